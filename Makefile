@@ -1,0 +1,87 @@
+# One virtual environment with two layers: the hashed serving lock, and over it (install-dev)
+# the export, test and benchmark tools. Serving alone never installs torch or transformers.
+
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8000
+# cpu or gpu; without a word, what .venv already has.
+HARDWARE ?= $(if $(wildcard .venv/.locked-gpu),gpu,cpu)
+UV ?= uv
+LOCK_FLAGS ?=
+
+PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
+LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
+	--annotation-style line --custom-compile-command 'make lock' $(LOCK_FLAGS)
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' Makefile
+
+.PHONY: install
+install: .venv/.installed ## Make .venv with the service and its command (HARDWARE=cpu|gpu)
+
+.PHONY: serve
+serve: install ## Serve the embedded model (HOST=, PORT=)
+	@exec .venv/bin/sentiment serve --host '$(HOST)' --port '$(PORT)'
+
+.PHONY: install-dev
+install-dev: .venv/.installed .venv/.installed-dev ## Add what export, tests, checks and benchmarks need
+
+.PHONY: test
+test: install-dev ## Run the whole test suite
+	.venv/bin/python -m pytest
+
+.PHONY: check
+check: install-dev ## Formatter, linter, strict types, import rules
+	.venv/bin/ruff format --check
+	.venv/bin/ruff check
+	.venv/bin/mypy
+	.venv/bin/python -m pytest --quiet tests/test_imports.py
+
+.PHONY: format
+format: install-dev ## Format the code and fix what the linter can
+	.venv/bin/ruff format
+	.venv/bin/ruff check --fix
+
+.PHONY: bench
+bench: install-dev ## Measure int8 against stock quantization and fp32
+	.venv/bin/python -m benchmarks.int8_speed
+
+# The dev lock comes first: transformers' limits bind what both environments share. It leaves
+# out the runtime, which the serving lock decides, and what torch asks of a GPU, which differs
+# between torch's builds; torch pins that itself.
+.PHONY: lock
+lock: ## Write requirements/*.txt again with uv (LOCK_FLAGS=--upgrade for the newest versions)
+	$(LOCK) --extra cpu --extra export --extra dev --extra bench pyproject.toml -o requirements/dev.txt
+	sed -i.old -E '/^(onnxruntime|torch-|nvidia-|cuda-|triton)/d; s/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' requirements/dev.txt
+	rm requirements/dev.txt.old
+	$(LOCK) --generate-hashes --extra cpu -c requirements/dev.txt pyproject.toml -o requirements/cpu.txt
+	$(LOCK) --generate-hashes --extra gpu -c requirements/dev.txt pyproject.toml -o requirements/gpu.txt
+	printf 'hatchling\neditables\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/build.txt
+
+.PHONY: clean
+clean: ## Remove .venv, caches and builds
+	rm -rf .venv dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps live inside .venv and die with it. A changed lock starts from an empty .venv:
+# nothing stale survives, and the two runtimes, which share one module, never meet.
+.venv/.locked-$(HARDWARE): requirements/$(HARDWARE).txt requirements/build.txt
+	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "$(PYTHON) is not Python 3.11 or newer with venv; name another: make PYTHON=/path/to/python3.11" >&2; \
+		exit 1; }
+	@echo "Setting up .venv for $(HARDWARE), once: this takes up to a minute."
+	@$(PYTHON) -m venv --clear .venv
+	@$(PIP) --require-hashes -r requirements/$(HARDWARE).txt -r requirements/build.txt
+	@touch $@
+
+.venv/.installed: .venv/.locked-$(HARDWARE) pyproject.toml
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/.installed-dev: .venv/.locked-$(HARDWARE) requirements/dev.txt | .venv/.installed
+	@echo "Adding the export, test and benchmark tools, once: PyTorch is a large download."
+	@$(PIP) -r requirements/dev.txt
+	@touch $@
