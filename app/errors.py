@@ -1,0 +1,94 @@
+"""Every failure the outside world can see: HTTP problems and one-line command errors."""
+
+from typing import ClassVar, Literal
+
+
+class UserError(Exception):
+    """A command cannot go on; the message is the one line shown to its user (exit code 1)."""
+
+
+class ServiceError(Exception):
+    """A request, or one text of it, cannot be answered.
+
+    Each subclass is one row of the error table: ``status`` and ``code`` are what a client
+    sees, ``detail`` says what was wrong and what is accepted.
+    """
+
+    status: ClassVar[int]
+    code: ClassVar[str]
+    title: ClassVar[str]
+
+    def __init__(self, detail: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+
+class NotFound(ServiceError):
+    status, code, title = 404, "not_found", "Not found"
+
+
+class ModelNotFound(ServiceError):
+    status, code, title = 404, "model_not_found", "Model not found"
+
+
+class MethodNotAllowed(ServiceError):
+    status, code, title = 405, "method_not_allowed", "Method not allowed"
+
+
+class PayloadTooLarge(ServiceError):
+    status, code, title = 413, "payload_too_large", "Request body too large"
+
+
+class UnsupportedMediaType(ServiceError):
+    status, code, title = 415, "unsupported_media_type", "Unsupported media type"
+
+
+class InvalidRequest(ServiceError):
+    status, code, title = 422, "invalid_request", "Invalid request"
+
+
+class EmptyText(ServiceError):
+    status, code, title = 422, "empty_text", "Empty text"
+
+
+class TextTooLong(ServiceError):
+    status, code, title = 422, "text_too_long", "Text too long"
+
+
+class TooManyTexts(ServiceError):
+    status, code, title = 422, "too_many_texts", "Too many texts"
+
+
+class Overloaded(ServiceError):
+    """``reason``: the queue has no room, or the wait would be longer than the deadline."""
+
+    status, code, title = 429, "overloaded", "Overloaded"
+
+    def __init__(
+        self, detail: str, *, reason: Literal["queue_full", "deadline"], retry_after_s: float
+    ) -> None:
+        super().__init__(detail, retry_after_s=retry_after_s)
+        self.reason = reason
+
+
+class InferenceFailed(ServiceError):
+    status, code, title = 500, "inference_failed", "Inference failed"
+
+
+class NotReady(ServiceError):
+    status, code, title = 503, "not_ready", "Not ready"
+
+
+class ShuttingDown(ServiceError):
+    status, code, title = 503, "shutting_down", "Shutting down"
+
+
+class DeadlineExceeded(ServiceError):
+    status, code, title = 504, "deadline_exceeded", "Deadline exceeded"
+
+
+class ClientDisconnected(ServiceError):
+    """Nobody is left to read the answer; the status, nginx's, shows in metrics only."""
+
+    status, code, title = 499, "client_disconnected", "Client disconnected"

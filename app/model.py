@@ -1,0 +1,188 @@
+"""A bundle loaded into ONNX Runtime: text → encoding → logits → scores."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from app.bundle import Bundle, Precision
+from app.errors import EmptyText, InferenceFailed, InvalidRequest, UserError
+from app.preprocessing import preprocess
+
+Device = Literal["auto", "cpu", "cuda"]
+Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Token ids as the model will see them; ``tokens`` counts them before truncation."""
+
+    ids: list[int]
+    tokens: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the end of the text was cut off."""
+        return self.tokens > len(self.ids)
+
+
+class Model:
+    """One variant of a bundle in one session. ``infer`` may be called from many threads."""
+
+    def __init__(self, bundle: Bundle, precision: Precision, session: ort.InferenceSession) -> None:
+        manifest = bundle.manifest
+        self.name = manifest.name
+        self.revision = manifest.source.revision
+        self.labels = manifest.labels
+        self.max_tokens = manifest.max_tokens
+        self.preprocessing = manifest.preprocessing
+        self.multi_label = bundle.multi_label
+        self.parity = manifest.variants[precision].parity
+        self.precision = precision
+        self.provider: str = session.get_providers()[0]
+        self._session = session
+        self._input_names = [node.name for node in session.get_inputs()]
+        self._pad_token_id = bundle.pad_token_id
+        self._tokenizer = _load_tokenizer(bundle)
+        self._special_tokens = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+
+    @classmethod
+    def load(
+        cls, bundle: Bundle, *, device: Device, precision: Precision | Literal["auto"], threads: int
+    ) -> "Model":
+        """Open the session, with ``threads`` intra-op threads for one batch.
+
+        ``auto`` takes CUDA where it works, and the variant made for the device.
+
+        Raises:
+            UserError: a file is damaged, the variant is not in the bundle, its output does
+                not fit the labels, or CUDA was asked for and cannot be had.
+        """
+        cuda = _use_cuda(device)
+        chosen = _preferred(bundle, cuda=cuda) if precision == "auto" else precision
+        session = _open_session(bundle, chosen, cuda=cuda, threads=threads)
+        if cuda and session.get_providers()[0] != "CUDAExecutionProvider":
+            if device == "cuda":
+                raise UserError(_NO_CUDA)
+            return cls.load(bundle, device="cpu", precision="auto", threads=threads)
+        outputs = session.get_outputs()[0].shape[-1]
+        if outputs != len(bundle.manifest.labels):
+            raise UserError(
+                f"bundle {bundle.path}: the {chosen} model has {outputs} outputs, the "
+                f"manifest {len(bundle.manifest.labels)} labels"
+            )
+        return cls(bundle, chosen, session)
+
+    def encode(self, text: str) -> Encoding:
+        """Tokenise one text, keeping at most ``max_tokens`` tokens of it.
+
+        Raises:
+            EmptyText: nothing is left to classify.
+            InvalidRequest: the text is not well-formed Unicode or holds a NUL character.
+        """
+        if not text or text.isspace():
+            raise EmptyText("the text is empty or blank; send at least one visible character")
+        if "\0" in text:
+            raise InvalidRequest("the text holds a NUL character (U+0000); remove it")
+        try:
+            encoding = self._tokenizer.encode(preprocess(text, self.preprocessing))
+        except (TypeError, UnicodeEncodeError):
+            raise InvalidRequest(
+                "the text holds half of a surrogate pair, so it is not well-formed Unicode"
+            ) from None
+        ids: list[int] = encoding.ids
+        tokens = len(ids) + sum(len(part) - self._special_tokens for part in encoding.overflowing)
+        if tokens <= self._special_tokens:
+            raise EmptyText("the text has no visible characters; send at least one")
+        return Encoding(ids, tokens)
+
+    def infer(self, encodings: Sequence[Encoding]) -> list[Logits | InferenceFailed]:
+        """Logits [labels] for each encoding, computed as one padded batch.
+
+        A text whose logits are not finite fails alone.
+        """
+        longest = max(len(encoding) for encoding in encodings)
+        shape = (len(encodings), longest)
+        ids = np.full(shape, self._pad_token_id, dtype=np.int64)
+        mask = np.zeros(shape, dtype=np.int64)
+        for row, encoding in enumerate(encodings):
+            ids[row, : len(encoding)] = encoding.ids
+            mask[row, : len(encoding)] = 1
+        feeds = {"input_ids": ids, "attention_mask": mask}
+        if "token_type_ids" in self._input_names:
+            feeds["token_type_ids"] = np.zeros(shape, dtype=np.int64)
+        (logits,) = self._session.run(None, feeds)
+        finite = np.isfinite(logits).all(axis=1)
+        return [
+            row if ok else InferenceFailed("the model gave no finite logits for this text")
+            for row, ok in zip(logits, finite, strict=True)
+        ]
+
+    def scores(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Softmax of logits [..., labels], or their sigmoid for a multi-label checkpoint."""
+        scores: NDArray[np.float32]
+        if self.multi_label:
+            scores = np.reciprocal(1 + np.exp(-logits))
+        else:
+            exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+            scores = exponentials / exponentials.sum(axis=-1, keepdims=True)
+        return scores
+
+
+_NO_CUDA = (
+    "CUDA was asked for and cannot be used: it needs an NVIDIA GPU with its driver and the "
+    "'gpu' extra (onnxruntime-gpu); --device cpu serves without"
+)
+
+
+def _preferred(bundle: Bundle, *, cuda: bool) -> Precision:
+    wanted: tuple[Precision, ...] = ("fp16", "fp32") if cuda else ("int8", "fp32")
+    return next((p for p in wanted if p in bundle.manifest.variants), wanted[-1])
+
+
+def _use_cuda(device: Device) -> bool:
+    available = "CUDAExecutionProvider" in ort.get_available_providers()
+    if device == "cuda" and not available:
+        raise UserError(_NO_CUDA)
+    return available and device != "cpu"
+
+
+def _open_session(
+    bundle: Bundle, precision: Precision, *, cuda: bool, threads: int
+) -> ort.InferenceSession:
+    path = bundle.variant_path(precision)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    # A spinning thread takes the core that the event loop needs.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"] if cuda else None
+    try:
+        return ort.InferenceSession(
+            path,
+            options,
+            providers=providers or ["CPUExecutionProvider"],
+            # On a CPU this fused operator is slower than the Add and LayerNormalization
+            # that it replaces.
+            disabled_optimizers=None if cuda else ["SkipLayerNormFusion"],
+        )
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"ONNX Runtime cannot load {path}: {first_line}") from error
+
+
+def _load_tokenizer(bundle: Bundle) -> Tokenizer:
+    path = bundle.path / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises plain Exception
+        raise UserError(f"cannot load {path}: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(bundle.manifest.max_tokens)
+    return tokenizer
