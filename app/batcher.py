@@ -1,0 +1,326 @@
+"""Dynamic micro-batching: many small requests in, few large batches through inference.
+
+A request's items wait in one fair queue, from which runner threads pull. A batch is formed when
+a runner is free, from what waits at that moment: no timer, so an idle service sleeps and a busy
+one batches by itself. Admission is decided at once, by the length of the queue and the measured
+speed. What items are is not known here: an item has a length, in tokens.
+
+The queue and the measurements belong to the condition's lock, requests to the event loop.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence, Sized
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from app.errors import DeadlineExceeded, InferenceFailed, Overloaded, ServiceError, ShuttingDown
+from app.fair_queue import Entry, FairQueue
+
+# Batches in a row without one answer before inference counts as failing: a bad text that comes
+# alone is a batch of one, and should not take the service down.
+FAILING_AFTER = 3
+
+# What a finished batch weighs in the measured speed when the next one is done: about the last ten
+# count.
+SPEED_DECAY = 0.9
+
+# The advice when the wait cannot be computed: nothing was measured yet, or the process goes away.
+RETRY_AFTER_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item", bound=Sized)
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """What one batch was and took."""
+
+    texts: int
+    tokens: int
+    padded_tokens: int  # texts × longest
+    queue_seconds: tuple[float, ...]  # one a text
+    inference_seconds: float
+    failed: int  # texts
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[Result]):
+    """What became of a request's items, in their order: an item that failed is its error.
+
+    The seconds are those of the item that came last, 0 if none came.
+    """
+
+    results: list[Result | ServiceError]
+    queue_seconds: float
+    inference_seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class _Request(Generic[Result]):
+    """A submit that waits for its results. Touched on the event loop only."""
+
+    texts: int
+    done: asyncio.Future[None]
+    results: dict[int, Result | ServiceError] = field(default_factory=dict)
+    queue_seconds: float = 0.0
+    inference_seconds: float = 0.0
+
+    def settle(self, index: int, result: Result | ServiceError) -> None:
+        """Give an item its result, unless it has one: what comes first stands."""
+        self.results.setdefault(index, result)
+        if len(self.results) == self.texts and not self.done.done():
+            self.done.set_result(None)
+
+    def fail_rest(self, error: ServiceError) -> None:
+        for index in range(self.texts):
+            self.settle(index, error)
+
+    def answer(self) -> Answer[Result]:
+        results = [self.results[index] for index in range(self.texts)]
+        return Answer(results, self.queue_seconds, self.inference_seconds)
+
+
+@dataclass(slots=True, eq=False)
+class _Text(Entry, Generic[Item, Result]):
+    """One item in the queue, and the place of its result."""
+
+    item: Item
+    request: _Request[Result]
+    index: int
+    queued_at: float
+
+
+class MicroBatcher(Generic[Item, Result]):
+    """Batches the items of concurrent requests for ``infer``, which runner threads call.
+
+    ``infer`` gets at most ``max_batch_tokens`` padded tokens at a time (or one longer item) and
+    gives a result an item, in order; a ``ServiceError`` among them fails its item. ``on_batch``
+    is called on a runner's thread after each batch, before its results are delivered.
+
+    Create it on the event loop that submits. The runners wait from then on, until ``drain``.
+    """
+
+    def __init__(
+        self,
+        infer: Callable[[Sequence[Item]], Sequence[Result | ServiceError]],
+        *,
+        runners: int,
+        max_batch_tokens: int,
+        max_queue_tokens: int,
+        on_batch: Callable[[BatchReport], None],
+    ) -> None:
+        self._infer = infer
+        self._max_batch_tokens = max_batch_tokens
+        self._max_queue_tokens = max_queue_tokens
+        self._on_batch = on_batch
+
+        self._loop = asyncio.get_running_loop()
+        self._requests: set[_Request[Result]] = set()
+        self._runner_ends = [self._loop.create_future() for _ in range(runners)]
+
+        self._condition = threading.Condition()
+        self._queue: FairQueue[_Text[Item, Result]] = FairQueue()
+        self._closed = False
+        self._idle_runners = runners
+        self._failed_in_a_row = 0
+        self._done_tokens = 0.0  # these two decay alike: their ratio is the speed of a runner
+        self._done_seconds = 0.0
+
+        for number, end in enumerate(self._runner_ends):
+            name = f"runner-{number}"
+            threading.Thread(target=self._run, args=(end,), name=name, daemon=True).start()
+
+    @property
+    def queued_texts(self) -> int:
+        """Texts waiting; those in a running batch wait no more."""
+        return len(self._queue)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens waiting, without padding."""
+        return self._queue.tokens
+
+    @property
+    def failing(self) -> bool:
+        """Whether the latest batches, several in a row, gave not one answer."""
+        return self._failed_in_a_row >= FAILING_AFTER
+
+    async def submit(self, items: Sequence[Item], *, timeout_s: float) -> Answer[Result]:
+        """Have the items inferred, beside those of other requests.
+
+        Returns within ``timeout_s`` seconds. Whatever befalls an item once admitted stands in its
+        place in the answer: ``DeadlineExceeded`` where no result came in time,
+        ``InferenceFailed``, ``ShuttingDown``. Cancelled, it takes back the items that still wait.
+
+        Raises ``Overloaded`` or ``ShuttingDown``, at once, when the request is not admitted.
+        """
+        if not items:
+            return Answer([], 0.0, 0.0)
+        request: _Request[Result] = _Request(len(items), self._loop.create_future())
+        now = time.monotonic()
+        texts = [
+            _Text(len(item), now + timeout_s, item, request, index, now)
+            for index, item in enumerate(items)
+        ]
+        tokens = sum(text.tokens for text in texts)
+        with self._condition:
+            self._check_admission(tokens, timeout_s)
+            self._queue.add(texts)
+            self._condition.notify(len(texts))
+        self._requests.add(request)
+        try:
+            # Not wait_for: neither the deadline nor a cancelled caller may cancel the future
+            # that a running batch is about to resolve.
+            await asyncio.wait([request.done], timeout=timeout_s)
+        finally:
+            self._requests.discard(request)
+            if not request.done.done():
+                with self._condition:
+                    self._queue.remove(texts)
+        request.fail_rest(DeadlineExceeded(f"No result within {timeout_s:g} s."))
+        return request.answer()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Admit nothing more, finish what was admitted, end the runners.
+
+        What is unfinished after ``timeout_s`` seconds fails with ``ShuttingDown``. A runner still
+        inside ``infer`` is left to itself then. May be called again.
+        """
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+        await asyncio.wait(self._runner_ends, timeout=timeout_s)
+        with self._condition:
+            self._queue.clear()
+        for request in self._requests:
+            request.fail_rest(_shutting_down())
+
+    def _check_admission(self, tokens: int, timeout_s: float) -> None:
+        if self._closed:
+            raise _shutting_down()
+        queued, limit = self._queue.tokens, self._max_queue_tokens
+        if queued and queued + tokens > limit:
+            excess = min(queued, queued + tokens - limit)
+            raise Overloaded(
+                f"{queued} tokens are waiting; with the {tokens} of this request they would "
+                f"exceed the limit of {limit}.",
+                reason="queue_full",
+                retry_after_s=self._seconds_for(excess) or RETRY_AFTER_S,
+            )
+        wait_s = self._seconds_for(queued)
+        if wait_s > timeout_s:
+            raise Overloaded(
+                f"{queued} tokens are waiting, for about {wait_s:.1f} s; "
+                f"this request has {timeout_s:g} s.",
+                reason="deadline",
+                retry_after_s=wait_s - timeout_s,
+            )
+
+    def _seconds_for(self, tokens: int) -> float:
+        """How long all runners together take for that many tokens; 0 before the first batch."""
+        if not self._done_tokens:
+            return 0.0
+        return tokens * self._done_seconds / self._done_tokens / len(self._runner_ends)
+
+    def _run(self, end: asyncio.Future[None]) -> None:
+        """A runner's life."""
+        try:
+            while batch := self._next_batch():
+                self._process(batch)
+        finally:
+            self._call_on_loop(end.set_result, None)
+
+    def _next_batch(self) -> list[_Text[Item, Result]]:
+        """Wait for a batch; empty when there will be none any more."""
+        with self._condition:
+            while True:
+                batch = self._queue.take_batch(
+                    max_tokens=self._max_batch_tokens,
+                    share=self._queue.tokens / self._idle_runners,
+                    now=time.monotonic(),
+                )
+                if batch:
+                    self._idle_runners -= 1
+                if batch or self._closed:
+                    return batch
+                self._condition.wait()
+
+    def _process(self, batch: list[_Text[Item, Result]]) -> None:
+        """Infer a batch and deliver its results, whatever is raised on the way."""
+        started = time.monotonic()
+        results = self._infer_batch([text.item for text in batch])
+        report = BatchReport(
+            texts=len(batch),
+            tokens=sum(text.tokens for text in batch),
+            padded_tokens=len(batch) * max(text.tokens for text in batch),
+            queue_seconds=tuple(started - text.queued_at for text in batch),
+            inference_seconds=time.monotonic() - started,
+            failed=sum(isinstance(result, ServiceError) for result in results),
+        )
+        self._finish(report)
+        try:
+            self._on_batch(report)
+        except BaseException:  # even SystemExit: the runner has work to deliver, and more to do
+            logger.exception("on_batch raised")
+        self._call_on_loop(self._deliver, batch, results, report)
+
+    def _infer_batch(
+        self, items: list[Item], *, retry: bool = False
+    ) -> list[Result | ServiceError]:
+        """A result or an error for each item, whatever ``infer`` does.
+
+        A batch that raises is retried in halves, and those in halves: only the culprits fail.
+        """
+        try:
+            results = list(self._infer(items))
+            if len(results) != len(items):
+                raise RuntimeError(f"infer gave {len(results)} results for {len(items)} items")
+            return results
+        except BaseException:  # SystemExit and MemoryError too: they fail texts, not the runner
+            if not retry:
+                logger.exception("inference raised on a batch of %d", len(items))
+        if len(items) == 1:
+            return [InferenceFailed("Inference failed on this text.")]
+        middle = len(items) // 2
+        return [
+            *self._infer_batch(items[:middle], retry=True),
+            *self._infer_batch(items[middle:], retry=True),
+        ]
+
+    def _finish(self, report: BatchReport) -> None:
+        """Learn from a finished batch; its runner is free."""
+        with self._condition:
+            self._idle_runners += 1
+            if report.failed < report.texts:
+                self._failed_in_a_row = 0
+            else:
+                self._failed_in_a_row += 1
+            if not report.failed:  # retries would tell nothing of the speed
+                self._done_tokens = SPEED_DECAY * self._done_tokens + report.tokens
+                self._done_seconds = SPEED_DECAY * self._done_seconds + report.inference_seconds
+
+    def _deliver(
+        self,
+        batch: list[_Text[Item, Result]],
+        results: list[Result | ServiceError],
+        report: BatchReport,
+    ) -> None:
+        """On the event loop: give each request its results."""
+        for text, result, queue_seconds in zip(batch, results, report.queue_seconds, strict=True):
+            text.request.queue_seconds = queue_seconds
+            text.request.inference_seconds = report.inference_seconds
+            text.request.settle(text.index, result)
+
+    def _call_on_loop(self, callback: Callable[..., object], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("The service is shutting down.", retry_after_s=RETRY_AFTER_S)

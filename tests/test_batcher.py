@@ -1,0 +1,700 @@
+"""Items are strings here: a letter is a token, and the answer is the string in capitals."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from app.batcher import FAILING_AFTER, BatchReport, MicroBatcher
+from app.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    Overloaded,
+    ServiceError,
+    ShuttingDown,
+)
+
+# Far beyond what a test takes, so that only a hang comes to it.
+PATIENCE_S = 30.0
+
+Infer = Callable[[Sequence[str]], Sequence[str | ServiceError]]
+
+
+def capitals(items: Sequence[str]) -> list[str | ServiceError]:
+    return [item.upper() for item in items]
+
+
+class Gate:
+    """An infer that notes its batches, and lets them through when told."""
+
+    def __init__(self, infer: Infer = capitals) -> None:
+        self.batches: list[list[str]] = []
+        self._infer = infer
+        self._entered = threading.Semaphore(0)
+        self._permits = threading.Semaphore(0)
+
+    def __call__(self, items: Sequence[str]) -> Sequence[str | ServiceError]:
+        self.batches.append(list(items))
+        self._entered.release()
+        assert self._permits.acquire(timeout=PATIENCE_S)
+        return self._infer(items)
+
+    @property
+    def items(self) -> list[str]:
+        return [item for batch in self.batches for item in batch]
+
+    def wait_entered(self) -> None:
+        """Block until one more batch is inside."""
+        assert self._entered.acquire(timeout=PATIENCE_S)
+
+    async def entered(self) -> None:
+        await asyncio.to_thread(self.wait_entered)
+
+    def open(self, batches: int = 1000) -> None:
+        self._permits.release(batches)
+
+
+class Clock:
+    """Stands in for the module ``time`` in the batcher."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def ten_tokens_a_second(self, items: Sequence[str]) -> list[str | ServiceError]:
+        """An infer that takes time on this clock."""
+        self.now += sum(map(len, items)) / 10
+        return capitals(items)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("app.batcher.time", clock)
+    return clock
+
+
+def jump(seconds: float) -> None:
+    """Move the running event loop's clock on: timers due by then fire."""
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + seconds  # type: ignore[method-assign]
+
+
+@asynccontextmanager
+async def batching(
+    infer: Infer = capitals,
+    *,
+    runners: int = 1,
+    max_batch_tokens: int = 1000,
+    max_queue_tokens: int = 1000,
+    on_batch: Callable[[BatchReport], None] = lambda report: None,
+) -> AsyncIterator[MicroBatcher[str, str]]:
+    batcher = MicroBatcher(
+        infer,
+        runners=runners,
+        max_batch_tokens=max_batch_tokens,
+        max_queue_tokens=max_queue_tokens,
+        on_batch=on_batch,
+    )
+    try:
+        yield batcher
+    finally:
+        if isinstance(infer, Gate):
+            infer.open()
+        await batcher.drain(PATIENCE_S)
+
+
+async def ask(
+    batcher: MicroBatcher[str, str], *items: str, timeout_s: float = PATIENCE_S
+) -> list[str | ServiceError]:
+    return (await batcher.submit(items, timeout_s=timeout_s)).results
+
+
+async def queued(
+    batcher: MicroBatcher[str, str], *items: str, timeout_s: float = PATIENCE_S
+) -> asyncio.Task[list[str | ServiceError]]:
+    """Submit in a task of its own; the items are in the queue when this returns."""
+    task = asyncio.create_task(ask(batcher, *items, timeout_s=timeout_s))
+    await asyncio.sleep(0)  # submit queues in its first step, before it waits
+    return task
+
+
+def kinds(results: Sequence[str | ServiceError]) -> list[object]:
+    """Results, with the class of an error in its place."""
+    return [type(result) if isinstance(result, ServiceError) else result for result in results]
+
+
+def run(scenario: Coroutine[None, None, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(2 * PATIENCE_S):
+            await scenario
+
+    asyncio.run(bounded())
+
+
+# Batching
+
+
+def test_concurrent_requests_each_get_their_own_answers() -> None:
+    """Many requests of many sizes at once: each gets its results, in its order."""
+
+    async def scenario() -> None:
+        requests = [[f"{n}-{i}-" + "x" * (i * n % 7) for i in range(n % 9 + 1)] for n in range(100)]
+        async with batching(runners=3, max_batch_tokens=50, max_queue_tokens=10**6) as batcher:
+            answers = await asyncio.gather(*(ask(batcher, *items) for items in requests))
+            assert answers == [[item.upper() for item in items] for items in requests]
+            assert (batcher.queued_texts, batcher.queued_tokens) == (0, 0)
+
+    run(scenario())
+
+
+def test_an_empty_request_is_answered_at_once() -> None:
+    """No items, no work: the answer is empty and infer is not called."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate) as batcher:
+            empty = await queued(batcher)
+            assert empty.done()
+            assert empty.result() == []
+        assert gate.batches == []
+
+    run(scenario())
+
+
+def test_what_waits_while_a_batch_runs_makes_the_next_batch() -> None:
+    """Texts of different requests share a batch once the runner is free."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate) as batcher:
+            tasks = [await queued(batcher, "first")]
+            await gate.entered()
+            tasks += [await queued(batcher, item) for item in ("abc", "def", "ghi")]
+            assert (batcher.queued_texts, batcher.queued_tokens) == (3, 9)
+            gate.open()
+            await asyncio.gather(*tasks)
+        assert gate.batches == [["first"], ["abc", "def", "ghi"]]
+
+    run(scenario())
+
+
+def test_batches_keep_to_the_token_budget() -> None:
+    """No batch given to infer exceeds the budget of padded tokens."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        gate.open()
+        async with batching(gate, max_batch_tokens=20) as batcher:
+            await ask(batcher, *["x" * (n % 10 + 1) for n in range(60)])
+        assert len(gate.items) == 60
+        assert max(len(batch) * max(map(len, batch)) for batch in gate.batches) <= 20
+
+    run(scenario())
+
+
+def test_idle_runners_share_a_request() -> None:
+    """A request of sixteen texts on two idle runners runs as eight and eight, side by side."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate, runners=2) as batcher:
+            task = await queued(batcher, *["xxxx"] * 16)
+            await gate.entered()
+            await gate.entered()
+            assert [len(batch) for batch in gate.batches] == [8, 8]
+            gate.open()
+            assert await task == ["XXXX"] * 16
+
+    run(scenario())
+
+
+def test_the_last_free_runner_takes_all_it_can() -> None:
+    """With the other runner busy nothing is held back for it."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate, runners=2) as batcher:
+            first = await queued(batcher, "first")
+            await gate.entered()
+            rest = await queued(batcher, *["xxxx"] * 16)
+            await gate.entered()
+            assert gate.batches == [["first"], ["xxxx"] * 16]
+            gate.open()
+            await asyncio.gather(first, rest)
+
+    run(scenario())
+
+
+def test_a_runner_that_finished_is_idle_again() -> None:
+    """Every request that finds both runners free is shared by them, not only the first."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        gate.open()
+        async with batching(gate, runners=2) as batcher:
+            for _ in range(20):
+                await ask(batcher, "xxxx", "xxxx")
+        assert [len(batch) for batch in gate.batches] == [1] * 40
+
+    run(scenario())
+
+
+def test_a_long_request_does_not_hold_up_a_short_one() -> None:
+    """A single text that comes after a list of hundreds is in the next batch but one."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate, max_batch_tokens=40, max_queue_tokens=10**6) as batcher:
+            bulk = await queued(batcher, *["bulk"] * 500)
+            await gate.entered()
+            single = await queued(batcher, "solo")
+            gate.open()
+            assert await single == ["SOLO"]
+            await bulk
+        assert "solo" in gate.items[:30]
+
+    run(scenario())
+
+
+# Reports
+
+
+def test_a_batch_is_reported(clock: Clock) -> None:
+    """The hook is told what a batch was, what it cost and how long its texts had waited."""
+
+    async def scenario() -> None:
+        reports: list[BatchReport] = []
+        gate = Gate(clock.ten_tokens_a_second)
+        async with batching(gate, on_batch=reports.append) as batcher:
+            tasks = [await queued(batcher, "x" * 10)]
+            await gate.entered()
+            clock.now += 1
+            tasks += [await queued(batcher, "x" * 9)]
+            clock.now += 2
+            tasks += [await queued(batcher, "x" * 11)]
+            gate.open()
+            await asyncio.gather(*tasks)
+        assert reports == [
+            BatchReport(1, 10, 10, queue_seconds=(0.0,), inference_seconds=4.0, failed=0),
+            BatchReport(2, 20, 22, queue_seconds=(3.0, 1.0), inference_seconds=2.0, failed=0),
+        ]
+
+    run(scenario())
+
+
+def test_an_answer_tells_the_times_of_its_last_text(clock: Clock) -> None:
+    """Queue and inference seconds of an answer are those of the text that came last."""
+
+    async def scenario() -> None:
+        async with batching(clock.ten_tokens_a_second, max_batch_tokens=10) as batcher:
+            answer = await batcher.submit(["x" * 10, "y" * 20], timeout_s=PATIENCE_S)
+            assert answer.queue_seconds == pytest.approx(1.0)
+            assert answer.inference_seconds == pytest.approx(2.0)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("error", [ValueError("hook"), SystemExit(1)])
+def test_a_raising_hook_costs_nobody_an_answer(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever on_batch raises is logged; the batch is answered, and so is the next one."""
+
+    def on_batch(report: BatchReport) -> None:
+        raise error
+
+    async def scenario() -> None:
+        async with batching(on_batch=on_batch) as batcher:
+            assert await ask(batcher, "a") == ["A"]
+            assert await ask(batcher, "b") == ["B"]
+
+    run(scenario())
+    assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error] * 2
+
+
+# Admission
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    """What would exceed the queue's limit is refused; what just fits is admitted."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate, max_queue_tokens=10) as batcher:
+            tasks = [await queued(batcher, "first")]
+            await gate.entered()
+            tasks += [await queued(batcher, "x" * 8)]
+            with pytest.raises(Overloaded, match=r"8 tokens are waiting.* limit of 10") as refusal:
+                await ask(batcher, "xx", "x")
+            assert refusal.value.reason == "queue_full"
+            assert refusal.value.retry_after_s == 1.0  # nothing was measured yet
+            assert (batcher.queued_texts, batcher.queued_tokens) == (1, 8)
+            tasks += [await queued(batcher, "xx")]
+            gate.open()
+            assert await asyncio.gather(*tasks) == [["FIRST"], ["X" * 8], ["XX"]]
+
+    run(scenario())
+
+
+def test_an_empty_queue_admits_any_request() -> None:
+    """A request larger than the queue is served when nothing else waits."""
+
+    async def scenario() -> None:
+        async with batching(max_queue_tokens=10) as batcher:
+            assert await ask(batcher, *["x" * 9] * 5) == ["X" * 9] * 5
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("tokens", "retry_after_s"), [(25, 1.5), (100, 3.0)])
+def test_a_full_queue_tells_when_to_come_back(
+    clock: Clock, tokens: int, retry_after_s: float
+) -> None:
+    """Retry-After is the time in which the excess drains, or the queue if that is not enough."""
+
+    async def scenario() -> None:
+        gate = Gate(clock.ten_tokens_a_second)
+        async with batching(gate, max_queue_tokens=40) as batcher:
+            gate.open(1)
+            await ask(batcher, "x" * 10)
+            await gate.entered()
+            tasks = [await queued(batcher, "x")]
+            await gate.entered()
+            tasks += [await queued(batcher, "x" * 30)]
+            with pytest.raises(Overloaded) as refusal:
+                await ask(batcher, "x" * tokens)
+            assert refusal.value.retry_after_s == pytest.approx(retry_after_s)
+            gate.open()
+            await asyncio.gather(*tasks)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("runners", "wait_s"), [(1, 3.0), (2, 1.5)])
+def test_a_request_that_cannot_make_its_deadline_is_refused(
+    clock: Clock, runners: int, wait_s: float
+) -> None:
+    """The wait, predicted from the speed of all runners, is held against the request's time."""
+
+    async def scenario() -> None:
+        gate = Gate(clock.ten_tokens_a_second)
+        async with batching(gate, runners=runners) as batcher:
+            gate.open(1)
+            await ask(batcher, "x" * 10)
+            await gate.entered()
+            tasks = []
+            for _ in range(runners):
+                tasks += [await queued(batcher, "x")]
+                await gate.entered()
+            tasks += [await queued(batcher, "x" * 30)]
+            with pytest.raises(Overloaded, match="30 tokens are waiting") as refusal:
+                await ask(batcher, "x", timeout_s=wait_s - 0.5)
+            assert refusal.value.reason == "deadline"
+            assert refusal.value.retry_after_s == pytest.approx(0.5)
+            tasks += [await queued(batcher, "x", timeout_s=wait_s + 20)]
+            gate.open()
+            assert await tasks[-1] == ["X"]
+            await asyncio.gather(*tasks)
+
+    run(scenario())
+
+
+def test_the_predicted_wait_follows_the_latest_speed(clock: Clock) -> None:
+    """When inference becomes slower, so does the prediction; failed batches do not count."""
+    pace = 0.1
+
+    def infer(items: Sequence[str]) -> list[str | ServiceError]:
+        clock.now += pace * sum(map(len, items))
+        if "bad" in items:
+            raise ValueError
+        return capitals(items)
+
+    async def scenario() -> None:
+        nonlocal pace
+        gate = Gate(infer)
+        gate.open(103)
+        async with batching(gate) as batcher:
+            await ask(batcher, "x" * 10)
+            pace = 1.0
+            for _ in range(100):
+                await ask(batcher, "x" * 10)
+            pace = 100.0
+            await ask(batcher, "bad")
+            await ask(batcher, "bad")
+            for _ in range(103):
+                await gate.entered()
+            tasks = [await queued(batcher, "x")]
+            await gate.entered()
+            tasks += [await queued(batcher, "x" * 10)]
+            with pytest.raises(Overloaded) as refusal:
+                await ask(batcher, "x", timeout_s=1.0)
+            assert refusal.value.retry_after_s == pytest.approx(9.0, rel=0.01)
+            pace = 0.1
+            gate.open()
+            await asyncio.gather(*tasks)
+
+    run(scenario())
+
+
+# Deadlines and departures
+
+
+def test_the_deadline_is_kept_though_the_runner_is_stuck() -> None:
+    """At the deadline submit answers, whatever infer does; what waited is never computed."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate) as batcher:
+            stuck = await queued(batcher, "stuck", timeout_s=5)
+            await gate.entered()
+            waiting = await queued(batcher, "a", "b", timeout_s=5)
+            jump(5)
+            assert kinds(await stuck) == [DeadlineExceeded]
+            assert kinds(await waiting) == [DeadlineExceeded] * 2
+            assert (batcher.queued_texts, batcher.queued_tokens) == (0, 0)
+            gate.open()
+            assert await ask(batcher, "after") == ["AFTER"]
+        assert gate.batches == [["stuck"], ["after"]]
+
+    run(scenario())
+
+
+def test_results_that_came_in_time_are_kept() -> None:
+    """At the deadline the texts already done keep their results; only the rest fails."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate, max_batch_tokens=6) as batcher:
+            first = await queued(batcher, "first")
+            await gate.entered()
+            request = await queued(batcher, "abc", "defghi", timeout_s=5)
+            mate = await queued(batcher, "xyz")
+            gate.open(2)
+            assert await mate == ["XYZ"]
+            jump(5)
+            assert kinds(await request) == ["ABC", DeadlineExceeded]
+            gate.open()
+            await first
+        assert gate.batches[1] == ["abc", "xyz"]
+
+    run(scenario())
+
+
+def test_expired_texts_are_not_computed_when_the_event_loop_is_late() -> None:
+    """A runner passes over texts whose deadline has come, even before the loop noticed."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        gate.open()
+        async with batching(gate) as batcher:
+            late = asyncio.create_task(ask(batcher, "late", timeout_s=0))
+            in_time = asyncio.create_task(ask(batcher, "in time"))
+            await asyncio.sleep(0)  # both are queued ...
+            gate.wait_entered()  # ... and no timer fires while the loop is blocked here
+            assert kinds(await late) == [DeadlineExceeded]
+            assert await in_time == ["IN TIME"]
+        assert gate.batches == [["in time"]]
+
+    run(scenario())
+
+
+def test_a_cancelled_request_is_not_computed() -> None:
+    """When a client goes, its waiting texts leave the queue at once; others are served."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate) as batcher:
+            first = await queued(batcher, "first")
+            await gate.entered()
+            gone, stays = await queued(batcher, "aa", "bb"), await queued(batcher, "cc")
+            gone.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            assert (batcher.queued_texts, batcher.queued_tokens) == (1, 2)
+            gate.open()
+            assert (await first, await stays) == (["FIRST"], ["CC"])
+        assert gate.batches == [["first"], ["cc"]]
+
+    run(scenario())
+
+
+def test_a_cancelled_request_does_not_harm_its_batch_mates() -> None:
+    """A client that goes while its batch runs takes no one else's answer along."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate) as batcher:
+            first = await queued(batcher, "first")
+            await gate.entered()
+            before, gone, after = [await queued(batcher, item) for item in ("aa", "bb", "cc")]
+            gate.open(1)
+            await gate.entered()
+            assert gate.batches[1] == ["aa", "bb", "cc"]
+            gone.cancel()
+            gate.open()
+            assert (await first, await before, await after) == (["FIRST"], ["AA"], ["CC"])
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            assert await ask(batcher, "later") == ["LATER"]
+
+    run(scenario())
+
+
+# Failures
+
+
+@pytest.mark.parametrize("error", [ValueError, MemoryError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("culprits", [{0}, {12}, {3, 4, 9}, set(range(13))])
+def test_only_the_culprits_of_a_failed_batch_fail(
+    error: type[BaseException], culprits: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever infer raises, it fails the texts it is about; the runner goes on."""
+    items = ["evil" if index in culprits else "good" for index in range(13)]
+
+    def infer(items: Sequence[str]) -> list[str | ServiceError]:
+        if "evil" in items:
+            raise error("a secret")
+        return capitals(items)
+
+    async def scenario() -> None:
+        async with batching(infer) as batcher:
+            results = await ask(batcher, *items)
+            assert kinds(results) == [
+                InferenceFailed if item == "evil" else "GOOD" for item in items
+            ]
+            assert all("secret" not in str(result) for result in results)
+            assert await ask(batcher, "after") == ["AFTER"]
+
+    run(scenario())
+    [record] = caplog.records  # one for the batch, none for its retries
+    assert record.exc_info
+
+
+def test_a_returned_error_fails_its_text_alone() -> None:
+    """An error among the results stands in its text's place, and nothing is tried again."""
+    error = ServiceError("not finite")
+
+    async def scenario() -> None:
+        gate = Gate(lambda items: [error if item == "bad" else item.upper() for item in items])
+        gate.open()
+        async with batching(gate) as batcher:
+            assert await ask(batcher, "fun", "bad", "sun") == ["FUN", error, "SUN"]
+        assert gate.batches == [["fun", "bad", "sun"]]
+
+    run(scenario())
+
+
+def test_a_wrong_number_of_results_is_a_failure() -> None:
+    """Results that cannot be matched to texts are never handed out."""
+
+    def infer(items: Sequence[str]) -> list[str | ServiceError]:
+        return [item.upper() for item in items if item != "bad"]
+
+    async def scenario() -> None:
+        async with batching(infer) as batcher:
+            assert kinds(await ask(batcher, "bad", "fun", "sun")) == [InferenceFailed, "FUN", "SUN"]
+
+    run(scenario())
+
+
+def test_failing_after_several_failed_batches_in_a_row() -> None:
+    """Inference counts as failing after several batches without an answer, until one succeeds."""
+
+    def infer(items: Sequence[str]) -> list[str | ServiceError]:
+        return [InferenceFailed("") if item == "bad" else item.upper() for item in items]
+
+    async def scenario() -> None:
+        async with batching(infer) as batcher:
+            for _ in range(FAILING_AFTER - 1):
+                await ask(batcher, "bad")
+            await ask(batcher, "bad", "fun")
+            for _ in range(FAILING_AFTER - 1):
+                await ask(batcher, "bad")
+            assert not batcher.failing
+            await ask(batcher, "bad")
+            assert batcher.failing
+            await ask(batcher, "fun")
+            assert not batcher.failing
+
+    run(scenario())
+
+
+def test_a_closed_loop_does_not_end_the_runner() -> None:
+    """Results for an event loop that is gone are dropped, and the runner takes the next batch."""
+    gate = Gate()
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda loop, context: None)  # of tasks that never end
+
+    async def scenario() -> list[asyncio.Task[list[str | ServiceError]]]:
+        batcher = MicroBatcher(
+            gate, runners=1, max_batch_tokens=4, max_queue_tokens=100, on_batch=lambda report: None
+        )
+        return [await queued(batcher, "aaaa"), await queued(batcher, "bbbb")]
+
+    tasks = loop.run_until_complete(scenario())
+    loop.close()
+    gate.open()
+    gate.wait_entered()
+    gate.wait_entered()
+    assert gate.batches == [["aaaa"], ["bbbb"]]
+    assert not any(task.done() for task in tasks)
+
+
+# Shutdown
+
+
+def test_drain_finishes_what_was_admitted_and_admits_no_more() -> None:
+    """From drain on submit refuses; running and waiting texts get their answers; runners end."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        threads_before = set(threading.enumerate())
+        async with batching(gate, runners=2) as batcher:
+            runners = set(threading.enumerate()) - threads_before
+            tasks = []
+            for item in ("first", "second"):
+                tasks += [await queued(batcher, item)]
+                await gate.entered()
+            tasks += [await queued(batcher, "waiting")]
+            drained = asyncio.create_task(batcher.drain(PATIENCE_S))
+            await asyncio.sleep(0)
+            with pytest.raises(ShuttingDown) as refusal:
+                await ask(batcher, "new")
+            assert refusal.value.retry_after_s == 1.0
+            assert not drained.done()
+            gate.open()
+            await drained
+            assert await asyncio.gather(*tasks) == [["FIRST"], ["SECOND"], ["WAITING"]]
+            await batcher.drain(PATIENCE_S)
+            assert len(runners) == 2
+            for runner in runners:
+                runner.join(PATIENCE_S)
+                assert not runner.is_alive()
+
+    run(scenario())
+
+
+def test_drain_gives_up_in_time() -> None:
+    """What is unfinished when drain's time is over fails, running or waiting; none hangs."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate) as batcher:
+            stuck = await queued(batcher, "stuck")
+            await gate.entered()
+            waiting = await queued(batcher, "a", "b")
+            await batcher.drain(0)
+            assert kinds(await stuck) == [ShuttingDown]
+            assert kinds(await waiting) == [ShuttingDown] * 2
+            assert (batcher.queued_texts, batcher.queued_tokens) == (0, 0)
+            gate.open()
+            await batcher.drain(PATIENCE_S)
+        assert gate.batches == [["stuck"]]
+
+    run(scenario())
