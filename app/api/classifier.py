@@ -1,0 +1,168 @@
+"""One served model: texts in, predictions out, everything counted and timed."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from app.api.predictions import Overflow, Prediction, encode, predict
+from app.batcher import MicroBatcher
+from app.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    NotReady,
+    Overloaded,
+    ServiceError,
+    ShuttingDown,
+)
+from app.metrics import ModelMetrics
+from app.model import Encoding, Logits, Model
+from app.settings import Settings
+
+# Characters of a request that are tokenised on the event loop, which they hold for some
+# 5 ms; more go to a thread, where each switch costs more than tokenising a tweet.
+INLINE_CHARS = 20_000
+
+PROBE_TEXT = "ready?"
+PROBE_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """What became of a request's texts, in their order, and where its time went."""
+
+    outcomes: list[Prediction | ServiceError]
+    tokenize_seconds: float
+    queue_seconds: float
+    inference_seconds: float
+
+
+class Classifier:
+    """A model behind its batcher. Create it on the event loop."""
+
+    def __init__(
+        self,
+        model: Model,
+        settings: Settings,
+        metrics: ModelMetrics,
+        *,
+        runners: int,
+        tokenizer: Executor,
+    ) -> None:
+        self.model = model
+        self._settings = settings
+        self._metrics = metrics
+        self._tokenizer = tokenizer
+        self._stopped = False
+        self._batcher: MicroBatcher[Encoding, Logits] = MicroBatcher(
+            model.infer,
+            runners=runners,
+            max_batch_tokens=settings.max_batch_tokens,
+            max_queue_tokens=settings.max_queue_tokens,
+            on_batch=metrics.batch,
+        )
+        metrics.watch(
+            queue_texts=lambda: self._batcher.queued_texts,
+            queue_tokens=lambda: self._batcher.queued_tokens,
+            ready=lambda: not (self._stopped or self._batcher.failing),
+        )
+
+    async def classify(
+        self, texts: Sequence[str], *, overflow: Overflow = "truncate"
+    ) -> Classification:
+        """Classify the texts of one request.
+
+        Raises:
+            Overloaded, ShuttingDown: the request was not admitted.
+            DeadlineExceeded: tokenising alone took longer than it may.
+        """
+        started = time.perf_counter()
+        try:
+            if self._stopped:
+                raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
+            encoded = await self._encode(texts, overflow)
+            tokenize_seconds = time.perf_counter() - started
+            answer = await self._batcher.submit(
+                [encoding for encoding in encoded if isinstance(encoding, Encoding)],
+                timeout_s=max(0.0, self._settings.deadline_ms / 1000 - tokenize_seconds),
+            )
+        except ServiceError as error:
+            self._metrics.failure(error.code, len(texts))
+            if isinstance(error, Overloaded):
+                self._metrics.rejection(error.reason)
+            elif isinstance(error, ShuttingDown):
+                self._metrics.rejection(error.code)
+            raise
+        except asyncio.CancelledError:
+            self._metrics.failure(ClientDisconnected.code, len(texts))
+            raise
+        outcomes = predict(self.model, encoded, answer.results)
+        result = Classification(
+            outcomes, tokenize_seconds, answer.queue_seconds, answer.inference_seconds
+        )
+        self._count(result)
+        return result
+
+    async def check(self) -> None:
+        """Return while inference works.
+
+        After failures one short text decides, so that the service comes back by itself.
+
+        Raises:
+            NotReady: it does not.
+        """
+        if not self._batcher.failing:
+            return
+        try:
+            probe = await self._batcher.submit(
+                [self.model.encode(PROBE_TEXT)], timeout_s=PROBE_TIMEOUT_S
+            )
+            works = not isinstance(probe.results[0], ServiceError)
+        except Overloaded:
+            works = False
+        if not works:
+            raise NotReady(f"inference with {self.model.name} keeps failing", retry_after_s=1.0)
+
+    def stop(self) -> None:
+        """Admit nothing more. Safe in a signal handler."""
+        self._stopped = True
+
+    async def drain(self, timeout_s: float) -> None:
+        """Finish what was admitted, for at most ``timeout_s`` seconds."""
+        await self._batcher.drain(timeout_s)
+
+    async def _encode(
+        self, texts: Sequence[str], overflow: Overflow
+    ) -> list[Encoding | ServiceError]:
+        max_chars = self._settings.max_text_chars
+
+        def encode_all() -> list[Encoding | ServiceError]:
+            return [
+                encode(self.model, text, max_chars=max_chars, overflow=overflow) for text in texts
+            ]
+
+        if sum(map(len, texts)) <= INLINE_CHARS:
+            return encode_all()
+        deadline_ms = self._settings.deadline_ms
+        try:
+            async with asyncio.timeout(deadline_ms / 1000):
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._tokenizer, encode_all)
+        except TimeoutError:
+            raise DeadlineExceeded(f"not tokenised within {deadline_ms} ms") from None
+
+    def _count(self, result: Classification) -> None:
+        for outcome in result.outcomes:
+            if isinstance(outcome, ServiceError):
+                self._metrics.failure(outcome.code)
+            else:
+                self._metrics.prediction(
+                    outcome["label"],
+                    outcome["score"],
+                    tokens=outcome["tokens"],
+                    truncated=outcome["truncated"],
+                )
+        self._metrics.stage("tokenize", result.tokenize_seconds)
+        self._metrics.stage("queue", result.queue_seconds)
+        self._metrics.stage("inference", result.inference_seconds)

@@ -1,0 +1,107 @@
+"""What every request goes through: an id, a size limit, the count, and the last resort."""
+
+import asyncio
+import logging
+import re
+import time
+from uuid import uuid4
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.problems import problem
+from app.api.service import Service
+from app.errors import InferenceFailed, PayloadTooLarge, ServiceError, ShuttingDown
+
+REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+# A client may send any word as its method; each would be a series.
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+logger = logging.getLogger(__name__)
+
+
+class RequestMiddleware:
+    """Outermost, so that no answer leaves without an id or goes uncounted."""
+
+    def __init__(self, app: ASGIApp, *, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
+        status: int | None = None
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                if self._service.stopping:
+                    # The client must not send its next request on this connection.
+                    message["headers"].append((b"connection", b"close"))
+            await send(message)
+
+        metrics = self._service.metrics
+        metrics.requests_in_flight.inc()
+        started = time.perf_counter()
+        limited = _limit_body(scope, receive, self._service.settings.max_body_bytes)
+        try:
+            await self._app(scope, limited, send_and_note)
+        except (Exception, asyncio.CancelledError) as error:
+            if status is not None:
+                raise
+            answer = problem(_last_resort(error, request_id), request_id)
+            await answer(scope, receive, send_and_note)
+        finally:
+            metrics.requests_in_flight.dec()
+            metrics.observe_request(
+                _route(scope),
+                scope["method"] if scope["method"] in METHODS else "other",
+                status or 500,
+                time.perf_counter() - started,
+            )
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own id where it is sane, otherwise a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
+            return bytes(value).decode()
+    return uuid4().hex
+
+
+def _route(scope: Scope) -> str:
+    """The template of the route that answered, never a path that the client made up."""
+    if "route" in scope:
+        return str(scope["route"].path)
+    return "other" if "endpoint" in scope else "unmatched"  # other: FastAPI's own pages
+
+
+def _limit_body(scope: Scope, receive: Receive, max_bytes: int) -> Receive:
+    """``receive`` that raises ``PayloadTooLarge`` before it hands out too large a body."""
+    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    received = 0
+
+    async def limited() -> Message:
+        nonlocal received
+        if int(announced) > max_bytes:
+            raise PayloadTooLarge(f"the body has {int(announced)} bytes, of {max_bytes} accepted")
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > max_bytes:
+            raise PayloadTooLarge(f"the body has more than the {max_bytes} bytes accepted")
+        return message
+
+    return limited
+
+
+def _last_resort(error: BaseException, request_id: str) -> ServiceError:
+    """The error that a client sees when no handler knew what was raised."""
+    if isinstance(error, asyncio.CancelledError):
+        # The server cancels what is unfinished when its grace ends.
+        return ShuttingDown("the service shut down before the answer", retry_after_s=1.0)
+    logger.error("request %s failed", request_id, exc_info=error)
+    return InferenceFailed("unexpected failure; the service's log has it under the request id")

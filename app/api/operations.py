@@ -1,0 +1,86 @@
+"""For those who run the service: health, metrics, what is served and on what."""
+
+import platform
+
+import onnxruntime
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
+from prometheus_client.exposition import choose_encoder
+
+from app.api.problems import documented
+from app.api.schemas import Info, ModelInfo, Models, Status
+from app.api.service import Service
+from app.errors import NotReady, ShuttingDown
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/health/live")
+async def live() -> Status:
+    """The process works, or can recover by itself; otherwise restart it."""
+    return {"status": "live"}
+
+
+@router.get("/health", responses=documented(NotReady, ShuttingDown))
+@router.get("/health/ready", responses=documented(NotReady, ShuttingDown))
+async def ready(request: Request) -> Status:
+    """Send traffic: the models are warm, inference works, shutdown has not begun."""
+    await Service.of(request).check_ready()
+    return {"status": "ready"}
+
+
+@router.get("/info")
+async def info(request: Request) -> Info:
+    """Versions, the device really in use, and the limits."""
+    service = Service.of(request)
+    settings = service.settings
+    provider = service.classifier(None).model.provider
+    return {
+        "version": service.version,
+        "python": platform.python_version(),
+        "onnxruntime": onnxruntime.__version__,
+        "device": "cuda" if provider == "CUDAExecutionProvider" else "cpu",
+        "provider": provider,
+        "cpus": service.cpus,
+        "runners": service.runners,
+        "threads": service.threads,
+        "limits": {
+            "max_batch_tokens": settings.max_batch_tokens,
+            "max_queue_tokens": settings.max_queue_tokens,
+            "max_texts": settings.max_texts,
+            "max_text_chars": settings.max_text_chars,
+            "max_body_bytes": settings.max_body_bytes,
+            "deadline_ms": settings.deadline_ms,
+        },
+    }
+
+
+@router.get("/models")
+async def models(request: Request) -> Models:
+    """The served models."""
+    served = [classifier.model for classifier in Service.of(request).classifiers.values()]
+    return {
+        "models": [
+            ModelInfo(
+                name=model.name,
+                revision=model.revision,
+                precision=model.precision,
+                labels=model.labels,
+                max_tokens=model.max_tokens,
+                multi_label=model.multi_label,
+                preprocessing=model.preprocessing,
+                provider=model.provider,
+                parity=model.parity,
+            )
+            for model in served
+        ]
+    }
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """Prometheus text, or OpenMetrics where it is asked for."""
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(
+        encode(Service.of(request).metrics.registry), headers={"content-type": content_type}
+    )

@@ -1,0 +1,76 @@
+"""What the routes share: the served models and whether the service takes work."""
+
+from typing import cast
+
+from fastapi import Request
+
+from app.api.classifier import Classifier
+from app.errors import ModelNotFound, NotReady, ShuttingDown
+from app.metrics import Metrics
+from app.settings import Settings
+
+
+class Service:
+    """The state of one application, from ``create_app`` to the end of its lifespan."""
+
+    def __init__(
+        self, settings: Settings, *, version: str, cpus: float, runners: int, threads: int
+    ) -> None:
+        self.settings = settings
+        self.version = version
+        self.cpus = cpus
+        self.runners = runners
+        self.threads = threads
+        self.metrics = Metrics()
+        self.classifiers: dict[str, Classifier] = {}
+        self.stopping = False
+
+    @classmethod
+    def of(cls, request: Request) -> "Service":
+        """The service that a request came to."""
+        return cast(Service, request.app.state.service)
+
+    def classifier(self, name: str | None) -> Classifier:
+        """The named model, or the first.
+
+        Raises:
+            ModelNotFound: there is none of that name.
+            NotReady: the service is not started.
+        """
+        if not self.classifiers:
+            raise NotReady("the service is starting", retry_after_s=1.0)
+        if name is None:
+            return next(iter(self.classifiers.values()))
+        try:
+            return self.classifiers[name]
+        except KeyError:
+            raise ModelNotFound(
+                f"there is no model of that name; served are: {', '.join(self.classifiers)}"
+            ) from None
+
+    async def check_ready(self) -> None:
+        """Return while every model answers.
+
+        Raises:
+            NotReady, ShuttingDown: the service is not started, fails or ends.
+        """
+        if self.stopping:
+            raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
+        if not self.classifiers:
+            raise NotReady("the service is starting", retry_after_s=1.0)
+        for classifier in self.classifiers.values():
+            await classifier.check()
+
+    def summary(self) -> str:
+        """The models and what computes them, in a few words."""
+        models = ", ".join(
+            f"{model.name} ({model.precision}, {model.provider})"
+            for model in (classifier.model for classifier in self.classifiers.values())
+        )
+        return f"{models}, runners {self.runners} x threads {self.threads}"
+
+    def stop(self) -> None:
+        """Be no longer ready and admit nothing more. Safe in a signal handler."""
+        self.stopping = True
+        for classifier in self.classifiers.values():
+            classifier.stop()

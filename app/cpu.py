@@ -1,0 +1,68 @@
+"""How many CPUs this process may use: its affinity and its container's quota."""
+
+import os
+from pathlib import Path
+
+
+def available_cpus(root: Path = Path("/")) -> float:
+    """CPUs that the scheduler gives this process; may be a fraction under a cgroup quota.
+
+    ``root`` is the directory that holds ``proc`` and ``sys``.
+    """
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min([float(affinity or 1), *_cgroup_quotas(root)])
+
+
+def share_cpus(cpus: float, *, runners: int, threads: int) -> tuple[int, int]:
+    """Runners and threads a runner, filling in what is 0 so that their product fits ``cpus``.
+
+    Two runners of one thread answer more texts a second than one of two, so threads
+    stay at one unless the number of runners was chosen.
+    """
+    if runners == 0:
+        threads = threads or 1
+        return max(1, int(cpus / threads)), threads
+    return runners, threads or max(1, int(cpus / runners))
+
+
+def _cgroup_quotas(root: Path) -> list[float]:
+    """CPUs granted by each cgroup (version 1 or 2) that holds this process."""
+    try:
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    quotas = []
+    for membership in memberships:
+        _, controllers, path = membership.split(":", 2)
+        if controllers == "":
+            mount, read = root / "sys/fs/cgroup", _read_v2
+        elif "cpu" in controllers.split(","):
+            mount, read = root / "sys/fs/cgroup/cpu", _read_v1
+        else:
+            continue
+        # A parent's quota binds its children. Inside a container the path may be the host's
+        # and not exist here; the walk then ends at the mount, which is the container's own.
+        group = mount / path.lstrip("/")
+        quotas += [
+            quota
+            for directory in (group, *group.parents)
+            if directory.is_relative_to(mount) and (quota := read(directory)) is not None
+        ]
+    return quotas
+
+
+def _read_v2(directory: Path) -> float | None:
+    try:
+        quota, period = (directory / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _read_v1(directory: Path) -> float | None:
+    try:
+        quota = int((directory / "cpu.cfs_quota_us").read_text())
+        period = int((directory / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 else None

@@ -1,0 +1,187 @@
+"""The composition root: settings in, an application or a running server out."""
+
+import asyncio
+import importlib.metadata
+import logging
+import math
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from app.api import native, operations
+from app.api.classifier import Classifier
+from app.api.middleware import RequestMiddleware
+from app.api.problems import HANDLERS
+from app.api.service import Service
+from app.bundle import EMBEDDED_BUNDLE, Bundle
+from app.cpu import available_cpus, share_cpus
+from app.errors import ServiceError, UserError
+from app.metrics import Metrics, ModelMetrics
+from app.model import Model
+from app.settings import Settings
+
+# Longer than load balancers keep theirs (60 s mostly): the side that sends must close first.
+KEEP_ALIVE_S = 75
+FAREWELL_S = 0.2
+WARM_UP_TEXTS = (1, 8)
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application, its models loaded and warm; it serves within its lifespan.
+
+    Raises:
+        UserError: a bundle cannot be served.
+    """
+    cpus = available_cpus()
+    runners, threads = share_cpus(cpus, runners=settings.runners, threads=settings.threads)
+    models: dict[str, Model] = {}
+    for path in settings.model or (EMBEDDED_BUNDLE,):
+        model = _load(path, settings, threads=threads)
+        if model.name in models:
+            raise UserError(f"two bundles hold a model named {model.name}; rename one")
+        models[model.name] = model
+    service = Service(
+        settings,
+        version=importlib.metadata.version("sentiment-service"),
+        cpus=cpus,
+        runners=runners,
+        threads=threads,
+    )
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # One thread: large requests take turns there, and the event loop competes with one.
+        with ThreadPoolExecutor(1, "tokenizer") as tokenizer:
+            for name, model in models.items():
+                service.classifiers[name] = Classifier(
+                    model,
+                    settings,
+                    ModelMetrics(service.metrics, model, version=service.version),
+                    runners=runners,
+                    tokenizer=tokenizer,
+                )
+            yield
+            service.stop()
+            await asyncio.gather(
+                *(c.drain(settings.drain_ms / 1000) for c in service.classifiers.values())
+            )
+
+    app = FastAPI(
+        title="Sentiment service",
+        version=service.version,
+        lifespan=lifespan,
+        exception_handlers=HANDLERS,
+        redirect_slashes=False,
+        redoc_url=None,
+    )
+    app.state.service = service
+    app.add_middleware(RequestMiddleware, service=service)
+    for router in (native.router, operations.router):
+        app.include_router(router)
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                _expect_requests(service.metrics, route)
+    return app
+
+
+def run(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, then finish what was begun.
+
+    Raises:
+        UserError: the address or a bundle cannot be used.
+    """
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
+    )
+    with _bind(settings.host, settings.port) as listener:
+        app = create_app(settings)
+        config = uvicorn.Config(
+            app,
+            lifespan="on",
+            ws="none",
+            log_config=None,
+            log_level="warning",  # of uvicorn's own messages
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=math.ceil(settings.drain_ms / 1000),
+        )
+        Server(config, app.state.service).run([listener])
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, but the service knows of a shutdown before it begins."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or []:
+            host, port = listener.getsockname()[:2]
+            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            logger.info("serving %s at http://%s", self._service.summary(), where)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop at the first signal; a second Ctrl-C ends the process as it is."""
+        if self.should_exit and sig == signal.SIGINT:
+            # A runner inside a native call cannot be interrupted, only left behind.
+            os._exit(128 + sig)
+        self._service.stop()
+        # Not uvicorn's own handler: it raises the signal again after a graceful end, and the
+        # exit code would tell of a failure.
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logger.info("shutting down")
+        # uvicorn closes what is between two requests, and would lose the next if it is on its
+        # way. In this time clients get an answer that tells them to close.
+        await asyncio.sleep(FAREWELL_S)
+        await super().shutdown(sockets)
+        logger.info("stopped")
+
+
+def _load(path: Path, settings: Settings, *, threads: int) -> Model:
+    """The bundle's model, warm: its first batches, slow and perhaps impossible, are behind it."""
+    model = Model.load(
+        Bundle.open(path), device=settings.device, precision=settings.precision, threads=threads
+    )
+    encoding = model.encode("The first batch pays for memory that the next ones find ready.")
+    try:
+        results = [r for texts in WARM_UP_TEXTS for r in model.infer([encoding] * texts)]
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise UserError(f"{path}: ONNX Runtime cannot compute the model: {error}") from error
+    if any(isinstance(result, ServiceError) for result in results):
+        raise UserError(f"{path}: the model gives no finite logits")
+    return model
+
+
+def _expect_requests(metrics: Metrics, route: APIRoute) -> None:
+    """Have the series of all answers that the route documents."""
+    for method in route.methods or ():
+        for status in (200, *route.responses):
+            metrics.expect_request(route.path, method, int(status))
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen: nobody connects before the models are warm."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UserError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    return listener

@@ -1,0 +1,196 @@
+"""Every metric: its name, labels and buckets. What can be counted shows from the first scrape."""
+
+from collections.abc import Callable, Sequence
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
+
+from app.batcher import BatchReport
+from app.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    EmptyText,
+    InferenceFailed,
+    InvalidRequest,
+    Overloaded,
+    ShuttingDown,
+    TextTooLong,
+)
+from app.model import Model
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+# A stage is a part of a request, and tokenising a tweet takes a tenth of a millisecond.
+STAGE_SECONDS = (0.0001, 0.00025, 0.0005, *SECONDS)
+TENTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+TEXT_TOKENS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
+BATCH_TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BATCH_TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+STAGES = ("tokenize", "queue", "inference")
+OUTCOMES = (
+    "ok",
+    *(
+        error.code
+        for error in (
+            ClientDisconnected,
+            DeadlineExceeded,
+            EmptyText,
+            InferenceFailed,
+            InvalidRequest,
+            Overloaded,
+            ShuttingDown,
+            TextTooLong,
+        )
+    ),
+)
+REJECTIONS = ("queue_full", "deadline", "shutting_down")
+
+
+class Metrics:
+    """The metrics of one application, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+
+        self.requests = self._counter(
+            "http_requests",
+            "HTTP requests answered; status 499 is a client that left.",
+            ["route", "method", "status"],
+        )
+        self.request_seconds = self._histogram(
+            "http_request_duration_seconds", "From headers to answer.", ["route"], SECONDS
+        )
+        self.requests_in_flight = self._gauge(
+            "http_requests_in_flight", "HTTP requests being answered.", []
+        )
+
+        self.texts = self._counter("texts", "Texts by what became of them.", ["model", "outcome"])
+        self.predictions = self._counter(
+            "predictions", "Texts by predicted label.", ["model", "label"]
+        )
+        self.score = self._histogram(
+            "prediction_score", "Score of the predicted label.", ["model", "label"], TENTHS
+        )
+        self.text_tokens = self._histogram(
+            "text_tokens", "Tokens of a text before truncation.", ["model"], TEXT_TOKENS
+        )
+        self.truncated = self._counter("truncated", "Texts whose end was cut off.", ["model"])
+        self.stage_seconds = self._histogram(
+            "stage_duration_seconds", "Parts of a request.", ["model", "stage"], STAGE_SECONDS
+        )
+        self.batch_texts = self._histogram(
+            "batch_texts", "Texts in a batch.", ["model"], BATCH_TEXTS
+        )
+        self.batch_tokens = self._histogram(
+            "batch_tokens", "Tokens in a batch, with padding.", ["model"], BATCH_TOKENS
+        )
+        self.padding_ratio = self._histogram(
+            "batch_padding_ratio", "Share of a batch that is padding.", ["model"], TENTHS
+        )
+        self.queue_texts = self._gauge("queue_texts", "Texts waiting for a batch.", ["model"])
+        self.queue_tokens = self._gauge("queue_tokens", "Tokens waiting for a batch.", ["model"])
+        self.rejections = self._counter(
+            "rejections", "Requests not admitted to the queue.", ["model", "reason"]
+        )
+        self.model_info = self._gauge(
+            "model_info",
+            "Always 1: what the labels say is served.",
+            ["model", "revision", "precision", "provider", "version"],
+        )
+        self.model_ready = self._gauge("model_ready", "1 while the model answers.", ["model"])
+
+    def expect_request(self, route: str, method: str, status: int) -> None:
+        """Make the series of such requests, at 0."""
+        self.requests.labels(route, method, status)
+        self.request_seconds.labels(route)
+
+    def observe_request(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count an answered request."""
+        self.requests.labels(route, method, status).inc()
+        self.request_seconds.labels(route).observe(seconds)
+
+    def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
+        return Counter(f"sentiment_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, labels: Sequence[str]) -> Gauge:
+        return Gauge(f"sentiment_{name}", text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]
+    ) -> Histogram:
+        return Histogram(f"sentiment_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+
+class ModelMetrics:
+    """One model's series, looked up once: ``labels()`` costs as much as counting."""
+
+    def __init__(self, metrics: Metrics, model: Model, *, version: str) -> None:
+        name = model.name
+        self._texts = {outcome: metrics.texts.labels(name, outcome) for outcome in OUTCOMES}
+        self._predictions = {
+            label: (metrics.predictions.labels(name, label), metrics.score.labels(name, label))
+            for label in model.labels
+        }
+        self._text_tokens = metrics.text_tokens.labels(name)
+        self._truncated = metrics.truncated.labels(name)
+        self._stages = {stage: metrics.stage_seconds.labels(name, stage) for stage in STAGES}
+        self._batch_texts = metrics.batch_texts.labels(name)
+        self._batch_tokens = metrics.batch_tokens.labels(name)
+        self._padding_ratio = metrics.padding_ratio.labels(name)
+        self._queue_texts = metrics.queue_texts.labels(name)
+        self._queue_tokens = metrics.queue_tokens.labels(name)
+        self._rejections = {
+            reason: metrics.rejections.labels(name, reason) for reason in REJECTIONS
+        }
+        self._ready = metrics.model_ready.labels(name)
+        metrics.model_info.labels(
+            name, model.revision or "", model.precision, model.provider, version
+        ).set(1)
+
+    def watch(
+        self,
+        *,
+        queue_texts: Callable[[], float],
+        queue_tokens: Callable[[], float],
+        ready: Callable[[], float],
+    ) -> None:
+        """Ask these for the gauges at each scrape."""
+        self._queue_texts.set_function(queue_texts)
+        self._queue_tokens.set_function(queue_tokens)
+        self._ready.set_function(ready)
+
+    def prediction(self, label: str, score: float, *, tokens: int, truncated: bool) -> None:
+        """Count a text that was answered."""
+        predictions, scores = self._predictions[label]
+        predictions.inc()
+        scores.observe(score)
+        self._texts["ok"].inc()
+        self._text_tokens.observe(tokens)
+        if truncated:
+            self._truncated.inc()
+
+    def failure(self, outcome: str, texts: int = 1) -> None:
+        """Count texts that were not answered; ``outcome`` is an error's code."""
+        self._texts[outcome].inc(texts)
+
+    def rejection(self, reason: str) -> None:
+        """Count a request that was not admitted."""
+        self._rejections[reason].inc()
+
+    def stage(self, stage: str, seconds: float) -> None:
+        """Add a part of a request."""
+        self._stages[stage].observe(seconds)
+
+    def batch(self, report: BatchReport) -> None:
+        """Add a batch; called on the runners' threads."""
+        self._batch_texts.observe(report.texts)
+        self._batch_tokens.observe(report.padded_tokens)
+        self._padding_ratio.observe(1 - report.tokens / report.padded_tokens)

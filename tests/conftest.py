@@ -1,0 +1,51 @@
+"""Fixtures: a tiny bundle, the application within its lifespan, and a gate before inference."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.main import create_app
+from app.model import Model
+from app.settings import Settings
+from tests.serving import Gate
+from tests.tiny_bundle import make_bundle
+
+Serve = Callable[..., TestClient]
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny bundle; not to be changed."""
+    return make_bundle(tmp_path_factory.mktemp("bundles") / "tiny")
+
+
+@pytest.fixture
+def serve(bundle: Path) -> Iterator[Serve]:
+    """Start the application with these settings; it ends with the test."""
+    with ExitStack() as stack:
+
+        def start(**settings: Any) -> TestClient:
+            app = create_app(Settings(**{"model": (bundle,), **settings}))
+            return stack.enter_context(TestClient(app))
+
+        yield start
+
+
+@pytest.fixture
+def client(serve: Serve) -> TestClient:
+    """The application with its default settings."""
+    return serve()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> Iterator[Gate]:
+    """Inference goes through a gate, open for the warm-up; it opens again when the test ends."""
+    gate = Gate()
+    gate.open.set()
+    monkeypatch.setattr(Model, "infer", lambda model, encodings: gate.infer(model, encodings))
+    yield gate
+    gate.open.set()

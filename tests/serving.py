@@ -1,0 +1,152 @@
+"""Ways to run the service in a test, and to look into it."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.model import Model
+
+ROOT = Path(__file__).parents[1]
+COMMAND = [sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())"]
+SLOW_COMMAND = [
+    sys.executable,
+    "-c",
+    """
+import sys, time
+from app.cli import main
+from app.model import Model
+infer = Model.infer
+Model.infer = lambda self, encodings: (time.sleep(0.05), infer(self, encodings))[1]
+sys.exit(main())
+""",
+]
+
+
+class Gate:
+    """Inference that waits in front of it; ``seen`` has the token ids of every batch let in."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.reached = threading.Event()
+        self.seen: list[list[list[int]]] = []
+        self.fails = False
+
+    def close(self) -> None:
+        """Let nothing in; ``reached`` tells when a batch stands in front."""
+        self.reached.clear()
+        self.open.clear()
+
+    def infer(self, model: Model, encodings: Sequence[Any]) -> Any:
+        """Stands in for ``Model.infer``."""
+        self.reached.set()
+        assert self.open.wait(30), "the test never opened the gate"
+        if self.fails:
+            raise RuntimeError("secret of the runtime")
+        self.seen.append([encoding.ids for encoding in encodings])
+        return _infer(model, encodings)
+
+
+_infer = Model.infer
+
+
+@contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    """Serve the application on a real socket, from a thread; yields its URL."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            eventually(lambda: server.started)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+class Process:
+    """``sentiment serve`` in a process of its own, on a free port."""
+
+    def __init__(self, *flags: str, command: Sequence[str] = COMMAND) -> None:
+        self._process = subprocess.Popen(
+            [*command, "serve", "--port", "0", *flags],
+            cwd=ROOT,
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stderr is not None
+        self.first_line = self._process.stderr.readline()
+        match = re.search(r"http://127\.0\.0\.1:(\d+)", self.first_line)
+        assert match, f"the service did not start: {self.first_line}"
+        self.port = int(match[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        self._process.send_signal(number)
+
+    def read_until(self, words: str) -> None:
+        """Read the log until a line has these words."""
+        assert self._process.stderr is not None
+        while words not in (line := self._process.stderr.readline()):
+            assert line, f"the process ended without saying {words!r}"
+
+    def wait(self) -> tuple[int, str]:
+        """The exit code, and what was logged after the first line."""
+        _, log = self._process.communicate(timeout=30)
+        return self._process.returncode, log
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's environment without settings of the service, but for ``changes``."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SENTIMENT_")}
+    return kept | changes
+
+
+def metric(client: httpx2.Client, name: str, **labels: str) -> float:
+    """The value of one series, scraped."""
+    found = [
+        sample.value
+        for family in text_string_to_metric_families(client.get("/metrics").text)
+        for sample in family.samples
+        if sample.name == name and sample.labels == labels
+    ]
+    assert len(found) == 1, f"{name}{labels}: {found}"
+    return found[0]
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds."""
+    for _ in range(3_000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not happen within 30 s")

@@ -1,0 +1,187 @@
+"""When there is more work than answers: admission, deadlines, clients that leave, failures."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi.testclient import TestClient
+
+from app.main import create_app
+from app.model import Encoding, Model
+from app.settings import Settings
+from tests.conftest import Serve
+from tests.serving import Gate, eventually, listening, metric
+
+
+@pytest.fixture
+def pool(gate: Gate) -> Iterator[ThreadPoolExecutor]:
+    """Clients in the background, answered at the latest when the test ends."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+        gate.open.set()
+
+
+def _post(client: httpx2.Client, inputs: str | list[str]) -> httpx2.Response:
+    return client.post("/classify", json={"inputs": inputs})
+
+
+def _occupy(client: TestClient, gate: Gate, pool: ThreadPoolExecutor) -> "Future[Any]":
+    """Close the gate and let one request's batch wait in front of it."""
+    gate.close()
+    request = pool.submit(_post, client, "love")
+    assert gate.reached.wait(30)
+    return request
+
+
+def test_what_the_queue_does_not_hold_is_turned_away(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor
+) -> None:
+    """429 at once, with Retry-After in whole seconds; those admitted are answered."""
+    client = serve(runners=1, max_queue_tokens=10)
+    running = _occupy(client, gate, pool)
+    waiting = pool.submit(_post, client, ["worst", "worst"])
+    eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 6)
+
+    refused = _post(client, ["love", "love"])
+    assert (refused.status_code, refused.json()["code"]) == (429, "overloaded")
+    assert int(refused.headers["retry-after"]) >= 1
+    reasons = {"model": "tiny", "reason": "queue_full"}
+    assert metric(client, "sentiment_rejections_total", **reasons) == 1
+    refused_texts = {"model": "tiny", "outcome": "overloaded"}
+    assert metric(client, "sentiment_texts_total", **refused_texts) == 2
+
+    gate.open.set()
+    assert running.result().status_code == 200
+    assert waiting.result().status_code == 200
+
+
+def test_the_deadline_ends_the_wait(serve: Serve, gate: Gate, pool: ThreadPoolExecutor) -> None:
+    """504 for one text and for a list of which no text was answered in time."""
+    client = serve(runners=1, deadline_ms=50)
+    gate.close()
+    for inputs in ("love", ["love", "worst"]):
+        late = _post(client, inputs)
+        assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+
+
+def test_liveness_and_metrics_do_not_wait_for_batches(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor
+) -> None:
+    """They answer while every runner computes."""
+    client = serve(runners=2)
+    _occupy(client, gate, pool)
+    _occupy(client, gate, pool)
+    assert client.get("/health/live").status_code == 200
+    assert client.get("/health/ready").status_code == 200
+    assert metric(client, "sentiment_http_requests_in_flight") == 3  # two posts and the scrape
+
+
+def test_nothing_is_computed_for_a_client_that_left(bundle: Path, gate: Gate) -> None:
+    """Its texts leave the queue when its connection closes; those of others are answered."""
+    app = create_app(Settings(model=(bundle,), runners=1))
+    gate.seen.clear()  # the warm-up's
+    with (
+        listening(app) as url,
+        httpx2.Client(base_url=url) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        gate.close()
+        running = pool.submit(_post, client, "love")
+        assert gate.reached.wait(30)
+
+        body = json.dumps({"inputs": ["worst"] * 5}).encode()
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as leaving:
+            leaving.sendall(
+                b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\n\r\n%s" % (len(body), body)
+            )
+            eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 5)
+        eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 0)
+
+        gate.open.set()
+        assert running.result().status_code == 200
+        assert len(gate.seen) == 1  # only the batch of the client that stayed
+        left = {"model": "tiny", "outcome": "client_disconnected"}
+        assert metric(client, "sentiment_texts_total", **left) == 5
+        answered = {"route": "/classify", "method": "POST", "status": "499"}
+        assert metric(client, "sentiment_http_requests_total", **answered) == 1
+
+
+def test_readiness_follows_inference(serve: Serve, gate: Gate) -> None:
+    """Unready after failures in a row, ready again as soon as a probe succeeds."""
+    client = serve()
+    gate.fails = True
+    for _ in range(3):
+        assert _post(client, "love").status_code == 500
+    unready = client.get("/health/ready")
+    assert (unready.status_code, unready.json()["code"]) == (503, "not_ready")
+    assert int(unready.headers["retry-after"]) >= 1
+    assert metric(client, "sentiment_model_ready", model="tiny") == 0
+    assert client.get("/health/live").status_code == 200
+
+    gate.fails = False
+    assert client.get("/health/ready").status_code == 200
+    assert metric(client, "sentiment_model_ready", model="tiny") == 1
+
+
+def test_a_batch_fails_for_the_culprit_only(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor
+) -> None:
+    """A text without finite logits shares a batch with others and harms none of them."""
+    client = serve(runners=1)
+    running = _occupy(client, gate, pool)
+    requests = [pool.submit(_post, client, text) for text in ("worst", "nan", "love")]
+    eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 3)
+    gate.open.set()
+    assert [request.result().status_code for request in requests] == [200, 500, 200]
+    assert running.result().status_code == 200
+
+
+def test_before_it_starts_the_service_is_not_ready(bundle: Path) -> None:
+    """Outside its lifespan the application answers 503, never 500."""
+    client = TestClient(create_app(Settings(model=(bundle,))))
+    for answer in (client.get("/health/ready"), _post(client, "love"), client.get("/info")):
+        assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+
+
+def test_a_stopping_service_takes_no_work(client: TestClient) -> None:
+    """503 with Retry-After, unready, alive, and every connection is closed after its answer."""
+    client.app.state.service.stop()  # type: ignore[attr-defined]
+    for answer in (_post(client, "love"), client.get("/health/ready")):
+        assert (answer.status_code, answer.json()["code"]) == (503, "shutting_down")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.headers["connection"] == "close"
+    assert client.get("/health/live").status_code == 200
+    refused = {"model": "tiny", "reason": "shutting_down"}
+    assert metric(client, "sentiment_rejections_total", **refused) == 1
+    assert metric(client, "sentiment_model_ready", model="tiny") == 0
+
+
+def test_much_text_is_tokenised_beside_the_event_loop(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor
+) -> None:
+    """Others are answered meanwhile, and the deadline counts from the start."""
+    client = serve(deadline_ms=100)
+    begun, go_on = threading.Event(), threading.Event()
+    encode = Model.encode
+
+    def slow(model: Model, text: str) -> Encoding:
+        if len(text) > 1_000:
+            begun.set()
+            assert go_on.wait(30)
+        return encode(model, text)
+
+    monkeypatch.setattr(Model, "encode", slow)
+    large = pool.submit(_post, client, "love " * 5_000)
+    assert begun.wait(30)
+    assert _post(client, "love").status_code == 200
+    late = large.result()
+    assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+    go_on.set()

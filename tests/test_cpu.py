@@ -1,0 +1,90 @@
+"""The CPU quota, on directory trees as Linux shows them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.cpu import available_cpus, share_cpus
+
+
+@pytest.fixture(autouse=True)
+def _eight_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+
+
+def _write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        pytest.param({}, 8.0, id="no cgroups: affinity"),
+        pytest.param(
+            {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"},
+            1.5,
+            id="a container that sees its own cgroup as the root",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/kubepods/pod1/box\n",
+                "sys/fs/cgroup/kubepods/pod1/box/cpu.max": "max 100000\n",
+                "sys/fs/cgroup/kubepods/pod1/cpu.max": "200000 100000\n",
+                "sys/fs/cgroup/kubepods/cpu.max": "600000 100000\n",
+            },
+            2.0,
+            id="the tightest quota on the way to the root",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/not/mounted/here\n",
+                "sys/fs/cgroup/cpu.max": "50000 100000\n",
+            },
+            0.5,
+            id="the host's path, which the container does not see",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "5:cpuset:/\n4:cpu,cpuacct:/box\n",
+                "sys/fs/cgroup/cpu/box/cpu.cfs_quota_us": "300000\n",
+                "sys/fs/cgroup/cpu/box/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            3.0,
+            id="version 1",
+        ),
+        pytest.param(
+            {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "9900000 100000\n"},
+            8.0,
+            id="a quota beyond the affinity",
+        ),
+    ],
+)
+def test_the_tightest_limit_counts(tmp_path: Path, files: dict[str, str], cpus: float) -> None:
+    """Affinity and every cgroup above the process bind it; what is absent does not."""
+    assert available_cpus(_write(tmp_path, files)) == cpus
+
+
+@pytest.mark.parametrize(
+    ("cpus", "runners", "threads", "expected"),
+    [
+        (4.0, 0, 0, (4, 1)),
+        (1.5, 0, 0, (1, 1)),
+        (0.5, 0, 0, (1, 1)),
+        (4.0, 0, 2, (2, 2)),
+        (4.0, 1, 0, (1, 4)),
+        (2.0, 3, 0, (3, 1)),
+        (2.0, 3, 5, (3, 5)),
+    ],
+)
+def test_runners_times_threads_fit_the_cpus(
+    cpus: float, runners: int, threads: int, expected: tuple[int, int]
+) -> None:
+    """What is not set is filled in, at least one of each; what is set is taken as it is."""
+    assert share_cpus(cpus, runners=runners, threads=threads) == expected
