@@ -1,0 +1,142 @@
+"""The ``sentiment-export`` command."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_args
+
+from app.bundle import Bundle, Precision
+from app.errors import UserError
+from app.preprocessing import Preprocessing
+
+EXPORTED: tuple[Precision, ...] = ("fp32", "int8")
+DESCRIPTION = """\
+Turn a checkpoint directory into a bundle that `sentiment serve` loads.
+
+  sentiment-export SOURCE --output DIR     export and verify (options below)
+  sentiment-export evaluate BUNDLE FILE    score a bundle on labelled texts
+  sentiment-export finetune BASE ...       train a checkpoint on labelled texts
+"""
+LABELLED = "TSV without a header: group, label, text"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code (0 done, 1 failed, 2 wrong usage)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "evaluate": _evaluate,
+        "finetune": _finetune,
+    }
+    try:
+        if words and words[0] in commands:
+            commands[words[0]](words[1:])
+        else:
+            _export(words)
+    except UserError as error:
+        print(f"sentiment-export: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("sentiment-export: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _export(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        "sentiment-export",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", type=Path, help="local checkpoint directory")
+    parser.add_argument("--output", type=Path, required=True, help="bundle directory to write")
+    parser.add_argument(
+        "--precision",
+        type=_precisions,
+        default=EXPORTED,
+        metavar="LIST",
+        help=f"variants to write, separated by commas (default: {','.join(EXPORTED)})",
+    )
+    parser.add_argument(
+        "--preprocessing",
+        choices=get_args(Preprocessing),
+        help="text normalisation (default: tweet for checkpoints trained so, else none)",
+    )
+    parser.add_argument(
+        "--evaluate", type=Path, metavar="FILE", help=f"record scores on it ({LABELLED})"
+    )
+    options = parser.parse_args(words)
+
+    # These load torch and transformers: only after the usage was found right.
+    from model_export.checkpoint import load_checkpoint
+    from model_export.export import export
+    from model_export.labelled import read_examples
+
+    checkpoint = load_checkpoint(options.source, options.preprocessing)
+    examples = read_examples(options.evaluate, checkpoint.labels) if options.evaluate else ()
+    export(checkpoint, options.output, precisions=options.precision, examples=examples)
+    print(f"wrote {options.output}")
+
+
+def _evaluate(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        "sentiment-export evaluate",
+        description="Accuracy, macro recall, macro F1 and confusion matrix of a bundle's variants.",
+    )
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("file", type=Path, help=LABELLED)
+    options = parser.parse_args(words)
+
+    from app.model import Model
+    from model_export.evaluation import evaluate
+    from model_export.labelled import read_examples
+
+    bundle = Bundle.open(options.bundle)
+    examples = read_examples(options.file, bundle.manifest.labels)
+    for precision in bundle.manifest.variants:
+        model = Model.load(bundle, device="auto", precision=precision, threads=0)
+        print(f"{precision}: {evaluate(model, examples).table()}")
+
+
+def _finetune(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        "sentiment-export finetune",
+        description=(
+            "Fine-tune an encoder for negative, neutral and positive; several seeds are trained "
+            "one after another and their weights averaged. The same call goes on where an "
+            "interrupted one stopped."
+        ),
+    )
+    parser.add_argument("base", type=Path, help="local checkpoint directory of the encoder")
+    parser.add_argument("--train", type=Path, nargs="+", required=True, help=LABELLED)
+    parser.add_argument("--validation", type=Path, required=True, help=LABELLED)
+    parser.add_argument("--output", type=Path, required=True, help="checkpoint directory to write")
+    parser.add_argument("--epochs", type=int, default=2, help="(default: %(default)s)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="(default: 0 1)")
+    parser.add_argument("--learning-rate", type=float, default=1e-4, help="(default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=32, help="(default: %(default)s)")
+    options = parser.parse_args(words)
+
+    from model_export.finetune import Recipe, finetune
+
+    recipe = Recipe(
+        base=options.base,
+        train=tuple(options.train),
+        validation=options.validation,
+        epochs=options.epochs,
+        seeds=tuple(options.seeds),
+        learning_rate=options.learning_rate,
+        batch_size=options.batch_size,
+    )
+    finetune(recipe, options.output)
+    print(f"wrote {options.output}")
+
+
+def _precisions(value: str) -> tuple[Precision, ...]:
+    wanted = [name.strip() for name in value.split(",")]
+    unknown = [name for name in wanted if name not in EXPORTED]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"unknown precision {', '.join(unknown)}; choose from {', '.join(EXPORTED)}"
+        )
+    return tuple(precision for precision in EXPORTED if precision in wanted)

@@ -1,0 +1,303 @@
+"""Fine-tune an encoder on labelled texts: ``sentiment-export finetune``.
+
+One run per seed from the same pretrained weights, then the average of their weights
+(Wortsman et al. 2022, "Model soups"), which costs nothing at serving time.
+"""
+
+import html
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    get_linear_schedule_with_warmup,
+)
+
+from app.preprocessing import normalise_tweet
+from model_export.labelled import Example, read_examples
+from model_export.scores import Scores, score
+
+LABELS = ["negative", "neutral", "positive"]
+WARMUP_SHARE = 0.06
+LABEL_SMOOTHING = 0.05
+MAX_TOKENS = 96
+STEPS_BETWEEN_SAVES = 500
+# Batches are cut from runs of this many shuffled batches sorted by length: nearly no
+# padding, and still a new order in every epoch.
+BATCHES_PER_BUCKET = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a training run depends on."""
+
+    base: Path
+    train: tuple[Path, ...]
+    validation: Path
+    epochs: int = 2
+    seeds: tuple[int, ...] = (0, 1)
+    learning_rate: float = 1e-4
+    batch_size: int = 32
+
+    def as_dict(self) -> dict[str, Any]:
+        """A JSON-ready copy with file names only, since it is published in the model card."""
+        return {
+            "base": self.base.name,
+            "train": [path.name for path in self.train],
+            "validation": self.validation.name,
+            "epochs": self.epochs,
+            "seeds": list(self.seeds),
+            "learning_rate": self.learning_rate,
+            "batch_size": self.batch_size,
+            "warmup_share": WARMUP_SHARE,
+            "label_smoothing": LABEL_SMOOTHING,
+            "max_tokens": MAX_TOKENS,
+            "class_weights": "balanced",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenised:
+    """Texts as token ids (unpadded) and label indices, index by index."""
+
+    ids: list[list[int]]
+    labels: list[int]
+    pad_token_id: int
+
+
+def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -> Scores:
+    """Train, average over the seeds and write a Hugging Face checkpoint to ``output``.
+
+    Interrupted at any moment, the same call goes on from the last save and gives the
+    same weights as an uninterrupted run.
+
+    Returns:
+        The averaged model's scores on the validation file.
+
+    Raises:
+        UserError: a labelled file cannot be read.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(recipe.base)
+    validation = read_examples(recipe.validation, LABELS)
+    rows = [example for path in recipe.train for example in read_examples(path, LABELS)]
+    train = without_leaks(rows, validation)
+    say(f"{len(train)} texts to train on; {len(rows) - len(train)} left out: also in validation")
+    train_set = _tokenise(train, tokenizer)
+    validation_set = _tokenise(validation, tokenizer)
+    work = output.with_name(output.name + ".training")
+    work.mkdir(parents=True, exist_ok=True)
+
+    averaged: dict[str, torch.Tensor] = {}
+    history = []
+    for seed in recipe.seeds:
+        run = _Run(recipe, seed, train_set, validation_set, work / f"seed-{seed}.pt", say)
+        model = run.train()
+        history.append({"seed": seed, "epochs": run.history})
+        for name, tensor in model.state_dict().items():
+            share = tensor.double() / len(recipe.seeds)
+            averaged[name] = averaged[name] + share if name in averaged else share
+    model = _load_base(recipe.base)
+    model.load_state_dict({name: tensor.float() for name, tensor in averaged.items()})
+    scores = _evaluate(model, validation_set, recipe.batch_size)
+    say(f"average of {len(recipe.seeds)} seeds\n{scores.table()}")
+
+    model.config.preprocessing = "tweet"
+    model.save_pretrained(output)
+    tokenizer.save_pretrained(output)
+    record = {
+        "recipe": recipe.as_dict(),
+        "train_texts": len(train),
+        "runs": history,
+        "averaged": scores.as_dict(),
+    }
+    (output / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return scores
+
+
+def without_leaks(train: list[Example], validation: list[Example]) -> list[Example]:
+    """The training examples whose text is not in the validation file.
+
+    Published splits overlap more often than not, in another spelling: letter case,
+    punctuation, HTML entities, ``\\u2019`` escapes, user names and links are ignored.
+    """
+    held_out = {_fingerprint(example.text) for example in validation}
+    return [example for example in train if _fingerprint(example.text) not in held_out]
+
+
+def _fingerprint(text: str) -> str:
+    unescaped = re.sub(r"\\u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), text)
+    plain = html.unescape(html.unescape(unescaped)).lower()
+    without_names = re.sub(r"@\w+|http\S*", "", plain)
+    return "".join(character for character in without_names if character.isalnum())
+
+
+class _Run:
+    """One seed's training, saved every few hundred steps and resumed where it stood."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        seed: int,
+        train_set: Tokenised,
+        validation_set: Tokenised,
+        state_path: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        torch.manual_seed(seed)
+        self._recipe, self._seed, self._say = recipe, seed, say
+        self._train_set, self._validation_set = train_set, validation_set
+        self._state_path = state_path
+        self._model = _load_base(recipe.base)
+        self._optimizer = torch.optim.AdamW(_parameter_groups(self._model), lr=recipe.learning_rate)
+        self._steps_per_epoch = -(-len(train_set.ids) // recipe.batch_size)
+        total = self._steps_per_epoch * recipe.epochs
+        self._schedule = get_linear_schedule_with_warmup(
+            self._optimizer, round(total * WARMUP_SHARE), total
+        )
+        self._loss = torch.nn.CrossEntropyLoss(
+            weight=_balanced_weights(train_set.labels), label_smoothing=LABEL_SMOOTHING
+        )
+        self._step = 0
+        self.history: list[dict[str, Any]] = []
+        self._resume()
+
+    def train(self) -> torch.nn.Module:
+        """Run the remaining epochs; returns the trained model."""
+        for epoch in range(self._step // self._steps_per_epoch, self._recipe.epochs):
+            self._train_epoch(epoch)
+            scores = _evaluate(self._model, self._validation_set, self._recipe.batch_size)
+            self.history.append(scores.as_dict())
+            self._save()
+            self._say(f"seed {self._seed}, epoch {epoch + 1}\n{scores.table()}")
+        return self._model
+
+    def _train_epoch(self, epoch: int) -> None:
+        self._model.train()
+        order = random.Random(f"{self._seed}/{epoch}")
+        batches = list(_bucketed_batches(self._train_set.ids, self._recipe.batch_size, order))
+        done = self._step - epoch * self._steps_per_epoch
+        bar = tqdm(batches[done:], initial=done, total=len(batches), unit="batch", mininterval=1)
+        bar.set_description(f"seed {self._seed}, epoch {epoch + 1}/{self._recipe.epochs}")
+        for rows in bar:
+            inputs, labels = _collate(self._train_set, rows)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                logits = self._model(**inputs).logits
+            loss = self._loss(logits.float(), labels)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+            self._optimizer.step()
+            self._schedule.step()
+            self._optimizer.zero_grad(set_to_none=True)
+            self._step += 1
+            if self._step % STEPS_BETWEEN_SAVES == 0:
+                self._save()
+                bar.set_postfix(loss=f"{loss.item():.3f}")
+
+    def _save(self) -> None:
+        state = {
+            "recipe": self._fixed(),
+            "step": self._step,
+            "history": self.history,
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "rng": torch.get_rng_state(),
+        }
+        partial = self._state_path.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(self._state_path)
+
+    def _fixed(self) -> dict[str, Any]:
+        """What must not change between a save and its resumption: all but the other seeds."""
+        return {**self._recipe.as_dict(), "seeds": [self._seed]}
+
+    def _resume(self) -> None:
+        if not self._state_path.exists():
+            return
+        state = torch.load(self._state_path, weights_only=True)
+        if state["recipe"] != self._fixed():
+            self._say(f"{self._state_path.name} is of another recipe: starting afresh")
+            return
+        self._model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        torch.set_rng_state(state["rng"])
+        self._step, self.history = state["step"], state["history"]
+        self._say(f"seed {self._seed}: going on after step {self._step}")
+
+
+def _load_base(base: Path) -> Any:
+    return AutoModelForSequenceClassification.from_pretrained(
+        base,
+        id2label=dict(enumerate(LABELS)),
+        label2id={label: index for index, label in enumerate(LABELS)},
+    )
+
+
+def _tokenise(examples: list[Example], tokenizer: Any) -> Tokenised:
+    texts = [normalise_tweet(example.text) for example in examples]
+    ids = tokenizer(texts, truncation=True, max_length=MAX_TOKENS)["input_ids"]
+    labels = [LABELS.index(example.label) for example in examples]
+    return Tokenised(ids, labels, tokenizer.pad_token_id)
+
+
+def _parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+    """Weight decay on matrices only: none on biases and layer norms."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    return [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def _balanced_weights(labels: list[int]) -> torch.Tensor:
+    """Each class weighs the same in the loss, as it does in macro recall."""
+    counts = Counter(labels)
+    return torch.tensor([len(labels) / (len(LABELS) * counts[i]) for i in range(len(LABELS))])
+
+
+def _bucketed_batches(
+    ids: list[list[int]], batch_size: int, order: random.Random
+) -> Iterator[list[int]]:
+    rows = list(range(len(ids)))
+    order.shuffle(rows)
+    batches = []
+    for start in range(0, len(rows), batch_size * BATCHES_PER_BUCKET):
+        bucket = sorted(
+            rows[start : start + batch_size * BATCHES_PER_BUCKET], key=lambda row: len(ids[row])
+        )
+        batches += [bucket[i : i + batch_size] for i in range(0, len(bucket), batch_size)]
+    order.shuffle(batches)
+    yield from batches
+
+
+def _collate(data: Tokenised, rows: list[int]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Padded ``input_ids`` and ``attention_mask`` [batch, longest] and labels [batch]."""
+    longest = max(len(data.ids[row]) for row in rows)
+    ids = torch.full((len(rows), longest), data.pad_token_id)
+    mask = torch.zeros_like(ids)
+    for index, row in enumerate(rows):
+        ids[index, : len(data.ids[row])] = torch.tensor(data.ids[row])
+        mask[index, : len(data.ids[row])] = 1
+    labels = torch.tensor([data.labels[row] for row in rows])
+    return {"input_ids": ids, "attention_mask": mask}, labels
+
+
+@torch.inference_mode()
+def _evaluate(model: torch.nn.Module, data: Tokenised, batch_size: int) -> Scores:
+    model.eval()
+    rows = sorted(range(len(data.ids)), key=lambda row: len(data.ids[row]))
+    predicted = [""] * len(rows)
+    for start in range(0, len(rows), batch_size):
+        batch = rows[start : start + batch_size]
+        inputs, _ = _collate(data, batch)
+        for row, index in zip(batch, model(**inputs).logits.argmax(-1).tolist(), strict=True):
+            predicted[row] = LABELS[index]
+    return score([LABELS[label] for label in data.labels], predicted, LABELS)

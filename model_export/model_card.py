@@ -1,0 +1,59 @@
+"""The README.md of a bundle."""
+
+from app.bundle import Manifest
+
+CARD = """\
+---
+library_name: onnx
+pipeline_tag: text-classification
+---
+# {name}
+
+{architecture}, exported to ONNX from {source} for `sentiment serve --model`.
+
+- Labels, in logit order: {labels}
+- At most {max_tokens} tokens; the rest of a longer text is cut off.
+- Text normalisation before tokenising: {preprocessing}
+
+## Parity with the PyTorch checkpoint
+
+| variant | file | MB | largest logit difference | labels that agree | texts |
+| --- | --- | --- | --- | --- | --- |
+{parity}
+"""
+
+ACCURACY = """
+## On labelled texts
+
+| variant | accuracy | macro recall | macro F1 | texts |
+| --- | --- | --- | --- | --- |
+{rows}
+"""
+
+
+def model_card(manifest: Manifest) -> str:
+    """A model card with what the manifest knows."""
+    source = manifest.source.repo_id or manifest.source.path
+    rows = [
+        f"| {precision} | `{variant.file}` | {variant.bytes / 1e6:.1f} "
+        f"| {variant.parity.max_abs_logit_diff:.2g} | {variant.parity.label_agreement:.1%} "
+        f"| {variant.parity.samples} |"
+        for precision, variant in manifest.variants.items()
+        if variant.parity is not None
+    ]
+    card = CARD.format(
+        name=manifest.name,
+        architecture=manifest.architecture,
+        source=f"`{source}`",
+        labels=", ".join(f"`{label}`" for label in manifest.labels),
+        max_tokens=manifest.max_tokens,
+        preprocessing=manifest.preprocessing,
+        parity="\n".join(rows),
+    )
+    scored = [
+        f"| {precision} | {scores['accuracy']:.4f} | {scores['macro_recall']:.4f} "
+        f"| {scores['macro_f1']:.4f} | {scores['samples']} |"
+        for precision, variant in manifest.variants.items()
+        if (scores := variant.accuracy)
+    ]
+    return card + ACCURACY.format(rows="\n".join(scored)) if scored else card

@@ -1,0 +1,211 @@
+"""Per-token dynamic int8: every row of activations has a scale of its own.
+
+Stock dynamic quantization takes one scale for the whole batch, so a text's answer depends
+on who shares the batch. Here each token is quantized by its own largest magnitude, which
+makes a text's logits the same alone and in any batch, and closer to fp32.
+
+In ONNX operators, for activations ``x`` [tokens, inputs] and weights ``w``:
+
+    scale [tokens]      = max |x row| / 127
+    q     (uint8)       = x / scale + 128                       QuantizeLinear, axis 0
+    y                   = (q - 128) @ w_int8 * w_scale          MatMulIntegerToFloat
+    result              = y * scale + bias
+
+Only uint8 activations with int8 weights have a fast kernel on x86 (VNNI), hence the zero
+point of 128. Weights have one scale per output column. Query, key and value share one
+quantization. The hidden state stays [tokens, hidden] from the first layer to the last.
+
+Two biases cost nothing: the key's adds the same number to all scores of a query, which
+softmax ignores, and the value's passes through attention unchanged (its weights sum to
+one), so it is added to the bias of the attention output.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnx_ir.tape import Tape
+
+from model_export.encoder import EncoderLayer, Linear, find_layers
+
+# GELU is never below -0.17, so from its largest value follows its largest magnitude.
+GELU_LARGEST_NEGATIVE = 0.17
+SMALLEST_SCALE = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantized:
+    values: ir.Value  # uint8 [tokens, inputs]
+    scale: ir.Value  # float [tokens, 1]
+
+
+def quantize_encoder(model: ir.Model) -> None:
+    """Replace the encoder's linear layers by per-token int8 ones, in place.
+
+    ``keep_first_token`` has to come first. The classifier itself stays in fp32.
+
+    Raises:
+        UserError: the graph is not a post-norm encoder.
+    """
+    model.opset_imports["com.microsoft"] = 1
+    _Int8Pass(model.graph).run()
+    RemoveUnusedNodesPass()(model)
+
+
+def quantize_matrix(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Symmetric int8 with one scale per slice; ``axis`` is the one that is reduced.
+
+    Returns:
+        The int8 matrix of the same shape, and the float32 scales of the other axis.
+    """
+    scale = np.abs(weight).max(axis=axis) / np.float32(127)
+    scale[scale == 0] = 1
+    values = np.rint(weight / np.expand_dims(scale, axis)).clip(-127, 127).astype(np.int8)
+    return values, scale.astype(np.float32)
+
+
+class _Int8Pass:
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._layers = find_layers(graph)
+        self._size = self._layers[0].hidden_size
+        self._flat = self._constant("flat", np.array([-1, self._size], np.int64))
+        self._vector = self._constant("vector", np.array([-1], np.int64))
+        self._last_axis = self._constant("last_axis", np.array([1], np.int64))
+        self._zero_point = self._constant("zero_point", np.uint8(128))
+        self._unit_scale = self._constant("unit_scale", np.float32(1))
+        self._levels = self._constant("one_over_levels", np.float32(1 / 127))
+        self._smallest = self._constant("smallest", np.float32(SMALLEST_SCALE))
+        self._gelu_floor = self._constant("gelu_floor", np.float32(GELU_LARGEST_NEGATIVE))
+
+    def run(self) -> None:
+        hidden = self._layers[0].hidden
+        shapes = self._flatten(hidden)
+        for number, layer in enumerate(self._layers):
+            self._attention(layer, shapes, f"layer.{number}")
+            self._feed_forward(layer, f"layer.{number}")
+        self._classifier_reads_rows()
+
+    def _flatten(self, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Make the first layer's input [tokens, hidden].
+
+        Returns:
+            The shapes that give back [batch, sequence, hidden], and split the heads.
+        """
+        tape = Tape()
+        heads = self._layers[0].heads
+        batch = tape.op("Shape", [self._graph.inputs[0]], {"start": 0, "end": 1})
+        sequence = tape.op("Concat", [batch, self._flat], {"axis": 0})
+        split = np.array([-1, heads, self._size // heads], np.int64)
+        by_head = tape.op("Concat", [batch, self._constant("heads", split)], {"axis": 0})
+        uses = tuple(hidden.uses())
+        flat = tape.op("Reshape", [hidden, self._flat])
+        for use in uses:
+            use.node.replace_input_with(use.idx, flat)
+        self._graph.insert_after(_node(hidden), tape.nodes)
+        return sequence, by_head
+
+    def _attention(
+        self, layer: EncoderLayer, shapes: tuple[ir.Value, ir.Value], name: str
+    ) -> None:
+        sequence, by_head = shapes
+        queries, hidden = layer.query.input, layer.hidden
+        sliced = queries is not hidden
+        if sliced:
+            for gather in (_node(queries), _node(layer.residual)):
+                self._around_gather(gather, sequence)
+        layer.context_reshape.replace_input_with(1, self._flat)
+        for reshape in layer.head_reshapes:
+            reshape.replace_input_with(1, by_head)
+        quantized = self._quantize(hidden)
+        own = self._quantize(layer.query.input) if sliced else quantized
+        value_bias = _array(layer.value.bias) @ _array(layer.attention_output.weight)
+        folded = _array(layer.attention_output.bias) + value_bias
+        self._replace(layer.query, own, f"{name}.query", bias=layer.query.bias)
+        self._replace(layer.key, quantized, f"{name}.key", bias=None)
+        self._replace(layer.value, quantized, f"{name}.value", bias=None)
+        context = self._quantize(layer.context)
+        bias = self._constant(f"{name}.attention_output.bias", folded)
+        self._replace(layer.attention_output, context, f"{name}.attention_output", bias=bias)
+
+    def _feed_forward(self, layer: EncoderLayer, name: str) -> None:
+        widened = self._quantize(layer.output.input, gelu=layer.activation == "Gelu")
+        narrow = self._quantize(layer.intermediate.input)
+        self._replace(layer.intermediate, narrow, f"{name}.intermediate", bias=layer.intermediate.bias)
+        self._replace(layer.output, widened, f"{name}.output", bias=layer.output.bias)
+
+    def _around_gather(self, gather: ir.Node, sequence: ir.Value) -> None:
+        """Let a Gather of tokens read [batch, sequence, hidden] and write [tokens, hidden]."""
+        before = Tape()
+        gather.replace_input_with(0, before.op("Reshape", [gather.inputs[0], sequence]))
+        self._graph.insert_before(gather, before.nodes)
+        after = Tape()
+        output = gather.outputs[0]
+        uses = tuple(output.uses())
+        flat = after.op("Reshape", [output, self._flat])
+        for use in uses:
+            use.node.replace_input_with(use.idx, flat)
+        self._graph.insert_after(gather, after.nodes)
+
+    def _quantize(self, x: ir.Value, *, gelu: bool = False) -> _Quantized:
+        tape = Tape()
+        if gelu:
+            largest = tape.op("ReduceMax", [x, self._last_axis], {"keepdims": 1})
+            largest = tape.op("Max", [largest, self._gelu_floor])
+        else:
+            magnitude = tape.op("Abs", [x])
+            largest = tape.op("ReduceMax", [magnitude, self._last_axis], {"keepdims": 1})
+            largest = tape.op("Max", [largest, self._smallest])
+        scale = tape.op("Mul", [largest, self._levels])
+        per_token = tape.op("Reshape", [scale, self._vector])
+        zero_points = tape.op("Expand", [self._zero_point, tape.op("Shape", [per_token])])
+        values = tape.op("QuantizeLinear", [x, per_token, zero_points], {"axis": 0})
+        self._graph.insert_after(_node(x), tape.nodes)
+        return _Quantized(values, scale)
+
+    def _replace(
+        self, linear: Linear, x: _Quantized, name: str, *, bias: ir.Value | None
+    ) -> None:
+        weight, scale = quantize_matrix(_array(linear.weight), axis=0)
+        tape = Tape()
+        inputs = [
+            x.values,
+            self._constant(f"{name}.weight_int8", weight),
+            self._unit_scale,
+            self._constant(f"{name}.weight_scale", scale),
+            self._zero_point,
+        ]
+        result = tape.op("MatMulIntegerToFloat", inputs, domain="com.microsoft")
+        result = tape.op("Mul", [result, x.scale])
+        if bias is not None:
+            result = tape.op("Add", [result, bias])
+        self._graph.insert_before(linear.add, tape.nodes)
+        for use in tuple(linear.output.uses()):
+            use.node.replace_input_with(use.idx, result)
+        self._graph.remove([linear.add, linear.matmul], safe=True)
+
+    def _classifier_reads_rows(self) -> None:
+        """After the last layer there is one row a text: the Gather of token 0 goes."""
+        rows = self._layers[-1].output_norm.outputs[0]
+        for use in tuple(rows.uses()):
+            gathered = use.node.outputs[0]
+            for reader in tuple(gathered.uses()):
+                reader.node.replace_input_with(reader.idx, rows)
+            self._graph.remove(use.node, safe=True)
+
+    def _constant(self, name: str, array: np.ndarray | np.generic) -> ir.Value:
+        value = ir.Value(name=f"int8.{name}", const_value=ir.tensor(np.asarray(array)))
+        self._graph.register_initializer(value)
+        return value
+
+
+def _node(value: ir.Value) -> ir.Node:
+    node = value.producer()
+    assert node is not None
+    return node
+
+
+def _array(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    return value.const_value.numpy()

@@ -1,0 +1,86 @@
+"""Compares what will be served with the PyTorch checkpoint, on real texts."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from app.bundle import Parity, Precision
+from app.errors import InferenceFailed, UserError
+from app.model import Encoding, Logits, Model
+from model_export.checkpoint import Checkpoint
+
+# Largest logit difference allowed, and the share of labels that has to agree. A text whose
+# two best labels are closer than the allowed difference may change its label.
+TOLERANCE: dict[Precision, float] = {"fp32": 1e-3, "int8": 0.5}
+LABEL_AGREEMENT: dict[Precision, float] = {"fp32": 1.0, "int8": 0.95}
+
+TEXTS = (
+    "ok",
+    "I love this!",
+    "worst service ever",
+    "The meeting is at 3pm.",
+    "meh",
+    "Not bad at all, honestly better than I expected 😀",
+    "@user thanks for nothing, my order never arrived http",
+    "Qué día tan bonito, me encanta esta ciudad ❤️",
+    "Das Essen war kalt und der Kellner unfreundlich.",
+    "Le train part à huit heures de la gare du Nord.",
+    "O jogo foi horrível, perdemos tudo outra vez",
+    "Che bello rivedervi tutti domani!",
+    "यह फिल्म बहुत अच्छी थी",
+    "الخدمة سيئة جدا ولن أعود",
+    "So the update broke my phone twice in one week. Great job. Really. 👏👏",
+    "Tickets for the Friday show go on sale tomorrow morning at nine, doors open at seven.",
+    "I waited forty minutes on the phone only to be told that I had the wrong department, "
+    "and when I finally reached the right one they were about to close for the day.",
+    "We drove up the coast with the windows down, stopped for peaches at a stand by the road, "
+    "swam until the sun went down, and I have not been this happy for a very long time.",
+    "The committee will publish its report on the second of May; copies can be had from the "
+    "library, and questions may be sent to the office by letter or by electronic mail.",
+)
+
+
+def verify(model: Model, checkpoint: Checkpoint) -> Parity:
+    """Check a loaded variant against PyTorch, each text alone and in padded batches.
+
+    The texts run from one word to more than ``max_tokens`` tokens.
+
+    Raises:
+        UserError: the variant departs from the checkpoint beyond its tolerance.
+    """
+    encodings = [model.encode(text) for text in _texts(checkpoint.max_tokens)]
+    expected = np.stack([checkpoint.logits(encoding.ids).numpy() for encoding in encodings])
+    alone = [result for encoding in encodings for result in model.infer([encoding])]
+    batched = [result for batch in _batches(encodings) for result in model.infer(batch)]
+    found = np.stack([_logits(result) for result in (*alone, *batched)])
+    expected = np.concatenate([expected, expected])
+    parity = Parity(
+        samples=len(found),
+        max_abs_logit_diff=float(np.abs(found - expected).max()),
+        label_agreement=float((found.argmax(1) == expected.argmax(1)).mean()),
+    )
+    tolerance, agreement = TOLERANCE[model.precision], LABEL_AGREEMENT[model.precision]
+    if parity.max_abs_logit_diff > tolerance or parity.label_agreement < agreement:
+        raise UserError(
+            f"the {model.precision} model departs from the PyTorch checkpoint: logits by up to "
+            f"{parity.max_abs_logit_diff:.2g} (allowed {tolerance}), label agreement "
+            f"{parity.label_agreement:.3f} (at least {agreement})"
+        )
+    return parity
+
+
+def _texts(max_tokens: int) -> list[str]:
+    paragraph = " ".join(TEXTS)
+    repeated = " ".join([paragraph] * (max_tokens // 100 + 1))
+    return [*TEXTS, paragraph[:400], paragraph, repeated]
+
+
+def _batches(encodings: list[Encoding]) -> Iterable[list[Encoding]]:
+    """Neighbours as they come: short beside long, so that padding is checked."""
+    return (encodings[start : start + 4] for start in range(0, len(encodings), 4))
+
+
+def _logits(result: Logits | InferenceFailed) -> Logits:
+    if isinstance(result, InferenceFailed):
+        raise UserError(f"the exported model fails on a text: {result.detail}")
+    return result
