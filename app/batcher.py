@@ -183,7 +183,7 @@ class MicroBatcher(Generic[Item, Result]):
             if not request.done.done():
                 with self._condition:
                     self._queue.remove(texts)
-        request.fail_rest(DeadlineExceeded(f"No result within {timeout_s:g} s."))
+        request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:g} s"))
         return request.answer()
 
     async def drain(self, timeout_s: float) -> None:
@@ -209,7 +209,7 @@ class MicroBatcher(Generic[Item, Result]):
             excess = min(queued, queued + tokens - limit)
             raise Overloaded(
                 f"{queued} tokens are waiting; with the {tokens} of this request they would "
-                f"exceed the limit of {limit}.",
+                f"exceed the limit of {limit}",
                 reason="queue_full",
                 retry_after_s=self._seconds_for(excess) or RETRY_AFTER_S,
             )
@@ -217,7 +217,7 @@ class MicroBatcher(Generic[Item, Result]):
         if wait_s > timeout_s:
             raise Overloaded(
                 f"{queued} tokens are waiting, for about {wait_s:.1f} s; "
-                f"this request has {timeout_s:g} s.",
+                f"this request has {timeout_s:g} s",
                 reason="deadline",
                 retry_after_s=wait_s - timeout_s,
             )
@@ -286,7 +286,7 @@ class MicroBatcher(Generic[Item, Result]):
             if not retry:
                 logger.exception("inference raised on a batch of %d", len(items))
         if len(items) == 1:
-            return [InferenceFailed("Inference failed on this text.")]
+            return [InferenceFailed("inference failed on this text")]
         middle = len(items) // 2
         return [
             *self._infer_batch(items[:middle], retry=True),
@@ -323,4 +323,4 @@ class MicroBatcher(Generic[Item, Result]):
 
 
 def _shutting_down() -> ShuttingDown:
-    return ShuttingDown("The service is shutting down.", retry_after_s=RETRY_AFTER_S)
+    return ShuttingDown("the service is shutting down", retry_after_s=RETRY_AFTER_S)

@@ -1,5 +1,6 @@
 """A bundle loaded into ONNX Runtime: text → encoding → logits → scores."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +15,19 @@ from app.errors import EmptyText, InferenceFailed, InvalidRequest, UserError
 from app.preprocessing import preprocess
 
 Device = Literal["auto", "cpu", "cuda"]
+
+_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+# What `auto` takes on each, best first.
+_VARIANTS: dict[str, tuple[Precision, ...]] = {_CPU: ("int8", "fp32"), _CUDA: ("fp16", "fp32")}
+_NO_CUDA = (
+    "CUDA was asked for and cannot be used: it needs an NVIDIA GPU with its driver and the "
+    "'gpu' extra (onnxruntime-gpu); --device cpu serves without"
+)
+# Fusions that lose on a CPU. SkipLayerNormalization takes ten times as long as the Add and
+# LayerNormalization that it replaces; BiasGelu, longer than Add and Gelu.
+SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]
+
+logger = logging.getLogger(__name__)
 Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
@@ -57,21 +71,26 @@ class Model:
     def load(
         cls, bundle: Bundle, *, device: Device, precision: Precision | Literal["auto"], threads: int
     ) -> "Model":
-        """Open the session, with ``threads`` intra-op threads for one batch.
+        """Open the session, with ``threads`` intra-op threads a batch (0: one a core).
 
-        ``auto`` takes CUDA where it works, and the variant made for the device.
+        ``auto`` takes CUDA where it works and the bundle has a variant for it, and the variant
+        made for the device.
 
         Raises:
             UserError: a file is damaged, the variant is not in the bundle, its output does
                 not fit the labels, or CUDA was asked for and cannot be had.
         """
-        cuda = _use_cuda(device)
-        chosen = _preferred(bundle, cuda=cuda) if precision == "auto" else precision
-        session = _open_session(bundle, chosen, cuda=cuda, threads=threads)
-        if cuda and session.get_providers()[0] != "CUDAExecutionProvider":
-            if device == "cuda":
-                raise UserError(_NO_CUDA)
-            return cls.load(bundle, device="cpu", precision="auto", threads=threads)
+        if device == "auto":
+            cuda = _CUDA in ort.get_available_providers() and precision != "int8"
+            if cuda and not bundle.manifest.variants.keys().isdisjoint(_VARIANTS[_CUDA]):
+                try:
+                    return cls.load(bundle, device="cuda", precision=precision, threads=threads)
+                except UserError as error:
+                    logger.warning("serving on the CPU: %s", error)
+            return cls.load(bundle, device="cpu", precision=precision, threads=threads)
+        provider = _CUDA if device == "cuda" else _CPU
+        chosen = _preferred(bundle, provider) if precision == "auto" else precision
+        session = _open_session(bundle, chosen, provider, threads=threads)
         outputs = session.get_outputs()[0].shape[-1]
         if outputs != len(bundle.manifest.labels):
             raise UserError(
@@ -129,52 +148,41 @@ class Model:
         """Softmax of logits [..., labels], or their sigmoid for a multi-label checkpoint."""
         scores: NDArray[np.float32]
         if self.multi_label:
-            scores = np.reciprocal(1 + np.exp(-logits))
+            scores = np.exp(-np.logaddexp(0, -logits))  # sigmoid that cannot overflow
         else:
             exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
             scores = exponentials / exponentials.sum(axis=-1, keepdims=True)
         return scores
 
 
-_NO_CUDA = (
-    "CUDA was asked for and cannot be used: it needs an NVIDIA GPU with its driver and the "
-    "'gpu' extra (onnxruntime-gpu); --device cpu serves without"
-)
-
-
-def _preferred(bundle: Bundle, *, cuda: bool) -> Precision:
-    wanted: tuple[Precision, ...] = ("fp16", "fp32") if cuda else ("int8", "fp32")
+def _preferred(bundle: Bundle, provider: str) -> Precision:
+    wanted = _VARIANTS[provider]
     return next((p for p in wanted if p in bundle.manifest.variants), wanted[-1])
 
 
-def _use_cuda(device: Device) -> bool:
-    available = "CUDAExecutionProvider" in ort.get_available_providers()
-    if device == "cuda" and not available:
-        raise UserError(_NO_CUDA)
-    return available and device != "cpu"
-
-
 def _open_session(
-    bundle: Bundle, precision: Precision, *, cuda: bool, threads: int
+    bundle: Bundle, precision: Precision, provider: str, *, threads: int
 ) -> ort.InferenceSession:
     path = bundle.variant_path(precision)
+    if provider not in ort.get_available_providers():
+        raise UserError(_NO_CUDA)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     # A spinning thread takes the core that the event loop needs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"] if cuda else None
     try:
-        return ort.InferenceSession(
+        session = ort.InferenceSession(
             path,
             options,
-            providers=providers or ["CPUExecutionProvider"],
-            # On a CPU this fused operator is slower than the Add and LayerNormalization
-            # that it replaces.
-            disabled_optimizers=None if cuda else ["SkipLayerNormFusion"],
+            providers=[provider] if provider == _CPU else [provider, _CPU],
+            disabled_optimizers=SLOW_ON_CPU if provider == _CPU else None,
         )
     except Exception as error:  # onnxruntime's exceptions share no base class
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"ONNX Runtime cannot load {path}: {first_line}") from error
+    if session.get_providers()[0] != provider:  # it falls back to the CPU without a word
+        raise UserError(_NO_CUDA)
+    return session
 
 
 def _load_tokenizer(bundle: Bundle) -> Tokenizer:

@@ -6,6 +6,7 @@ XLM-RoBERTa (and whatever else has post-norm layers of the same shape) are one c
 
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from app.errors import UserError
@@ -78,15 +79,12 @@ class EncoderLayer:
     def heads(self) -> int:
         """Number of attention heads."""
         batch_sequence_heads_width = _producer(self.head_reshapes[0].inputs[1], "Concat")
-        heads = _input(batch_sequence_heads_width, 2).const_value
-        if heads is None:
-            raise _unexpected(batch_sequence_heads_width, "a constant number of heads")
-        return int(heads.numpy().item())
+        return int(constant(_input(batch_sequence_heads_width, 2)).item())
 
     @property
     def hidden_size(self) -> int:
         """Width of the hidden state."""
-        return constant_shape(self.key.weight)[0]
+        return int(constant(self.key.weight).shape[0])
 
 
 def find_layers(graph: ir.Graph) -> list[EncoderLayer]:
@@ -135,11 +133,15 @@ def _layer(softmax: ir.Node) -> EncoderLayer:
     )
 
 
-def constant_shape(value: ir.Value) -> tuple[int, ...]:
-    """The shape of an initializer."""
+def constant(value: ir.Value) -> np.ndarray:
+    """The array of an initializer.
+
+    Raises:
+        UserError: the value is computed.
+    """
     if value.const_value is None:
         raise UserError(f"unsupported architecture: {value.name} is not a constant")
-    return tuple(int(size) for size in value.const_value.shape)
+    return value.const_value.numpy()
 
 
 def _linear_to(output: ir.Value | None) -> Linear:
@@ -158,7 +160,7 @@ def _linear_from(source: ir.Value) -> Linear:
 
 def _linear(matmul: ir.Node, add: ir.Node, bias: ir.Value) -> Linear:
     weight = _input(matmul, 1)
-    if len(constant_shape(weight)) != 2 or len(constant_shape(bias)) != 1:
+    if constant(weight).ndim != 2 or constant(bias).ndim != 1:
         raise _unexpected(matmul, "a constant matrix and bias")
     return Linear(matmul, add, weight, bias)
 

@@ -157,4 +157,3 @@ def _replaced_at_the_end(output: Path) -> Iterator[Path]:
             directory.rename(output)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-

@@ -81,16 +81,19 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     same weights as an uninterrupted run.
 
     Returns:
-        The averaged model's scores on the validation file.
+        The averaged model's scores on the validation texts that are not in the training data.
 
     Raises:
         UserError: a labelled file cannot be read.
     """
     tokenizer = AutoTokenizer.from_pretrained(recipe.base)
-    validation = read_examples(recipe.validation, LABELS)
-    rows = [example for path in recipe.train for example in read_examples(path, LABELS)]
-    train = without_leaks(rows, validation)
-    say(f"{len(train)} texts to train on; {len(rows) - len(train)} left out: also in validation")
+    train = [example for path in recipe.train for example in read_examples(path, LABELS)]
+    rows = read_examples(recipe.validation, LABELS)
+    validation = without_leaks(rows, train)
+    say(
+        f"{len(train)} texts to train on, {len(validation)} to validate with; "
+        f"{len(rows) - len(validation)} validation texts left out: they are in the training data"
+    )
     train_set = _tokenise(train, tokenizer)
     validation_set = _tokenise(validation, tokenizer)
     work = output.with_name(output.name + ".training")
@@ -116,6 +119,7 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     record = {
         "recipe": recipe.as_dict(),
         "train_texts": len(train),
+        "validation_texts": len(validation),
         "runs": history,
         "averaged": scores.as_dict(),
     }
@@ -123,21 +127,22 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     return scores
 
 
-def without_leaks(train: list[Example], validation: list[Example]) -> list[Example]:
-    """The training examples whose text is not in the validation file.
+def without_leaks(validation: list[Example], train: list[Example]) -> list[Example]:
+    """The validation examples whose text is not in the training data.
 
     Published splits overlap more often than not, in another spelling: letter case,
     punctuation, HTML entities, ``\\u2019`` escapes, user names and links are ignored.
     """
-    held_out = {_fingerprint(example.text) for example in validation}
-    return [example for example in train if _fingerprint(example.text) not in held_out]
+    seen = {_fingerprint(example.text) for example in train}
+    return [example for example in validation if _fingerprint(example.text) not in seen]
 
 
 def _fingerprint(text: str) -> str:
     unescaped = re.sub(r"\\u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), text)
     plain = html.unescape(html.unescape(unescaped)).lower()
     without_names = re.sub(r"@\w+|http\S*", "", plain)
-    return "".join(character for character in without_names if character.isalnum())
+    # A text of nothing else, of emoji perhaps, is compared as it is.
+    return "".join(filter(str.isalnum, without_names)) or text
 
 
 class _Run:
@@ -170,7 +175,7 @@ class _Run:
         self.history: list[dict[str, Any]] = []
         self._resume()
 
-    def train(self) -> torch.nn.Module:
+    def train(self) -> Any:
         """Run the remaining epochs; returns the trained model."""
         for epoch in range(self._step // self._steps_per_epoch, self._recipe.epochs):
             self._train_epoch(epoch)

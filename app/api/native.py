@@ -72,7 +72,7 @@ async def classify(body: ClassifyRequest, request: Request) -> Response:
     }
     # Straight to JSON: what was just built need not be validated and copied.
     return Response(
-        json.dumps(response),
+        json.dumps(response, separators=(",", ":")),
         media_type="application/json",
         headers={
             "server-timing": f"tokenize;dur={done.tokenize_seconds * 1000:.2f}, "

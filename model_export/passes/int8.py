@@ -27,7 +27,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from model_export.encoder import EncoderLayer, Linear, find_layers
+from app.errors import UserError
+from model_export.encoder import EncoderLayer, Linear, constant, find_layers
 
 # GELU is never below -0.17, so from its largest value follows its largest magnitude.
 GELU_LARGEST_NEGATIVE = 0.17
@@ -80,73 +81,68 @@ class _Int8Pass:
         self._gelu_floor = self._constant("gelu_floor", np.float32(GELU_LARGEST_NEGATIVE))
 
     def run(self) -> None:
-        hidden = self._layers[0].hidden
-        shapes = self._flatten(hidden)
+        by_sequence, by_head = self._shapes()
+        self._flatten(self._layers[0].hidden)
         for number, layer in enumerate(self._layers):
-            self._attention(layer, shapes, f"layer.{number}")
+            if layer.query.input is not layer.hidden:  # the last layer keeps its first tokens
+                for kept in (layer.query.input, layer.residual):
+                    self._read_tokens(kept, by_sequence)
+                    self._flatten(kept)
+            self._attention(layer, by_head, f"layer.{number}")
             self._feed_forward(layer, f"layer.{number}")
         self._classifier_reads_rows()
 
-    def _flatten(self, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Make the first layer's input [tokens, hidden].
-
-        Returns:
-            The shapes that give back [batch, sequence, hidden], and split the heads.
-        """
+    def _shapes(self) -> tuple[ir.Value, ir.Value]:
+        """Shapes that make [batch, sequence, hidden] of rows, and split their heads."""
         tape = Tape()
         heads = self._layers[0].heads
         batch = tape.op("Shape", [self._graph.inputs[0]], {"start": 0, "end": 1})
-        sequence = tape.op("Concat", [batch, self._flat], {"axis": 0})
+        by_sequence = tape.op("Concat", [batch, self._flat], {"axis": 0})
         split = np.array([-1, heads, self._size // heads], np.int64)
         by_head = tape.op("Concat", [batch, self._constant("heads", split)], {"axis": 0})
-        uses = tuple(hidden.uses())
-        flat = tape.op("Reshape", [hidden, self._flat])
-        for use in uses:
-            use.node.replace_input_with(use.idx, flat)
-        self._graph.insert_after(_node(hidden), tape.nodes)
-        return sequence, by_head
+        self._graph.insert_before(self._graph[0], tape.nodes)
+        return by_sequence, by_head
 
-    def _attention(
-        self, layer: EncoderLayer, shapes: tuple[ir.Value, ir.Value], name: str
-    ) -> None:
-        sequence, by_head = shapes
-        queries, hidden = layer.query.input, layer.hidden
-        sliced = queries is not hidden
-        if sliced:
-            for gather in (_node(queries), _node(layer.residual)):
-                self._around_gather(gather, sequence)
-        layer.context_reshape.replace_input_with(1, self._flat)
+    def _flatten(self, value: ir.Value) -> None:
+        """Hand [batch, sequence, hidden] to its readers as [tokens, hidden]."""
+        readers = tuple(value.uses())
+        tape = Tape()
+        flat = tape.op("Reshape", [value, self._flat])
+        for reader in readers:
+            reader.node.replace_input_with(reader.idx, flat)
+        self._insert_after(value, tape)
+
+    def _read_tokens(self, gathered: ir.Value, by_sequence: ir.Value) -> None:
+        """Let the Gather behind ``gathered`` find its tokens by text again."""
+        gather = _producer(gathered)
+        tape = Tape()
+        gather.replace_input_with(0, tape.op("Reshape", [gather.inputs[0], by_sequence]))
+        self._graph.insert_before(gather, tape.nodes)
+
+    def _attention(self, layer: EncoderLayer, by_head: ir.Value, name: str) -> None:
         for reshape in layer.head_reshapes:
             reshape.replace_input_with(1, by_head)
-        quantized = self._quantize(hidden)
-        own = self._quantize(layer.query.input) if sliced else quantized
-        value_bias = _array(layer.value.bias) @ _array(layer.attention_output.weight)
-        folded = _array(layer.attention_output.bias) + value_bias
-        self._replace(layer.query, own, f"{name}.query", bias=layer.query.bias)
-        self._replace(layer.key, quantized, f"{name}.key", bias=None)
-        self._replace(layer.value, quantized, f"{name}.value", bias=None)
+        layer.context_reshape.replace_input_with(1, self._flat)
+        hidden = self._quantize(layer.hidden)
+        shared = layer.query.input is layer.hidden
+        queries = hidden if shared else self._quantize(layer.query.input)
         context = self._quantize(layer.context)
-        bias = self._constant(f"{name}.attention_output.bias", folded)
+        value_bias = constant(layer.value.bias) @ constant(layer.attention_output.weight)
+        bias = self._constant(
+            f"{name}.attention_output.bias", constant(layer.attention_output.bias) + value_bias
+        )
+        self._replace(layer.query, queries, f"{name}.query", bias=layer.query.bias)
+        self._replace(layer.key, hidden, f"{name}.key", bias=None)
+        self._replace(layer.value, hidden, f"{name}.value", bias=None)
         self._replace(layer.attention_output, context, f"{name}.attention_output", bias=bias)
 
     def _feed_forward(self, layer: EncoderLayer, name: str) -> None:
         widened = self._quantize(layer.output.input, gelu=layer.activation == "Gelu")
         narrow = self._quantize(layer.intermediate.input)
-        self._replace(layer.intermediate, narrow, f"{name}.intermediate", bias=layer.intermediate.bias)
+        self._replace(
+            layer.intermediate, narrow, f"{name}.intermediate", bias=layer.intermediate.bias
+        )
         self._replace(layer.output, widened, f"{name}.output", bias=layer.output.bias)
-
-    def _around_gather(self, gather: ir.Node, sequence: ir.Value) -> None:
-        """Let a Gather of tokens read [batch, sequence, hidden] and write [tokens, hidden]."""
-        before = Tape()
-        gather.replace_input_with(0, before.op("Reshape", [gather.inputs[0], sequence]))
-        self._graph.insert_before(gather, before.nodes)
-        after = Tape()
-        output = gather.outputs[0]
-        uses = tuple(output.uses())
-        flat = after.op("Reshape", [output, self._flat])
-        for use in uses:
-            use.node.replace_input_with(use.idx, flat)
-        self._graph.insert_after(gather, after.nodes)
 
     def _quantize(self, x: ir.Value, *, gelu: bool = False) -> _Quantized:
         tape = Tape()
@@ -161,13 +157,11 @@ class _Int8Pass:
         per_token = tape.op("Reshape", [scale, self._vector])
         zero_points = tape.op("Expand", [self._zero_point, tape.op("Shape", [per_token])])
         values = tape.op("QuantizeLinear", [x, per_token, zero_points], {"axis": 0})
-        self._graph.insert_after(_node(x), tape.nodes)
+        self._insert_after(x, tape)
         return _Quantized(values, scale)
 
-    def _replace(
-        self, linear: Linear, x: _Quantized, name: str, *, bias: ir.Value | None
-    ) -> None:
-        weight, scale = quantize_matrix(_array(linear.weight), axis=0)
+    def _replace(self, linear: Linear, x: _Quantized, name: str, *, bias: ir.Value | None) -> None:
+        weight, scale = quantize_matrix(constant(linear.weight), axis=0)
         tape = Tape()
         inputs = [
             x.values,
@@ -199,13 +193,12 @@ class _Int8Pass:
         self._graph.register_initializer(value)
         return value
 
+    def _insert_after(self, value: ir.Value, tape: Tape) -> None:
+        self._graph.insert_after(_producer(value), tape.nodes)
 
-def _node(value: ir.Value) -> ir.Node:
+
+def _producer(value: ir.Value) -> ir.Node:
     node = value.producer()
-    assert node is not None
+    if node is None:
+        raise UserError(f"unsupported architecture: {value.name} is not computed")
     return node
-
-
-def _array(value: ir.Value) -> np.ndarray:
-    assert value.const_value is not None
-    return value.const_value.numpy()

@@ -10,6 +10,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
 from app.errors import UserError
+from model_export.encoder import constant
 from model_export.passes.int8 import quantize_matrix
 
 
@@ -19,11 +20,11 @@ def quantize_word_embedding(model: ir.Model) -> None:
     Raises:
         UserError: the graph looks nothing up.
     """
-    lookups = [node for node in model.graph if node.op_type == "Gather" and _table(node)]
+    lookups = [(node, array) for node in model.graph if (array := _table(node)) is not None]
     if not lookups:
         raise UserError("unsupported architecture: the graph has no embedding table")
-    lookup = max(lookups, key=lambda node: _table(node).size)
-    weight, scale = quantize_matrix(_table(lookup).numpy(), axis=1)
+    lookup, largest = max(lookups, key=lambda pair: pair[1].size)
+    weight, scale = quantize_matrix(largest, axis=1)
 
     tape = Tape()
     table = tape.initializer(ir.tensor(weight, name="int8.word_embedding"))
@@ -39,8 +40,10 @@ def quantize_word_embedding(model: ir.Model) -> None:
     RemoveUnusedNodesPass()(model)
 
 
-def _table(lookup: ir.Node) -> ir.TensorProtocol | None:
+def _table(node: ir.Node) -> np.ndarray | None:
     """The float matrix that a Gather reads rows of, if it is one."""
-    table = lookup.inputs[0].const_value if lookup.inputs[0] is not None else None
-    is_table = table is not None and table.dtype == ir.DataType.FLOAT and len(table.shape) == 2
-    return table if is_table else None
+    source = node.inputs[0] if node.op_type == "Gather" else None
+    if source is None or source.const_value is None:
+        return None
+    array = constant(source)
+    return array if array.dtype == np.float32 and array.ndim == 2 else None

@@ -1,0 +1,222 @@
+"""Per-token int8: the arithmetic of one layer, what the pass leaves, and how close it stays."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from transformers import PreTrainedModel
+
+from model_export.checkpoint import load_checkpoint
+from model_export.onnx_graph import export_graph
+from model_export.passes.first_token import keep_first_token
+from model_export.passes.int8 import quantize_encoder, quantize_matrix
+from tests.checkpoints import (
+    ARCHITECTURES,
+    HIDDEN_SIZE,
+    LAYERS,
+    Exported,
+    exported,
+    make_checkpoint,
+    random_model,
+    save_model,
+)
+from tests.graphs import encoding_of, random_encodings, run, session
+
+matrices = arrays(
+    np.float32,
+    st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    elements=st.floats(-100, 100, width=32, allow_subnormal=False),
+)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """One of the three architectures."""
+    return exported(tmp_path_factory.getbasetemp(), request.param)
+
+
+def quantized(plain: Path) -> ir.Model:
+    """The encoder in int8, the embeddings still in fp32."""
+    model = ir.load(plain)
+    keep_first_token(model)
+    quantize_encoder(model)
+    return model
+
+
+@given(matrices, st.sampled_from([0, 1]))
+def test_a_weight_is_off_by_half_a_step_at_most(weight: np.ndarray, axis: int) -> None:
+    """Each slice has a scale of its own, and its int8 values times that scale give it back."""
+    values, scale = quantize_matrix(weight, axis)
+    assert values.dtype == np.int8
+    assert scale.dtype == np.float32
+    assert scale.shape == (weight.shape[1 - axis],)
+    step = np.expand_dims(scale, axis).astype(np.float64)
+    assert (np.abs(values * step - weight) <= step * 0.5001).all()
+
+
+def test_the_largest_weight_of_a_column_uses_the_whole_range() -> None:
+    """The range is -127…127, never -128, for positive and negative extremes alike."""
+    weight = np.array([[2.54, -5.0, 0.0], [-1.27, 5.0, 0.0]], np.float32)
+    values, scale = quantize_matrix(weight, axis=0)
+    # -1.27 is half a step from both -63 and -64.
+    assert values[:, 1:].tolist() == [[-127, 0], [127, 0]]
+    assert values[0, 0] == 127
+    assert values[1, 0] in (-63, -64)
+    np.testing.assert_allclose(scale, [0.02, 5 / 127, 1], rtol=1e-6)
+
+
+def test_rows_and_columns_are_not_confused() -> None:
+    """Reducing axis 0 scales columns, reducing axis 1 scales rows."""
+    weight = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]], np.float32)
+    np.testing.assert_allclose(quantize_matrix(weight, axis=0)[1] * 127, [4, 40], rtol=1e-6)
+    np.testing.assert_allclose(quantize_matrix(weight, axis=1)[1] * 127, [10, 20, 40], rtol=1e-6)
+
+
+def test_a_layer_computes_the_written_formula(made: Exported) -> None:
+    """scale = max|row|/127; round(x/scale) @ w_int8 · w_scale · scale + bias, by numpy."""
+    model = quantized(made.plain)
+    named = {value.name: value for value in model.graph.initializers.values()}
+    weight = named["int8.layer.0.query.weight_int8"]
+    weight_scale = named["int8.layer.0.query.weight_scale"]
+    ((product, _),) = weight.uses()
+    scaled = _only_reader(product.outputs[0])
+    biased = _only_reader(scaled.outputs[0])
+    activations = product.inputs[0].producer().inputs[0]
+    bias = next(value for value in biased.inputs if value.const_value is not None)
+    model.graph.outputs.extend([activations, biased.outputs[0]])
+
+    opened = session(model, optimised=False)
+    encodings = random_encodings(1)
+    x = run(opened, encodings, output=activations.name).astype(np.float64)
+    scale = np.abs(x).max(axis=1, keepdims=True) / 127
+    integers = np.rint(x / scale) @ weight.const_value.numpy().astype(np.float64)
+    expected = integers * weight_scale.const_value.numpy() * scale + bias.const_value.numpy()
+    assert x.shape == (len(encodings) * len(encodings[0]), HIDDEN_SIZE)
+    found = run(opened, encodings, output=biased.outputs[0].name)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def _only_reader(value: ir.Value) -> ir.Node:
+    ((node, _),) = value.uses()
+    return node
+
+
+def test_the_whole_pass_stays_close_to_fp32(made: Exported) -> None:
+    """Logits that vary by 1 from text to text move by less than 0.2, on average by 0.05."""
+    fp32, int8 = session(ir.load(made.plain)), session(quantized(made.plain))
+    encodings = [encoding for seed in range(8) for encoding in random_encodings(seed)]
+    expected, found = run(fp32, encodings), run(int8, encodings)
+    difference = np.abs(expected - found)
+    assert expected.std() > 0.3
+    assert 0 < difference.max() < 0.2
+    assert difference.mean() < 0.05
+
+
+def test_every_linear_layer_of_the_encoder_is_int8(made: Exported) -> None:
+    """Six integer products a layer; the only float products left have no weights."""
+    graph = quantized(made.plain).graph
+    assert sum(node.op_type == "MatMulIntegerToFloat" for node in graph) == 6 * LAYERS
+    floats = [node for node in graph if node.op_type == "MatMul"]
+    assert len(floats) == 2 * LAYERS  # scores and context of each attention
+    assert all(value.const_value is None for node in floats for value in node.inputs)
+    left = {value.name: value.const_value for value in graph.initializers.values()}
+    large = [name for name, array in left.items() if array.dtype == ir.DataType.FLOAT]
+    assert not [name for name in large if "encoder" in name and left[name].numpy().ndim == 2]
+
+
+def test_an_activation_is_quantized_once_for_query_key_and_value(made: Exported) -> None:
+    """Four quantizations a layer; the last, whose queries are sliced, has a fifth."""
+    graph = quantized(made.plain).graph
+    assert sum(node.op_type == "QuantizeLinear" for node in graph) == 4 * LAYERS + 1
+
+
+def test_an_outlier_in_one_text_leaves_its_neighbours_alone(made: Exported) -> None:
+    """Rows share no scale: a huge activation next door does not move a single bit."""
+    model = ir.load(made.plain)
+    table = next(
+        value for name, value in model.graph.initializers.items() if "word_embeddings" in name
+    )
+    array = np.array(table.const_value.numpy())
+    array[100, :] = 0
+    array[100, 7] = 1e4  # one large component outlives layer normalisation
+    table.const_value = ir.tensor(array, name=table.name)
+    keep_first_token(model)
+    quantize_encoder(model)
+    opened = session(model)
+    text, calm, outlier = [encoding_of([5, 9, token, 60, 6]) for token in (40, 41, 100)]
+    (alone,) = run(opened, [text])
+    assert run(opened, [text, calm])[0].tobytes() == alone.tobytes()
+    assert run(opened, [text, outlier])[0].tobytes() == alone.tobytes()
+    assert run(opened, [outlier, text])[1].tobytes() == alone.tobytes()
+
+
+def _changed(
+    directory: Path, change: Callable[[PreTrainedModel], None], **config: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of PyTorch and of the int8 graph for a BERT whose weights were changed."""
+    source = make_checkpoint(directory / "source", "bert", **config)
+    model = random_model("bert", load_checkpoint(source).model.config.vocab_size, **config)
+    with torch.no_grad():
+        change(model)
+    save_model(source, model)
+    checkpoint = load_checkpoint(source)
+    (directory / "graph").mkdir()
+    opened = session(quantized(export_graph(checkpoint, directory / "graph")))
+    encodings = [encoding for seed in range(3) for encoding in random_encodings(seed)]
+    expected = np.stack([checkpoint.logits(encoding.ids).numpy() for encoding in encodings])
+    return expected, run(opened, encodings)
+
+
+def test_biases_of_key_and_value_are_accounted_for(tmp_path: Path) -> None:
+    """The key's bias is dropped, the value's folded: with large ones the answers still hold."""
+
+    def enlarge(model: PreTrainedModel) -> None:
+        for name, weights in model.named_parameters():
+            if name.endswith(("key.bias", "value.bias")):
+                weights *= 30  # from 0.2 to 6, where activations are about 1
+
+    expected, found = _changed(tmp_path, enlarge)
+    np.testing.assert_allclose(found, expected, atol=0.3)
+
+
+def test_a_row_of_zeros_is_no_division_by_zero(tmp_path: Path) -> None:
+    """Where every activation of a token is 0, its results are the biases, as in PyTorch."""
+
+    def silence(model: PreTrainedModel) -> None:
+        for name, weights in model.named_parameters():
+            if "embeddings.LayerNorm" in name:
+                weights *= 0
+
+    expected, found = _changed(tmp_path, silence)
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found, expected, atol=0.2)
+
+
+def test_a_row_that_gelu_makes_negative_throughout_stays_accurate(tmp_path: Path) -> None:
+    """Its largest value says nothing of its magnitude, so the scale has a floor."""
+
+    def lower(model: PreTrainedModel) -> None:
+        for name, weights in model.named_parameters():
+            if name.endswith("intermediate.dense.weight"):
+                weights *= 0.05
+            elif name.endswith("intermediate.dense.bias"):
+                weights.fill_(-0.75)  # where GELU is lowest
+            elif name.endswith("layer.1.output.dense.weight"):
+                weights *= 10
+
+    expected, found = _changed(tmp_path, lower)
+    np.testing.assert_allclose(found, expected, atol=0.1)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu_new", "silu"])
+def test_other_activations_than_gelu(activation: str, tmp_path: Path) -> None:
+    """Only the exact GELU has the known lowest value; for others the magnitude is measured."""
+    expected, found = _changed(tmp_path, lambda model: None, hidden_act=activation)
+    assert 0 < np.abs(found - expected).max() < 0.25

@@ -1,0 +1,85 @@
+"""What the README shows is what happens."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.settings import Settings, flag
+from tests.serving import ROOT, Process, environment
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLES = [
+    (command, output)
+    for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
+]
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[Process]:
+    """The embedded model, served."""
+    with Process() as process:
+        yield process
+
+
+@pytest.mark.parametrize(("command", "output"), EXAMPLES)
+def test_an_example_prints_what_the_readme_shows(
+    embedded: Process, command: str, output: str
+) -> None:
+    """Every command in the README gives the answer below it, figures to three places."""
+    assert shutil.which("curl"), "the README's examples need curl"
+    here = command.replace("localhost:8000", f"127.0.0.1:{embedded.port}")
+    here = here.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+    done = subprocess.run(
+        ["bash", "-c", here], env=environment(), capture_output=True, text=True, check=True
+    )
+    if output.startswith("{"):
+        assert _rounded(json.loads(done.stdout)) == _rounded(json.loads(output))
+    else:
+        assert done.stdout == output
+
+
+def test_the_readme_has_examples_of_server_and_command_line() -> None:
+    """The examples are found at all, so that the test above does not pass by finding none."""
+    commands = [command.split()[0] for command, _ in EXAMPLES]
+
+    assert commands.count("curl") >= 3
+    assert ".venv/bin/sentiment" in commands
+
+
+def test_the_settings_table_lists_every_setting() -> None:
+    """The README's table has each setting's flag, variable and default, and no other row."""
+    rows = re.findall(r"^\| `(--[a-z-]+)` \| `(\w+)` \| (.*?) \|", README, re.MULTILINE)
+
+    assert rows == [
+        (flag(name), f"SENTIMENT_{name.upper()}", _default(field.default))
+        for name, field in Settings.model_fields.items()
+    ]
+
+
+def test_links_to_files_lead_somewhere() -> None:
+    """Every relative link of the README names a file that exists."""
+    targets = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+
+    assert targets
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def _default(value: Any) -> str:
+    return "the embedded model" if value == () else f"`{value}`"
+
+
+def _rounded(value: Any) -> Any:
+    """JSON without what differs from call to call, floats rounded."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items() if key != "request_id"}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return round(value, 3) if isinstance(value, float) else value
