@@ -17,7 +17,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from app.errors import DeadlineExceeded, InferenceFailed, Overloaded, ServiceError, ShuttingDown
+from app.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    Overloaded,
+    ServiceError,
+    ShuttingDown,
+    TooManyTexts,
+)
 from app.fair_queue import Entry, FairQueue
 
 # Batches in a row without one answer before inference counts as failing: a bad text that comes
@@ -27,6 +34,10 @@ FAILING_AFTER = 3
 # What a finished batch weighs in the measured speed when the next one is done: about the last ten
 # count.
 SPEED_DECAY = 0.9
+
+# The part of the queue that a single request may fill: the rest is for others, whose turn comes
+# before most of it.
+REQUEST_SHARE = 0.5
 
 # The advice when the wait cannot be computed: nothing was measured yet, or the process goes away.
 RETRY_AFTER_S = 1.0
@@ -158,7 +169,8 @@ class MicroBatcher(Generic[Item, Result]):
         place in the answer: ``DeadlineExceeded`` where no result came in time,
         ``InferenceFailed``, ``ShuttingDown``. Cancelled, it takes back the items that still wait.
 
-        Raises ``Overloaded`` or ``ShuttingDown``, at once, when the request is not admitted.
+        Raises ``Overloaded``, ``TooManyTexts`` (more tokens than one request may queue) or
+        ``ShuttingDown``, at once, when the request is not admitted.
         """
         if not items:
             return Answer([], 0.0, 0.0)
@@ -186,37 +198,46 @@ class MicroBatcher(Generic[Item, Result]):
         request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:g} s"))
         return request.answer()
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float) -> bool:
         """Admit nothing more, finish what was admitted, end the runners.
 
         What is unfinished after ``timeout_s`` seconds fails with ``ShuttingDown``. A runner still
         inside ``infer`` is left to itself then. May be called again.
+
+        Returns whether all runners have ended.
         """
         with self._condition:
             self._closed = True
             self._condition.notify_all()
-        await asyncio.wait(self._runner_ends, timeout=timeout_s)
+        _, running = await asyncio.wait(self._runner_ends, timeout=timeout_s)
         with self._condition:
             self._queue.clear()
         for request in self._requests:
             request.fail_rest(_shutting_down())
+        return not running
 
     def _check_admission(self, tokens: int, timeout_s: float) -> None:
         if self._closed:
             raise _shutting_down()
         queued, limit = self._queue.tokens, self._max_queue_tokens
-        if queued and queued + tokens > limit:
-            excess = min(queued, queued + tokens - limit)
+        most = int(limit * REQUEST_SHARE)
+        if tokens > most:
+            raise TooManyTexts(
+                f"the texts have {tokens} tokens in all; at most {most} are accepted in one request"
+            )
+        if queued + tokens > limit:
+            excess = queued + tokens - limit
             raise Overloaded(
                 f"{queued} tokens are waiting; with the {tokens} of this request they would "
                 f"exceed the limit of {limit}",
                 reason="queue_full",
                 retry_after_s=self._seconds_for(excess) or RETRY_AFTER_S,
             )
-        wait_s = self._seconds_for(queued)
+        ahead = self._queue.tokens_before(tokens)
+        wait_s = self._seconds_for(ahead)
         if wait_s > timeout_s:
             raise Overloaded(
-                f"{queued} tokens are waiting, for about {wait_s:.1f} s; "
+                f"{ahead} tokens come before these, in about {wait_s:.1f} s; "
                 f"this request has {timeout_s:g} s",
                 reason="deadline",
                 retry_after_s=wait_s - timeout_s,

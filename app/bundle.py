@@ -3,14 +3,14 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.errors import UserError
 from app.preprocessing import Preprocessing
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Final = 1
 MANIFEST = "manifest.json"
 # Side files whose digests the manifest carries beside those of the variants.
 SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -54,8 +54,8 @@ class Source(_Record):
 class Manifest(_Record):
     """``manifest.json``: what the bundle is, what it holds and where it came from."""
 
-    format_version: int
-    name: str
+    format_version: Literal[1]
+    name: str = Field(min_length=1)
     source: Source
     architecture: str
     labels: list[str] = Field(min_length=1)
@@ -87,8 +87,11 @@ class Bundle:
             if name not in manifest.files:
                 raise UserError(f"{path / MANIFEST} does not list {name}")
             _check_digest(path, name, manifest.files[name])
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        labels = [config["id2label"][str(index)] for index in range(len(config["id2label"]))]
+        try:
+            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+            labels = [config["id2label"][str(index)] for index in range(len(config["id2label"]))]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path / 'config.json'} has no usable id2label: {error!r}") from error
         if labels != manifest.labels:
             raise UserError(
                 f"bundle {path} contradicts itself: {MANIFEST} has the labels "

@@ -100,7 +100,7 @@ def _serve(settings: Settings) -> int:
 
 
 def _classify(options: argparse.Namespace, settings: Settings) -> int:
-    if not options.texts and sys.stdin.isatty():
+    if not options.texts and (sys.stdin is None or sys.stdin.isatty()):
         print("sentiment: give texts as arguments or on standard input", file=sys.stderr)
         return 2
     from app.bundle import EMBEDDED_BUNDLE, Bundle
@@ -110,7 +110,10 @@ def _classify(options: argparse.Namespace, settings: Settings) -> int:
     runners, threads = share_cpus(
         available_cpus(), runners=settings.runners, threads=settings.threads
     )
-    path, *_ = settings.model or (EMBEDDED_BUNDLE,)
+    path, *others = settings.model or (EMBEDDED_BUNDLE,)
+    if others:
+        print("sentiment: classify uses one model; give --model once", file=sys.stderr)
+        return 2
     model = Model.load(
         Bundle.open(path), device=settings.device, precision=settings.precision, threads=threads
     )

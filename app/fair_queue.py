@@ -51,6 +51,12 @@ class FairQueue(Generic[E]):
         """Tokens waiting, without padding."""
         return self._tokens
 
+    def tokens_before(self, tokens: int) -> int:
+        """Tokens that are served before a newcomer of ``tokens`` tokens has all its turns."""
+        last_turn = (self._virtual_time + tokens, 0)
+        ahead = bisect_left(self._waiting, last_turn, key=_turn)
+        return sum(entry.tokens for entry in self._waiting[:ahead])
+
     def add(self, request: Iterable[E]) -> None:
         """Queue the entries of one request, in their order."""
         start = self._virtual_time

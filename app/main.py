@@ -62,20 +62,18 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # One thread: large requests take turns there, and the event loop competes with one.
-        with ThreadPoolExecutor(1, "tokenizer") as tokenizer:
-            for name, model in models.items():
-                service.classifiers[name] = Classifier(
-                    model,
-                    settings,
-                    ModelMetrics(service.metrics, model, version=service.version),
-                    runners=runners,
-                    tokenizer=tokenizer,
-                )
-            yield
-            service.stop()
-            await asyncio.gather(
-                *(c.drain(settings.drain_ms / 1000) for c in service.classifiers.values())
+        tokenizer = ThreadPoolExecutor(1, "tokenizer")
+        for name, model in models.items():
+            service.classifiers[name] = Classifier(
+                model,
+                settings,
+                ModelMetrics(service.metrics, model, version=service.version),
+                runners=runners,
+                tokenizer=tokenizer,
             )
+        yield
+        await service.drain()
+        tokenizer.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(
         title="Sentiment service",
@@ -117,7 +115,13 @@ def run(settings: Settings) -> None:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(settings.drain_ms / 1000),
         )
-        Server(config, app.state.service).run([listener])
+        service = app.state.service
+        Server(config, service).run([listener])
+    if service.abandoned:
+        # Its thread cannot be interrupted, and the interpreter would abort at its end.
+        logger.warning("a batch was still running when drain-ms was over; its answer is lost")
+        logging.shutdown()
+        os._exit(0)
 
 
 class Server(uvicorn.Server):

@@ -21,6 +21,7 @@ from app.errors import (
     Overloaded,
     ShuttingDown,
     TextTooLong,
+    TooManyTexts,
 )
 from app.model import Model
 
@@ -46,6 +47,7 @@ OUTCOMES = (
             Overloaded,
             ShuttingDown,
             TextTooLong,
+            TooManyTexts,
         )
     ),
 )

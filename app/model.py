@@ -111,11 +111,12 @@ class Model:
         if "\0" in text:
             raise InvalidRequest("the text holds a NUL character (U+0000); remove it")
         try:
-            encoding = self._tokenizer.encode(preprocess(text, self.preprocessing))
-        except (TypeError, UnicodeEncodeError):
+            text.encode()  # the normalisation may drop what makes the text ill-formed
+        except UnicodeEncodeError:
             raise InvalidRequest(
                 "the text holds half of a surrogate pair, so it is not well-formed Unicode"
             ) from None
+        encoding = self._tokenizer.encode(preprocess(text, self.preprocessing))
         ids: list[int] = encoding.ids
         tokens = len(ids) + sum(len(part) - self._special_tokens for part in encoding.overflowing)
         if tokens <= self._special_tokens:
@@ -163,13 +164,16 @@ def _preferred(bundle: Bundle, provider: str) -> Precision:
 def _open_session(
     bundle: Bundle, precision: Precision, provider: str, *, threads: int
 ) -> ort.InferenceSession:
-    path = bundle.variant_path(precision)
     if provider not in ort.get_available_providers():
         raise UserError(_NO_CUDA)
+    path = bundle.variant_path(precision)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     # A spinning thread takes the core that the event loop needs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Without VNNI, sums of uint8 x int8 products saturate; this has such CPUs compute them
+    # exactly, and changes nothing on others.
+    options.add_session_config_entry("session.x64quantprecision", "1")
     try:
         session = ort.InferenceSession(
             path,

@@ -132,7 +132,8 @@ def _print(results: dict[str, list[float]]) -> None:
     rounds = len(results[REFERENCE])
     print(
         f"{datetime.now(UTC).date()}, {platform.machine()}, ONNX Runtime {ort.__version__}; "
-        f"{RUNNERS} runners x 1 thread, batch {BATCH} x {TOKENS} tokens, median of {rounds} alternating rounds\n"
+        f"{RUNNERS} runners x 1 thread, batch {BATCH} x {TOKENS} tokens, "
+        f"median of {rounds} alternating rounds\n"
     )
     fp32 = results["fp32, Optimum's export"]
     print(f"{'':40}{'texts/s':>9}{'x stock int8':>14}{'x fp32':>9}")

@@ -1,5 +1,6 @@
 """A checkpoint directory: found complete, loaded safely, its meaning read from the config."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str:
-        """The model class that the config names."""
-        return str(self.model.config.architectures[0])
+        """The model class."""
+        return type(self.model).__name__
 
     @torch.inference_mode()
     def logits(self, ids: list[int]) -> torch.Tensor:
@@ -58,15 +59,20 @@ def load_checkpoint(path: Path, preprocessing: Preprocessing | None = None) -> C
         model, loading = AutoModelForSequenceClassification.from_pretrained(
             path,
             local_files_only=True,
+            trust_remote_code=False,
             weights_only=True,
             use_safetensors=not weights.endswith(".bin"),
             attn_implementation="eager",
             dtype=torch.float32,
             output_loading_info=True,
         )
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, use_fast=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False, use_fast=True
+        )
     except Exception as error:  # whatever transformers, torch or safetensors meet in the files
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        if "pytorch_model.bin" in first_line:  # transformers guesses at TensorFlow here
+            first_line = f"{weights} is damaged or holds more than plain tensors; use safetensors"
         raise UserError(f"cannot load the checkpoint {path}: {first_line}") from error
     if loading["missing_keys"]:
         missing = ", ".join(sorted(loading["missing_keys"])[:4])
@@ -83,7 +89,7 @@ def load_checkpoint(path: Path, preprocessing: Preprocessing | None = None) -> C
         tokenizer=tokenizer,
         labels=canonical_labels([config.id2label[i] for i in range(config.num_labels)]),
         max_tokens=max_tokens(config),
-        preprocessing=preprocessing or _trained_with(path, config),
+        preprocessing=preprocessing or _trained_with(path),
         files=_digests(path),
     )
 
@@ -101,7 +107,13 @@ def canonical_labels(labels: list[str]) -> list[str]:
 
 
 def max_tokens(config: Any) -> int:
-    """How many tokens have a position, whatever the tokenizer says (514 rows are 512)."""
+    """How many tokens have a position, whatever the tokenizer says (514 rows are 512).
+
+    Raises:
+        UserError: the architecture has no table of positions.
+    """
+    if getattr(config, "max_position_embeddings", None) is None:
+        raise UserError(f"unsupported architecture: {config.model_type} has no position table")
     rows = int(config.max_position_embeddings)
     if config.model_type in OFFSET_POSITIONS:
         return rows - int(config.pad_token_id) - 1
@@ -119,10 +131,11 @@ def _weights_file(path: Path) -> str:
     raise UserError(f"{path} has no weights: one of {', '.join(WEIGHTS)} is needed")
 
 
-def _trained_with(path: Path, config: Any) -> Preprocessing:
+def _trained_with(path: Path) -> Preprocessing:
     """``tweet`` for our own fine-tuned checkpoints and for cardiffnlp's twitter models."""
-    names = f"{path.name} {getattr(config, '_name_or_path', '')}".lower()
-    recorded = getattr(config, "preprocessing", "tweet" if "twitter" in names else "none")
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    names = f"{path.resolve().name} {config.get('_name_or_path', '')}".lower()
+    recorded = config.get("preprocessing", "tweet" if "twitter" in names else "none")
     return "tweet" if recorded == "tweet" else "none"
 
 

@@ -1,6 +1,8 @@
 """The ``sentiment-export`` command."""
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,12 +30,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "evaluate": _evaluate,
         "finetune": _finetune,
     }
+    # Ended by SIGTERM, an export cleans up behind itself as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if words and words[0] in commands:
             commands[words[0]](words[1:])
         else:
             _export(words)
     except UserError as error:
+        print(f"sentiment-export: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or exit complains
+    except OSError as error:  # no such directory, no permission, disk full
         print(f"sentiment-export: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -73,6 +82,10 @@ def _export(words: list[str]) -> None:
     from model_export.labelled import read_examples
 
     checkpoint = load_checkpoint(options.source, options.preprocessing)
+    print(
+        f"{checkpoint.architecture}; labels {', '.join(checkpoint.labels)}; at most "
+        f"{checkpoint.max_tokens} tokens; preprocessing {checkpoint.preprocessing}"
+    )
     examples = read_examples(options.evaluate, checkpoint.labels) if options.evaluate else ()
     export(checkpoint, options.output, precisions=options.precision, examples=examples)
     print(f"wrote {options.output}")

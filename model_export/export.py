@@ -1,5 +1,6 @@
 """Checkpoint → bundle: exported, verified, and only then put in its place."""
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +51,7 @@ def export(
         UserError: the architecture is not supported, a variant departs from the checkpoint
             beyond its tolerance, or ``output`` is in use for something else.
     """
+    output = output.resolve()
     _refuse_foreign(output)
     with _replaced_at_the_end(output) as directory:
         (directory / "onnx").mkdir()
@@ -134,15 +136,22 @@ def _manifest(
 
 def _refuse_foreign(output: Path) -> None:
     if output.is_file() or (
-        output.is_dir() and any(output.iterdir()) and not (output / MANIFEST).is_file()
+        output.is_dir() and any(output.iterdir()) and not _has_manifest_of_ours(output)
     ):
         raise UserError(f"{output} exists and is not a bundle; name another --output")
+
+
+def _has_manifest_of_ours(output: Path) -> bool:
+    """Whether this was a bundle once; web pages and extensions have a manifest.json as well."""
+    try:
+        return "format_version" in json.loads((output / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 @contextmanager
 def _replaced_at_the_end(output: Path) -> Iterator[Path]:
     """A directory to fill, renamed to ``output`` if nothing fails and removed if it does."""
-    output = output.resolve()
     output.parent.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}-"))
     directory.chmod(0o755)

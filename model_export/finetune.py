@@ -22,6 +22,7 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
+from app.errors import UserError
 from app.preprocessing import normalise_tweet
 from model_export.labelled import Example, read_examples
 from model_export.scores import Scores, score
@@ -84,12 +85,20 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
         The averaged model's scores on the validation texts that are not in the training data.
 
     Raises:
-        UserError: a labelled file cannot be read.
+        UserError: ``base`` is no directory, a labelled file cannot be read, a label has no text
+            to train on, or nothing is left to validate with.
     """
+    if not recipe.base.is_dir():
+        raise UserError(f"{recipe.base} is not a directory; give a local checkpoint directory")
     tokenizer = AutoTokenizer.from_pretrained(recipe.base)
     train = [example for path in recipe.train for example in read_examples(path, LABELS)]
     rows = read_examples(recipe.validation, LABELS)
     validation = without_leaks(rows, train)
+    for label in LABELS:
+        if not any(example.label == label for example in train):
+            raise UserError(f"no text to train on is labelled {label}")
+    if not validation:
+        raise UserError(f"every text of {recipe.validation} is in the training data as well")
     say(
         f"{len(train)} texts to train on, {len(validation)} to validate with; "
         f"{len(rows) - len(validation)} validation texts left out: they are in the training data"
@@ -203,7 +212,8 @@ class _Run:
             self._schedule.step()
             self._optimizer.zero_grad(set_to_none=True)
             self._step += 1
-            if self._step % STEPS_BETWEEN_SAVES == 0:
+            # The end of an epoch is saved together with its scores.
+            if self._step % STEPS_BETWEEN_SAVES == 0 and self._step % self._steps_per_epoch:
                 self._save()
                 bar.set_postfix(loss=f"{loss.item():.3f}")
 
@@ -245,6 +255,7 @@ def _load_base(base: Path) -> Any:
         base,
         id2label=dict(enumerate(LABELS)),
         label2id={label: index for index, label in enumerate(LABELS)},
+        ignore_mismatched_sizes=True,  # a classifier of other labels gives way to a new one
     )
 
 

@@ -52,6 +52,19 @@ def random_encodings(seed: int, texts: int = 5) -> list[Encoding]:
     return [encoding_of([order.randrange(5, VOCABULARY) for _ in range(n)]) for n in lengths]
 
 
+def source_of(node: ir.Node) -> ir.Value:
+    """What a node computes on."""
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+def name_of(value: ir.Value) -> str:
+    """The name of a value that has one."""
+    assert value.name is not None
+    return value.name
+
+
 def encoding_of(ids: list[int]) -> Encoding:
     """These tokens, none cut off."""
     return Encoding(ids, len(ids))

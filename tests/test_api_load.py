@@ -43,10 +43,10 @@ def test_what_the_queue_does_not_hold_is_turned_away(
     serve: Serve, gate: Gate, pool: ThreadPoolExecutor
 ) -> None:
     """429 at once, with Retry-After in whole seconds; those admitted are answered."""
-    client = serve(runners=1, max_queue_tokens=10)
+    client = serve(runners=1, max_queue_tokens=12)
     running = _occupy(client, gate, pool)
-    waiting = pool.submit(_post, client, ["worst", "worst"])
-    eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 6)
+    waiting = [pool.submit(_post, client, ["worst", "worst"]) for _ in range(2)]
+    eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 12)
 
     refused = _post(client, ["love", "love"])
     assert (refused.status_code, refused.json()["code"]) == (429, "overloaded")
@@ -58,7 +58,7 @@ def test_what_the_queue_does_not_hold_is_turned_away(
 
     gate.open.set()
     assert running.result().status_code == 200
-    assert waiting.result().status_code == 200
+    assert [request.result().status_code for request in waiting] == [200, 200]
 
 
 def test_the_deadline_ends_the_wait(serve: Serve, gate: Gate, pool: ThreadPoolExecutor) -> None:

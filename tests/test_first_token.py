@@ -67,7 +67,7 @@ def test_a_classifier_that_averages_all_tokens_is_refused(plain: Path) -> None:
     pooled.name = "pooled"
     model.graph.insert_after(last, tape.nodes)
     model.graph.outputs.append(pooled)
-    with pytest.raises(UserError, match="ReduceMean .*reads more of the last layer"):
+    with pytest.raises(UserError, match=r"ReduceMean .*reads more of the last layer"):
         keep_first_token(model)
 
 

@@ -14,6 +14,7 @@ from hypothesis.extra.numpy import arrays
 from transformers import PreTrainedModel
 
 from model_export.checkpoint import load_checkpoint
+from model_export.encoder import constant
 from model_export.onnx_graph import export_graph
 from model_export.passes.first_token import keep_first_token
 from model_export.passes.int8 import quantize_encoder, quantize_matrix
@@ -27,7 +28,7 @@ from tests.checkpoints import (
     random_model,
     save_model,
 )
-from tests.graphs import encoding_of, random_encodings, run, session
+from tests.graphs import encoding_of, name_of, random_encodings, run, session, source_of
 
 matrices = arrays(
     np.float32,
@@ -88,19 +89,28 @@ def test_a_layer_computes_the_written_formula(made: Exported) -> None:
     ((product, _),) = weight.uses()
     scaled = _only_reader(product.outputs[0])
     biased = _only_reader(scaled.outputs[0])
-    activations = product.inputs[0].producer().inputs[0]
-    bias = next(value for value in biased.inputs if value.const_value is not None)
+    activations = source_of(_producer(source_of(product)))
+    (bias,) = [value for value in biased.inputs if value is not None and value.const_value]
     model.graph.outputs.extend([activations, biased.outputs[0]])
 
     opened = session(model, optimised=False)
     encodings = random_encodings(1)
-    x = run(opened, encodings, output=activations.name).astype(np.float64)
+    x = run(opened, encodings, output=name_of(activations)).astype(np.float64)
     scale = np.abs(x).max(axis=1, keepdims=True) / 127
-    integers = np.rint(x / scale) @ weight.const_value.numpy().astype(np.float64)
-    expected = integers * weight_scale.const_value.numpy() * scale + bias.const_value.numpy()
+    integers = np.rint(x / scale) @ constant(weight).astype(np.float64)
+    expected = integers * constant(weight_scale) * scale + constant(bias)
     assert x.shape == (len(encodings) * len(encodings[0]), HIDDEN_SIZE)
-    found = run(opened, encodings, output=biased.outputs[0].name)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    found = run(opened, encodings, output=name_of(biased.outputs[0]))
+    # A value halfway between two steps may be rounded to the other one: rarely, and by one.
+    close = np.isclose(found, expected, rtol=1e-4, atol=1e-4).all(axis=1)
+    assert close.mean() > 0.97
+    np.testing.assert_allclose(found, expected, atol=0.05)
+
+
+def _producer(value: ir.Value) -> ir.Node:
+    node = value.producer()
+    assert node is not None
+    return node
 
 
 def _only_reader(value: ir.Value) -> ir.Node:
@@ -125,10 +135,11 @@ def test_every_linear_layer_of_the_encoder_is_int8(made: Exported) -> None:
     assert sum(node.op_type == "MatMulIntegerToFloat" for node in graph) == 6 * LAYERS
     floats = [node for node in graph if node.op_type == "MatMul"]
     assert len(floats) == 2 * LAYERS  # scores and context of each attention
-    assert all(value.const_value is None for node in floats for value in node.inputs)
-    left = {value.name: value.const_value for value in graph.initializers.values()}
-    large = [name for name, array in left.items() if array.dtype == ir.DataType.FLOAT]
-    assert not [name for name in large if "encoder" in name and left[name].numpy().ndim == 2]
+    inputs = [value for node in floats for value in node.inputs if value is not None]
+    assert not [value for value in inputs if value.const_value is not None]
+    left = {name: constant(value) for name, value in graph.initializers.items()}
+    matrices = [name for name, array in left.items() if array.ndim == 2 and array.dtype != np.int8]
+    assert not [name for name in matrices if "encoder" in name or "layer" in name]
 
 
 def test_an_activation_is_quantized_once_for_query_key_and_value(made: Exported) -> None:
@@ -143,7 +154,7 @@ def test_an_outlier_in_one_text_leaves_its_neighbours_alone(made: Exported) -> N
     table = next(
         value for name, value in model.graph.initializers.items() if "word_embeddings" in name
     )
-    array = np.array(table.const_value.numpy())
+    array = np.array(constant(table))
     array[100, :] = 0
     array[100, 7] = 1e4  # one large component outlives layer normalisation
     table.const_value = ir.tensor(array, name=table.name)
@@ -180,7 +191,7 @@ def test_biases_of_key_and_value_are_accounted_for(tmp_path: Path) -> None:
     def enlarge(model: PreTrainedModel) -> None:
         for name, weights in model.named_parameters():
             if name.endswith(("key.bias", "value.bias")):
-                weights *= 30  # from 0.2 to 6, where activations are about 1
+                weights.mul_(30)  # from 0.2 to 6, where activations are about 1
 
     expected, found = _changed(tmp_path, enlarge)
     np.testing.assert_allclose(found, expected, atol=0.3)
@@ -192,7 +203,7 @@ def test_a_row_of_zeros_is_no_division_by_zero(tmp_path: Path) -> None:
     def silence(model: PreTrainedModel) -> None:
         for name, weights in model.named_parameters():
             if "embeddings.LayerNorm" in name:
-                weights *= 0
+                weights.zero_()
 
     expected, found = _changed(tmp_path, silence)
     assert np.isfinite(found).all()
@@ -205,18 +216,24 @@ def test_a_row_that_gelu_makes_negative_throughout_stays_accurate(tmp_path: Path
     def lower(model: PreTrainedModel) -> None:
         for name, weights in model.named_parameters():
             if name.endswith("intermediate.dense.weight"):
-                weights *= 0.05
+                weights.mul_(0.05)
             elif name.endswith("intermediate.dense.bias"):
                 weights.fill_(-0.75)  # where GELU is lowest
             elif name.endswith("layer.1.output.dense.weight"):
-                weights *= 10
+                weights.mul_(10)
 
     expected, found = _changed(tmp_path, lower)
     np.testing.assert_allclose(found, expected, atol=0.1)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu_new", "silu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu_new", "silu", "tanh"])
 def test_other_activations_than_gelu(activation: str, tmp_path: Path) -> None:
     """Only the exact GELU has the known lowest value; for others the magnitude is measured."""
-    expected, found = _changed(tmp_path, lambda model: None, hidden_act=activation)
+
+    def lower(model: PreTrainedModel) -> None:
+        for name, weights in model.named_parameters():
+            if name.endswith("intermediate.dense.bias"):
+                weights.fill_(-2)  # tanh and SiLU are well below GELU's lowest value here
+
+    expected, found = _changed(tmp_path, lower, hidden_act=activation)
     assert 0 < np.abs(found - expected).max() < 0.25

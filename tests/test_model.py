@@ -74,12 +74,12 @@ def test_the_count_equals_that_of_a_tokenizer_that_truncates_nothing(
 
 def test_the_normalisation_of_the_manifest_is_applied(tmp_path: Path) -> None:
     """``tweet`` makes one token of any user name, ``none`` leaves the text alone."""
-    tweet, none = exported_pair(tmp_path)
+    tweet, none = _with_and_without(tmp_path)
     assert tweet.encode("@anna love").ids == tweet.encode("@bob love").ids
     assert none.encode("@anna love").ids != none.encode("@user love").ids
 
 
-def exported_pair(directory: Path) -> tuple[Model, Model]:
+def _with_and_without(directory: Path) -> tuple[Model, Model]:
     """One tokenizer that knows ``@anna`` and ``@user`` apart, served with and without."""
     models = []
     for preprocessing in ("tweet", "none"):
@@ -162,16 +162,15 @@ def test_token_types_are_fed_to_the_models_that_have_them(
 def test_scores_are_the_softmax_of_logits(tiny: Model) -> None:
     """They sum to 1 over the labels, for one text and for many."""
     logits = np.log(np.array([[1, 2, 5], [1, 1, 2]], np.float32))
-    np.testing.assert_allclose(
-        tiny.scores(logits), [[0.125, 0.25, 0.625], [0.25, 0.25, 0.5]], 1e-6
-    )
+    np.testing.assert_allclose(tiny.scores(logits), [[0.125, 0.25, 0.625], [0.25, 0.25, 0.5]], 1e-6)
     np.testing.assert_allclose(tiny.scores(logits[0]), [0.125, 0.25, 0.625], 1e-6)
 
 
 def test_scores_of_extreme_logits_are_finite(tiny: Model) -> None:
     """Neither overflow nor a warning, however far apart logits are."""
     logits = np.array([[1e4, -1e4, 0], [-3e38, -3e38, -3e38]], np.float32)
-    np.testing.assert_allclose(tiny.scores(logits), [[1, 0, 0], [1 / 3] * 3], 1e-6)
+    expected = np.array([[1, 0, 0], [1 / 3, 1 / 3, 1 / 3]])
+    np.testing.assert_allclose(tiny.scores(logits), expected, 1e-6)
 
 
 def test_scores_of_a_multi_label_model_are_sigmoids(tmp_path: Path) -> None:

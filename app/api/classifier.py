@@ -128,9 +128,9 @@ class Classifier:
         """Admit nothing more. Safe in a signal handler."""
         self._stopped = True
 
-    async def drain(self, timeout_s: float) -> None:
-        """Finish what was admitted, for at most ``timeout_s`` seconds."""
-        await self._batcher.drain(timeout_s)
+    async def drain(self, timeout_s: float) -> bool:
+        """Finish what was admitted, for at most ``timeout_s`` seconds; whether all ended."""
+        return await self._batcher.drain(timeout_s)
 
     async def _encode(
         self, texts: Sequence[str], overflow: Overflow

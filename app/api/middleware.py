@@ -10,7 +10,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.problems import problem
 from app.api.service import Service
-from app.errors import InferenceFailed, PayloadTooLarge, ServiceError, ShuttingDown
+from app.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    PayloadTooLarge,
+    ServiceError,
+    ShuttingDown,
+)
+from app.settings import Settings
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # A client may send any word as its method; each would be a series.
@@ -47,7 +54,7 @@ class RequestMiddleware:
         metrics = self._service.metrics
         metrics.requests_in_flight.inc()
         started = time.perf_counter()
-        limited = _limit_body(scope, receive, self._service.settings.max_body_bytes)
+        limited = _limit_body(scope, receive, self._service.settings)
         try:
             await self._app(scope, limited, send_and_note)
         except (Exception, asyncio.CancelledError) as error:
@@ -80,16 +87,27 @@ def _route(scope: Scope) -> str:
     return "other" if "endpoint" in scope else "unmatched"  # other: FastAPI's own pages
 
 
-def _limit_body(scope: Scope, receive: Receive, max_bytes: int) -> Receive:
-    """``receive`` that raises ``PayloadTooLarge`` before it hands out too large a body."""
+def _limit_body(scope: Scope, receive: Receive, settings: Settings) -> Receive:
+    """``receive`` that raises ``PayloadTooLarge`` before it hands out too large a body.
+
+    A body that takes longer than the request may raises ``DeadlineExceeded``.
+    """
+    max_bytes, deadline_ms = settings.max_body_bytes, settings.deadline_ms
+    deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
+    complete = False
     announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     received = 0
 
     async def limited() -> Message:
-        nonlocal received
+        nonlocal received, complete
         if int(announced) > max_bytes:
             raise PayloadTooLarge(f"the body has {int(announced)} bytes, of {max_bytes} accepted")
-        message = await receive()
+        try:
+            async with asyncio.timeout_at(None if complete else deadline):
+                message = await receive()
+        except TimeoutError:
+            raise DeadlineExceeded(f"the body did not arrive within {deadline_ms} ms") from None
+        complete = not message.get("more_body", False)
         received += len(message.get("body", b""))
         if received > max_bytes:
             raise PayloadTooLarge(f"the body has more than the {max_bytes} bytes accepted")

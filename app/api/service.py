@@ -1,5 +1,7 @@
 """What the routes share: the served models and whether the service takes work."""
 
+import asyncio
+import time
 from typing import cast
 
 from fastapi import Request
@@ -24,6 +26,8 @@ class Service:
         self.metrics = Metrics()
         self.classifiers: dict[str, Classifier] = {}
         self.stopping = False
+        self.abandoned = False  # a runner was still computing when the drain's time was over
+        self._stop_by = 0.0
 
     @classmethod
     def of(cls, request: Request) -> "Service":
@@ -61,6 +65,13 @@ class Service:
         for classifier in self.classifiers.values():
             await classifier.check()
 
+    async def drain(self) -> None:
+        """Finish what was admitted, within ``drain_ms`` of the first ``stop``."""
+        self.stop()
+        timeout_s = max(0.0, self._stop_by - time.monotonic())
+        ended = await asyncio.gather(*(c.drain(timeout_s) for c in self.classifiers.values()))
+        self.abandoned = not all(ended)
+
     def summary(self) -> str:
         """The models and what computes them, in a few words."""
         models = ", ".join(
@@ -71,6 +82,8 @@ class Service:
 
     def stop(self) -> None:
         """Be no longer ready and admit nothing more. Safe in a signal handler."""
+        if not self.stopping:
+            self._stop_by = time.monotonic() + self.settings.drain_ms / 1000
         self.stopping = True
         for classifier in self.classifiers.values():
             classifier.stop()
