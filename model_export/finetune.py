@@ -4,12 +4,9 @@ One run per seed from the same pretrained weights, then the average of their wei
 (Wortsman et al. 2022, "Model soups"), which costs nothing at serving time.
 """
 
-import html
 import json
 import random
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,18 +20,22 @@ from transformers import (
 )
 
 from app.errors import UserError
-from app.preprocessing import normalise_tweet
-from model_export.labelled import Example, read_examples
+from model_export.labelled import read_examples
 from model_export.scores import Scores, score
+from model_export.training_data import (
+    MAX_TOKENS,
+    Tokenised,
+    balanced_weights,
+    bucketed_batches,
+    collate,
+    tokenise,
+    without_leaks,
+)
 
 LABELS = ["negative", "neutral", "positive"]
 WARMUP_SHARE = 0.06
 LABEL_SMOOTHING = 0.05
-MAX_TOKENS = 96
 STEPS_BETWEEN_SAVES = 500
-# Batches are cut from runs of this many shuffled batches sorted by length: nearly no
-# padding, and still a new order in every epoch.
-BATCHES_PER_BUCKET = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +67,6 @@ class Recipe:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenised:
-    """Texts as token ids (unpadded) and label indices, index by index."""
-
-    ids: list[list[int]]
-    labels: list[int]
-    pad_token_id: int
-
-
 def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -> Scores:
     """Train, average over the seeds and write a Hugging Face checkpoint to ``output``.
 
@@ -103,8 +95,8 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
         f"{len(train)} texts to train on, {len(validation)} to validate with; "
         f"{len(rows) - len(validation)} validation texts left out: they are in the training data"
     )
-    train_set = _tokenise(train, tokenizer)
-    validation_set = _tokenise(validation, tokenizer)
+    train_set = tokenise(train, LABELS, tokenizer)
+    validation_set = tokenise(validation, LABELS, tokenizer)
     work = output.with_name(output.name + ".training")
     work.mkdir(parents=True, exist_ok=True)
 
@@ -136,24 +128,6 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     return scores
 
 
-def without_leaks(validation: list[Example], train: list[Example]) -> list[Example]:
-    """The validation examples whose text is not in the training data.
-
-    Published splits overlap more often than not, in another spelling: letter case,
-    punctuation, HTML entities, ``\\u2019`` escapes, user names and links are ignored.
-    """
-    seen = {_fingerprint(example.text) for example in train}
-    return [example for example in validation if _fingerprint(example.text) not in seen]
-
-
-def _fingerprint(text: str) -> str:
-    unescaped = re.sub(r"\\u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), text)
-    plain = html.unescape(html.unescape(unescaped)).lower()
-    without_names = re.sub(r"@\w+|http\S*", "", plain)
-    # A text of nothing else, of emoji perhaps, is compared as it is.
-    return "".join(filter(str.isalnum, without_names)) or text
-
-
 class _Run:
     """One seed's training, saved every few hundred steps and resumed where it stood."""
 
@@ -178,7 +152,7 @@ class _Run:
             self._optimizer, round(total * WARMUP_SHARE), total
         )
         self._loss = torch.nn.CrossEntropyLoss(
-            weight=_balanced_weights(train_set.labels), label_smoothing=LABEL_SMOOTHING
+            weight=balanced_weights(train_set.labels), label_smoothing=LABEL_SMOOTHING
         )
         self._step = 0
         self.history: list[dict[str, Any]] = []
@@ -197,12 +171,12 @@ class _Run:
     def _train_epoch(self, epoch: int) -> None:
         self._model.train()
         order = random.Random(f"{self._seed}/{epoch}")
-        batches = list(_bucketed_batches(self._train_set.ids, self._recipe.batch_size, order))
+        batches = list(bucketed_batches(self._train_set.ids, self._recipe.batch_size, order))
         done = self._step - epoch * self._steps_per_epoch
         bar = tqdm(batches[done:], initial=done, total=len(batches), unit="batch", mininterval=1)
         bar.set_description(f"seed {self._seed}, epoch {epoch + 1}/{self._recipe.epochs}")
         for rows in bar:
-            inputs, labels = _collate(self._train_set, rows)
+            inputs, labels = collate(self._train_set, rows)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 logits = self._model(**inputs).logits
             loss = self._loss(logits.float(), labels)
@@ -259,51 +233,11 @@ def _load_base(base: Path) -> Any:
     )
 
 
-def _tokenise(examples: list[Example], tokenizer: Any) -> Tokenised:
-    texts = [normalise_tweet(example.text) for example in examples]
-    ids = tokenizer(texts, truncation=True, max_length=MAX_TOKENS)["input_ids"]
-    labels = [LABELS.index(example.label) for example in examples]
-    return Tokenised(ids, labels, tokenizer.pad_token_id)
-
-
 def _parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
     """Weight decay on matrices only: none on biases and layer norms."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     return [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
-
-
-def _balanced_weights(labels: list[int]) -> torch.Tensor:
-    """Each class weighs the same in the loss, as it does in macro recall."""
-    counts = Counter(labels)
-    return torch.tensor([len(labels) / (len(LABELS) * counts[i]) for i in range(len(LABELS))])
-
-
-def _bucketed_batches(
-    ids: list[list[int]], batch_size: int, order: random.Random
-) -> Iterator[list[int]]:
-    rows = list(range(len(ids)))
-    order.shuffle(rows)
-    batches = []
-    for start in range(0, len(rows), batch_size * BATCHES_PER_BUCKET):
-        bucket = sorted(
-            rows[start : start + batch_size * BATCHES_PER_BUCKET], key=lambda row: len(ids[row])
-        )
-        batches += [bucket[i : i + batch_size] for i in range(0, len(bucket), batch_size)]
-    order.shuffle(batches)
-    yield from batches
-
-
-def _collate(data: Tokenised, rows: list[int]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Padded ``input_ids`` and ``attention_mask`` [batch, longest] and labels [batch]."""
-    longest = max(len(data.ids[row]) for row in rows)
-    ids = torch.full((len(rows), longest), data.pad_token_id)
-    mask = torch.zeros_like(ids)
-    for index, row in enumerate(rows):
-        ids[index, : len(data.ids[row])] = torch.tensor(data.ids[row])
-        mask[index, : len(data.ids[row])] = 1
-    labels = torch.tensor([data.labels[row] for row in rows])
-    return {"input_ids": ids, "attention_mask": mask}, labels
 
 
 @torch.inference_mode()
@@ -313,7 +247,7 @@ def _evaluate(model: torch.nn.Module, data: Tokenised, batch_size: int) -> Score
     predicted = [""] * len(rows)
     for start in range(0, len(rows), batch_size):
         batch = rows[start : start + batch_size]
-        inputs, _ = _collate(data, batch)
+        inputs, _ = collate(data, batch)
         for row, index in zip(batch, model(**inputs).logits.argmax(-1).tolist(), strict=True):
             predicted[row] = LABELS[index]
     return score([LABELS[label] for label in data.labels], predicted, LABELS)

@@ -35,6 +35,22 @@ sys.exit(main())
 """,
 ]
 
+# Inference never returns, but for the two batches of the warm-up.
+STUCK_COMMAND = [
+    sys.executable,
+    "-c",
+    """
+import sys, time
+from itertools import count
+from app.cli import main
+from app.model import Model
+infer, calls = Model.infer, count()
+stick = lambda: next(calls) > 1 and time.sleep(600)
+Model.infer = lambda self, encodings: (stick(), infer(self, encodings))[1]
+sys.exit(main())
+""",
+]
+
 
 class Gate:
     """Inference that waits in front of it; ``seen`` has the token ids of every batch let in."""

@@ -161,3 +161,11 @@ def test_what_is_not_http_harms_nobody(process: Process) -> None:
     assert b"200 OK" in _exchange(
         process.port, b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
     )
+
+
+def test_a_body_that_trickles_in_ends_at_the_deadline(bundle: Path) -> None:
+    """A client that sends half a body and waits gets 504; it cannot hold a request for ever."""
+    with Process("--model", str(bundle), "--deadline-ms", "200") as process:
+        answer = _exchange(process.port, HEAD + b'content-length: 100\r\n\r\n{"inputs"')
+    assert answer.startswith(b"HTTP/1.1 504 ")
+    assert b"deadline_exceeded" in answer

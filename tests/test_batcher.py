@@ -698,3 +698,24 @@ def test_drain_gives_up_in_time() -> None:
         assert gate.batches == [["stuck"]]
 
     run(scenario())
+
+
+def test_a_single_text_is_admitted_beside_a_long_list(clock: Clock) -> None:
+    """Its wait is that for its turn, not that for everything that waits."""
+
+    async def scenario() -> None:
+        gate = Gate(clock.ten_tokens_a_second)
+        async with batching(gate, max_batch_tokens=10) as batcher:
+            gate.open(1)
+            await ask(batcher, "x" * 10)
+            await gate.entered()
+            running = await queued(batcher, "x")
+            await gate.entered()
+            bulk = await queued(batcher, *["x" * 10] * 40)  # 40 s of work
+            single = await queued(batcher, "x", timeout_s=25)
+            assert batcher.queued_texts == 41
+            gate.open()
+            assert await single == ["X"]
+            await asyncio.gather(running, bulk)
+
+    run(scenario())

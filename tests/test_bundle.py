@@ -43,6 +43,11 @@ def _two_labels_in_config(path: Path) -> None:
     write_manifest(path)
 
 
+def _no_labels_in_config(path: Path) -> None:
+    (path / "config.json").write_text("{}")
+    write_manifest(path)
+
+
 def _manifest(**changes: object) -> Callable[[Path], None]:
     return lambda path: write_manifest(path, **changes)
 
@@ -55,6 +60,8 @@ def _not_a_tokenizer(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
+        pytest.param(_no_labels_in_config, "no usable id2label", id="config without labels"),
+        pytest.param(_manifest(format_version="2"), "format_version", id="format as text"),
         pytest.param(_delete("manifest.json"), "no manifest.json", id="no manifest"),
         pytest.param(_delete("onnx/model.onnx"), "lacks onnx/model.onnx", id="no model"),
         pytest.param(_delete("tokenizer.json"), "lacks tokenizer.json", id="no tokenizer"),

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,3 +242,24 @@ def test_normalisation_is_guessed_recorded_or_asked_for(tmp_path: Path) -> None:
     assert load_checkpoint(plain).preprocessing == "tweet"
     assert load_checkpoint(twitter, "tweet").preprocessing == "tweet"
     assert load_checkpoint(plain, "none").preprocessing == "none"
+
+
+def test_code_that_a_checkpoint_brings_is_never_run(tmp_path: Path) -> None:
+    """A config that names a Python file of its own is loaded without it, or refused."""
+    path = make_checkpoint(tmp_path / "made", "bert")
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'w')\nclass Evil: pass\n"
+    (path / "evil.py").write_text(code)
+    evil = "evil.Evil"
+    _configure(path, auto_map={"AutoModelForSequenceClassification": evil, "AutoConfig": evil})
+    with suppress(UserError):
+        load_checkpoint(path)
+    assert not ran.exists()
+
+
+def test_the_parents_of_a_checkpoint_say_nothing_of_its_training(tmp_path: Path) -> None:
+    """Only its own name and config decide the normalisation, not where it was put."""
+    path = make_checkpoint(tmp_path / "twitter-archive" / "reviews", "bert")
+    assert load_checkpoint(path).preprocessing == "none"
+    renamed = path.rename(path.with_name("twitter-roberta-base-sentiment"))
+    assert load_checkpoint(renamed).preprocessing == "tweet"

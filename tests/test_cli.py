@@ -201,3 +201,9 @@ def test_help_is_quick() -> None:
         [COMMAND[0], "-c", code], cwd=ROOT, env=environment(), capture_output=True, check=True
     )
     assert done.stdout.strip() == b"[]"
+
+
+def test_classify_takes_one_model(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second --model is wrong usage, not silently left out."""
+    assert main(["classify", "--model", str(bundle), "--model", str(bundle), "love"]) == 2
+    assert "--model once" in capsys.readouterr().err

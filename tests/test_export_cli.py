@@ -227,3 +227,12 @@ def test_a_real_process_shows_no_traceback(tmp_path: Path) -> None:
     assert run.returncode == 1
     (line,) = run.stderr.splitlines()
     assert line.startswith(f"sentiment-export: {tmp_path / 'none'} is not a directory")
+
+
+def test_a_place_that_cannot_be_written_is_said_in_one_line(
+    made: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1 and the system's reason, no traceback."""
+    (tmp_path / "file").touch()
+    assert main([str(made.source), "--output", str(tmp_path / "file" / "out")]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -219,3 +219,26 @@ def test_clear_forgets_everything() -> None:
 def test_an_empty_queue_gives_an_empty_batch(max_tokens: int) -> None:
     """There is no batch where nothing waits."""
     assert take(FairQueue(), max_tokens=max_tokens) == []
+
+
+def test_a_newcomer_does_not_wait_for_a_long_list() -> None:
+    """Before a single text come at most the entries that start no later than it does."""
+    queue = queue_of(entries(*[10] * 100))
+    assert queue.tokens_before(10) == 10
+    assert queue.tokens_before(1000) == 1000
+
+
+@anytime
+@given(requests, lengths)
+def test_tokens_before_are_those_served_before(lists: list[list[int]], newcomer: int) -> None:
+    """What is predicted to come before a single text is what does, one entry at a time."""
+    queue = queue_of(*(entries(*request) for request in lists))
+    predicted = queue.tokens_before(newcomer)
+    (last,) = entries(newcomer)
+    queue.add([last])
+
+    before = 0
+    while (leader := take(queue, max_tokens=1)[0]) is not last:
+        before += leader.tokens
+    # The prediction reserves the newcomer's own length in virtual time, so it never falls short.
+    assert before <= predicted

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from app.errors import UserError
 from model_export import finetune as finetune_module
 from model_export.checkpoint import load_checkpoint
-from model_export.finetune import Recipe, finetune, without_leaks
+from model_export.finetune import Recipe, finetune
 from model_export.labelled import Example
+from model_export.training_data import without_leaks
 from tests.checkpoints import make_checkpoint, silent
 
 Weights = dict[str, torch.Tensor]

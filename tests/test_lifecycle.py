@@ -4,6 +4,7 @@ import http.client
 import signal
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +16,7 @@ from fastapi.testclient import TestClient
 
 from app.cli import main
 from app.main import Server
-from tests.serving import COMMAND, SLOW_COMMAND, Process, eventually, metric
+from tests.serving import COMMAND, SLOW_COMMAND, STUCK_COMMAND, Process, eventually, metric
 
 BODY = b'{"inputs": ["love", "worst"]}'
 HEADERS = {"content-type": "application/json"}
@@ -144,3 +145,20 @@ def test_a_taken_port_is_said_in_one_line(bundle: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err.splitlines() == [
         f"sentiment: cannot listen on 127.0.0.1 port {port}: Address already in use"
     ]
+
+
+def test_a_stuck_batch_cannot_hold_or_break_the_exit(bundle: Path) -> None:
+    """When the grace ends, its client gets 503; the process says so and exits 0."""
+    with (
+        Process("--model", str(bundle), "--drain-ms", "500", command=STUCK_COMMAND) as process,
+        ThreadPoolExecutor(1) as pool,
+        httpx2.Client(base_url=process.url) as client,
+    ):
+        answer = pool.submit(httpx2.post, f"{process.url}/classify", json={"inputs": "love"})
+        eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 2)
+        process.signal(signal.SIGTERM)
+        code, log = process.wait()
+        assert answer.result().status_code == 503
+    assert code == 0
+    assert "still running" in log
+    assert "Traceback" not in log

@@ -32,7 +32,7 @@ from model_export.encoder import EncoderLayer, Linear, constant, find_layers
 
 # GELU is never below -0.17, so from its largest value follows its largest magnitude.
 GELU_LARGEST_NEGATIVE = 0.17
-SMALLEST_SCALE = 1e-12
+SMALLEST_MAGNITUDE = 1e-12  # of a row of zeros, which has to have a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class _Int8Pass:
         self._zero_point = self._constant("zero_point", np.uint8(128))
         self._unit_scale = self._constant("unit_scale", np.float32(1))
         self._levels = self._constant("one_over_levels", np.float32(1 / 127))
-        self._smallest = self._constant("smallest", np.float32(SMALLEST_SCALE))
+        self._smallest = self._constant("smallest", np.float32(SMALLEST_MAGNITUDE))
         self._gelu_floor = self._constant("gelu_floor", np.float32(GELU_LARGEST_NEGATIVE))
 
     def run(self) -> None:
