@@ -82,7 +82,7 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     """
     if not recipe.base.is_dir():
         raise UserError(f"{recipe.base} is not a directory; give a local checkpoint directory")
-    tokenizer = AutoTokenizer.from_pretrained(recipe.base)
+    tokenizer = AutoTokenizer.from_pretrained(recipe.base, trust_remote_code=False)
     train = [example for path in recipe.train for example in read_examples(path, LABELS)]
     rows = read_examples(recipe.validation, LABELS)
     validation = without_leaks(rows, train)
@@ -227,6 +227,7 @@ class _Run:
 def _load_base(base: Path) -> Any:
     return AutoModelForSequenceClassification.from_pretrained(
         base,
+        trust_remote_code=False,
         id2label=dict(enumerate(LABELS)),
         label2id={label: index for index, label in enumerate(LABELS)},
         ignore_mismatched_sizes=True,  # a classifier of other labels gives way to a new one
