@@ -38,7 +38,9 @@ class Settings(BaseSettings):
         default=512, ge=1, description="padded tokens in one batch (texts x longest text)"
     )
     max_queue_tokens: int = Field(
-        default=65_536, ge=1, description="tokens that may wait; beyond them requests get 429"
+        default=65_536,
+        ge=1,
+        description="tokens that may wait, half of them of one request; beyond that it gets 429",
     )
     max_texts: int = Field(default=1_000, ge=1, description="texts in one request")
     max_text_chars: int = Field(default=50_000, ge=1, description="characters in one text")

@@ -1,8 +1,9 @@
 """Throughput of our per-token int8 beside fp32 and ONNX Runtime's stock dynamic int8.
 
 A RoBERTa-base-shaped checkpoint with random weights is exported by ``sentiment-export``'s own
-code; the stock model is ``quantize_dynamic`` (per channel) of Optimum's export. All run in one
-process, in turns, on two runners of one thread each, batches of 8 texts of 32 tokens.
+code; the stock model is ``quantize_dynamic`` (per channel) of Optimum's export (eager attention,
+constants folded), in a default session. All run in one process, in turns, on two runners of
+one thread each, batches of 8 texts of 32 tokens.
 
     python -m benchmarks.int8_speed [--rounds N] [--layers N]
 """
@@ -40,7 +41,7 @@ REFERENCE = "stock dynamic int8, per channel"
 def main() -> None:
     """Build the models, measure them in turns and print the table."""
     parser = argparse.ArgumentParser("benchmarks.int8_speed", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="(default: %(default)s)")
     parser.add_argument("--layers", type=int, default=12, help="(default: %(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:

@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -244,15 +243,19 @@ def test_normalisation_is_guessed_recorded_or_asked_for(tmp_path: Path) -> None:
     assert load_checkpoint(plain, "none").preprocessing == "none"
 
 
-def test_code_that_a_checkpoint_brings_is_never_run(tmp_path: Path) -> None:
-    """A config that names a Python file of its own is loaded without it, or refused."""
+def test_code_that_a_checkpoint_brings_is_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config that needs a Python file of its own is refused; nobody is asked to agree."""
+    monkeypatch.setattr("builtins.input", lambda prompt: "y")
     path = make_checkpoint(tmp_path / "made", "bert")
     ran = tmp_path / "ran"
     code = f"open({str(ran)!r}, 'w')\nclass Evil: pass\n"
     (path / "evil.py").write_text(code)
     evil = "evil.Evil"
-    _configure(path, auto_map={"AutoModelForSequenceClassification": evil, "AutoConfig": evil})
-    with suppress(UserError):
+    code_map = {"AutoModelForSequenceClassification": evil, "AutoConfig": evil}
+    _configure(path, model_type="evil", auto_map=code_map)  # transformers has none of that type
+    with pytest.raises(UserError):
         load_checkpoint(path)
     assert not ran.exists()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from transformers import PreTrainedModel
 
-from model_export.checkpoint import load_checkpoint
+from model_export.checkpoint import Checkpoint, load_checkpoint
 from model_export.encoder import constant
 from model_export.onnx_graph import export_graph
 from model_export.passes.first_token import keep_first_token
@@ -168,10 +168,10 @@ def test_an_outlier_in_one_text_leaves_its_neighbours_alone(made: Exported) -> N
     assert run(opened, [outlier, text])[1].tobytes() == alone.tobytes()
 
 
-def _changed(
+def _int8_of(
     directory: Path, change: Callable[[PreTrainedModel], None], **config: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """Logits of PyTorch and of the int8 graph for a BERT whose weights were changed."""
+) -> tuple[Checkpoint, ir.Model]:
+    """A BERT whose weights were changed, and its int8 graph."""
     source = make_checkpoint(directory / "source", "bert", **config)
     model = random_model("bert", load_checkpoint(source).model.config.vocab_size, **config)
     with torch.no_grad():
@@ -179,7 +179,15 @@ def _changed(
     save_model(source, model)
     checkpoint = load_checkpoint(source)
     (directory / "graph").mkdir()
-    opened = session(quantized(export_graph(checkpoint, directory / "graph")))
+    return checkpoint, quantized(export_graph(checkpoint, directory / "graph"))
+
+
+def _changed(
+    directory: Path, change: Callable[[PreTrainedModel], None], **config: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of PyTorch and of the int8 graph for a BERT whose weights were changed."""
+    checkpoint, graph = _int8_of(directory, change, **config)
+    opened = session(graph)
     encodings = [encoding for seed in range(3) for encoding in random_encodings(seed)]
     expected = np.stack([checkpoint.logits(encoding.ids).numpy() for encoding in encodings])
     return expected, run(opened, encodings)
@@ -198,16 +206,23 @@ def test_biases_of_key_and_value_are_accounted_for(tmp_path: Path) -> None:
 
 
 def test_a_row_of_zeros_is_no_division_by_zero(tmp_path: Path) -> None:
-    """Where every activation of a token is 0, its results are the biases, as in PyTorch."""
+    """Where every activation of a token is 0, there still is a scale to divide by."""
 
     def silence(model: PreTrainedModel) -> None:
         for name, weights in model.named_parameters():
             if "embeddings.LayerNorm" in name:
                 weights.zero_()
 
-    expected, found = _changed(tmp_path, silence)
-    assert np.isfinite(found).all()
-    np.testing.assert_allclose(found, expected, atol=0.2)
+    checkpoint, model = _int8_of(tmp_path, silence)
+    scales = [node.inputs[1] for node in model.graph if node.op_type == "QuantizeLinear"]
+    model.graph.outputs.extend(scale for scale in scales if scale is not None)
+    opened = session(model, optimised=False)
+    encoding = encoding_of([5, 17, 9, 30, 6])
+    for scale in scales:
+        assert scale is not None
+        assert (run(opened, [encoding], str(scale.name)) > 0).all()
+    expected = checkpoint.logits(encoding.ids).numpy()
+    np.testing.assert_allclose(run(opened, [encoding])[0], expected, atol=0.2)
 
 
 def test_a_row_that_gelu_makes_negative_throughout_stays_accurate(tmp_path: Path) -> None:
