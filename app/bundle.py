@@ -32,12 +32,21 @@ class Parity(_Record):
     label_agreement: float
 
 
-class Variant(_Record):
-    """One ONNX file; ``file`` is relative to the bundle. Written once it was verified."""
+class DataFile(_Record):
+    """A file beside the bundle's manifest; ``file`` is relative to it."""
 
     file: str
     sha256: str
     bytes: int
+
+
+class Variant(DataFile):
+    """One ONNX file, written once it was verified.
+
+    ``data`` holds its weights where they exceed the 2 GB of one protobuf file.
+    """
+
+    data: DataFile | None = None
     parity: Parity | None = None
     accuracy: dict[str, Any] | None = None
 
@@ -109,6 +118,8 @@ class Bundle:
         if variant is None:
             held = ", ".join(sorted(self.manifest.variants))
             raise UserError(f"bundle {self.path} has no {precision} variant; it holds: {held}")
+        if variant.data is not None:
+            _check_digest(self.path, variant.data.file, variant.data.sha256)
         return _check_digest(self.path, variant.file, variant.sha256)
 
 

@@ -1,6 +1,7 @@
 """The ``sentiment-export`` command."""
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -11,15 +12,19 @@ from typing import get_args
 from app.bundle import Bundle, Precision
 from app.errors import UserError
 from app.preprocessing import Preprocessing
+from model_export.source import find_checkpoint
 
-EXPORTED: tuple[Precision, ...] = ("fp32", "int8")
+EXPORTED: tuple[Precision, ...] = ("fp32", "int8", "fp16")
+DEFAULT: tuple[Precision, ...] = ("fp32", "int8")
 DESCRIPTION = """\
-Turn a checkpoint directory into a bundle that `sentiment serve` loads.
+Turn a checkpoint into a bundle that `sentiment serve` loads.
 
   sentiment-export SOURCE --output DIR     export and verify (options below)
+  sentiment-export describe SOURCE         what a checkpoint holds, without loading it
   sentiment-export evaluate BUNDLE FILE    score a bundle on labelled texts
   sentiment-export finetune BASE ...       train a checkpoint on labelled texts
 """
+SOURCE = "hub id (org/name), or a local directory of a checkpoint or of the hub's cache"
 LABELLED = "TSV without a header: group, label, text"
 
 
@@ -27,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (0 done, 1 failed, 2 wrong usage)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     commands: dict[str, Callable[[list[str]], None]] = {
+        "describe": _describe,
         "evaluate": _evaluate,
         "finetune": _finetune,
     }
@@ -57,14 +63,24 @@ def _export(words: list[str]) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", type=Path, help="local checkpoint directory")
+    parser.add_argument("source", help=SOURCE)
     parser.add_argument("--output", type=Path, required=True, help="bundle directory to write")
+    parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument(
         "--precision",
         type=_precisions,
-        default=EXPORTED,
+        default=DEFAULT,
         metavar="LIST",
-        help=f"variants to write, separated by commas (default: {','.join(EXPORTED)})",
+        help=(
+            f"variants to write, separated by commas, of {','.join(EXPORTED)}; int8 is for the "
+            f"CPU, fp16 for CUDA (default: {','.join(DEFAULT)})"
+        ),
+    )
+    parser.add_argument(
+        "--labels",
+        type=lambda value: [label.strip() for label in value.split(",")],
+        metavar="LIST",
+        help="names of the outputs in logit order, separated by commas (default: config.json's)",
     )
     parser.add_argument(
         "--preprocessing",
@@ -74,6 +90,18 @@ def _export(words: list[str]) -> None:
     parser.add_argument(
         "--evaluate", type=Path, metavar="FILE", help=f"record scores on it ({LABELLED})"
     )
+    parser.add_argument(
+        "--max-accuracy-loss",
+        type=float,
+        default=0.01,
+        metavar="LOSS",
+        help="leave out a variant that loses more of fp32's scores (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--debug-parity",
+        action="store_true",
+        help="compare every layer with PyTorch's and name the first that departs",
+    )
     options = parser.parse_args(words)
 
     # These load torch and transformers: only after the usage was found right.
@@ -81,14 +109,42 @@ def _export(words: list[str]) -> None:
     from model_export.export import export
     from model_export.labelled import read_examples
 
-    checkpoint = load_checkpoint(options.source, options.preprocessing)
+    path = find_checkpoint(options.source, options.revision)
+    checkpoint = load_checkpoint(path, options.preprocessing, options.labels)
     print(
         f"{checkpoint.architecture}; labels {', '.join(checkpoint.labels)}; at most "
         f"{checkpoint.max_tokens} tokens; preprocessing {checkpoint.preprocessing}"
     )
     examples = read_examples(options.evaluate, checkpoint.labels) if options.evaluate else ()
-    export(checkpoint, options.output, precisions=options.precision, examples=examples)
+    export(
+        checkpoint,
+        options.output,
+        precisions=options.precision,
+        examples=examples,
+        max_accuracy_loss=options.max_accuracy_loss,
+        debug_parity=options.debug_parity,
+    )
     print(f"wrote {options.output}")
+
+
+def _describe(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        "sentiment-export describe",
+        description=(
+            "What a checkpoint holds, read from its headers: architecture, layers and shapes, "
+            "labels, tokenizer, files, weight names, and what an export would change."
+        ),
+    )
+    parser.add_argument("source", help=SOURCE)
+    parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    options = parser.parse_args(words)
+    path = find_checkpoint(options.source, options.revision)
+
+    from model_export.describe import describe
+
+    description = describe(path)
+    print(json.dumps(description.as_dict(), indent=2) if options.json else description.text())
 
 
 def _evaluate(words: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Finds the encoder layers of a BERT-like classifier in its ONNX graph.
 
-The passes work on these anchors instead of on node names, so that BERT, RoBERTa and
-XLM-RoBERTa (and whatever else has post-norm layers of the same shape) are one case.
+The passes work on these anchors instead of on node names, so that BERT, DistilBERT, RoBERTa
+and XLM-RoBERTa (and whatever else has post-norm layers of the same shape) are one case.
 """
 
 from dataclasses import dataclass
@@ -100,13 +100,12 @@ def find_layers(graph: ir.Graph) -> list[EncoderLayer]:
 
 
 def _layer(softmax: ir.Node) -> EncoderLayer:
-    masked = _producer(_input(softmax, 0), "Add")
-    scaled = _producer(_input(masked, 0), "Div", "Mul")
-    scores = _producer(_input(scaled, 0), "MatMul")
-    query_reshape = _above_transposes(_input(scores, 0))
-    key_reshape = _above_transposes(_input(scores, 1))
+    masked = _producer(_input(softmax, 0), "Add", "Where")  # DistilBERT fills its mask in
+    scores = _above(_input(masked, 2 if masked.op_type == "Where" else 0), "MatMul")
+    query_reshape = _above(_input(scores, 0), "Reshape")
+    key_reshape = _above(_input(scores, 1), "Reshape")
     context = _consumer(softmax.outputs[0], "MatMul")
-    value_reshape = _above_transposes(_input(context, 1))
+    value_reshape = _above(_input(context, 1), "Reshape")
     context_reshape = _below_gather(_consumer(context.outputs[0], "Transpose").outputs[0])
     attention_output = _linear_from(context_reshape.outputs[0])
     attention_residual = _consumer(attention_output.output, "Add")
@@ -165,11 +164,11 @@ def _linear(matmul: ir.Node, add: ir.Node, bias: ir.Value) -> Linear:
     return Linear(matmul, add, weight, bias)
 
 
-def _above_transposes(value: ir.Value) -> ir.Node:
-    """The Reshape that splits the heads, above the one or two Transposes below it."""
-    node = _producer(value, "Transpose", "Reshape")
-    while node.op_type == "Transpose":
-        node = _producer(_input(node, 0), "Transpose", "Reshape")
+def _above(value: ir.Value, wanted: str) -> ir.Node:
+    """The producer, above the transposes and the scaling by a constant that may follow it."""
+    node = _producer(value, wanted, "Transpose", "Div", "Mul")
+    while node.op_type != wanted:
+        node = _producer(_input(node, 0), wanted, "Transpose", "Div", "Mul")
     return node
 
 

@@ -3,16 +3,17 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from app.bundle import (
     FORMAT_VERSION,
     MANIFEST,
     SIDE_FILES,
     Bundle,
+    DataFile,
     Manifest,
     Precision,
     Source,
@@ -21,15 +22,26 @@ from app.bundle import (
 )
 from app.errors import UserError
 from app.model import Model
+from model_export.accuracy_gate import MAX_ACCURACY_LOSS, AccuracyGate
 from model_export.checkpoint import Checkpoint
-from model_export.evaluation import evaluate
 from model_export.labelled import Example
+from model_export.layer_parity import layer_parity
 from model_export.model_card import model_card
-from model_export.onnx_graph import export_graph, write_fp32, write_int8
-from model_export.verification import verify
+from model_export.onnx_graph import export_graph, external_data, write_fp16, write_fp32, write_int8
+from model_export.placing import replaced_at_the_end
+from model_export.source import origin
+from model_export.verification import TEXTS, verify
 
-ONNX_FILES: dict[Precision, str] = {"fp32": "onnx/model.onnx", "int8": "onnx/model_int8.onnx"}
-WRITERS: dict[Precision, Callable[[Path, Path], None]] = {"fp32": write_fp32, "int8": write_int8}
+ONNX_FILES: dict[Precision, str] = {
+    "fp32": "onnx/model.onnx",
+    "int8": "onnx/model_int8.onnx",
+    "fp16": "onnx/model_fp16.onnx",
+}
+WRITERS: dict[Precision, Callable[[Path, Path], None]] = {
+    "fp32": write_fp32,
+    "int8": write_int8,
+    "fp16": write_fp16,
+}
 MADE_WITH = ("sentiment-service", "torch", "transformers", "optimum-onnx", "onnx", "onnxruntime")
 
 
@@ -39,34 +51,49 @@ def export(
     *,
     precisions: Sequence[Precision] = ("fp32", "int8"),
     examples: Sequence[Example] = (),
+    max_accuracy_loss: float = MAX_ACCURACY_LOSS,
+    debug_parity: bool = False,
     say: Callable[[str], None] = print,
 ) -> Manifest:
     """Write a bundle to ``output``, replacing a bundle that is there.
 
     Everything happens in a temporary directory beside it, which is renamed at the end: at
     no moment is there half a bundle in ``output``. Given labelled ``examples``, every
-    variant's scores are recorded.
+    variant's scores are recorded, and one that is not as good as fp32 is left out.
 
     Raises:
         UserError: the architecture is not supported, a variant departs from the checkpoint
-            beyond its tolerance, or ``output`` is in use for something else.
+            beyond its tolerance, or ``output`` is in use for something else; also after the
+            rest was written, when a variant was left out.
     """
     output = output.resolve()
     _refuse_foreign(output)
-    with _replaced_at_the_end(output) as directory:
+    gate = AccuracyGate(examples, max_accuracy_loss)
+    # fp32 is what the others are measured by, even where nobody asked for it.
+    made = dict.fromkeys(("fp32", *precisions)) if examples else precisions
+    with replaced_at_the_end(output) as directory:
         (directory / "onnx").mkdir()
         _write_side_files(checkpoint, directory)
-        with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".export-") as work:
+        with tempfile.TemporaryDirectory(dir=directory) as work:
             say("exporting the graph")
             plain = export_graph(checkpoint, Path(work))
-            for precision in precisions:
+            for precision in made:
                 WRITERS[precision](plain, directory / ONNX_FILES[precision])
-        manifest = _manifest(checkpoint, directory, output.name, precisions)
-        for precision in precisions:
-            manifest = _verified(manifest, precision, checkpoint, directory, examples, say)
+        manifest = _manifest(checkpoint, directory, output.name, made)
+        for precision in made:
+            if debug_parity:
+                say(_layers(checkpoint, directory, precision))
+            manifest = _verified(manifest, precision, checkpoint, directory, gate, say)
+        manifest = _only(manifest, [p for p in precisions if p not in gate.refused], directory)
+        if not manifest.variants:
+            raise UserError(f"no bundle was written: {gate.verdict()}")
         text = manifest.model_dump_json(indent=2, exclude_none=True)
         (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
         (directory / "README.md").write_text(model_card(manifest), encoding="utf-8")
+    if gate.refused:
+        raise UserError(
+            f"{output} was written with {', '.join(manifest.variants)}: {gate.verdict()}"
+        )
     return manifest
 
 
@@ -75,7 +102,7 @@ def _verified(
     precision: Precision,
     checkpoint: Checkpoint,
     directory: Path,
-    examples: Sequence[Example],
+    gate: AccuracyGate,
     say: Callable[[str], None],
 ) -> Manifest:
     """The manifest with this variant's parity and accuracy filled in."""
@@ -88,12 +115,24 @@ def _verified(
         f"{parity.max_abs_logit_diff:.2g} of PyTorch, labels agree on "
         f"{parity.label_agreement:.1%} of {parity.samples} texts"
     )
-    scores = evaluate(model, examples) if examples else None
-    if scores is not None:
-        say(f"{precision}: {scores.table()}")
-    accuracy = scores.as_dict() if scores is not None else None
+    accuracy = gate.scored(model, say)
     filled = variant.model_copy(update={"parity": parity, "accuracy": accuracy})
     return manifest.model_copy(update={"variants": {**manifest.variants, precision: filled}})
+
+
+def _layers(checkpoint: Checkpoint, directory: Path, precision: Precision) -> str:
+    ids = checkpoint.tokenizer(TEXTS[-1])["input_ids"][: checkpoint.max_tokens]
+    report = layer_parity(checkpoint, directory / ONNX_FILES[precision], precision, ids)
+    return f"{precision}, layer by layer:\n{report.table()}"
+
+
+def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Manifest:
+    """The manifest with these variants alone; the files of the others go."""
+    for precision in manifest.variants.keys() - set(kept):
+        file = directory / ONNX_FILES[precision]
+        file.unlink()
+        external_data(file).unlink(missing_ok=True)
+    return manifest.model_copy(update={"variants": {p: manifest.variants[p] for p in kept}})
 
 
 def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
@@ -103,35 +142,46 @@ def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
     config.save_pretrained(directory)
     tokenizer = checkpoint.tokenizer
     tokenizer.model_max_length = checkpoint.max_tokens
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".export-") as work:
+    with tempfile.TemporaryDirectory(dir=directory) as work:
         tokenizer.save_pretrained(work)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copyfile(Path(work) / name, directory / name)
 
 
 def _manifest(
-    checkpoint: Checkpoint, directory: Path, name: str, precisions: Sequence[Precision]
+    checkpoint: Checkpoint, directory: Path, name: str, precisions: Iterable[Precision]
 ) -> Manifest:
-    variants = {
-        precision: Variant(
-            file=ONNX_FILES[precision],
-            sha256=sha256(directory / ONNX_FILES[precision]),
-            bytes=(directory / ONNX_FILES[precision]).stat().st_size,
-        )
-        for precision in precisions
-    }
+    hub = origin(checkpoint.path)
     return Manifest(
         format_version=FORMAT_VERSION,
         name=name,
-        source=Source(path=checkpoint.path.name, files=checkpoint.files),
+        source=Source(
+            repo_id=hub[0] if hub else None,
+            path=None if hub else checkpoint.path.resolve().name,
+            revision=hub[1] if hub else None,
+            files=checkpoint.files,
+        ),
         architecture=checkpoint.architecture,
         labels=checkpoint.labels,
         max_tokens=checkpoint.max_tokens,
         preprocessing=checkpoint.preprocessing,
-        variants=variants,
+        variants={p: _variant(directory, ONNX_FILES[p]) for p in precisions},
         files={side_file: sha256(directory / side_file) for side_file in SIDE_FILES},
         created_with={package: version(package) for package in MADE_WITH},
     )
+
+
+def _variant(directory: Path, name: str) -> Variant:
+    data = external_data(Path(name))
+    return Variant(
+        **_data_file(directory, name),
+        data=DataFile(**_data_file(directory, str(data))) if (directory / data).exists() else None,
+    )
+
+
+def _data_file(directory: Path, name: str) -> dict[str, Any]:
+    path = directory / name
+    return {"file": name, "sha256": sha256(path), "bytes": path.stat().st_size}
 
 
 def _refuse_foreign(output: Path) -> None:
@@ -147,22 +197,3 @@ def _has_manifest_of_ours(output: Path) -> bool:
         return "format_version" in json.loads((output / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
         return False
-
-
-@contextmanager
-def _replaced_at_the_end(output: Path) -> Iterator[Path]:
-    """A directory to fill, renamed to ``output`` if nothing fails and removed if it does."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}-"))
-    directory.chmod(0o755)
-    try:
-        yield directory
-        if output.exists():
-            old = directory.with_name(directory.name + ".old")
-            output.rename(old)
-            directory.rename(output)
-            shutil.rmtree(old)
-        else:
-            directory.rename(output)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)

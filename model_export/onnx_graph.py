@@ -13,17 +13,21 @@ from optimum.exporters.onnx import onnx_export_from_model
 
 from model_export.checkpoint import Checkpoint
 from model_export.passes.first_token import keep_first_token
+from model_export.passes.half_precision import to_half_precision
 from model_export.passes.int8 import quantize_encoder
 from model_export.passes.int8_embedding import quantize_word_embedding
 
 OPSET = 18
+# One protobuf message holds at most 2 GiB; weights beyond that go into a file beside it.
+LARGEST_FILE = 2**31 - 2**20
 
 
 def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
     """Export the checkpoint at opset 18 and fold its constants.
 
     Returns:
-        The plain fp32 graph in ``directory``, its batch and sequence axes dynamic.
+        The plain fp32 graph in ``directory``, its batch and sequence axes dynamic, and its
+        large weights in a file beside it.
     """
     with _quiet():
         onnx_export_from_model(
@@ -38,8 +42,12 @@ def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
     options.log_severity_level = 3
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(plain)
+    external = "session.optimized_model_external_initializers_"
+    options.add_session_config_entry(external + "file_name", "plain.onnx_data")
+    options.add_session_config_entry(external + "min_size_in_bytes", str(2**20))
     ort.InferenceSession(directory / "model.onnx", options, providers=["CPUExecutionProvider"])
-    (directory / "model.onnx").unlink()
+    for exported in directory.glob("model.onnx*"):
+        exported.unlink()
     return plain
 
 
@@ -47,7 +55,7 @@ def write_fp32(plain: Path, target: Path) -> None:
     """The exported graph with its last layer cut to the first token."""
     model = _load(plain)
     keep_first_token(model)
-    ir.save(model, target)
+    _save(model, target)
 
 
 def write_int8(plain: Path, target: Path) -> None:
@@ -56,7 +64,20 @@ def write_int8(plain: Path, target: Path) -> None:
     keep_first_token(model)
     quantize_encoder(model)
     quantize_word_embedding(model)
-    ir.save(model, target)
+    _save(model, target)
+
+
+def write_fp16(plain: Path, target: Path) -> None:
+    """The same in half precision but for layer norms and softmax; for CUDA."""
+    model = _load(plain)
+    keep_first_token(model)
+    to_half_precision(model)
+    _save(model, target)
+
+
+def external_data(target: Path) -> Path:
+    """Where the weights of a large ``target`` go, by the name that Optimum uses."""
+    return target.with_name(target.name + "_data")
 
 
 def _load(path: Path) -> ir.Model:
@@ -65,6 +86,15 @@ def _load(path: Path) -> ir.Model:
     for domain in [domain for domain in model.opset_imports if domain]:
         del model.opset_imports[domain]
     return model
+
+
+def _save(model: ir.Model, target: Path) -> None:
+    weights = (value.const_value for value in model.graph.initializers.values())
+    size = sum(tensor.nbytes for tensor in weights if tensor is not None)
+    if size > LARGEST_FILE:
+        ir.save(model, target, external_data=external_data(target).name)
+    else:
+        ir.save(ir.external_data.load_to_model(model), target)
 
 
 @contextmanager

@@ -2,26 +2,46 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, recall_score
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """Figures in [0, 1]; ``confusion[i][j]`` counts gold label i predicted as label j.
+class Figures:
+    """Figures in [0, 1].
 
     ``macro_recall`` is the metric of TweetEval's sentiment task (Barbieri et al. 2020),
-    ``macro_f1`` that of UMSAB (Barbieri et al. 2022).
+    ``macro_f1`` that of UMSAB (Barbieri et al. 2022), per language.
     """
 
     samples: int
     accuracy: float
     macro_recall: float
     macro_f1: float
+
+    def line(self) -> str:
+        """For a terminal."""
+        return (
+            f"macro recall {self.macro_recall:.4f}  macro F1 {self.macro_f1:.4f}  "
+            f"accuracy {self.accuracy:.4f}  ({self.samples} texts)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scores(Figures):
+    """Of all texts; ``confusion[i][j]`` counts gold label i predicted as label j.
+
+    ``groups`` are the same figures of each group, ``mean`` those averaged over the groups.
+    """
+
     labels: list[str]
     recall: dict[str, float]
     confusion: list[list[int]]
+    groups: dict[str, Figures]
+    mean: Figures
+    agreement_with_fp32: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready copy."""
@@ -35,26 +55,60 @@ class Scores:
             f"{label:<{width}}" + "".join(f"{count:>{width}}" for count in counts)
             for label, counts in zip(self.labels, self.confusion, strict=True)
         ]
-        figures = (
-            f"macro recall {self.macro_recall:.4f}  macro F1 {self.macro_f1:.4f}  "
-            f"accuracy {self.accuracy:.4f}  ({self.samples} texts)"
-        )
-        return "\n".join([figures, "rows: gold, columns: predicted", header, *rows])
+        lines = [self.line(), "rows: gold, columns: predicted", header, *rows]
+        if len(self.groups) > 1:
+            widest = max(len(name) for name in self.groups | {"mean": 0})
+            lines += [f"{name:<{widest}}  {group.line()}" for name, group in self.groups.items()]
+            lines.append(f"{'mean':<{widest}}  {self.mean.line()}")
+        if self.agreement_with_fp32 is not None:
+            lines.append(f"labels agree with fp32: {self.agreement_with_fp32:.2%}")
+        return "\n".join(lines)
 
 
-def score(gold: Sequence[str], predicted: Sequence[str], labels: list[str]) -> Scores:
+def score(
+    gold: Sequence[str], predicted: Sequence[str], labels: list[str], groups: Sequence[str] = ()
+) -> Scores:
     """Compare predictions with gold labels, both as label names in the same order.
 
-    Macro figures average over the labels that occur in ``gold``.
+    Macro figures average over the labels that occur in ``gold``; ``groups`` are the names
+    of each text's group, in the same order, if there are any.
     """
     present = [label for label in labels if label in set(gold)]
     recalls = recall_score(gold, predicted, labels=present, average=None, zero_division=0)
+    whole = _figures(gold, predicted, labels)
+    by_group = {
+        name: _figures(*_of_group(gold, predicted, groups, name), labels)
+        for name in sorted(set(groups))
+    }
+    parts = list(by_group.values()) or [whole]
     return Scores(
-        samples=len(gold),
-        accuracy=float(accuracy_score(gold, predicted)),
-        macro_recall=float(recalls.mean()),
-        macro_f1=float(f1_score(gold, predicted, labels=present, average="macro", zero_division=0)),
+        **asdict(whole),
         labels=labels,
         recall={label: float(value) for label, value in zip(present, recalls, strict=True)},
         confusion=confusion_matrix(gold, predicted, labels=labels).tolist(),
+        groups=by_group,
+        mean=Figures(
+            samples=whole.samples,
+            accuracy=fmean(part.accuracy for part in parts),
+            macro_recall=fmean(part.macro_recall for part in parts),
+            macro_f1=fmean(part.macro_f1 for part in parts),
+        ),
     )
+
+
+def _figures(gold: Sequence[str], predicted: Sequence[str], labels: list[str]) -> Figures:
+    present = [label for label in labels if label in set(gold)]
+    macro: dict[str, Any] = {"labels": present, "average": "macro", "zero_division": 0}
+    return Figures(
+        samples=len(gold),
+        accuracy=float(accuracy_score(gold, predicted)),
+        macro_recall=float(recall_score(gold, predicted, **macro)),
+        macro_f1=float(f1_score(gold, predicted, **macro)),
+    )
+
+
+def _of_group(
+    gold: Sequence[str], predicted: Sequence[str], groups: Sequence[str], name: str
+) -> tuple[list[str], list[str]]:
+    rows = [row for row, group in enumerate(groups) if group == name]
+    return [gold[row] for row in rows], [predicted[row] for row in rows]

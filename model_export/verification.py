@@ -11,8 +11,8 @@ from model_export.checkpoint import Checkpoint
 
 # Largest logit difference allowed, and the share of labels that has to agree among texts that
 # PyTorch is decided about: where two labels are nearly level, any rounding may pick the other.
-TOLERANCE: dict[Precision, float] = {"fp32": 1e-3, "int8": 0.5}
-LABEL_AGREEMENT: dict[Precision, float] = {"fp32": 1.0, "int8": 0.95}
+TOLERANCE: dict[Precision, float] = {"fp32": 1e-3, "fp16": 0.1, "int8": 0.5}
+LABEL_AGREEMENT: dict[Precision, float] = {"fp32": 1.0, "fp16": 1.0, "int8": 0.95}
 DECIDED_BY = 0.1  # logit of the best label above the second best
 
 TEXTS = (
@@ -41,12 +41,12 @@ TEXTS = (
 def verify(model: Model, checkpoint: Checkpoint) -> Parity:
     """Check a loaded variant against PyTorch, each text alone and in padded batches.
 
-    The texts run from one word to more than ``max_tokens`` tokens.
+    The texts run from one token to more than ``max_tokens``.
 
     Raises:
         UserError: the variant departs from the checkpoint beyond its tolerance.
     """
-    encodings = [model.encode(text) for text in _texts(checkpoint.max_tokens)]
+    encodings = _encodings(model)
     expected = np.stack([checkpoint.logits(encoding.ids).numpy() for encoding in encodings])
     alone = [result for encoding in encodings for result in model.infer([encoding])]
     batched = [result for batch in _batches(encodings) for result in model.infer(batch)]
@@ -71,10 +71,14 @@ def verify(model: Model, checkpoint: Checkpoint) -> Parity:
     return parity
 
 
-def _texts(max_tokens: int) -> list[str]:
+def _encodings(model: Model) -> list[Encoding]:
+    """Real texts, and the start of a long one cut to every power of two of tokens."""
     paragraph = " ".join(TEXTS)
-    repeated = " ".join([paragraph] * (max_tokens // 100 + 1))
-    return [*TEXTS, paragraph[:400], paragraph, repeated]
+    repeated = " ".join([paragraph] * (model.max_tokens // 100 + 1))
+    encodings = [model.encode(text) for text in (*TEXTS, paragraph[:400], paragraph, repeated)]
+    ids = encodings[-1].ids  # longer than max_tokens, so cut to exactly that
+    sizes = [3, *(2**power for power in range(2, 16) if 2**power < len(ids)), len(ids) - 1]
+    return encodings + [Encoding([*ids[: size - 1], ids[-1]], size) for size in sizes]
 
 
 def _batches(encodings: list[Encoding]) -> Iterable[list[Encoding]]:

@@ -1,7 +1,8 @@
 """Checkpoints small enough to make, export and verify in a test, with random weights.
 
-Three tokenizers and three architectures, as the hub has them: RoBERTa with ``vocab.json``
-and ``merges.txt``, XLM-RoBERTa with a ``tokenizer.json`` and BERT with a ``vocab.txt``. The
+Three tokenizers and four architectures, as the hub has them: RoBERTa with ``vocab.json``
+and ``merges.txt``, XLM-RoBERTa with a ``tokenizer.json``, BERT and DistilBERT with a
+``vocab.txt``. The
 weights are seeded and large enough that different texts get different answers.
 """
 
@@ -34,12 +35,18 @@ from model_export.checkpoint import load_checkpoint
 from model_export.export import WRITERS, export
 from model_export.onnx_graph import write_fp32
 
-ARCHITECTURES = ("roberta", "xlm-roberta", "bert")
+ARCHITECTURES = ("roberta", "xlm-roberta", "bert", "distilbert")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
 MAX_TOKENS = 64
 HIDDEN_SIZE = 48
 HEADS = 4
 LAYERS = 2
+DISTILBERTS_NAMES = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+}
 # Of matrices this small, a second thread takes a hundred times as long on a busy machine.
 torch.set_num_threads(1)
 CORPUS = (
@@ -72,7 +79,7 @@ def make_checkpoint(
 
 def random_model(architecture: str, vocabulary: int, **config: Any) -> PreTrainedModel:
     """A classifier with seeded random weights, whose logits vary by about 1 from text to text."""
-    bert = architecture == "bert"
+    bert = architecture in ("bert", "distilbert")
     settings = {
         "vocab_size": vocabulary,
         "hidden_size": HIDDEN_SIZE,
@@ -86,13 +93,15 @@ def random_model(architecture: str, vocabulary: int, **config: Any) -> PreTraine
         "id2label": {0: "negative", 1: "neutral", 2: "positive"},
         "label2id": {"negative": 0, "neutral": 1, "positive": 2},
     }
+    if architecture == "distilbert":
+        settings = {DISTILBERTS_NAMES.get(name, name): settings[name] for name in settings}
     model: PreTrainedModel = AutoModelForSequenceClassification.from_config(
         AutoConfig.for_model(architecture, **(settings | config))
     )
     generator = torch.Generator().manual_seed(2)
     for name, weights in model.named_parameters():
         noise = torch.randn(weights.shape, generator=generator)
-        if "LayerNorm.weight" in name:
+        if name.lower().endswith(("layernorm.weight", "layer_norm.weight")):
             weights.data = 1 + 0.1 * noise
         elif weights.ndim == 1:
             weights.data = 0.2 * noise
@@ -100,7 +109,7 @@ def random_model(architecture: str, vocabulary: int, **config: Any) -> PreTraine
             weights.data = noise
         else:
             # Sharp attention, so that it matters which words there are.
-            gain = 2.0 if "query" in name or "key" in name else 1.0
+            gain = 2.0 if any(part in name for part in ("query", "key", "q_lin", "k_lin")) else 1.0
             weights.data = gain * noise / weights.shape[1] ** 0.5
     _centre(model.eval(), generator)
     return model
@@ -214,4 +223,5 @@ _TOKENIZERS: dict[str, Callable[[Path], int]] = {
     "roberta": _byte_level_bpe,
     "xlm-roberta": _unigram,
     "bert": _word_piece,
+    "distilbert": _word_piece,
 }

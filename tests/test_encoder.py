@@ -13,15 +13,32 @@ from app.errors import UserError
 from model_export.encoder import find_layers
 from tests.checkpoints import ARCHITECTURES, HEADS, HIDDEN_SIZE, LAYERS, Exported, exported
 
+LAYER = (
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "intermediate.dense",
+    "output.dense",
+)
+DISTILBERTS_LAYER = (
+    "attention.q_lin",
+    "attention.k_lin",
+    "attention.v_lin",
+    "attention.out_lin",
+    "ffn.lin1",
+    "ffn.lin2",
+)
+
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """One of the three architectures."""
+    """One of the architectures."""
     return exported(tmp_path_factory.getbasetemp(), request.param)
 
 
 def test_layers_heads_and_width_are_found(made: Exported) -> None:
-    """BERT, RoBERTa and XLM-RoBERTa graphs give the figures of their config."""
+    """Every architecture's graph gives the figures of its config."""
     layers = find_layers(ir.load(made.plain).graph)
     assert len(layers) == LAYERS
     assert {(layer.heads, layer.hidden_size) for layer in layers} == {(HEADS, HIDDEN_SIZE)}
@@ -31,18 +48,26 @@ def test_layers_heads_and_width_are_found(made: Exported) -> None:
 def test_every_linear_layer_is_the_one_it_is_called(made: Exported) -> None:
     """First to last, each anchor holds the checkpoint's weights and biases of that name."""
     weights = load_file(made.source / "model.safetensors")
-    prefix = "bert" if "bert.embeddings.LayerNorm.bias" in weights else "roberta"
+    distilbert = "distilbert.embeddings.LayerNorm.bias" in weights
+    names = DISTILBERTS_LAYER if distilbert else LAYER
+    prefix = next(name for name in weights if ".layer.0." in name).split("0.")[0]
     for number, layer in enumerate(find_layers(ir.load(made.plain).graph)):
-        linears = {
-            "attention.self.query": layer.query,
-            "attention.self.key": layer.key,
-            "attention.self.value": layer.value,
-            "attention.output.dense": layer.attention_output,
-            "intermediate.dense": layer.intermediate,
-            "output.dense": layer.output,
-        }
+        linears = dict(
+            zip(
+                names,
+                (
+                    layer.query,
+                    layer.key,
+                    layer.value,
+                    layer.attention_output,
+                    layer.intermediate,
+                    layer.output,
+                ),
+                strict=True,
+            )
+        )
         for name, linear in linears.items():
-            expected = f"{prefix}.encoder.layer.{number}.{name}"
+            expected = f"{prefix}{number}.{name}"
             assert linear.weight.const_value is not None
             assert linear.bias.const_value is not None
             found = linear.weight.const_value.numpy()
@@ -75,7 +100,9 @@ def test_a_graph_without_attention_is_refused() -> None:
 
 def test_a_softmax_that_is_no_attention_is_refused() -> None:
     """What should stand where, and what stands there, are both named."""
-    with pytest.raises(UserError, match=r"unsupported architecture: .* come from Add, not from R"):
+    with pytest.raises(
+        UserError, match=r"unsupported architecture: .* come from Add or Where, not from R"
+    ):
         find_layers(_graph("Relu", "Softmax"))
 
 

@@ -1,14 +1,17 @@
 """The ``sentiment-export`` command: exit codes, and what a user reads."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.bundle import Bundle
 from model_export import export as export_module
+from model_export.checkpoint import Checkpoint
 from model_export.cli import main
 from tests.checkpoints import CORPUS, Exported, exported, make_checkpoint
 
@@ -60,6 +63,46 @@ def test_precisions_are_a_list(
     assert asked == [("fp32", "int8")]
 
 
+def test_what_the_options_ask_for_arrives(
+    made: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels are named in order; the gate's limit and the layers' comparison are handed on."""
+    asked: dict[str, Any] = {}
+
+    def export(checkpoint: Checkpoint, output: Path, **options: Any) -> None:
+        asked.update(options, labels=checkpoint.labels)
+
+    monkeypatch.setattr(export_module, "export", export)
+    words = [str(made.source), "--output", str(tmp_path / "out"), "--labels", "bad, so-so,good"]
+    words += ["--max-accuracy-loss", "0.2", "--debug-parity", "--precision", "fp16"]
+    assert main(words) == 0
+    assert asked["labels"] == ["bad", "so-so", "good"]
+    assert asked["precisions"] == ("fp16",)
+    assert asked["max_accuracy_loss"] == 0.2
+    assert asked["debug_parity"] is True
+
+
+def test_layers_are_compared_on_request(
+    made: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every variant's layers, and that none departs."""
+    words = [str(made.source), "--output", str(tmp_path / "out"), "--debug-parity"]
+    assert main([*words, "--precision", "fp32,int8,fp16"]) == 0
+    printed = capsys.readouterr().out
+    for precision in ("fp32", "int8", "fp16"):
+        assert f"{precision}, layer by layer:" in printed
+    assert printed.count("bert.encoder.layer.1.output.LayerNorm") == 3
+    assert printed.count("no layer departs") == 3
+
+
+def test_describe_prints_text_or_json(made: Exported, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same command for a reader and for a program."""
+    assert main(["describe", str(made.source)]) == 0
+    assert "BertForSequenceClassification" in capsys.readouterr().out
+    assert main(["describe", str(made.source), "--json"]) == 0
+    assert "BertForSequenceClassification" in json.dumps(json.loads(capsys.readouterr().out))
+
+
 def test_evaluate_prints_the_figures_of_every_variant(
     made: Exported, labelled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,7 +142,7 @@ Words = Callable[[Exported, Path], list[str]]
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (lambda made, tmp: [str(tmp / "none"), "--output", str(tmp / "out")], "not a directory"),
+        (lambda made, tmp: [str(tmp / "none"), "--output", str(tmp / "out")], "neither"),
         (lambda made, tmp: [str(made.source), "--output", str(tmp)], "is not a bundle"),
         (
             lambda made, tmp: [
@@ -143,6 +186,8 @@ def test_a_failure_is_one_line(
     ("words", "says"),
     [
         ([], "required: source, --output"),
+        (["describe"], "required: source"),
+        (["checkpoint", "--output", "out", "--max-accuracy-loss", "much"], "invalid float"),
         (["checkpoint"], "required: --output"),
         (["checkpoint", "--output", "out", "--precision", "int4"], "unknown precision int4"),
         (["checkpoint", "--output", "out", "--precision", "fp32,"], "unknown precision"),
@@ -197,6 +242,7 @@ except SystemExit as exit:
         (["--help"], 0),
         (["evaluate", "--help"], 0),
         (["finetune", "--help"], 0),
+        (["describe", "--help"], 0),
         (["checkpoint", "--output", "out", "--precision", "int4"], 2),
     ],
 )
@@ -226,7 +272,7 @@ def test_a_real_process_shows_no_traceback(tmp_path: Path) -> None:
     )
     assert run.returncode == 1
     (line,) = run.stderr.splitlines()
-    assert line.startswith(f"sentiment-export: {tmp_path / 'none'} is not a directory")
+    assert line.startswith(f"sentiment-export: '{tmp_path / 'none'}' is neither a directory nor")
 
 
 def test_a_place_that_cannot_be_written_is_said_in_one_line(

@@ -82,12 +82,17 @@ class _Int8Pass:
 
     def run(self) -> None:
         by_sequence, by_head = self._shapes()
-        self._flatten(self._layers[0].hidden)
+        for layer in self._layers:
+            self._keep_shape(layer.hidden)
+        self._flatten(self._layers[0].hidden, _scope(self._layers[0].hidden))
         for number, layer in enumerate(self._layers):
             if layer.query.input is not layer.hidden:  # the last layer keeps its first tokens
-                for kept in (layer.query.input, layer.residual):
-                    self._read_tokens(kept, by_sequence)
-                    self._flatten(kept)
+                for kept, reader in (
+                    (layer.query.input, layer.query.output),
+                    (layer.residual, layer.attention_residual.outputs[0]),
+                ):
+                    self._read_tokens(kept, by_sequence, _scope(reader))
+                    self._flatten(kept, _scope(reader))
             self._attention(layer, by_head, f"layer.{number}")
             self._feed_forward(layer, f"layer.{number}")
         self._classifier_reads_rows()
@@ -97,36 +102,59 @@ class _Int8Pass:
         tape = Tape()
         heads = self._layers[0].heads
         batch = tape.op("Shape", [self._graph.inputs[0]], {"start": 0, "end": 1})
+        _name(tape, "/int8/batch")
         by_sequence = tape.op("Concat", [batch, self._flat], {"axis": 0})
+        _name(tape, "/int8/by_sequence")
         split = np.array([-1, heads, self._size // heads], np.int64)
         by_head = tape.op("Concat", [batch, self._constant("heads", split)], {"axis": 0})
+        _name(tape, "/int8/by_head")
         self._graph.insert_before(self._graph[0], tape.nodes)
         return by_sequence, by_head
 
-    def _flatten(self, value: ir.Value) -> None:
+    def _keep_shape(self, hidden: ir.Value) -> None:
+        """Let who asks for the shape of a hidden state (DistilBERT's mask) find three axes."""
+        readers = [use.node for use in hidden.uses() if use.node.op_type == "Shape"]
+        if not readers:
+            return
+        tape = Tape()
+        size = self._constant(f"{hidden.name}.size", np.array([self._size], np.int64))
+        shape = tape.op("Concat", [tape.op("Shape", [self._graph.inputs[0]]), size], {"axis": 0})
+        _name(tape, f"{_scope(hidden)}/shape")
+        self._graph.insert_before(self._graph[0], tape.nodes)
+        for reader in readers:
+            for use in tuple(reader.outputs[0].uses()):
+                use.node.replace_input_with(use.idx, shape)
+            self._graph.remove(reader, safe=True)
+
+    def _flatten(self, value: ir.Value, scope: str) -> None:
         """Hand [batch, sequence, hidden] to its readers as [tokens, hidden]."""
         readers = tuple(value.uses())
         tape = Tape()
         flat = tape.op("Reshape", [value, self._flat])
+        _name(tape, f"{scope}/by_token")
         for reader in readers:
             reader.node.replace_input_with(reader.idx, flat)
         self._insert_after(value, tape)
 
-    def _read_tokens(self, gathered: ir.Value, by_sequence: ir.Value) -> None:
+    def _read_tokens(self, gathered: ir.Value, by_sequence: ir.Value, scope: str) -> None:
         """Let the Gather behind ``gathered`` find its tokens by text again."""
         gather = _producer(gathered)
         tape = Tape()
         gather.replace_input_with(0, tape.op("Reshape", [gather.inputs[0], by_sequence]))
+        _name(tape, f"{scope}/by_text")
         self._graph.insert_before(gather, tape.nodes)
 
     def _attention(self, layer: EncoderLayer, by_head: ir.Value, name: str) -> None:
         for reshape in layer.head_reshapes:
             reshape.replace_input_with(1, by_head)
         layer.context_reshape.replace_input_with(1, self._flat)
-        hidden = self._quantize(layer.hidden)
+        # Beside query, key and value, which read it, not in any of them.
+        hidden = self._quantize(layer.hidden, _scope(layer.key.output).rpartition("/")[0])
         shared = layer.query.input is layer.hidden
-        queries = hidden if shared else self._quantize(layer.query.input)
-        context = self._quantize(layer.context)
+        queries = (
+            hidden if shared else self._quantize(layer.query.input, _scope(layer.query.output))
+        )
+        context = self._quantize(layer.context, _scope(layer.attention_output.output))
         value_bias = constant(layer.value.bias) @ constant(layer.attention_output.weight)
         bias = self._constant(
             f"{name}.attention_output.bias", constant(layer.attention_output.bias) + value_bias
@@ -137,14 +165,15 @@ class _Int8Pass:
         self._replace(layer.attention_output, context, f"{name}.attention_output", bias=bias)
 
     def _feed_forward(self, layer: EncoderLayer, name: str) -> None:
-        widened = self._quantize(layer.output.input, gelu=layer.activation == "Gelu")
-        narrow = self._quantize(layer.intermediate.input)
+        gelu = layer.activation == "Gelu"
+        widened = self._quantize(layer.output.input, _scope(layer.output.output), gelu=gelu)
+        narrow = self._quantize(layer.intermediate.input, _scope(layer.intermediate.output))
         self._replace(
             layer.intermediate, narrow, f"{name}.intermediate", bias=layer.intermediate.bias
         )
         self._replace(layer.output, widened, f"{name}.output", bias=layer.output.bias)
 
-    def _quantize(self, x: ir.Value, *, gelu: bool = False) -> _Quantized:
+    def _quantize(self, x: ir.Value, scope: str, *, gelu: bool = False) -> _Quantized:
         tape = Tape()
         if gelu:
             largest = tape.op("ReduceMax", [x, self._last_axis], {"keepdims": 1})
@@ -157,6 +186,7 @@ class _Int8Pass:
         per_token = tape.op("Reshape", [scale, self._vector])
         zero_points = tape.op("Expand", [self._zero_point, tape.op("Shape", [per_token])])
         values = tape.op("QuantizeLinear", [x, per_token, zero_points], {"axis": 0})
+        _name(tape, f"{scope}/quantize")
         self._insert_after(x, tape)
         return _Quantized(values, scale)
 
@@ -174,9 +204,11 @@ class _Int8Pass:
         result = tape.op("Mul", [result, x.scale])
         if bias is not None:
             result = tape.op("Add", [result, bias])
+        _name(tape, _scope(linear.output))
         self._graph.insert_before(linear.add, tape.nodes)
         for use in tuple(linear.output.uses()):
             use.node.replace_input_with(use.idx, result)
+        result.name = linear.output.name  # under which it is looked for
         self._graph.remove([linear.add, linear.matmul], safe=True)
 
     def _classifier_reads_rows(self) -> None:
@@ -202,3 +234,17 @@ def _producer(value: ir.Value) -> ir.Node:
     if node is None:
         raise UserError(f"unsupported architecture: {value.name} is not computed")
     return node
+
+
+def _scope(value: ir.Value) -> str:
+    """The module that computes ``value``, as the exporter writes it: ``/encoder/layer.0/...``."""
+    name = value.name or ""
+    return name.rpartition("/")[0] or name
+
+
+def _name(tape: Tape, scope: str) -> None:
+    """Name what is new on the tape as the exporter names nodes and values."""
+    for node in tape.nodes:
+        if node.name is None:
+            node.name = f"{scope}/{node.op_type}"
+            node.outputs[0].name = f"{node.name}_output_0"

@@ -32,11 +32,15 @@ def quantize_word_embedding(model: ir.Model) -> None:
     for initializer in tape.initializers:
         model.graph.register_initializer(initializer)
     ids = lookup.inputs[1]
-    rows = tape.op("Cast", [tape.op("Gather", [table, ids])], {"to": ir.DataType.FLOAT})
-    rows = tape.op("Mul", [rows, tape.op("Gather", [scales, ids])])
+    values = tape.op("Cast", [tape.op("Gather", [table, ids])], {"to": ir.DataType.FLOAT})
+    rows = tape.op("Mul", [values, tape.op("Gather", [scales, ids])])
+    scope = str(lookup.name).rpartition("/")[0]
+    for number, node in enumerate(tape.nodes):
+        node.name = f"{scope}/{node.op_type}_{number}"
     model.graph.insert_before(lookup, tape.nodes)
     for use in tuple(lookup.outputs[0].uses()):
         use.node.replace_input_with(use.idx, rows)
+    model.graph.remove(lookup, safe=True)
     RemoveUnusedNodesPass()(model)
 
 

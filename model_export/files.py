@@ -1,0 +1,64 @@
+"""Which files of a checkpoint are read: its config, its tokenizer, and one form of its weights."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from app.errors import UserError
+
+CONFIG = "config.json"
+# What the tokenizers of the supported architectures may come in; absent ones are not needed.
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",  # RoBERTa
+    "merges.txt",  # RoBERTa
+    "sentencepiece.bpe.model",  # XLM-RoBERTa
+    "vocab.txt",  # BERT
+)
+# Best first: safetensors hold nothing but tensors, an index names the shards of a large model.
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+def choose(names: Iterable[str], where: str) -> tuple[list[str], str]:
+    """Pick what is needed of a checkpoint's file names.
+
+    Returns:
+        The config and tokenizer files; and the weights: one file, or the index of shards.
+
+    Raises:
+        UserError: ``where`` has no config or no weights.
+    """
+    held = set(names)
+    if CONFIG not in held:
+        raise UserError(f"{where} has no {CONFIG}, so it is not a checkpoint")
+    weights = next((name for name in WEIGHTS if name in held), None)
+    if weights is None:
+        other = sorted(n for n in held if n.endswith((".h5", ".msgpack", ".ckpt.index", ".onnx")))
+        instead = f"; {', '.join(other[:3])} cannot be read" if other else ""
+        raise UserError(f"{where} has no weights: one of {', '.join(WEIGHTS)} is needed{instead}")
+    return [CONFIG, *(name for name in TOKENIZER if name in held)], weights
+
+
+def shards(weights: Path) -> list[str]:
+    """The files that hold the tensors: the file itself, or those that an index names.
+
+    Raises:
+        UserError: the index cannot be read, or names a file outside its directory.
+    """
+    if not weights.name.endswith(".index.json"):
+        return [weights.name]
+    try:
+        names = set(json.loads(weights.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"cannot read {weights}: {error!r}") from error
+    if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+        raise UserError(f"{weights} names shards that are not files beside it")
+    return sorted(names)

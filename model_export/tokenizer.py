@@ -1,0 +1,201 @@
+"""A checkpoint's tokenizer in its fast form, giving the ids of the slow reference.
+
+The slow tokenizers of transformers are the reference. RoBERTa's fast form agrees with it as
+converted; those of XLM-RoBERTa, BERT and DistilBERT are corrected here. What remains different:
+
+- XLM-RoBERTa: a run of one character or syllable, "zzz" or "......", cut into the same pieces
+  in another order. All orders score the same; sentencepiece picks by the rounding of its
+  float32 sums, tokenizers sums exactly.
+- XLM-RoBERTa: a combining accent after a compatibility form (full-width "A", U+00A0), several
+  stacked on one letter, and decomposed Greek, Japanese or Korean.
+- BERT, DistilBERT: characters that a newer Unicode version assigned; Python, tokenizers and its
+  regular expressions each have a version of their own.
+"""
+
+import json
+import unicodedata
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from sentencepiece import SentencePieceProcessor
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import BPE, Unigram
+from tokenizers.normalizers import NFC, BertNormalizer, Precompiled, Prepend, Replace
+from tokenizers.normalizers import Sequence as Normalizers
+from tokenizers.pre_tokenizers import Sequence as PreTokenizers
+from tokenizers.pre_tokenizers import Split
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLMRobertaTokenizerFast
+
+from app.errors import UserError
+
+# The files that make a tokenizer, any one set of them.
+_NEEDED: dict[str, list[tuple[str, ...]]] = {
+    "roberta": [("tokenizer.json",), ("vocab.json", "merges.txt")],
+    "xlm-roberta": [("tokenizer.json",), ("sentencepiece.bpe.model",)],
+    "bert": [("tokenizer.json",), ("vocab.txt",)],
+    "distilbert": [("tokenizer.json",), ("vocab.txt",)],
+}
+# Control character that XLM-RoBERTa's normalisation removes.
+_BREAK = "\x01"
+# Arabic vowel signs, which do follow presentation forms; joiners and variation selectors.
+_NEVER_COMPOSING = "".join(
+    map(chr, [*range(0x064B, 0x0653), 0x0670, 0x200C, 0x200D, 0xFE0E, 0xFE0F])
+)
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """Load the fast tokenizer of a local checkpoint, converting the slow one's files if need be.
+
+    A ``tokenizer.json`` in the checkpoint is used as it is.
+
+    Raises:
+        UserError: the files are missing or damaged, or the tokenizer has no fast form.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False, use_fast=True
+        )
+    except Exception as error:  # whatever transformers, tokenizers or sentencepiece meet
+        raise UserError(_missing(path) or _damaged(path) or _unknown(path, error)) from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise UserError(f"{path}: its tokenizer has no fast form, so no tokenizer.json can be made")
+    if (path / "tokenizer.json").is_file():
+        return tokenizer
+    if damage := _damaged(path):  # the slow forms take an empty vocabulary, or a web page
+        raise UserError(damage)
+    backend = tokenizer.backend_tokenizer
+    if isinstance(tokenizer, XLMRobertaTokenizerFast):
+        _follow_sentencepiece(backend)
+    elif isinstance(backend.normalizer, BertNormalizer):
+        _follow_bert(backend)
+    return tokenizer
+
+
+def _follow_bert(tokenizer: Tokenizer) -> None:
+    """Correct what the conversion of a BERT tokenizer leaves out."""
+    normalizer = tokenizer.normalizer
+    accents = normalizer.strip_accents
+    kept = not (normalizer.lowercase if accents is None else accents)
+    # The slow form removes unassigned code points with the control characters, and composes
+    # letters and accents; stripping accents decomposes them again.
+    steps = [Replace(Regex(r"\p{Cn}"), ""), normalizer, *([NFC()] if kept else [])]
+    tokenizer.normalizer = Normalizers(steps)
+
+
+def _follow_sentencepiece(tokenizer: Tokenizer) -> None:
+    """Correct what the conversion of a sentencepiece model does differently from it."""
+    parts = json.loads(tokenizer.to_str())
+    if parts["model"]["type"] != "Unigram":
+        return
+    pieces = [(piece, _readable(score)) for piece, score in parts["model"]["vocab"]]
+    tokenizer.model = Unigram(pieces, unk_id=parts["model"]["unk_id"], byte_fallback=False)
+    charsmap = [n for n in _steps(tokenizer.normalizer) if isinstance(n, Precompiled)]
+    tokenizer.normalizer = Normalizers(
+        [
+            *(_whole_graphemes() if charsmap and charsmap[0].normalize_str(_BREAK) == "" else []),
+            *charsmap,
+            # Only spaces are stripped, no U+0085; and all leading ones, and a literal U+2581
+            # at the end. The one at the start does not stand for the space put before a text.
+            Replace(Regex(" {2,}"), " "),
+            Replace(Regex(r"\A +|[ \u2581]+\z"), ""),
+            Prepend("\u2581"),
+        ]
+    )
+    # "<s>" that is there only after normalisation ("<\x01s>", or full-width) is text, but the
+    # vocabulary holds it as a piece.
+    special = Regex("<(?=(?:/?s|pad|unk|mask)>)")
+    tokenizer.pre_tokenizer = PreTokenizers(
+        [tokenizer.pre_tokenizer, Split(special, "merged_with_previous")]
+    )
+
+
+def _readable(score: float) -> float:
+    """The nearest score that is read from tokenizer.json as it was written, and adds up exactly.
+
+    The reader is off by one in the last of 17 digits, so that "zzzz", whose pieces score the
+    same in any order, was cut otherwise than by the tokenizer that wrote the file.
+    """
+    scale = 2.0**44  # sums of hundreds still are whole multiples of 1 / scale
+    near = round(score * scale)
+    while True:
+        _, digits, exponent = Decimal(repr(near / scale)).as_tuple()
+        read = int("".join(map(str, digits))) / 10.0 ** -int(exponent)
+        if read == abs(near / scale):
+            return near / scale
+        near += 1
+
+
+def _steps(normalizer: Any) -> list[Any]:
+    return list(normalizer) if isinstance(normalizer, Normalizers) else [normalizer]
+
+
+def _whole_graphemes() -> list[Any]:
+    """Steps around a fault of Precompiled, which looks at graphemes where it should at characters.
+
+    A grapheme under six bytes is replaced by the rule for its first character, and the marks
+    after it are lost; in a longer one nothing composes. So marks that never compose are cut
+    off by a control character, which Precompiled removes, and half-width kana composed.
+    """
+    cut = [Replace(mark, f"{_BREAK}{mark}") for mark in _NEVER_COMPOSING]
+    pairs = [chr(kana) + mark for kana in range(0xFF66, 0xFF9E) for mark in "\uff9e\uff9f"]
+    composed = {pair: unicodedata.normalize("NFKC", pair) for pair in pairs}
+    return [*(Replace(pair, kana) for pair, kana in composed.items() if len(kana) == 1), *cut]
+
+
+def _missing(path: Path) -> str | None:
+    """Say what would do, if there is no whole set of files for the architecture."""
+    try:
+        model_type = json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    needed = _NEEDED.get(model_type, [])
+    if not needed or any(all((path / name).is_file() for name in names) for names in needed):
+        return None
+    listed = ", or ".join(" with ".join(names) for names in needed)
+    return f"{path} lacks its tokenizer: {model_type} needs {listed}"
+
+
+def _damaged(path: Path) -> str | None:
+    """Name the first file that cannot be read."""
+    checks: dict[str, Callable[[Path], Any]] = {
+        "tokenizer.json": lambda file: Tokenizer.from_file(str(file)),
+        "tokenizer_config.json": _read_object,
+        "special_tokens_map.json": _read_object,
+        "added_tokens.json": _read_object,
+        "vocab.json": _read_object,
+        "merges.txt": _read_merges,
+        "sentencepiece.bpe.model": lambda file: SentencePieceProcessor(model_file=str(file)),
+        "vocab.txt": _read_lines,
+    }
+    for name, check in checks.items():
+        if (path / name).is_file():
+            try:
+                check(path / name)
+            except Exception as error:  # tokenizers and sentencepiece raise plain ones
+                return f"{path / name} is damaged: {_first_line(error)}"
+    return None
+
+
+def _read_object(file: Path) -> None:
+    if not isinstance(json.loads(file.read_text(encoding="utf-8")), dict):
+        raise TypeError("not a JSON object")
+
+
+def _read_lines(file: Path) -> None:
+    if not file.read_text(encoding="utf-8").strip():
+        raise ValueError("it is empty")
+
+
+def _read_merges(file: Path) -> None:
+    _read_lines(file)
+    BPE.from_file(str(file.with_name("vocab.json")), str(file))
+
+
+def _unknown(path: Path, error: Exception) -> str:
+    return f"cannot load the tokenizer of {path}: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
