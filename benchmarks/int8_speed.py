@@ -1,11 +1,11 @@
 """Throughput of our per-token int8 beside fp32 and ONNX Runtime's stock dynamic int8.
 
-A RoBERTa-base-shaped checkpoint with random weights is exported by ``sentiment-export``'s own
-code; the stock model is ``quantize_dynamic`` (per channel) of Optimum's export (eager attention,
-constants folded), in a default session. All run in one process, in turns, on two runners of
-one thread each, batches of 8 texts of 32 tokens.
+Checkpoints of RoBERTa-base's and XLM-RoBERTa-base's shape with random weights are exported by
+the real command. The stock model is ``quantize_dynamic`` (per channel) of Optimum's export
+(eager attention, constants folded), in a default session. All run in one process, in turns,
+on two runners of one thread each.
 
-    python -m benchmarks.int8_speed [--rounds N] [--layers N]
+    python -m benchmarks.int8_speed [--rounds N] [--layers N] [--model NAME]
 """
 
 import argparse
@@ -14,78 +14,74 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
-import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from tokenizers import ByteLevelBPETokenizer
-from transformers import RobertaConfig, RobertaForSequenceClassification, RobertaTokenizerFast
 
 from app.bundle import Bundle
 from app.model import SLOW_ON_CPU
-from model_export.checkpoint import Checkpoint, load_checkpoint
-from model_export.export import export
+from benchmarks.random_checkpoint import SHAPES, random_checkpoint, timed_export
+from model_export.checkpoint import load_checkpoint
 from model_export.onnx_graph import export_graph
 
 RUNNERS = 2
-BATCH, TOKENS = 8, 32
-SECONDS_PER_TURN = 1.0
-REFERENCE = "stock dynamic int8, per channel"
+TOKENS = (8, 32, 128)
+BATCHES = (1, 8)
+SECONDS_PER_TURN = 0.5
+FP32, STOCK, OURS = "our fp32", "stock int8", "our int8"
+STOCK_UNFUSED = "stock, no SkipLayerNorm"
+WIDTH = len(STOCK_UNFUSED) + 3
+TEXTS = 256  # whose labels are compared
+
+Sessions = dict[str, ort.InferenceSession]
+Feeds = dict[str, np.ndarray]
 
 
 def main() -> None:
-    """Build the models, measure them in turns and print the table."""
-    parser = argparse.ArgumentParser("benchmarks.int8_speed", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="(default: %(default)s)")
+    """Build the models, measure them in turns and print the tables."""
+    parser = argparse.ArgumentParser(
+        "benchmarks.int8_speed",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="(default: %(default)s)")
     parser.add_argument("--layers", type=int, default=12, help="(default: %(default)s)")
+    parser.add_argument("--model", choices=SHAPES, help="(default: all)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        sessions = _sessions(Path(directory), options.layers)
-        results = _measure(sessions, options.rounds)
-    _print(results)
+    print(
+        f"{datetime.now(UTC).date()}, {platform.machine()}, ONNX Runtime {ort.__version__}; "
+        f"{RUNNERS} runners x 1 thread, median of {options.rounds} alternating rounds"
+    )
+    for name in [options.model] if options.model else SHAPES:
+        print(f"\n{name}'s shape, {options.layers} layers")
+        with tempfile.TemporaryDirectory() as directory:
+            sessions = _sessions(Path(directory), name, options.layers)
+            _speed(sessions, options.rounds)
+            _answers(sessions)
 
 
-def _sessions(directory: Path, layers: int) -> dict[str, ort.InferenceSession]:
-    checkpoint = _random_checkpoint(directory / "checkpoint", layers)
-    export(checkpoint, directory / "bundle")
+def _sessions(directory: Path, name: str, layers: int) -> Sessions:
+    source = random_checkpoint(directory / "checkpoint", name, layers)
+    seconds, peak_gb = timed_export(source, directory / "bundle")
     bundle = Bundle.open(directory / "bundle")
-    size = bundle.manifest.variants["int8"].bytes
-    print(f"our int8 file: {size / 1e6:.1f} MB\n")
-
-    plain, stock = export_graph(checkpoint, directory), directory / "stock.onnx"
+    sizes = {name: variant.bytes for name, variant in bundle.manifest.variants.items()}
+    print(
+        f"exported in {seconds:.0f} s with at most {peak_gb:.1f} GB of memory: "
+        f"fp32 {sizes['fp32'] / 1e6:.0f} MB, int8 {sizes['int8'] / 1e6:.0f} MB\n"
+    )
+    plain, stock = export_graph(load_checkpoint(source), directory), directory / "stock.onnx"
     quantize_dynamic(plain, stock, per_channel=True, weight_type=QuantType.QInt8)
     return {
-        REFERENCE: _open(stock, []),
-        "the same without SkipLayerNormFusion": _open(stock, ["SkipLayerNormFusion"]),
-        "fp32, Optimum's export": _open(plain, []),
-        "our fp32": _open(bundle.variant_path("fp32"), SLOW_ON_CPU),
-        "our int8": _open(bundle.variant_path("int8"), SLOW_ON_CPU),
+        FP32: _open(bundle.variant_path("fp32"), SLOW_ON_CPU),
+        STOCK: _open(stock, []),
+        STOCK_UNFUSED: _open(stock, ["SkipLayerNormFusion"]),
+        OURS: _open(bundle.variant_path("int8"), SLOW_ON_CPU),
     }
-
-
-def _random_checkpoint(path: Path, layers: int) -> Checkpoint:
-    """RoBERTa-base's shape with random weights, and a byte-level tokenizer of no merges."""
-    path.mkdir()
-    tokenizer = ByteLevelBPETokenizer()
-    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    tokenizer.train_from_iterator([], vocab_size=300, special_tokens=specials)
-    tokenizer.save_model(str(path))
-    RobertaTokenizerFast.from_pretrained(path).save_pretrained(path)
-    torch.manual_seed(0)
-    config = RobertaConfig(
-        vocab_size=50_265,
-        max_position_embeddings=514,
-        type_vocab_size=1,
-        num_labels=3,
-        num_hidden_layers=layers,
-    )
-    RobertaForSequenceClassification(config).save_pretrained(path)
-    return load_checkpoint(path)
 
 
 def _open(path: Path, disabled_optimizers: list[str]) -> ort.InferenceSession:
@@ -100,49 +96,83 @@ def _open(path: Path, disabled_optimizers: list[str]) -> ort.InferenceSession:
     )
 
 
-def _measure(sessions: dict[str, ort.InferenceSession], rounds: int) -> dict[str, list[float]]:
-    """Texts per second of each session, one figure a round; rounds alternate the sessions."""
-    ids = np.random.default_rng(0).integers(5, 300, (BATCH, TOKENS))
-    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    results: dict[str, list[float]] = {name: [] for name in sessions}
+def _speed(sessions: Sessions, rounds: int) -> None:
+    """Texts a second by length and batch; the ratios are medians of each round's."""
+    print(f"{'tokens x batch':>14}" + "".join(f"{name:>{WIDTH}}" for name in sessions))
+    for tokens in TOKENS:
+        for batch in BATCHES:
+            rates = _measure(sessions, tokens, batch, rounds)
+            cells = []
+            for figures in rates.values():
+                pairs = zip(figures, rates[STOCK], strict=True)
+                ratio = statistics.median(figure / stock for figure, stock in pairs)
+                cells.append(f"{statistics.median(figures):.1f} {ratio:6.2f} x")
+            print(f"{tokens:>9} x {batch:<2}" + "".join(f"{cell:>{WIDTH}}" for cell in cells))
+    print("texts/s, and how many times stock int8's")
+
+
+def _measure(sessions: Sessions, tokens: int, batch: int, rounds: int) -> dict[str, list[float]]:
+    ids = np.random.default_rng(0).integers(5, 300, (batch, tokens))
+    rates: dict[str, list[float]] = {name: [] for name in sessions}
     for round_number in range(rounds + 1):
         for name, session in sessions.items():
-            rate = _texts_per_second(partial(session.run, None, feeds))
+            rate = batch * _runs_per_second(partial(session.run, None, _feeds(ids)))
             if round_number:  # the first round warms up
-                results[name].append(rate)
-    return results
+                rates[name].append(rate)
+    return rates
 
 
-def _texts_per_second(run: Callable[[], object]) -> float:
-    batches = [0] * RUNNERS
+def _runs_per_second(run: Callable[[], object]) -> float:
+    runs = [0] * RUNNERS
     started = time.perf_counter()
 
     def runner(index: int) -> None:
         while time.perf_counter() - started < SECONDS_PER_TURN:
             run()
-            batches[index] += 1
+            runs[index] += 1
 
     threads = [threading.Thread(target=runner, args=(index,)) for index in range(RUNNERS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return sum(batches) * BATCH / (time.perf_counter() - started)
+    return sum(runs) / (time.perf_counter() - started)
 
 
-def _print(results: dict[str, list[float]]) -> None:
-    rounds = len(results[REFERENCE])
-    print(
-        f"{datetime.now(UTC).date()}, {platform.machine()}, ONNX Runtime {ort.__version__}; "
-        f"{RUNNERS} runners x 1 thread, batch {BATCH} x {TOKENS} tokens, "
-        f"median of {rounds} alternating rounds\n"
-    )
-    fp32 = results["fp32, Optimum's export"]
-    print(f"{'':40}{'texts/s':>9}{'x stock int8':>14}{'x fp32':>9}")
-    for name, rates in results.items():
-        to_stock = statistics.median(a / b for a, b in zip(rates, results[REFERENCE], strict=True))
-        to_fp32 = statistics.median(a / b for a, b in zip(rates, fp32, strict=True))
-        print(f"{name:40}{statistics.median(rates):9.1f}{to_stock:14.2f}{to_fp32:9.2f}")
+def _answers(sessions: Sessions) -> None:
+    """How often the labels are fp32's, and what the company in a batch changes."""
+    alone = {name: _logits(session, 1) for name, session in sessions.items()}
+    print(f"\n{TEXTS} texts of 8 to 64 tokens")
+    for name in (STOCK, OURS):
+        batched = _logits(sessions[name], 8)
+        agreement = (batched.argmax(1) == alone[FP32].argmax(1)).mean()
+        error = np.abs(batched - alone[FP32]).mean()
+        moved = np.abs(batched - alone[name]).max()
+        print(
+            f"{name:>12}: labels agree with fp32 on {agreement:.1%}, logits are {error:.2g} off "
+            f"on average; alone and in a batch of 8 they differ by up to {moved:.2g}"
+        )
+
+
+def _logits(session: ort.InferenceSession, batch: int) -> np.ndarray:
+    return np.concatenate([session.run(None, feeds)[0] for feeds in _padded(batch)])
+
+
+def _padded(batch: int) -> Iterator[Feeds]:
+    """The same texts, in padded batches of this size."""
+    random = np.random.default_rng(1)
+    texts = [random.integers(5, 300, random.integers(8, 65)) for _ in range(TEXTS)]
+    for start in range(0, TEXTS, batch):
+        chosen = texts[start : start + batch]
+        ids = np.ones((len(chosen), max(map(len, chosen))), np.int64)  # 1 is the padding
+        mask = np.zeros_like(ids)
+        for row, text in enumerate(chosen):
+            ids[row, : len(text)], mask[row, : len(text)] = text, 1
+        yield _feeds(ids, mask)
+
+
+def _feeds(ids: np.ndarray, mask: np.ndarray | None = None) -> Feeds:
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids) if mask is None else mask}
 
 
 if __name__ == "__main__":

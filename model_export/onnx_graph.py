@@ -89,12 +89,15 @@ def _load(path: Path) -> ir.Model:
 
 
 def _save(model: ir.Model, target: Path) -> None:
-    weights = (value.const_value for value in model.graph.initializers.values())
-    size = sum(tensor.nbytes for tensor in weights if tensor is not None)
-    if size > LARGEST_FILE:
+    values = tuple(model.graph.initializers.values())
+    if sum(v.const_value.nbytes for v in values if v.const_value is not None) > LARGEST_FILE:
         ir.save(model, target, external_data=external_data(target).name)
-    else:
-        ir.save(ir.external_data.load_to_model(model), target)
+        return
+    for value in values:
+        if isinstance(value.const_value, ir.ExternalTensor):
+            # Mapped from the disk: loaded, the weights would be in memory once more.
+            value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
+    ir.save(model, target)
 
 
 @contextmanager

@@ -77,6 +77,17 @@ def make_checkpoint(
     return path
 
 
+def make_twitter_roberta(path: Path, **config: Any) -> Path:
+    """The files of cardiffnlp's twitter-roberta-base-sentiment-latest, and no others."""
+    make_checkpoint(path, "roberta", pickled=True, **config)
+    special = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
+    special |= {"cls": "<s>", "sep": "</s>"}
+    (path / "special_tokens_map.json").write_text(
+        json.dumps({f"{name}_token": token for name, token in special.items()})
+    )
+    return path
+
+
 def random_model(architecture: str, vocabulary: int, **config: Any) -> PreTrainedModel:
     """A classifier with seeded random weights, whose logits vary by about 1 from text to text."""
     bert = architecture in ("bert", "distilbert")

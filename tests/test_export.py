@@ -13,12 +13,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from optimum.onnxruntime import ORTModelForSequenceClassification
 from transformers import AutoTokenizer
 
 from app.bundle import FORMAT_VERSION, Bundle, Precision, sha256
 from app.errors import InferenceFailed, UserError
 from app.model import Model
 from model_export import export as export_module
+from model_export import onnx_graph
 from model_export.checkpoint import Checkpoint, load_checkpoint
 from model_export.export import WRITERS, export
 from model_export.labelled import Example
@@ -393,3 +395,74 @@ def test_a_killed_export_leaves_no_bundle_and_the_next_one_works(
         Bundle.open(output)
     quick(output)
     assert Bundle.open(output).manifest.name == "out"
+
+
+_ON_A_FULL_DISK = """
+import resource, sys
+from model_export.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("room", [1_000, 100_000, 200_000])
+def test_a_full_disk_leaves_no_bundle_and_the_next_export_works(
+    roberta: Exported, quick: Callable[[Path], Any], tmp_path: Path, room: int
+) -> None:
+    """Whichever file does not fit: exit code 1, one line, nothing written, nothing left behind."""
+    output = tmp_path / "out"
+    run = subprocess.run(
+        [sys.executable, "-c", _ON_A_FULL_DISK, str(room), str(roberta.source), "--output", output],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1, run.stderr
+    assert run.stderr.splitlines()[-1].startswith("sentiment-export: ")
+    assert "Traceback" not in run.stderr
+    assert not list(tmp_path.iterdir())
+    quick(output)
+    Bundle.open(output)
+
+
+@pytest.mark.parametrize("precisions", [("fp32", "int8", "fp16")])
+def test_weights_beyond_one_file_go_into_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precisions: tuple[Precision, ...]
+) -> None:
+    """As above 2 GB, with the limit lowered: listed and checked, and the answers are the same."""
+    source = make_checkpoint(tmp_path / "source", "xlm-roberta")
+    export(load_checkpoint(source), tmp_path / "small", precisions=precisions, say=silent)
+    monkeypatch.setattr(onnx_graph, "LARGEST_FILE", 1_000)
+    export(load_checkpoint(source), tmp_path / "large", precisions=precisions, say=silent)
+    bundles = [Bundle.open(tmp_path / name) for name in ("small", "large")]
+    for precision in precisions:
+        data = bundles[1].manifest.variants[precision].data
+        assert data is not None
+        assert data.file == f"{export_module.ONNX_FILES[precision]}_data"
+        assert data.sha256 == sha256(tmp_path / "large" / data.file)
+        found = []
+        for bundle in bundles:
+            model = Model.load(bundle, device="cpu", precision=precision, threads=1)
+            found.append(model.infer([model.encode("what a lovely afternoon")])[0])
+        np.testing.assert_array_equal(found[0], found[1])
+    with (tmp_path / "large/onnx/model.onnx_data").open("r+b") as file:
+        file.write(b"changed")
+    with pytest.raises(UserError, match=r"model\.onnx_data is damaged or was changed"):
+        bundles[1].variant_path("fp32")
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model_int8.onnx"])
+def test_optimum_and_transformers_load_the_bundle(made: Exported, name: str) -> None:
+    """ORTModelForSequenceClassification and AutoTokenizer give the answers that we serve."""
+    tokenizer = AutoTokenizer.from_pretrained(made.bundle)
+    other = ORTModelForSequenceClassification.from_pretrained(
+        made.bundle, subfolder="onnx", file_name=name
+    )
+    model = made.model("fp32" if name == "model.onnx" else "int8")
+    for text in CORPUS[:4]:
+        expected = other(**tokenizer(text, return_tensors="np")).logits[0]
+        (found,) = model.infer([model.encode(text)])
+        assert not isinstance(found, InferenceFailed)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert other.config.id2label[int(expected.argmax())] == LABELS[int(found.argmax())]

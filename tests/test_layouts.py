@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    RobertaTokenizer,
     XLMRobertaTokenizer,
 )
 
@@ -26,17 +25,17 @@ from app.errors import UserError
 from app.model import Model
 from model_export.checkpoint import load_checkpoint
 from model_export.export import export
-from tests.checkpoints import CORPUS, make_checkpoint, random_model, save_model, silent
+from tests.checkpoints import (
+    CORPUS,
+    make_checkpoint,
+    make_twitter_roberta,
+    random_model,
+    save_model,
+    silent,
+)
 
 LABELS = ["negative", "neutral", "positive"]
 NUMBERED = {str(index): f"LABEL_{index}" for index in range(3)}
-ROBERTAS_FILES = {
-    "config.json",
-    "merges.txt",
-    "pytorch_model.bin",
-    "special_tokens_map.json",
-    "vocab.json",
-}
 
 
 def _files(path: Path) -> set[str]:
@@ -46,18 +45,6 @@ def _files(path: Path) -> set[str]:
 def _configure(path: Path, **changes: Any) -> None:
     config = json.loads((path / "config.json").read_text()) | changes
     (path / "config.json").write_text(json.dumps(config))
-
-
-def _twitter_roberta(path: Path, **config: Any) -> Path:
-    make_checkpoint(path, "roberta", pickled=True)
-    _configure(path, architectures=["RobertaForSequenceClassification"], **config)
-    RobertaTokenizer.from_pretrained(path).save_pretrained(path / "all")
-    (path / "all/special_tokens_map.json").rename(path / "special_tokens_map.json")
-    for file in (path / "all").iterdir():
-        file.unlink()
-    (path / "all").rmdir()
-    assert _files(path) == ROBERTAS_FILES
-    return path
 
 
 def _sentencepiece(path: Path) -> None:
@@ -105,7 +92,14 @@ def _is_right(model: Model, source: Path) -> None:
 
 def test_twitter_roberta_base_sentiment_latest(tmp_path: Path) -> None:
     """config, merges, vocab, special tokens and a pickle; no tokenizer.json, no max length."""
-    source = _twitter_roberta(tmp_path / "twitter-roberta-base-sentiment-latest")
+    source = make_twitter_roberta(tmp_path / "twitter-roberta-base-sentiment-latest")
+    assert _files(source) == {
+        "config.json",
+        "merges.txt",
+        "pytorch_model.bin",
+        "special_tokens_map.json",
+        "vocab.json",
+    }
     model = _exported(source, tmp_path / "bundle")
     assert model.labels == LABELS
     assert model.max_tokens == 64
@@ -116,7 +110,7 @@ def test_twitter_roberta_base_sentiment_latest(tmp_path: Path) -> None:
 
 def test_twitter_roberta_base_sentiment(tmp_path: Path) -> None:
     """The same files with LABEL_0 to LABEL_2, which are the three sentiments."""
-    source = _twitter_roberta(
+    source = make_twitter_roberta(
         tmp_path / "twitter-roberta-base-sentiment",
         id2label=NUMBERED,
         label2id={label: int(index) for index, label in NUMBERED.items()},

@@ -9,9 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
+from app.bundle import Bundle
 from app.settings import Settings, flag
+from tests.checkpoints import make_twitter_roberta
+from tests.hub import Hub
 from tests.serving import ROOT, Process, environment
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -52,6 +56,50 @@ def test_the_readme_has_examples_of_server_and_command_line() -> None:
 
     assert commands.count("curl") >= 3
     assert ".venv/bin/sentiment" in commands
+
+
+def test_the_export_section_works_word_by_word(tmp_path: Path) -> None:
+    """Its commands, against a hub on this machine: described, exported, classified, served."""
+    section = README.split("## Your own checkpoint")[1].split("```sh\n")[1].split("```")[0]
+    setup, *commands, serve = section.splitlines()
+    assert setup.startswith("make install-dev")
+    repo_id = "cardiffnlp/twitter-roberta-base-sentiment-latest"
+    source = make_twitter_roberta(tmp_path / "source")
+    with Hub() as hub:
+        commit = hub.add(repo_id, source)
+        shown = [_run(command, tmp_path, hub.url) for command in commands]
+    described, exported, classified = shown
+    assert "RobertaForSequenceClassification" in described
+    assert exported.splitlines()[-1] == "wrote models/twitter-roberta"
+    assert classified.split("\t")[0] in ("negative", "neutral", "positive")
+    manifest = Bundle.open(tmp_path / "models/twitter-roberta").manifest
+    assert (manifest.source.repo_id, manifest.source.revision) == (repo_id, commit)
+    assert manifest.preprocessing == "tweet"
+    assert "tf_model.h5" not in manifest.source.files
+    assert serve == ".venv/bin/sentiment serve --model models/twitter-roberta"
+    with Process("--model", str(tmp_path / "models/twitter-roberta")) as process:
+        answer = httpx2.post(f"{process.url}/classify", json={"inputs": "I love this!"})
+    assert answer.status_code == 200
+    assert answer.json()["model"] == {
+        "name": "twitter-roberta",
+        "revision": commit,
+        "precision": "int8",
+    }
+
+
+def _run(command: str, directory: Path, endpoint: str) -> str:
+    here = command.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+    variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(directory / "hub")}
+    done = subprocess.run(
+        ["bash", "-c", here],
+        cwd=directory,
+        env=environment() | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_the_settings_table_lists_every_setting() -> None:
