@@ -50,6 +50,11 @@ class Variant(DataFile):
     parity: Parity | None = None
     accuracy: dict[str, Any] | None = None
 
+    @property
+    def total_bytes(self) -> int:
+        """Of the file and of the weights beside it."""
+        return self.bytes + (self.data.bytes if self.data is not None else 0)
+
 
 class Source(_Record):
     """Where the checkpoint came from; ``files`` maps its files to their SHA-256."""

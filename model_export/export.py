@@ -111,7 +111,7 @@ def _verified(
     model = Model.load(bundle, device="cpu", precision=precision, threads=0)
     parity = verify(model, checkpoint)
     say(
-        f"{precision}: {variant.bytes / 1e6:.1f} MB, logits within "
+        f"{precision}: {variant.total_bytes / 1e6:.1f} MB, logits within "
         f"{parity.max_abs_logit_diff:.2g} of PyTorch, labels agree on "
         f"{parity.label_agreement:.1%} of {parity.samples} texts"
     )

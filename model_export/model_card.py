@@ -33,9 +33,9 @@ ACCURACY = """
 
 def model_card(manifest: Manifest) -> str:
     """A model card with what the manifest knows."""
-    source = manifest.source.repo_id or manifest.source.path
+    source, revision = manifest.source.repo_id or manifest.source.path, manifest.source.revision
     rows = [
-        f"| {precision} | `{variant.file}` | {variant.bytes / 1e6:.1f} "
+        f"| {precision} | `{variant.file}` | {variant.total_bytes / 1e6:.1f} "
         f"| {variant.parity.max_abs_logit_diff:.2g} | {variant.parity.label_agreement:.1%} "
         f"| {variant.parity.samples} |"
         for precision, variant in manifest.variants.items()
@@ -44,7 +44,7 @@ def model_card(manifest: Manifest) -> str:
     card = CARD.format(
         name=manifest.name,
         architecture=manifest.architecture,
-        source=f"`{source}`",
+        source=f"`{source}`" + (f" at `{revision}`" if revision else ""),
         labels=", ".join(f"`{label}`" for label in manifest.labels),
         max_tokens=manifest.max_tokens,
         preprocessing=manifest.preprocessing,

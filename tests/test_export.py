@@ -441,6 +441,9 @@ def test_weights_beyond_one_file_go_into_another(
         assert data is not None
         assert data.file == f"{export_module.ONNX_FILES[precision]}_data"
         assert data.sha256 == sha256(tmp_path / "large" / data.file)
+        variant = bundles[1].manifest.variants[precision]
+        size = f"{(variant.bytes + data.bytes) / 1e6:.1f}"
+        assert f"| `{variant.file}` | {size} |" in (tmp_path / "large/README.md").read_text()
         found = []
         for bundle in bundles:
             model = Model.load(bundle, device="cpu", precision=precision, threads=1)
