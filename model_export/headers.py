@@ -7,12 +7,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from app.errors import UserError
 from model_export.files import CONFIG, TOKENIZER, shards
-from model_export.weights import Shape
+from model_export.weights import Shape, pickled_tensors
 
 # How safetensors spell PyTorch's dtypes; others are kept as spelled.
 DTYPES = {
@@ -144,21 +143,7 @@ def _safetensors(path: Path) -> Iterator[Header]:
 
 
 def _pickled(path: Path) -> Iterator[Header]:
-    """Those of a pickle, which is never run; on the meta device a tensor has no contents."""
-    try:
-        try:
-            loaded = torch.load(path, map_location="meta", weights_only=True, mmap=True)
-        except RuntimeError:  # files from before PyTorch 1.6 cannot be mapped, and are read whole
-            loaded = torch.load(path, map_location="meta", weights_only=True)
-    except Exception as error:  # torch raises what unpickling and unzipping raise
-        raise UserError(
-            f"{path} is damaged or holds more than plain tensors, and code in it is never run: "
-            "copy or download it again, or save it as safetensors"
-        ) from error
-    entries = loaded.items() if isinstance(loaded, dict) else ()
-    if not entries or not all(isinstance(tensor, torch.Tensor) for _, tensor in entries):
-        raise UserError(f"{path} holds no table of tensors (a state dict): save model.state_dict()")
-    for name, tensor in entries:
+    for name, tensor in pickled_tensors(path, "meta"):
         dtype = str(tensor.dtype).removeprefix("torch.")
         yield Header(str(name), tuple(tensor.shape), dtype, path.name)
 

@@ -116,7 +116,8 @@ def read_tensors(weights: Path) -> dict[str, torch.Tensor]:
         path = weights.with_name(name)
         if not path.is_file():
             raise UserError(f"{weights} names {name}, which is missing: copy or download it again")
-        tensors.update(_safetensors(path) if name.endswith(".safetensors") else _pickled(path))
+        safe = name.endswith(".safetensors")
+        tensors.update(_safetensors(path) if safe else pickled_tensors(path, "cpu"))
     return tensors
 
 
@@ -129,13 +130,19 @@ def _safetensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
         raise UserError(f"{path} is damaged: {error}; copy or download it again") from error
 
 
-def _pickled(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a pickle, which is never run: torch reads its tensors and nothing else."""
+def pickled_tensors(path: Path, device: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a pickle, which is never run: torch reads its tensors and nothing else.
+
+    On the device ``meta`` they have no contents, and none are read.
+
+    Raises:
+        UserError: the file is damaged, or holds more than plain tensors.
+    """
     try:
         try:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # files from before PyTorch 1.6 cannot be mapped
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            loaded = torch.load(path, map_location=device, weights_only=True, mmap=True)
+        except RuntimeError:  # files from before PyTorch 1.6 cannot be mapped, and are read whole
+            loaded = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # torch raises what unpickling and unzipping raise
         raise UserError(
             f"{path} is damaged or holds more than plain tensors, and code in it is never run: "

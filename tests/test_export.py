@@ -426,11 +426,11 @@ def test_a_full_disk_leaves_no_bundle_and_the_next_export_works(
     Bundle.open(output)
 
 
-@pytest.mark.parametrize("precisions", [("fp32", "int8", "fp16")])
 def test_weights_beyond_one_file_go_into_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precisions: tuple[Precision, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As above 2 GB, with the limit lowered: listed and checked, and the answers are the same."""
+    precisions: tuple[Precision, ...] = ("fp32", "int8", "fp16")
     source = make_checkpoint(tmp_path / "source", "xlm-roberta")
     export(load_checkpoint(source), tmp_path / "small", precisions=precisions, say=silent)
     monkeypatch.setattr(onnx_graph, "LARGEST_FILE", 1_000)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
@@ -38,8 +39,6 @@ def test_logits_are_those_of_pytorch(made: Exported, half: Path) -> None:
         TensorProto.FLOAT
     ]
     assert half.stat().st_size < 0.7 * variant.bytes
-
-    import onnxruntime as ort
 
     model._session = ort.InferenceSession(half, providers=["CPUExecutionProvider"])
     encodings = [model.encode(text) for text in CORPUS]
