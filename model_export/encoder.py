@@ -54,7 +54,7 @@ class EncoderLayer:
 
     @property
     def hidden(self) -> ir.Value:
-        """What the layer attends to, [batch, sequence, hidden]."""
+        """What the layer attends to: [batch, sequence, hidden], or [tokens, hidden]."""
         return self.key.input
 
     @property
@@ -77,7 +77,7 @@ class EncoderLayer:
 
     @property
     def heads(self) -> int:
-        """Number of attention heads."""
+        """Number of attention heads, before ``drop_padding``."""
         batch_sequence_heads_width = _producer(self.head_reshapes[0].inputs[1], "Concat")
         return int(constant(_input(batch_sequence_heads_width, 2)).item())
 
@@ -106,7 +106,7 @@ def _layer(softmax: ir.Node) -> EncoderLayer:
     key_reshape = _above(_input(scores, 1), "Reshape")
     context = _consumer(softmax.outputs[0], "MatMul")
     value_reshape = _above(_input(context, 1), "Reshape")
-    context_reshape = _below_gather(_consumer(context.outputs[0], "Transpose").outputs[0])
+    context_reshape = _joined_heads(context.outputs[0])
     attention_output = _linear_from(context_reshape.outputs[0])
     attention_residual = _consumer(attention_output.output, "Add")
     attention_norm = _consumer(attention_residual.outputs[0], "LayerNormalization")
@@ -165,16 +165,20 @@ def _linear(matmul: ir.Node, add: ir.Node, bias: ir.Value) -> Linear:
 
 
 def _above(value: ir.Value, wanted: str) -> ir.Node:
-    """The producer, above the transposes and the scaling by a constant that may follow it."""
-    node = _producer(value, wanted, "Transpose", "Div", "Mul")
+    """The producer, above what moves the heads and the scaling by a constant."""
+    moves = ("Transpose", "Gather", "Div", "Mul")
+    node = _producer(value, wanted, *moves)
     while node.op_type != wanted:
-        node = _producer(_input(node, 0), wanted, "Transpose", "Div", "Mul")
+        node = _producer(_input(node, 0), wanted, *moves)
     return node
 
 
-def _below_gather(value: ir.Value) -> ir.Node:
-    """The Reshape that joins the heads; the last layer may pick its first token before."""
-    node = _consumer(value, "Reshape", "Gather")
+def _joined_heads(context: ir.Value) -> ir.Node:
+    """The Reshape that joins the heads again, after a Transpose, a Gather or both."""
+    node = _consumer(context, "Transpose", "Reshape")
+    if node.op_type == "Reshape":  # drop_padding takes the real tokens' heads
+        return _consumer(_consumer(node.outputs[0], "Gather").outputs[0], "Reshape")
+    node = _consumer(node.outputs[0], "Reshape", "Gather")  # the last layer picks its first token
     return node if node.op_type == "Reshape" else _consumer(node.outputs[0], "Reshape")
 
 

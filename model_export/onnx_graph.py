@@ -16,6 +16,7 @@ from model_export.passes.first_token import keep_first_token
 from model_export.passes.half_precision import to_half_precision
 from model_export.passes.int8 import quantize_encoder
 from model_export.passes.int8_embedding import quantize_word_embedding
+from model_export.passes.padding import drop_padding
 
 OPSET = 18
 # One protobuf message holds at most 2 GiB; weights beyond that go into a file beside it.
@@ -52,9 +53,10 @@ def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
 
 
 def write_fp32(plain: Path, target: Path) -> None:
-    """The exported graph with its last layer cut to the first token."""
+    """The exported graph, its last layer cut to the first token, without padding."""
     model = _load(plain)
     keep_first_token(model)
+    drop_padding(model)
     _save(model, target)
 
 
@@ -62,13 +64,18 @@ def write_int8(plain: Path, target: Path) -> None:
     """The same with per-token int8 linear layers and int8 embedding rows."""
     model = _load(plain)
     keep_first_token(model)
+    drop_padding(model)
     quantize_encoder(model)
     quantize_word_embedding(model)
     _save(model, target)
 
 
 def write_fp16(plain: Path, target: Path) -> None:
-    """The same in half precision but for layer norms and softmax; for CUDA."""
+    """In half precision but for layer norms and softmax; for CUDA.
+
+    With padding: how many tokens are real is known on the GPU only, and waiting for the
+    number would stop the CPU in the middle of the graph.
+    """
     model = _load(plain)
     keep_first_token(model)
     to_half_precision(model)

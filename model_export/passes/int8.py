@@ -27,8 +27,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from app.errors import UserError
 from model_export.encoder import EncoderLayer, Linear, constant, find_layers
+from model_export.passes.editor import Editor, scope_of
 
 # GELU is never below -0.17, so from its largest value follows its largest magnitude.
 GELU_LARGEST_NEGATIVE = 0.17
@@ -44,7 +44,8 @@ class _Quantized:
 def quantize_encoder(model: ir.Model) -> None:
     """Replace the encoder's linear layers by per-token int8 ones, in place.
 
-    ``keep_first_token`` has to come first. The classifier itself stays in fp32.
+    ``drop_padding`` has to come first: it makes the hidden state [tokens, hidden]. The
+    classifier itself stays in fp32.
 
     Raises:
         UserError: the graph is not a post-norm encoder.
@@ -69,94 +70,31 @@ def quantize_matrix(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarr
 class _Int8Pass:
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
+        self._edit = Editor(graph, "int8")
         self._layers = find_layers(graph)
-        self._size = self._layers[0].hidden_size
-        self._flat = self._constant("flat", np.array([-1, self._size], np.int64))
-        self._vector = self._constant("vector", np.array([-1], np.int64))
-        self._last_axis = self._constant("last_axis", np.array([1], np.int64))
-        self._zero_point = self._constant("zero_point", np.uint8(128))
-        self._unit_scale = self._constant("unit_scale", np.float32(1))
-        self._levels = self._constant("one_over_levels", np.float32(1 / 127))
-        self._smallest = self._constant("smallest", np.float32(SMALLEST_MAGNITUDE))
-        self._gelu_floor = self._constant("gelu_floor", np.float32(GELU_LARGEST_NEGATIVE))
+        self._vector = self._edit.constant("vector", np.array([-1], np.int64))
+        self._last_axis = self._edit.constant("last_axis", np.array([1], np.int64))
+        self._zero_point = self._edit.constant("zero_point", np.uint8(128))
+        self._unit_scale = self._edit.constant("unit_scale", np.float32(1))
+        self._levels = self._edit.constant("one_over_levels", np.float32(1 / 127))
+        self._smallest = self._edit.constant("smallest", np.float32(SMALLEST_MAGNITUDE))
+        self._gelu_floor = self._edit.constant("gelu_floor", np.float32(GELU_LARGEST_NEGATIVE))
 
     def run(self) -> None:
-        by_sequence, by_head = self._shapes()
-        for layer in self._layers:
-            self._keep_shape(layer.hidden)
-        self._flatten(self._layers[0].hidden, _scope(self._layers[0].hidden))
         for number, layer in enumerate(self._layers):
-            if layer.query.input is not layer.hidden:  # the last layer keeps its first tokens
-                for kept, reader in (
-                    (layer.query.input, layer.query.output),
-                    (layer.residual, layer.attention_residual.outputs[0]),
-                ):
-                    self._read_tokens(kept, by_sequence, _scope(reader))
-                    self._flatten(kept, _scope(reader))
-            self._attention(layer, by_head, f"layer.{number}")
+            self._attention(layer, f"layer.{number}")
             self._feed_forward(layer, f"layer.{number}")
-        self._classifier_reads_rows()
 
-    def _shapes(self) -> tuple[ir.Value, ir.Value]:
-        """Shapes that make [batch, sequence, hidden] of rows, and split their heads."""
-        tape = Tape()
-        heads = self._layers[0].heads
-        batch = tape.op("Shape", [self._graph.inputs[0]], {"start": 0, "end": 1})
-        _name(tape, "/int8/batch")
-        by_sequence = tape.op("Concat", [batch, self._flat], {"axis": 0})
-        _name(tape, "/int8/by_sequence")
-        split = np.array([-1, heads, self._size // heads], np.int64)
-        by_head = tape.op("Concat", [batch, self._constant("heads", split)], {"axis": 0})
-        _name(tape, "/int8/by_head")
-        self._graph.insert_before(self._graph[0], tape.nodes)
-        return by_sequence, by_head
-
-    def _keep_shape(self, hidden: ir.Value) -> None:
-        """Let who asks for the shape of a hidden state (DistilBERT's mask) find three axes."""
-        readers = [use.node for use in hidden.uses() if use.node.op_type == "Shape"]
-        if not readers:
-            return
-        tape = Tape()
-        size = self._constant(f"{hidden.name}.size", np.array([self._size], np.int64))
-        shape = tape.op("Concat", [tape.op("Shape", [self._graph.inputs[0]]), size], {"axis": 0})
-        _name(tape, f"{_scope(hidden)}/shape")
-        self._graph.insert_before(self._graph[0], tape.nodes)
-        for reader in readers:
-            for use in tuple(reader.outputs[0].uses()):
-                use.node.replace_input_with(use.idx, shape)
-            self._graph.remove(reader, safe=True)
-
-    def _flatten(self, value: ir.Value, scope: str) -> None:
-        """Hand [batch, sequence, hidden] to its readers as [tokens, hidden]."""
-        readers = tuple(value.uses())
-        tape = Tape()
-        flat = tape.op("Reshape", [value, self._flat])
-        _name(tape, f"{scope}/by_token")
-        for reader in readers:
-            reader.node.replace_input_with(reader.idx, flat)
-        self._insert_after(value, tape)
-
-    def _read_tokens(self, gathered: ir.Value, by_sequence: ir.Value, scope: str) -> None:
-        """Let the Gather behind ``gathered`` find its tokens by text again."""
-        gather = _producer(gathered)
-        tape = Tape()
-        gather.replace_input_with(0, tape.op("Reshape", [gather.inputs[0], by_sequence]))
-        _name(tape, f"{scope}/by_text")
-        self._graph.insert_before(gather, tape.nodes)
-
-    def _attention(self, layer: EncoderLayer, by_head: ir.Value, name: str) -> None:
-        for reshape in layer.head_reshapes:
-            reshape.replace_input_with(1, by_head)
-        layer.context_reshape.replace_input_with(1, self._flat)
+    def _attention(self, layer: EncoderLayer, name: str) -> None:
         # Beside query, key and value, which read it, not in any of them.
-        hidden = self._quantize(layer.hidden, _scope(layer.key.output).rpartition("/")[0])
-        shared = layer.query.input is layer.hidden
+        hidden = self._quantize(layer.hidden, scope_of(layer.key.output).rpartition("/")[0])
+        shared = layer.query.input is layer.hidden  # the last layer keeps few of its queries
         queries = (
-            hidden if shared else self._quantize(layer.query.input, _scope(layer.query.output))
+            hidden if shared else self._quantize(layer.query.input, scope_of(layer.query.output))
         )
-        context = self._quantize(layer.context, _scope(layer.attention_output.output))
+        context = self._quantize(layer.context, scope_of(layer.attention_output.output))
         value_bias = constant(layer.value.bias) @ constant(layer.attention_output.weight)
-        bias = self._constant(
+        bias = self._edit.constant(
             f"{name}.attention_output.bias", constant(layer.attention_output.bias) + value_bias
         )
         self._replace(layer.query, queries, f"{name}.query", bias=layer.query.bias)
@@ -166,8 +104,8 @@ class _Int8Pass:
 
     def _feed_forward(self, layer: EncoderLayer, name: str) -> None:
         gelu = layer.activation == "Gelu"
-        widened = self._quantize(layer.output.input, _scope(layer.output.output), gelu=gelu)
-        narrow = self._quantize(layer.intermediate.input, _scope(layer.intermediate.output))
+        widened = self._quantize(layer.output.input, scope_of(layer.output.output), gelu=gelu)
+        narrow = self._quantize(layer.intermediate.input, scope_of(layer.intermediate.output))
         self._replace(
             layer.intermediate, narrow, f"{name}.intermediate", bias=layer.intermediate.bias
         )
@@ -186,8 +124,7 @@ class _Int8Pass:
         per_token = tape.op("Reshape", [scale, self._vector])
         zero_points = tape.op("Expand", [self._zero_point, tape.op("Shape", [per_token])])
         values = tape.op("QuantizeLinear", [x, per_token, zero_points], {"axis": 0})
-        _name(tape, f"{scope}/quantize")
-        self._insert_after(x, tape)
+        self._edit.insert_after(x, tape, f"{scope}/quantize")
         return _Quantized(values, scale)
 
     def _replace(self, linear: Linear, x: _Quantized, name: str, *, bias: ir.Value | None) -> None:
@@ -195,56 +132,16 @@ class _Int8Pass:
         tape = Tape()
         inputs = [
             x.values,
-            self._constant(f"{name}.weight_int8", weight),
+            self._edit.constant(f"{name}.weight_int8", weight),
             self._unit_scale,
-            self._constant(f"{name}.weight_scale", scale),
+            self._edit.constant(f"{name}.weight_scale", scale),
             self._zero_point,
         ]
         result = tape.op("MatMulIntegerToFloat", inputs, domain="com.microsoft")
         result = tape.op("Mul", [result, x.scale])
         if bias is not None:
             result = tape.op("Add", [result, bias])
-        _name(tape, _scope(linear.output))
-        self._graph.insert_before(linear.add, tape.nodes)
-        for use in tuple(linear.output.uses()):
-            use.node.replace_input_with(use.idx, result)
+        self._edit.insert_before(linear.add, tape, scope_of(linear.output))
         result.name = linear.output.name  # under which it is looked for
-        self._graph.remove([linear.add, linear.matmul], safe=True)
-
-    def _classifier_reads_rows(self) -> None:
-        """After the last layer there is one row a text: the Gather of token 0 goes."""
-        rows = self._layers[-1].output_norm.outputs[0]
-        for use in tuple(rows.uses()):
-            gathered = use.node.outputs[0]
-            for reader in tuple(gathered.uses()):
-                reader.node.replace_input_with(reader.idx, rows)
-            self._graph.remove(use.node, safe=True)
-
-    def _constant(self, name: str, array: np.ndarray | np.generic) -> ir.Value:
-        value = ir.Value(name=f"int8.{name}", const_value=ir.tensor(np.asarray(array)))
-        self._graph.register_initializer(value)
-        return value
-
-    def _insert_after(self, value: ir.Value, tape: Tape) -> None:
-        self._graph.insert_after(_producer(value), tape.nodes)
-
-
-def _producer(value: ir.Value) -> ir.Node:
-    node = value.producer()
-    if node is None:
-        raise UserError(f"unsupported architecture: {value.name} is not computed")
-    return node
-
-
-def _scope(value: ir.Value) -> str:
-    """The module that computes ``value``, as the exporter writes it: ``/encoder/layer.0/...``."""
-    name = value.name or ""
-    return name.rpartition("/")[0] or name
-
-
-def _name(tape: Tape, scope: str) -> None:
-    """Name what is new on the tape as the exporter names nodes and values."""
-    for node in tape.nodes:
-        if node.name is None:
-            node.name = f"{scope}/{node.op_type}"
-            node.outputs[0].name = f"{node.name}_output_0"
+        self._edit.replace(linear.add, result)
+        self._graph.remove(linear.matmul, safe=True)
