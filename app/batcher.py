@@ -112,7 +112,8 @@ class MicroBatcher(Generic[Item, Result]):
 
     ``infer`` gets at most ``max_batch_tokens`` padded tokens at a time (or one longer item) and
     gives a result an item, in order; a ``ServiceError`` among them fails its item. ``on_batch``
-    is called on a runner's thread after each batch, before its results are delivered.
+    is called on a runner's thread after each batch, before its results are delivered; ``on_lag``
+    on the event loop, with the seconds for which the results waited for its turn.
 
     Create it on the event loop that submits. The runners wait from then on, until ``drain``.
     """
@@ -125,11 +126,13 @@ class MicroBatcher(Generic[Item, Result]):
         max_batch_tokens: int,
         max_queue_tokens: int,
         on_batch: Callable[[BatchReport], None],
+        on_lag: Callable[[float], None],
     ) -> None:
         self._infer = infer
         self._max_batch_tokens = max_batch_tokens
         self._max_queue_tokens = max_queue_tokens
         self._on_batch = on_batch
+        self._on_lag = on_lag
 
         self._loop = asyncio.get_running_loop()
         self._requests: set[_Request[Result]] = set()
@@ -186,16 +189,15 @@ class MicroBatcher(Generic[Item, Result]):
             self._queue.add(texts)
             self._condition.notify(len(texts))
         self._requests.add(request)
+        expiry = self._loop.call_later(timeout_s, self._expire, request, texts, timeout_s)
         try:
-            # Not wait_for: neither the deadline nor a cancelled caller may cancel the future
-            # that a running batch is about to resolve.
-            await asyncio.wait([request.done], timeout=timeout_s)
+            await request.done
+        except asyncio.CancelledError:
+            self._take_back(texts)
+            raise
         finally:
+            expiry.cancel()
             self._requests.discard(request)
-            if not request.done.done():
-                with self._condition:
-                    self._queue.remove(texts)
-        request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:g} s"))
         return request.answer()
 
     async def drain(self, timeout_s: float) -> bool:
@@ -215,6 +217,17 @@ class MicroBatcher(Generic[Item, Result]):
         for request in self._requests:
             request.fail_rest(_shutting_down())
         return not running
+
+    def _expire(
+        self, request: _Request[Result], texts: list[_Text[Item, Result]], timeout_s: float
+    ) -> None:
+        self._take_back(texts)
+        request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:g} s"))
+
+    def _take_back(self, texts: list[_Text[Item, Result]]) -> None:
+        """Have those that still wait never computed."""
+        with self._condition:
+            self._queue.remove(texts)
 
     def _check_admission(self, tokens: int, timeout_s: float) -> None:
         if self._closed:
@@ -289,7 +302,7 @@ class MicroBatcher(Generic[Item, Result]):
             self._on_batch(report)
         except BaseException:  # even SystemExit: the runner has work to deliver, and more to do
             logger.exception("on_batch raised")
-        self._call_on_loop(self._deliver, batch, results, report)
+        self._call_on_loop(self._deliver, batch, results, report, time.monotonic())
 
     def _infer_batch(
         self, items: list[Item], *, retry: bool = False
@@ -331,8 +344,10 @@ class MicroBatcher(Generic[Item, Result]):
         batch: list[_Text[Item, Result]],
         results: list[Result | ServiceError],
         report: BatchReport,
+        done_at: float,
     ) -> None:
         """On the event loop: give each request its results."""
+        self._on_lag(time.monotonic() - done_at)
         for text, result, queue_seconds in zip(batch, results, report.queue_seconds, strict=True):
             text.request.queue_seconds = queue_seconds
             text.request.inference_seconds = report.inference_seconds

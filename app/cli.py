@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, get_args
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # Texts read, sorted by length and answered together: enough for batches with little padding.
 CHUNK_TEXTS = 1_000
+BATCH_TOKENS = 512
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,10 +106,10 @@ def _classify(options: argparse.Namespace, settings: Settings) -> int:
         print("sentiment: give texts as arguments or on standard input", file=sys.stderr)
         return 2
     from app.bundle import EMBEDDED_BUNDLE, Bundle
-    from app.cpu import available_cpus, share_cpus
+    from app.cpu import available_cpus, ways_to_share
     from app.model import Model
 
-    runners, threads = share_cpus(
+    *_, (runners, threads) = ways_to_share(
         available_cpus(), runners=settings.runners, threads=settings.threads
     )
     path, *others = settings.model or (EMBEDDED_BUNDLE,)
@@ -149,15 +151,16 @@ def _outcomes(
     model: "Model", texts: Sequence[str], settings: Settings, executor: Executor
 ) -> list["Prediction | ServiceError"]:
     """What became of each text, computed in batches of like length."""
-    from app.api.predictions import encode, predict
+    from app.api.predictions import encode, infer, predict
 
-    encoded = [encode(model, text, max_chars=settings.max_text_chars) for text in texts]
+    encoded = encode(model, texts, max_chars=settings.max_text_chars)
     encodings = [encoding for encoding in encoded if not isinstance(encoding, ServiceError)]
     order = sorted(range(len(encodings)), key=lambda index: len(encodings[index]))
-    batches = list(_batches([encodings[index] for index in order], settings.max_batch_tokens))
-    results = [result for batch in executor.map(model.infer, batches) for result in batch]
+    max_tokens = settings.max_batch_tokens or BATCH_TOKENS
+    batches = list(_batches([encodings[index] for index in order], max_tokens))
+    results = [result for batch in executor.map(partial(infer, model), batches) for result in batch]
     in_order = [result for _, result in sorted(zip(order, results, strict=True), key=itemgetter(0))]
-    return predict(model, encoded, in_order)
+    return predict(model.labels, encoded, in_order)
 
 
 def _batches(encodings: Iterable["Encoding"], max_tokens: int) -> Iterator[list["Encoding"]]:

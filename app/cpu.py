@@ -1,7 +1,12 @@
 """How many CPUs this process may use: its affinity and its container's quota."""
 
 import os
+import platform
+from contextlib import suppress
 from pathlib import Path
+
+# More threads for one batch gain nothing on texts.
+MAX_THREADS = 8
 
 
 def available_cpus(root: Path = Path("/")) -> float:
@@ -13,16 +18,26 @@ def available_cpus(root: Path = Path("/")) -> float:
     return min([float(affinity or 1), *_cgroup_quotas(root)])
 
 
-def share_cpus(cpus: float, *, runners: int, threads: int) -> tuple[int, int]:
-    """Runners and threads a runner, filling in what is 0 so that their product fits ``cpus``.
+def ways_to_share(cpus: float, *, runners: int, threads: int) -> list[tuple[int, int]]:
+    """Runners and threads a runner whose product fits ``cpus``, those of one thread last.
 
-    Two runners of one thread answer more texts a second than one of two, so threads
-    stay at one unless the number of runners was chosen.
+    What is not 0 is taken as it is, even if it does not fit.
     """
-    if runners == 0:
-        threads = threads or 1
-        return max(1, int(cpus / threads)), threads
-    return runners, threads or max(1, int(cpus / runners))
+    if runners:
+        return [(runners, threads or max(1, int(cpus / runners)))]
+    if threads:
+        return [(max(1, int(cpus / threads)), threads)]
+    powers = [2**power for power in range(MAX_THREADS.bit_length()) if 2**power <= max(1.0, cpus)]
+    return [(int(cpus / number) or 1, number) for number in reversed(powers)]
+
+
+def cpu_name() -> str:
+    """The processor, as far as the system tells."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _cgroup_quotas(root: Path) -> list[float]:

@@ -23,11 +23,12 @@ from app.api.middleware import RequestMiddleware
 from app.api.problems import HANDLERS
 from app.api.service import Service
 from app.bundle import EMBEDDED_BUNDLE, Bundle
-from app.cpu import available_cpus, share_cpus
+from app.cpu import available_cpus
 from app.errors import ServiceError, UserError
 from app.metrics import Metrics, ModelMetrics
 from app.model import Model
 from app.settings import Settings
+from app.tuning import Plan, tune
 
 # Longer than load balancers keep theirs (60 s mostly): the side that sends must close first.
 KEEP_ALIVE_S = 75
@@ -44,32 +45,22 @@ def create_app(settings: Settings) -> FastAPI:
         UserError: a bundle cannot be served.
     """
     cpus = available_cpus()
-    runners, threads = share_cpus(cpus, runners=settings.runners, threads=settings.threads)
-    models: dict[str, Model] = {}
+    models: dict[str, tuple[Model, Plan]] = {}
     for path in settings.model or (EMBEDDED_BUNDLE,):
-        model = _load(path, settings, threads=threads)
+        model, plan = _load(path, settings, cpus)
         if model.name in models:
             raise UserError(f"two bundles hold a model named {model.name}; rename one")
-        models[model.name] = model
-    service = Service(
-        settings,
-        version=importlib.metadata.version("sentiment-service"),
-        cpus=cpus,
-        runners=runners,
-        threads=threads,
-    )
+        models[model.name] = model, plan
+    service = Service(settings, version=importlib.metadata.version("sentiment-service"), cpus=cpus)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # One thread: large requests take turns there, and the event loop competes with one.
         tokenizer = ThreadPoolExecutor(1, "tokenizer")
-        for name, model in models.items():
+        for name, (model, plan) in models.items():
+            metrics = ModelMetrics(service.metrics, model, version=service.version)
             service.classifiers[name] = Classifier(
-                model,
-                settings,
-                ModelMetrics(service.metrics, model, version=service.version),
-                runners=runners,
-                tokenizer=tokenizer,
+                model, plan, settings, metrics, tokenizer=tokenizer
             )
         yield
         await service.drain()
@@ -157,10 +148,10 @@ class Server(uvicorn.Server):
         logger.info("stopped")
 
 
-def _load(path: Path, settings: Settings, *, threads: int) -> Model:
-    """The bundle's model, warm: its first batches, slow and perhaps impossible, are behind it."""
+def _load(path: Path, settings: Settings, cpus: float) -> tuple[Model, Plan]:
+    """The bundle's model, tuned and warm: slow or impossible first batches are behind it."""
     model = Model.load(
-        Bundle.open(path), device=settings.device, precision=settings.precision, threads=threads
+        Bundle.open(path), device=settings.device, precision=settings.precision, threads=1
     )
     encoding = model.encode("The first batch pays for memory that the next ones find ready.")
     try:
@@ -169,7 +160,9 @@ def _load(path: Path, settings: Settings, *, threads: int) -> Model:
         raise UserError(f"{path}: ONNX Runtime cannot compute the model: {error}") from error
     if any(isinstance(result, ServiceError) for result in results):
         raise UserError(f"{path}: the model gives no finite logits")
-    return model
+    plan = tune(model, settings, cpus)
+    logger.info("%s: %s", model.name, plan.summary())
+    return model.with_threads(plan.threads), plan
 
 
 def _expect_requests(metrics: Metrics, route: APIRoute) -> None:

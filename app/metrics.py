@@ -102,6 +102,12 @@ class Metrics:
         self.rejections = self._counter(
             "rejections", "Requests not admitted to the queue.", ["model", "reason"]
         )
+        self.loop_lag = self._histogram(
+            "event_loop_lag_seconds",
+            "From a batch's end to the event loop's turn to answer it.",
+            ["model"],
+            STAGE_SECONDS,
+        )
         self.model_info = self._gauge(
             "model_info",
             "Always 1: what the labels say is served.",
@@ -147,6 +153,7 @@ class ModelMetrics:
         self._batch_texts = metrics.batch_texts.labels(name)
         self._batch_tokens = metrics.batch_tokens.labels(name)
         self._padding_ratio = metrics.padding_ratio.labels(name)
+        self._loop_lag = metrics.loop_lag.labels(name)
         self._queue_texts = metrics.queue_texts.labels(name)
         self._queue_tokens = metrics.queue_tokens.labels(name)
         self._rejections = {
@@ -190,6 +197,10 @@ class ModelMetrics:
     def stage(self, stage: str, seconds: float) -> None:
         """Add a part of a request."""
         self._stages[stage].observe(seconds)
+
+    def lag(self, seconds: float) -> None:
+        """Add how long finished work waited for the event loop."""
+        self._loop_lag.observe(seconds)
 
     def batch(self, report: BatchReport) -> None:
         """Add a batch; called on the runners' threads."""

@@ -1,24 +1,28 @@
 """A bundle loaded into ONNX Runtime: text → encoding → logits → scores."""
 
 import logging
+import os
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import onnxruntime as ort
+import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from app.bundle import Bundle, Precision
-from app.errors import EmptyText, InferenceFailed, InvalidRequest, UserError
+from app.errors import EmptyText, InferenceFailed, InvalidRequest, ServiceError, UserError
 from app.preprocessing import preprocess
 
 Device = Literal["auto", "cpu", "cuda"]
 
-_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 # What `auto` takes on each, best first.
-_VARIANTS: dict[str, tuple[Precision, ...]] = {_CPU: ("int8", "fp32"), _CUDA: ("fp16", "fp32")}
+_VARIANTS: dict[str, tuple[Precision, ...]] = {CPU: ("int8", "fp32"), CUDA: ("fp16", "fp32")}
 _NO_CUDA = (
     "CUDA was asked for and cannot be used: it needs an NVIDIA GPU with its driver and the "
     "'gpu' extra (onnxruntime-gpu); --device cpu serves without"
@@ -50,7 +54,9 @@ class Encoding:
 class Model:
     """One variant of a bundle in one session. ``infer`` may be called from many threads."""
 
-    def __init__(self, bundle: Bundle, precision: Precision, session: ort.InferenceSession) -> None:
+    def __init__(
+        self, bundle: Bundle, precision: Precision, session: ort.InferenceSession, *, threads: int
+    ) -> None:
         manifest = bundle.manifest
         self.name = manifest.name
         self.revision = manifest.source.revision
@@ -61,6 +67,10 @@ class Model:
         self.parity = manifest.variants[precision].parity
         self.precision = precision
         self.provider: str = session.get_providers()[0]
+        self.threads = threads
+        self.path = bundle.path
+        self.sha256 = manifest.variants[precision].sha256
+        self._file = bundle.path / manifest.variants[precision].file
         self._session = session
         self._input_names = [node.name for node in session.get_inputs()]
         self._pad_token_id = bundle.pad_token_id
@@ -81,23 +91,34 @@ class Model:
                 not fit the labels, or CUDA was asked for and cannot be had.
         """
         if device == "auto":
-            cuda = _CUDA in ort.get_available_providers() and precision != "int8"
-            if cuda and not bundle.manifest.variants.keys().isdisjoint(_VARIANTS[_CUDA]):
+            cuda = CUDA in ort.get_available_providers() and precision != "int8"
+            if cuda and not bundle.manifest.variants.keys().isdisjoint(_VARIANTS[CUDA]):
                 try:
                     return cls.load(bundle, device="cuda", precision=precision, threads=threads)
                 except UserError as error:
                     logger.warning("serving on the CPU: %s", error)
             return cls.load(bundle, device="cpu", precision=precision, threads=threads)
-        provider = _CUDA if device == "cuda" else _CPU
+        provider = CUDA if device == "cuda" else CPU
         chosen = _preferred(bundle, provider) if precision == "auto" else precision
-        session = _open_session(bundle, chosen, provider, threads=threads)
+        if provider not in ort.get_available_providers():
+            raise UserError(_NO_CUDA)
+        session = _open_session(bundle.variant_path(chosen), provider, threads=threads)
         outputs = session.get_outputs()[0].shape[-1]
         if outputs != len(bundle.manifest.labels):
             raise UserError(
                 f"bundle {bundle.path}: the {chosen} model has {outputs} outputs, the "
                 f"manifest {len(bundle.manifest.labels)} labels"
             )
-        return cls(bundle, chosen, session)
+        return cls(bundle, chosen, session, threads=threads)
+
+    def with_threads(self, threads: int) -> "Model":
+        """The same model with that many intra-op threads a batch."""
+        if threads == self.threads:
+            return self
+        other = copy(self)
+        other.threads = threads
+        other._session = _open_session(self._file, self.provider, threads=threads)
+        return other
 
     def encode(self, text: str) -> Encoding:
         """Tokenise one text, keeping at most ``max_tokens`` tokens of it.
@@ -106,21 +127,30 @@ class Model:
             EmptyText: nothing is left to classify.
             InvalidRequest: the text is not well-formed Unicode or holds a NUL character.
         """
-        if not text or text.isspace():
-            raise EmptyText("the text is empty or blank; send at least one visible character")
-        if "\0" in text:
-            raise InvalidRequest("the text holds a NUL character (U+0000); remove it")
-        try:
-            text.encode()  # the normalisation may drop what makes the text ill-formed
-        except UnicodeEncodeError:
-            raise InvalidRequest(
-                "the text holds half of a surrogate pair, so it is not well-formed Unicode"
-            ) from None
-        encoding = self._tokenizer.encode(preprocess(text, self.preprocessing))
+        (outcome,) = self.encode_batch([text])
+        if isinstance(outcome, ServiceError):
+            raise outcome
+        return outcome
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Encoding | EmptyText | InvalidRequest]:
+        """``encode`` for many: what it would raise stands in the place of its text.
+
+        Other threads run meanwhile: the tokenizer releases Python's lock.
+        """
+        faults = [_fault(text) for text in texts]
+        sound = [
+            preprocess(text, self.preprocessing)
+            for text, fault in zip(texts, faults, strict=True)
+            if fault is None
+        ]
+        encodings = iter(self._tokenizer.encode_batch_fast(sound))
+        return [fault or self._encoding(next(encodings)) for fault in faults]
+
+    def _encoding(self, encoding: tokenizers.Encoding) -> Encoding | EmptyText:
         ids: list[int] = encoding.ids
         tokens = len(ids) + sum(len(part) - self._special_tokens for part in encoding.overflowing)
         if tokens <= self._special_tokens:
-            raise EmptyText("the text has no visible characters; send at least one")
+            return EmptyText("the text has no visible characters; send at least one")
         return Encoding(ids, tokens)
 
     def infer(self, encodings: Sequence[Encoding]) -> list[Logits | InferenceFailed]:
@@ -156,17 +186,27 @@ class Model:
         return scores
 
 
+def _fault(text: str) -> EmptyText | InvalidRequest | None:
+    """Why a text cannot be tokenised."""
+    if not text or text.isspace():
+        return EmptyText("the text is empty or blank; send at least one visible character")
+    if "\0" in text:
+        return InvalidRequest("the text holds a NUL character (U+0000); remove it")
+    try:
+        text.encode()  # the normalisation may drop what makes the text ill-formed
+    except UnicodeEncodeError:
+        return InvalidRequest(
+            "the text holds half of a surrogate pair, so it is not well-formed Unicode"
+        )
+    return None
+
+
 def _preferred(bundle: Bundle, provider: str) -> Precision:
     wanted = _VARIANTS[provider]
     return next((p for p in wanted if p in bundle.manifest.variants), wanted[-1])
 
 
-def _open_session(
-    bundle: Bundle, precision: Precision, provider: str, *, threads: int
-) -> ort.InferenceSession:
-    if provider not in ort.get_available_providers():
-        raise UserError(_NO_CUDA)
-    path = bundle.variant_path(precision)
+def _open_session(path: Path, provider: str, *, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     # A spinning thread takes the core that the event loop needs.
@@ -178,8 +218,8 @@ def _open_session(
         session = ort.InferenceSession(
             path,
             options,
-            providers=[provider] if provider == _CPU else [provider, _CPU],
-            disabled_optimizers=SLOW_ON_CPU if provider == _CPU else None,
+            providers=[provider] if provider == CPU else [provider, CPU],
+            disabled_optimizers=SLOW_ON_CPU if provider == CPU else None,
         )
     except Exception as error:  # onnxruntime's exceptions share no base class
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -191,6 +231,9 @@ def _open_session(
 
 def _load_tokenizer(bundle: Bundle) -> Tokenizer:
     path = bundle.path / "tokenizer.json"
+    # The runners have the CPUs. The tokenizer's threads would be as many as the host has cores,
+    # and handing one text to them takes as long as tokenising it.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises plain Exception

@@ -1,8 +1,12 @@
 """Text normalisation that a checkpoint was trained with."""
 
+import re
 from typing import Literal
 
 Preprocessing = Literal["tweet", "none"]
+
+# A token starts the text or follows a space, and goes on to the next.
+_USER_OR_LINK = re.compile(r"(?<![^ ])(?:@[^ ]+|http[^ ]*)")
 
 
 def normalise_tweet(text: str) -> str:
@@ -13,15 +17,7 @@ def normalise_tweet(text: str) -> str:
     newlines, tabs and runs of spaces survive, and a token is replaced only when its
     very first characters say so (``(http://…`` and ``HTTP://…`` stay as they are).
     """
-    return " ".join(_normalise_token(token) for token in text.split(" "))
-
-
-def _normalise_token(token: str) -> str:
-    if token.startswith("@") and len(token) > 1:
-        return "@user"
-    if token.startswith("http"):
-        return "http"
-    return token
+    return _USER_OR_LINK.sub(lambda token: "@user" if token[0][0] == "@" else "http", text)
 
 
 def preprocess(text: str, preprocessing: Preprocessing) -> str:

@@ -29,13 +29,19 @@ class Settings(BaseSettings):
     runners: int = Field(
         default=0,
         ge=0,
-        description="batches computed at once, 0 for as many as the CPU quota holds",
+        description="batches computed at once, 0 for what measuring finds best",
     )
-    threads: int = Field(
-        default=0, ge=0, description="threads that compute one batch, 0 for what the quota leaves"
-    )
+    threads: int = Field(default=0, ge=0, description="threads that compute one batch, 0 likewise")
     max_batch_tokens: int = Field(
-        default=512, ge=1, description="padded tokens in one batch (texts x longest text)"
+        default=0,
+        ge=0,
+        description="padded tokens in one batch (texts x longest text), 0 likewise",
+    )
+    target_latency_ms: int = Field(
+        default=0,
+        ge=0,
+        description="milliseconds in which a short text is to be answered under load, where "
+        "measuring decides: the most throughput within them; 0 for throughput alone",
     )
     max_queue_tokens: int = Field(
         default=65_536,

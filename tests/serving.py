@@ -107,9 +107,11 @@ class Process:
             text=True,
         )
         assert self._process.stderr is not None
-        self.first_line = self._process.stderr.readline()
-        match = re.search(r"http://127\.0\.0\.1:(\d+)", self.first_line)
-        assert match, f"the service did not start: {self.first_line}"
+        self.first_lines = ""
+        while not (match := re.search(r"http://127\.0\.0\.1:(\d+)", self.first_lines)):
+            line = self._process.stderr.readline()
+            assert line, f"the service did not start: {self.first_lines}"
+            self.first_lines += line
         self.port = int(match[1])
         self.url = f"http://127.0.0.1:{self.port}"
 

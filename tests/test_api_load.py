@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.main import create_app
-from app.model import Encoding, Model
+from app.model import Model
 from app.settings import Settings
 from tests.conftest import Serve
 from tests.serving import Gate, eventually, listening, metric
@@ -170,15 +170,15 @@ def test_much_text_is_tokenised_beside_the_event_loop(
     """Others are answered meanwhile, and the deadline counts from the start."""
     client = serve(deadline_ms=100)
     begun, go_on = threading.Event(), threading.Event()
-    encode = Model.encode
+    encode = Model.encode_batch
 
-    def slow(model: Model, text: str) -> Encoding:
-        if len(text) > 1_000:
+    def slow(model: Model, texts: list[str]) -> list[Any]:
+        if len(texts[0]) > 1_000:
             begun.set()
             assert go_on.wait(30)
-        return encode(model, text)
+        return encode(model, texts)
 
-    monkeypatch.setattr(Model, "encode", slow)
+    monkeypatch.setattr(Model, "encode_batch", slow)
     large = pool.submit(_post, client, "love " * 5_000)
     assert begun.wait(30)
     assert _post(client, "love").status_code == 200

@@ -101,6 +101,7 @@ async def batching(
         max_batch_tokens=max_batch_tokens,
         max_queue_tokens=max_queue_tokens,
         on_batch=on_batch,
+        on_lag=lambda seconds: None,
     )
     try:
         yield batcher
@@ -276,14 +277,14 @@ def test_a_batch_is_reported(clock: Clock) -> None:
             tasks = [await queued(batcher, "x" * 10)]
             await gate.entered()
             clock.now += 1
-            tasks += [await queued(batcher, "x" * 9)]
+            tasks += [await queued(batcher, "x" * 19)]
             clock.now += 2
-            tasks += [await queued(batcher, "x" * 11)]
+            tasks += [await queued(batcher, "x" * 21)]
             gate.open()
             await asyncio.gather(*tasks)
         assert reports == [
             BatchReport(1, 10, 10, queue_seconds=(0.0,), inference_seconds=4.0, failed=0),
-            BatchReport(2, 20, 22, queue_seconds=(3.0, 1.0), inference_seconds=2.0, failed=0),
+            BatchReport(2, 40, 42, queue_seconds=(3.0, 1.0), inference_seconds=4.0, failed=0),
         ]
 
     run(scenario())
@@ -633,7 +634,12 @@ def test_a_closed_loop_does_not_end_the_runner() -> None:
 
     async def scenario() -> list[asyncio.Task[list[str | ServiceError]]]:
         batcher = MicroBatcher(
-            gate, runners=1, max_batch_tokens=4, max_queue_tokens=100, on_batch=lambda report: None
+            gate,
+            runners=1,
+            max_batch_tokens=4,
+            max_queue_tokens=100,
+            on_batch=lambda report: None,
+            on_lag=lambda seconds: None,
         )
         return [await queued(batcher, "aaaa"), await queued(batcher, "bbbb")]
 

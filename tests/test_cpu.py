@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cpu import available_cpus, share_cpus
+from app.cpu import available_cpus, ways_to_share
 
 
 @pytest.fixture(autouse=True)
@@ -74,17 +74,19 @@ def test_the_tightest_limit_counts(tmp_path: Path, files: dict[str, str], cpus: 
 @pytest.mark.parametrize(
     ("cpus", "runners", "threads", "expected"),
     [
-        (4.0, 0, 0, (4, 1)),
-        (1.5, 0, 0, (1, 1)),
-        (0.5, 0, 0, (1, 1)),
-        (4.0, 0, 2, (2, 2)),
-        (4.0, 1, 0, (1, 4)),
-        (2.0, 3, 0, (3, 1)),
-        (2.0, 3, 5, (3, 5)),
+        (4.0, 0, 0, [(1, 4), (2, 2), (4, 1)]),
+        (6.0, 0, 0, [(1, 4), (3, 2), (6, 1)]),
+        (64.0, 0, 0, [(8, 8), (16, 4), (32, 2), (64, 1)]),
+        (1.5, 0, 0, [(1, 1)]),
+        (0.5, 0, 0, [(1, 1)]),
+        (4.0, 0, 2, [(2, 2)]),
+        (4.0, 1, 0, [(1, 4)]),
+        (2.0, 3, 0, [(3, 1)]),
+        (2.0, 3, 5, [(3, 5)]),
     ],
 )
 def test_runners_times_threads_fit_the_cpus(
-    cpus: float, runners: int, threads: int, expected: tuple[int, int]
+    cpus: float, runners: int, threads: int, expected: list[tuple[int, int]]
 ) -> None:
     """What is not set is filled in, at least one of each; what is set is taken as it is."""
-    assert share_cpus(cpus, runners=runners, threads=threads) == expected
+    assert ways_to_share(cpus, runners=runners, threads=threads) == expected

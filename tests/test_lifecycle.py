@@ -26,7 +26,7 @@ def test_it_answers_as_soon_as_it_says_so(bundle: Path) -> None:
     """One line at start says what serves, on what and where; it is ready from then on."""
     with Process("--model", str(bundle), "--runners", "3", "--threads", "1") as process:
         for word in ("tiny", "fp32", "CPUExecutionProvider", "runners 3 x threads 1", process.url):
-            assert word in process.first_line
+            assert word in process.first_lines
         assert httpx2.get(f"{process.url}/health/ready").status_code == 200
 
 

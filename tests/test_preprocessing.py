@@ -72,3 +72,13 @@ def test_a_checkpoint_without_normalisation_sees_the_text_itself() -> None:
     """``none`` is the identity, ``tweet`` the rule above."""
     assert preprocess("@anna http://x", "none") == "@anna http://x"
     assert preprocess("@anna http://x", "tweet") == "@user http"
+
+
+@given(st.lists(st.sampled_from(["@", "a", "http", " ", "\n", "\u00a0", "H"])).map("".join))
+def test_it_is_the_rule_word_by_word(text: str) -> None:
+    """The model card's own words: split on single spaces, replace tokens, join."""
+    tokens = [
+        "@user" if t.startswith("@") and len(t) > 1 else "http" if t.startswith("http") else t
+        for t in text.split(" ")
+    ]
+    assert normalise_tweet(text) == " ".join(tokens)

@@ -5,8 +5,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
-from app.api.predictions import Overflow, Prediction, encode, predict
+from app.api.predictions import Overflow, Prediction, Scored, encode, infer, predict
 from app.batcher import MicroBatcher
 from app.errors import (
     ClientDisconnected,
@@ -17,12 +18,13 @@ from app.errors import (
     ShuttingDown,
 )
 from app.metrics import ModelMetrics
-from app.model import Encoding, Logits, Model
+from app.model import Encoding, Model
 from app.settings import Settings
+from app.tuning import Plan
 
-# Characters of a request that are tokenised on the event loop, which they hold for some
-# 5 ms; more go to a thread, where each switch costs more than tokenising a tweet.
-INLINE_CHARS = 20_000
+# Characters of a request that are tokenised on the event loop, which they hold for about a
+# millisecond; more go to a thread, whose switches cost more than tokenising a few tweets.
+INLINE_CHARS = 4_000
 
 PROBE_TEXT = "ready?"
 PROBE_TIMEOUT_S = 1.0
@@ -44,23 +46,25 @@ class Classifier:
     def __init__(
         self,
         model: Model,
+        plan: Plan,
         settings: Settings,
         metrics: ModelMetrics,
         *,
-        runners: int,
         tokenizer: Executor,
     ) -> None:
         self.model = model
+        self.plan = plan
         self._settings = settings
         self._metrics = metrics
         self._tokenizer = tokenizer
         self._stopped = False
-        self._batcher: MicroBatcher[Encoding, Logits] = MicroBatcher(
-            model.infer,
-            runners=runners,
-            max_batch_tokens=settings.max_batch_tokens,
+        self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
+            partial(infer, model),
+            runners=plan.runners,
+            max_batch_tokens=plan.max_batch_tokens,
             max_queue_tokens=settings.max_queue_tokens,
             on_batch=metrics.batch,
+            on_lag=metrics.lag,
         )
         metrics.watch(
             queue_texts=lambda: self._batcher.queued_texts,
@@ -97,7 +101,7 @@ class Classifier:
         except asyncio.CancelledError:
             self._metrics.failure(ClientDisconnected.code, len(texts))
             raise
-        outcomes = predict(self.model, encoded, answer.results)
+        outcomes = predict(self.model.labels, encoded, answer.results)
         result = Classification(
             outcomes, tokenize_seconds, answer.queue_seconds, answer.inference_seconds
         )
@@ -135,13 +139,9 @@ class Classifier:
     async def _encode(
         self, texts: Sequence[str], overflow: Overflow
     ) -> list[Encoding | ServiceError]:
-        max_chars = self._settings.max_text_chars
-
-        def encode_all() -> list[Encoding | ServiceError]:
-            return [
-                encode(self.model, text, max_chars=max_chars, overflow=overflow) for text in texts
-            ]
-
+        encode_all = partial(
+            encode, self.model, texts, max_chars=self._settings.max_text_chars, overflow=overflow
+        )
         if sum(map(len, texts)) <= INLINE_CHARS:
             return encode_all()
         deadline_ms = self._settings.deadline_ms

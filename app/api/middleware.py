@@ -100,10 +100,12 @@ def _limit_body(scope: Scope, receive: Receive, settings: Settings) -> Receive:
 
     async def limited() -> Message:
         nonlocal received, complete
+        if complete:
+            return await receive()
         if int(announced) > max_bytes:
             raise PayloadTooLarge(f"the body has {int(announced)} bytes, of {max_bytes} accepted")
         try:
-            async with asyncio.timeout_at(None if complete else deadline):
+            async with asyncio.timeout_at(deadline):
                 message = await receive()
         except TimeoutError:
             raise DeadlineExceeded(f"the body did not arrive within {deadline_ms} ms") from None

@@ -1,10 +1,11 @@
 """POST /classify."""
 
-import json
 from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
+from pydantic_core import to_json
 
+from app.api.body import DirectRoute, documented_body, read_body
 from app.api.connection import while_connected
 from app.api.predictions import Prediction, document
 from app.api.problems import documented
@@ -26,7 +27,7 @@ from app.errors import (
     UnsupportedMediaType,
 )
 
-router = APIRouter(tags=["classification"])
+router = APIRouter(tags=["classification"], route_class=DirectRoute)
 
 
 @router.post(
@@ -46,14 +47,16 @@ router = APIRouter(tags=["classification"])
         ShuttingDown,
         DeadlineExceeded,
     ),
+    openapi_extra=documented_body(ClassifyRequest),
 )
-async def classify(body: ClassifyRequest, request: Request) -> Response:
+async def classify(request: Request) -> Response:
     """Label, scores and logits for one text or many.
 
     `results` is always a list, in the order of the texts. In a list, a bad text fails alone,
     in its place; a single bad text is the error itself.
     """
     service = Service.of(request)
+    body = await read_body(request, ClassifyRequest)
     single = isinstance(body.inputs, str)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if len(texts) > service.settings.max_texts:
@@ -72,7 +75,7 @@ async def classify(body: ClassifyRequest, request: Request) -> Response:
     }
     # Straight to JSON: what was just built need not be validated and copied.
     return Response(
-        json.dumps(response, separators=(",", ":")),
+        to_json(response),
         media_type="application/json",
         headers={
             "server-timing": f"tokenize;dur={done.tokenize_seconds * 1000:.2f}, "

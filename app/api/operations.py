@@ -11,6 +11,7 @@ from app.api.problems import documented
 from app.api.schemas import Info, ModelInfo, Models, Status
 from app.api.service import Service
 from app.errors import NotReady, ShuttingDown
+from app.model import CUDA
 
 router = APIRouter(tags=["operations"])
 
@@ -34,18 +35,20 @@ async def info(request: Request) -> Info:
     """Versions, the device really in use, and the limits."""
     service = Service.of(request)
     settings = service.settings
-    provider = service.classifier(None).model.provider
+    default = service.classifier(None)
+    provider = default.model.provider
     return {
         "version": service.version,
         "python": platform.python_version(),
         "onnxruntime": onnxruntime.__version__,
-        "device": "cuda" if provider == "CUDAExecutionProvider" else "cpu",
+        "device": "cuda" if provider == CUDA else "cpu",
         "provider": provider,
         "cpus": service.cpus,
-        "runners": service.runners,
-        "threads": service.threads,
+        "runners": default.plan.runners,
+        "threads": default.plan.threads,
+        "tuning": default.plan.summary(),
         "limits": {
-            "max_batch_tokens": settings.max_batch_tokens,
+            "max_batch_tokens": default.plan.max_batch_tokens,
             "max_queue_tokens": settings.max_queue_tokens,
             "max_texts": settings.max_texts,
             "max_text_chars": settings.max_text_chars,
@@ -58,7 +61,7 @@ async def info(request: Request) -> Info:
 @router.get("/models")
 async def models(request: Request) -> Models:
     """The served models."""
-    served = [classifier.model for classifier in Service.of(request).classifiers.values()]
+    served = [(one.model, one.plan) for one in Service.of(request).classifiers.values()]
     return {
         "models": [
             ModelInfo(
@@ -71,8 +74,9 @@ async def models(request: Request) -> Models:
                 preprocessing=model.preprocessing,
                 provider=model.provider,
                 parity=model.parity,
+                tuning=plan.summary(),
             )
-            for model in served
+            for model, plan in served
         ]
     }
 

@@ -8,9 +8,10 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from app.errors import ServiceError, TextTooLong
-from app.model import Encoding, Logits, Model
+from app.model import Encoding, Model
 
 Overflow = Literal["truncate", "error"]
+Scored = tuple[list[float], list[float]]  # logits and scores, in the order of the labels
 
 
 class Prediction(TypedDict):
@@ -43,33 +44,34 @@ class FailedItem(TypedDict):
 
 
 def encode(
-    model: Model, text: str, *, max_chars: int, overflow: Overflow = "truncate"
-) -> Encoding | ServiceError:
-    """The text's tokens, or why it cannot be classified."""
-    if len(text) > max_chars:
-        return TextTooLong(f"the text has {len(text)} characters; at most {max_chars} are accepted")
-    try:
-        encoding = model.encode(text)
-    except ServiceError as error:
-        return error
-    if encoding.truncated and overflow == "error":
-        return TextTooLong(
-            f"the text has {encoding.tokens} tokens; the model takes at most {model.max_tokens} "
-            'and "overflow" is "error"'
-        )
-    return encoding
+    model: Model, texts: Sequence[str], *, max_chars: int, overflow: Overflow = "truncate"
+) -> list[Encoding | ServiceError]:
+    """Each text's tokens, or why it cannot be classified."""
+    fitting = iter(model.encode_batch([text for text in texts if len(text) <= max_chars]))
+    return [
+        _within_limit(next(fitting), model, overflow)
+        if len(text) <= max_chars
+        else TextTooLong(f"the text has {len(text)} characters; at most {max_chars} are accepted")
+        for text in texts
+    ]
+
+
+def infer(model: Model, encodings: Sequence[Encoding]) -> list[Scored | ServiceError]:
+    """Logits and scores of each encoding, computed as one batch."""
+    logits = model.infer(encodings)
+    rows = [row for row in logits if not isinstance(row, ServiceError)]
+    # All at once: one by one the scores would take longer than the rest of a short answer.
+    values = np.array(rows, dtype=np.float32).reshape(-1, len(model.labels))
+    scored = zip(values.tolist(), model.scores(values).tolist(), strict=True)
+    return [row if isinstance(row, ServiceError) else next(scored) for row in logits]
 
 
 def predict(
-    model: Model,
+    labels: Sequence[str],
     encoded: Sequence[Encoding | ServiceError],
-    results: Sequence[Logits | ServiceError],
+    results: Sequence[Scored | ServiceError],
 ) -> list[Prediction | ServiceError]:
     """What became of each text; ``results`` has one for every ``Encoding`` in ``encoded``."""
-    rows = [result for result in results if not isinstance(result, ServiceError)]
-    logits = np.array(rows, dtype=np.float32).reshape(-1, len(model.labels))
-    # All texts at once: for a list of a thousand the scores would take longer than the rest.
-    values = zip(logits.tolist(), model.scores(logits).tolist(), strict=True)
     answers = iter(results)
     outcomes: list[Prediction | ServiceError] = []
     for encoding in encoded:
@@ -78,7 +80,7 @@ def predict(
         elif isinstance(answer := next(answers), ServiceError):
             outcomes.append(answer)
         else:
-            outcomes.append(_prediction(model.labels, encoding, *next(values)))
+            outcomes.append(_prediction(labels, encoding, *answer))
     return outcomes
 
 
@@ -87,6 +89,17 @@ def document(outcome: Prediction | ServiceError) -> Prediction | FailedItem:
     if isinstance(outcome, ServiceError):
         return {"error": {"code": outcome.code, "message": outcome.detail}}
     return outcome
+
+
+def _within_limit(
+    encoding: Encoding | ServiceError, model: Model, overflow: Overflow
+) -> Encoding | ServiceError:
+    if isinstance(encoding, Encoding) and encoding.truncated and overflow == "error":
+        return TextTooLong(
+            f"the text has {encoding.tokens} tokens; the model takes at most {model.max_tokens} "
+            'and "overflow" is "error"'
+        )
+    return encoding
 
 
 def _prediction(

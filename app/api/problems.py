@@ -6,20 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from app.api.schemas import Problem
-from app.errors import (
-    ClientDisconnected,
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-    ServiceError,
-    UnsupportedMediaType,
-)
+from app.errors import MethodNotAllowed, NotFound, ServiceError
 
 MEDIA_TYPE = "application/problem+json"
 _SCHEMA = TypeAdapter(Problem).json_schema()
@@ -57,45 +48,16 @@ async def _on_service_error(request: Request, error: ServiceError) -> Response:
     return problem(error, request.state.request_id)
 
 
-async def _on_invalid_body(request: Request, error: RequestValidationError) -> Response:
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:])
-    if isinstance(error.body, bytes):  # FastAPI parses nothing that is not declared as JSON
-        return await _on_service_error(
-            request, UnsupportedMediaType("send JSON, with content-type: application/json")
-        )
-    if first["type"] == "json_invalid":
-        detail = f"the body is not valid JSON: {first['ctx']['error']} at character {place}"
-    elif place:
-        detail = f"{place}: {first['msg']}"
-    elif first["type"] == "unknown_field":
-        detail = first["msg"]
-    else:
-        detail = "the body must be a JSON object"
-    return await _on_service_error(request, InvalidRequest(detail))
-
-
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
-    cause = error.__cause__
-    if isinstance(cause, ServiceError):  # raised under FastAPI while it read the body
-        return await _on_service_error(request, cause)
-    if isinstance(cause, ClientDisconnect):
-        return await _on_service_error(request, ClientDisconnected("while sending the body"))
     if error.status_code == MethodNotAllowed.status:
         allowed = (error.headers or {})["Allow"]
         answer = problem(MethodNotAllowed(f"allowed here: {allowed}"), request.state.request_id)
         answer.headers["allow"] = allowed
         return answer
-    if error.status_code == NotFound.status:
-        return await _on_service_error(request, NotFound("nothing is here; /docs lists the routes"))
-    return await _on_service_error(
-        request,
-        InvalidRequest("the body is not JSON in UTF-8, or too deeply nested, or has a huge number"),
-    )
+    return await _on_service_error(request, NotFound("nothing is here; /docs lists the routes"))
 
 
 HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Any]] = {
     ServiceError: _on_service_error,
-    RequestValidationError: _on_invalid_body,
     HTTPException: _on_http_exception,
 }

@@ -112,8 +112,9 @@ class Info(TypedDict):
     device: Annotated[str, Field(description="the device really in use")]
     provider: Annotated[str, Field(description="ONNX Runtime's name for it")]
     cpus: Annotated[float, Field(description="CPUs that affinity and cgroup grant")]
-    runners: Annotated[int, Field(description="batches computed at once, for each model")]
-    threads: Annotated[int, Field(description="threads that compute one batch")]
+    runners: Annotated[int, Field(description="batches of the default model computed at once")]
+    threads: Annotated[int, Field(description="threads that compute one of them")]
+    tuning: Annotated[str, Field(description="how these were chosen")]
     limits: Limits
 
 
@@ -127,6 +128,9 @@ class ModelInfo(ModelVersion):
     provider: str
     parity: Annotated[
         Parity | None, Field(description="distance to the PyTorch checkpoint, where measured")
+    ]
+    tuning: Annotated[
+        str, Field(description="its runners, threads and batch size, and how they were chosen")
     ]
 
 

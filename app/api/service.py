@@ -15,14 +15,10 @@ from app.settings import Settings
 class Service:
     """The state of one application, from ``create_app`` to the end of its lifespan."""
 
-    def __init__(
-        self, settings: Settings, *, version: str, cpus: float, runners: int, threads: int
-    ) -> None:
+    def __init__(self, settings: Settings, *, version: str, cpus: float) -> None:
         self.settings = settings
         self.version = version
         self.cpus = cpus
-        self.runners = runners
-        self.threads = threads
         self.metrics = Metrics()
         self.classifiers: dict[str, Classifier] = {}
         self.stopping = False
@@ -74,11 +70,8 @@ class Service:
 
     def summary(self) -> str:
         """The models and what computes them, in a few words."""
-        models = ", ".join(
-            f"{model.name} ({model.precision}, {model.provider})"
-            for model in (classifier.model for classifier in self.classifiers.values())
-        )
-        return f"{models}, runners {self.runners} x threads {self.threads}"
+        models = (classifier.model for classifier in self.classifiers.values())
+        return ", ".join(f"{model.name} ({model.precision}, {model.provider})" for model in models)
 
     def stop(self) -> None:
         """Be no longer ready and admit nothing more. Safe in a signal handler."""

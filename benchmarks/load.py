@@ -1,0 +1,249 @@
+"""Load over loopback from a process of its own: closed loop or open arrivals, keep-alive.
+
+A hand-written HTTP/1.1 client, because on two cores the generator's own CPU time is taken from
+the server: the requests are made beforehand, and httptools parses the answers.
+
+    echo '{"port": 8000, ...}' | python -m benchmarks.load
+"""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import cycle
+from typing import Any, Self, cast
+
+import httptools
+import numpy as np
+import uvloop
+
+# Beyond this many connections an open arrival waits for one that is free, and its wait counts.
+MAX_CONNECTIONS = 4_000
+GRACE_SECONDS = 15  # for what is under way when the arrivals end
+
+
+@dataclass(frozen=True)
+class Load:
+    """What to send. ``rate`` is in requests a second; without it the loop is closed."""
+
+    port: int
+    path: str
+    bodies: Sequence[str]
+    connections: int
+    seconds: float
+    warm_up_seconds: float = 1.0
+    rate: float | None = None
+
+
+@dataclass
+class Outcome:
+    """What came back in ``seconds`` after the warm-up: latencies in seconds, by status.
+
+    In an open loop a latency counts from the moment when the request was due.
+    """
+
+    seconds: float = 0.0
+    latencies: dict[str, list[float]] = field(default_factory=dict)
+
+    def ok(self) -> int:
+        """How many were answered with 200."""
+        return len(self.latencies.get("200", ()))
+
+    def ok_per_second(self) -> float:
+        """Answers with 200 a second."""
+        return self.ok() / self.seconds
+
+    def percentile_ms(self, percent: float, status: str = "200") -> float:
+        """A percentile of the latencies with this status; NaN where there is none."""
+        latencies = self.latencies.get(status)
+        return float(np.percentile(latencies, percent)) * 1000 if latencies else float("nan")
+
+
+class Generator:
+    """A running load process; leave the block or call ``outcome`` to wait for its end."""
+
+    def __init__(self, load: Load) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.load"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asdict(load)))
+        self._process.stdin.close()
+        self._process.stdin = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def outcome(self) -> Outcome:
+        """Wait for the end."""
+        output, _ = self._process.communicate()
+        if self._process.returncode:
+            raise RuntimeError("the load generator failed")
+        return Outcome(**json.loads(output))
+
+
+def run(load: Load) -> Outcome:
+    """Put the load on, and wait for its end."""
+    with Generator(load) as generator:
+        return generator.outcome()
+
+
+class _Connection(asyncio.Protocol):
+    """One keep-alive connection; its answers go to the driver."""
+
+    def __init__(self, driver: "_Driver") -> None:
+        self._driver = driver
+        self._parser = httptools.HttpResponseParser(self)
+        self.due = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclass of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        reusable = self._parser.should_keep_alive()
+        self._driver.answered(self, status, reusable=reusable)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._driver.lost(self)
+
+    def send(self, request: bytes, due: float) -> None:
+        self.due = due
+        self._transport.write(request)
+
+    def close(self) -> None:
+        self._transport.abort()
+
+
+class _Driver:
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        head = f"POST {load.path} HTTP/1.1\r\nhost: 127.0.0.1:{load.port}\r\n"
+        head += "content-type: application/json\r\ncontent-length: "
+        bodies = [body.encode() for body in load.bodies]
+        self._requests: Iterator[bytes] = cycle(
+            [f"{head}{len(body)}\r\n\r\n".encode() + body for body in bodies]
+        )
+        self._free: list[_Connection] = []
+        self._waiting: deque[float] = deque()  # open arrivals that found no free connection
+        self._open = 0
+        self._busy: set[_Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop keeps weak references
+        self._outcome = Outcome()
+
+    async def run(self) -> Outcome:
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(self._connect() for _ in range(self._load.connections)))
+        self._begin = loop.time() + self._load.warm_up_seconds
+        self._end = self._begin + self._load.seconds
+        if self._load.rate is None:
+            for connection in list(self._free):
+                self._send(connection, loop.time())
+            self._free.clear()
+            await asyncio.sleep(self._end - loop.time())
+        else:
+            await self._arrivals(self._load.rate)
+        self._outcome.seconds = self._load.seconds
+        return self._outcome
+
+    async def _arrivals(self, rate: float) -> None:
+        """Poisson arrivals until the end, then a while for what is under way."""
+        loop = asyncio.get_running_loop()
+        gaps = random.Random(0)
+        due = loop.time()
+        while due < self._end:
+            await asyncio.sleep(due - loop.time())
+            while due <= loop.time():
+                if self._free:
+                    self._send(self._free.pop(), due)
+                else:
+                    self._waiting.append(due)
+                    if self._open < MAX_CONNECTIONS:
+                        self._start(self._connect())
+                due += gaps.expovariate(rate)
+        for _ in range(GRACE_SECONDS * 20):
+            if self._busy or self._waiting:
+                await asyncio.sleep(0.05)
+        for connection in self._busy:
+            self._note("none", connection.due)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self) -> None:
+        self._open += 1
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: _Connection(self), "127.0.0.1", self._load.port
+        )
+        self._release(connection)
+
+    def _release(self, connection: _Connection) -> None:
+        if self._waiting:
+            self._send(connection, self._waiting.popleft())
+        else:
+            self._free.append(connection)
+
+    def _send(self, connection: _Connection, due: float) -> None:
+        self._busy.add(connection)
+        connection.send(next(self._requests), due)
+
+    def _note(self, status: str, due: float) -> None:
+        now = asyncio.get_running_loop().time()
+        # Open arrivals count by when they were due, a closed loop's by when they were answered.
+        counted = self._begin <= (now if self._load.rate is None else due) < self._end
+        if counted:
+            self._outcome.latencies.setdefault(status, []).append(now - due)
+
+    def answered(self, connection: _Connection, status: int, *, reusable: bool) -> None:
+        self._busy.discard(connection)
+        self._note(str(status), connection.due)
+        if not reusable:
+            connection.close()
+        elif self._load.rate is None:
+            self._send(connection, asyncio.get_running_loop().time())
+        else:
+            self._release(connection)
+
+    def lost(self, connection: _Connection) -> None:
+        self._open -= 1
+        if connection in self._busy:
+            self._busy.discard(connection)
+            self._note("lost", connection.due)
+        elif connection in self._free:
+            self._free.remove(connection)
+        if self._load.rate is None and asyncio.get_running_loop().time() < self._end:
+            self._start(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        await self._connect()
+        self._send(self._free.pop(), asyncio.get_running_loop().time())
+
+
+def main() -> None:
+    """Read a load from standard input, run it, write the outcome to standard output."""
+    load = Load(**json.load(sys.stdin))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        outcome = runner.run(_Driver(load).run())
+    json.dump(asdict(outcome), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Other projects' servers of the same checkpoint, to be measured beside ours.
+
+Each lives in a virtual environment of its own, made once from ``benchmarks/peers/*.txt``.
+"""
+
+import hashlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from benchmarks.peers.onnx_directory import onnx_fp32, onnx_int8
+
+ROOT = Path(__file__).parent.parent
+START_SECONDS, STOP_SECONDS = 120, 10
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "2",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONPATH": str(ROOT),
+    # No usage statistics.
+    "DO_NOT_TRACK": "1",
+    "INFINITY_ANONYMOUS_USAGE_STATS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "BENTOML_DO_NOT_TRACK": "True",
+}
+
+
+class PeerError(RuntimeError):
+    """A peer could not be installed or started; the message ends with its last words."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A server: what it is called, how it starts and what it is asked.
+
+    ``environment`` names the file of pins. ``command`` begins with a program that they install;
+    ``{port}``, ``{precision}`` and ``{model}`` are filled in. The model is a directory that
+    ``prepare`` writes from the checkpoint, or else the checkpoint itself. ``request`` is a
+    request's JSON with ``%s`` for the text.
+    """
+
+    name: str
+    environment: str
+    command: tuple[str, ...]
+    path: str
+    request: str = '{"inputs": %s}'
+    precision: str = "float32"
+    prepare: Callable[[Path, Path], None] | None = None
+
+    def body(self, text: str) -> str:
+        """The body of the request for one text."""
+        return self.request % json.dumps(text)
+
+
+def _module(name: str, *options: str) -> tuple[str, ...]:
+    return ("python", "-m", f"benchmarks.peers.{name}", *options)
+
+
+PIPELINE = _module("pipeline_server")
+MOSEC = _module("mosec_server", "--address", "127.0.0.1", "--port", "{port}", "--timeout", "60000")
+LITSERVE, RAY, TRITON = (_module(f"{name}_server") for name in ("litserve", "ray", "triton"))
+HERE = ("--host", "127.0.0.1", "--port", "{port}")
+BENTOML = ("python", "-m", "bentoml", "serve", "benchmarks.peers.bentoml_server:Classify", *HERE)
+INFINITY = (
+    *("infinity_emb", "v2", "--model-id", "{model}", "--served-model-name", "peer", *HERE),
+    # Its warm-up overruns checkpoints whose tokenizer names no maximal length.
+    *("--device", "cpu", "--batch-size", "32", "--no-model-warmup", "--no-bettertransformer"),
+)
+TORCH = (*INFINITY, "--engine", "torch", "--dtype", "{precision}")
+ONNX = (*INFINITY, "--engine", "optimum", "--onnx-disable-optimize")
+INFINITY_TEXT = '{"model": "peer", "input": [%s]}'
+TRITON_TEXT = '{"inputs": [{"name": "text", "shape": [1, 1], "datatype": "BYTES", "data": [%s]}]}'
+# On a CPU with VNNI torch's own int8 is several times as fast as its fp32.
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
+SERVERS = (
+    Peer("transformers pipeline", "pipeline", PIPELINE, "/classify"),
+    Peer("mosec", "mosec", MOSEC, "/inference"),
+    Peer("LitServe", "litserve", LITSERVE, "/predict"),
+    Peer("Ray Serve", "ray", RAY, "/classify"),
+    Peer("BentoML", "bentoml", BENTOML, "/classify", '{"inputs": [%s]}'),
+    Peer("Triton", "triton", TRITON, "/v2/models/classifier/infer", TRITON_TEXT),
+    Peer("Infinity", "infinity", TORCH, "/classify", INFINITY_TEXT),
+)
+PEERS = (
+    *(
+        replace(server, name=f"{server.name}, torch {name}", precision=precision)
+        for server in SERVERS
+        for name, precision in PRECISIONS.items()
+    ),
+    Peer("Infinity, ONNX fp32", "infinity", ONNX, "/classify", INFINITY_TEXT, prepare=onnx_fp32),
+    Peer("Infinity, ONNX int8", "infinity", ONNX, "/classify", INFINITY_TEXT, prepare=onnx_int8),
+)
+
+
+def install(peer: Peer, home: Path) -> Path:
+    """Make the peer's virtual environment in ``home``, once for as long as its pins stay.
+
+    Raises:
+        PeerError: pip failed.
+    """
+    pins = ROOT / "benchmarks" / "peers" / f"{peer.environment}.txt"
+    directory = home / peer.environment
+    stamp, wanted = directory / "pins.sha256", hashlib.sha256(pins.read_bytes()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return directory
+    subprocess.run([sys.executable, "-m", "venv", "--clear", directory], check=True)
+    command = (directory / "bin" / "python", "-m", "pip", "install", "--quiet", "-r", pins)
+    pip = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if pip.returncode:
+        raise PeerError(f"{peer.name} could not be installed:\n{_last_lines(pip.stdout)}")
+    stamp.write_text(wanted)
+    return directory
+
+
+@contextmanager
+def serving(peer: Peer, home: Path, checkpoint: Path, port: int) -> Iterator[int]:
+    """Serve the checkpoint on ``port`` of this machine; install and prepare what is missing.
+
+    Raises:
+        PeerError: the peer could not be installed, died, or did not answer in time.
+    """
+    home = home.absolute()  # the peer runs elsewhere
+    programs = install(peer, home) / "bin"
+    model = _prepared(peer, home, checkpoint)
+    values = {"port": port, "model": model, "precision": peer.precision}
+    program, *arguments = (argument.format_map(values) for argument in peer.command)
+    settings = {"CHECKPOINT": str(model), "PORT": str(port), "PRECISION": peer.precision}
+    environment = os.environ | ENVIRONMENT | settings
+    temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with temporary as scratch, tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [programs / program, *arguments],
+            cwd=scratch,
+            env=environment | {"HOME": scratch, "TMPDIR": scratch},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            _await_answer(peer, process, port, output)
+            yield port
+        finally:
+            _stop(process)
+
+
+def _prepared(peer: Peer, home: Path, checkpoint: Path) -> Path:
+    """What the peer serves; made once for each checkpoint, which is known by its content."""
+    if peer.prepare is None:
+        return checkpoint.resolve()
+    digest = hashlib.sha256()
+    for file in sorted(checkpoint.glob("*.*")):
+        digest.update(file.read_bytes())
+    model = home / "models" / f"{peer.prepare.__name__}-{digest.hexdigest()[:16]}"
+    if not model.is_dir():
+        model.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=model.parent) as scratch:
+            peer.prepare(checkpoint, Path(scratch) / "model")
+            (Path(scratch) / "model").rename(model)
+    return model
+
+
+def _await_answer(peer: Peer, process: subprocess.Popen[bytes], port: int, output: IO[str]) -> None:
+    deadline, seen = time.monotonic() + START_SECONDS, "no answer"
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_SECONDS / 4)
+        with suppress(OSError, http.client.HTTPException), closing(connection):
+            headers = {"content-type": "application/json"}
+            connection.request("POST", peer.path, peer.body("A lovely day."), headers)
+            response = connection.getresponse()
+            seen = f"status {response.status}: {response.read(300)!r}"
+            if response.status == 200:
+                return
+    output.seek(0)
+    raise PeerError(f"{peer.name} does not serve ({seen}):\n{_last_lines(output.read())}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Let it clean up after itself for a while, then kill all that is left of its group."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    with suppress(ProcessLookupError):  # nothing is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _last_lines(text: str, count: int = 20) -> str:
+    return "\n".join(text.strip().splitlines()[-count:])

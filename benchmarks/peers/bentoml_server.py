@@ -1,0 +1,18 @@
+"""BentoML: one service process, adaptive batches."""
+
+import bentoml
+
+from benchmarks.peers.classifier import Classifier
+
+
+@bentoml.service(workers=1, traffic={"timeout": 60})
+class Classify:
+    """One request holds a list of one text; BentoML joins lists to batches."""
+
+    def __init__(self) -> None:
+        self._classify = Classifier()
+
+    @bentoml.api(batchable=True, max_batch_size=32, max_latency_ms=60_000)
+    def classify(self, inputs: list[str]) -> list[list[float]]:
+        """Answer a batch."""
+        return self._classify(inputs)

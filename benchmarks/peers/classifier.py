@@ -1,0 +1,41 @@
+"""What every Python peer serves: the checkpoint in torch, by the environment's settings.
+
+``CHECKPOINT`` is its directory; ``PRECISION`` is float32, bfloat16 or int8 (torch's dynamic
+quantization of the linear layers).
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+
+def load_model() -> Any:
+    """The checkpoint's model in the precision that is asked for."""
+    torch.set_num_threads(2)
+    precision = os.environ.get("PRECISION", "float32")
+    model = AutoModelForSequenceClassification.from_pretrained(os.environ["CHECKPOINT"]).eval()
+    if precision == "int8":
+        return torch.ao.quantization.quantize_dynamic(  # type: ignore[no-untyped-call]
+            model, {torch.nn.Linear}, dtype=torch.qint8
+        )
+    return model.to(getattr(torch, precision))
+
+
+class Classifier:
+    """Texts to logits, a batch at a time."""
+
+    def __init__(self) -> None:
+        self._tokenizer = AutoTokenizer.from_pretrained(os.environ["CHECKPOINT"])
+        self._model = load_model()
+
+    @torch.inference_mode()
+    def __call__(self, texts: Sequence[str]) -> list[list[float]]:
+        """A row of logits for each text."""
+        encoded = self._tokenizer(
+            list(texts), padding=True, truncation=True, max_length=512, return_tensors="pt"
+        )
+        rows: list[list[float]] = self._model(**encoded).logits.tolist()
+        return rows
