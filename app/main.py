@@ -75,7 +75,7 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
-    app.add_middleware(RequestMiddleware, service=service)
+    app.add_middleware(RequestMiddleware, service=service, routes=native.router.routes)
     for router in (native.router, operations.router):
         app.include_router(router)
         for route in router.routes:

@@ -158,8 +158,16 @@ class Model:
 
         A text whose logits are not finite fails alone.
         """
-        longest = max(len(encoding) for encoding in encodings)
-        shape = (len(encodings), longest)
+        (logits,) = self._session.run(None, self._feeds(encodings))
+        finite = np.isfinite(logits).all(axis=1)
+        return [
+            row if ok else InferenceFailed("the model gave no finite logits for this text")
+            for row, ok in zip(logits, finite, strict=True)
+        ]
+
+    def _feeds(self, encodings: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
+        """The session's inputs, each [texts, longest]."""
+        shape = (len(encodings), max(len(encoding) for encoding in encodings))
         ids = np.full(shape, self._pad_token_id, dtype=np.int64)
         mask = np.zeros(shape, dtype=np.int64)
         for row, encoding in enumerate(encodings):
@@ -168,12 +176,7 @@ class Model:
         feeds = {"input_ids": ids, "attention_mask": mask}
         if "token_type_ids" in self._input_names:
             feeds["token_type_ids"] = np.zeros(shape, dtype=np.int64)
-        (logits,) = self._session.run(None, feeds)
-        finite = np.isfinite(logits).all(axis=1)
-        return [
-            row if ok else InferenceFailed("the model gave no finite logits for this text")
-            for row, ok in zip(logits, finite, strict=True)
-        ]
+        return feeds
 
     def scores(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Softmax of logits [..., labels], or their sigmoid for a multi-label checkpoint."""

@@ -24,7 +24,7 @@ from app.settings import Settings
 TEXT_TOKENS = 32  # of the texts that are measured; a tweet has 26
 # Texts in a batch. On a CPU more never helped, a GPU needs more to be busy.
 BATCHES, CUDA_BATCHES = (1, 2, 4, 8, 16), (1, 8, 32, 128, 512)
-# Of the highest throughput: what is nearly as good is taken if its batches are shorter.
+# Of the highest throughput: a larger batch may cost the rest.
 GOOD_ENOUGH = 0.97
 MEASURING_SECONDS = 3.0
 LEAST_SECONDS = 0.02  # that a figure is measured for, if it takes less
@@ -97,10 +97,11 @@ def tune(model: Model, settings: Settings, cpus: float) -> Plan:
 
 
 def choose(costs: Sequence[Cost], target_s: float) -> tuple[Cost, int]:
-    """The way to share and the texts in a batch with the highest throughput.
+    """The way to share the CPUs with the highest throughput, and the texts in a batch.
 
-    Of those nearly as good, the one with the shortest batches. With a target, of those that keep
-    within it; if none does, the one that answers a lone text soonest.
+    Batches are as large as they may be without losing much: what waits has lengths of its own,
+    and more of it fits together. With a target, only what keeps within it counts; if nothing does,
+    the way that answers a lone text soonest.
     """
     options = [
         (cost, texts)
@@ -110,13 +111,11 @@ def choose(costs: Sequence[Cost], target_s: float) -> tuple[Cost, int]:
     ]
     if not options:
         return min(costs, key=lambda cost: cost.alone), 1
-    best = max(cost.texts_per_second(texts) for cost, texts in options)
-    good = [
-        (cost, texts)
-        for cost, texts in options
-        if cost.texts_per_second(texts) >= GOOD_ENOUGH * best
-    ]
-    return min(good, key=lambda option: option[0].seconds[option[1]])
+    best, best_texts = max(options, key=lambda option: option[0].texts_per_second(option[1]))
+    enough = GOOD_ENOUGH * best.texts_per_second(best_texts)
+    return best, max(
+        n for cost, n in options if cost is best and cost.texts_per_second(n) >= enough
+    )
 
 
 def _figures(cost: Cost, texts: int | None = None) -> str:

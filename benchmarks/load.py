@@ -11,7 +11,8 @@ import json
 import random
 import subprocess
 import sys
-from collections import deque
+import time
+from collections import defaultdict, deque
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
@@ -144,7 +145,9 @@ class _Driver:
         self._open = 0
         self._busy: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop keeps weak references
-        self._outcome = Outcome()
+        self._latencies: dict[int | str, list[float]] = defaultdict(list)
+        self._closed = load.rate is None
+        self._time = time.monotonic  # as the event loop's
 
     async def run(self) -> Outcome:
         loop = asyncio.get_running_loop()
@@ -158,8 +161,8 @@ class _Driver:
             await asyncio.sleep(self._end - loop.time())
         else:
             await self._arrivals(self._load.rate)
-        self._outcome.seconds = self._load.seconds
-        return self._outcome
+        latencies = {str(status): found for status, found in self._latencies.items()}
+        return Outcome(self._load.seconds, latencies)
 
     async def _arrivals(self, rate: float) -> None:
         """Poisson arrivals until the end, then a while for what is under way."""
@@ -205,21 +208,21 @@ class _Driver:
         self._busy.add(connection)
         connection.send(next(self._requests), due)
 
-    def _note(self, status: str, due: float) -> None:
-        now = asyncio.get_running_loop().time()
+    def _note(self, status: int | str, due: float) -> float:
+        now = self._time()
         # Open arrivals count by when they were due, a closed loop's by when they were answered.
-        counted = self._begin <= (now if self._load.rate is None else due) < self._end
-        if counted:
-            self._outcome.latencies.setdefault(status, []).append(now - due)
+        if self._begin <= (now if self._closed else due) < self._end:
+            self._latencies[status].append(now - due)
+        return now
 
     def answered(self, connection: _Connection, status: int, *, reusable: bool) -> None:
-        self._busy.discard(connection)
-        self._note(str(status), connection.due)
+        now = self._note(status, connection.due)
         if not reusable:
             connection.close()
-        elif self._load.rate is None:
-            self._send(connection, asyncio.get_running_loop().time())
+        elif self._closed:
+            connection.send(next(self._requests), now)
         else:
+            self._busy.discard(connection)
             self._release(connection)
 
     def lost(self, connection: _Connection) -> None:

@@ -5,24 +5,15 @@ event loop, and its errors would have to be taken apart again to be clear.
 """
 
 import json
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from fastapi import Request, Response
-from fastapi.routing import APIRoute
+from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from app.errors import ClientDisconnected, InvalidRequest, UnsupportedMediaType
 
 Body = TypeVar("Body", bound=BaseModel)
-
-
-class DirectRoute(APIRoute):
-    """Calls its endpoint with the request alone; what it declares is for OpenAPI."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's extension point: here is no dependency to solve, no body to parse."""
-        return self.endpoint
 
 
 async def read_body(request: Request, schema: type[Body]) -> Body:

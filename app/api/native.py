@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
-from app.api.body import DirectRoute, documented_body, read_body
+from app.api.body import documented_body, read_body
 from app.api.connection import while_connected
+from app.api.middleware import DirectRoute
 from app.api.predictions import Prediction, document
 from app.api.problems import documented
 from app.api.schemas import ClassifyRequest, ClassifyResponse

@@ -1,0 +1,107 @@
+"""All benchmarks: one table of goals, tables of figures and plots, in ``benchmarks/results``.
+
+    python -m benchmarks [--only NAME]... [--rounds N] [--peers] [--work DIRECTORY]
+
+The models are the embedded one and the shape of RoBERTa-base with random weights, exported by
+the real command. Each measurement is a real server process under load from another process over
+loopback; ratios are taken within one round, and the median of alternating rounds counts.
+"""
+
+import argparse
+import os
+import platform
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from app.bundle import EMBEDDED_BUNDLE
+from app.cpu import available_cpus, cpu_name
+from benchmarks import peers_speed, report, serving
+from benchmarks.random_checkpoint import random_checkpoint, timed_export
+from benchmarks.serving import Goal, Row, Subject
+
+RESULTS = Path(__file__).parent / "results"
+SHAPE = "RoBERTa-base"
+
+
+def main() -> None:
+    """Measure what is asked for, add it to the results, write the report anew."""
+    parser = argparse.ArgumentParser(
+        "benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", metavar="NAME", help="a section's name")
+    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument("--peers", action="store_true", help="other projects' servers as well")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path(".bench"),
+        help="for models and the peers' environments (default: %(default)s)",
+    )
+    options = parser.parse_args()
+    embedded, int8, fp32 = _subjects(options.work)
+    rounds = options.rounds
+    sections: dict[str, Callable[[], Iterator[Row | Goal]]] = {
+        "embedded against ideal": lambda: serving.against_ideal(
+            embedded, rounds, {1: 0.75, 16: 0.93}
+        ),
+        "int8 against ideal": lambda: serving.against_ideal(int8, rounds, {1: 0.93, 16: 0.96}),
+        "embedded by connections": lambda: serving.sweep(embedded),
+        "int8 by connections": lambda: serving.sweep(int8),
+        "fp32 by connections": lambda: serving.sweep(fp32),
+        "lone request": lambda: serving.lone(int8, rounds),
+        "embedded, lone request": lambda: serving.lone(embedded, rounds),
+        "overload": lambda: serving.overload(int8, rounds),
+        "mixed traffic": lambda: serving.mixed(int8, rounds),
+        "start and memory": lambda: (
+            row for subject in (embedded, int8, fp32) for row in serving.start(subject)
+        ),
+        "growth by length": lambda: serving.growth(int8),
+        "growth by depth": lambda: serving.depth(int8),
+    }
+    if options.peers:
+        sections["peers"] = lambda: peers_speed.measure(
+            (int8, fp32), options.work / SHAPE, options.work / "peers", rounds
+        )
+    for name in options.only or sections:
+        if name not in sections:
+            parser.error(f"no section {name!r}; there are: {', '.join(sections)}")
+    for name in options.only or sections:
+        print(f"\n{name}", flush=True)
+        found = []
+        for item in sections[name]():
+            print("  " + report.line(item), flush=True)
+            found.append(item)
+        report.keep(RESULTS, name, _conditions(), found)
+    report.write(RESULTS)
+
+
+def _subjects(work: Path) -> tuple[Subject, Subject, Subject]:
+    """The embedded model, and RoBERTa-base's shape in int8 and fp32, made once."""
+    bundle = work / f"{SHAPE}-bundle"
+    if not bundle.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        checkpoint = work / SHAPE
+        if not checkpoint.exists():
+            random_checkpoint(checkpoint, SHAPE, layers=12)
+        timed_export(checkpoint, bundle)
+    return (
+        Subject("embedded int8", EMBEDDED_BUNDLE, "int8", 2_000, 4.0, 64),
+        Subject(f"{SHAPE} int8", bundle, "int8", 384, 8.0, 32),
+        Subject(f"{SHAPE} fp32", bundle, "fp32", 128, 12.0, 32),
+    )
+
+
+def _conditions() -> dict[str, str]:
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": f"{cpu_name()} {platform.machine()}, {available_cpus():g} CPUs, "
+        f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        "versions": f"Python {platform.python_version()}, "
+        + ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "tokenizers", "fastapi")),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What ONNX Runtime can do with the same texts when nobody waits for an answer.
+
+The texts are tokenised beforehand, sorted by length and cut into batches with hardly any padding;
+runner threads call the session in a loop. No queue, no HTTP.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from app.model import Encoding, Model
+
+BATCH_TOKENS = (128, 256, 512)
+
+
+class Ideal:
+    """One model and its texts; the best way to share the CPUs is found at the start."""
+
+    def __init__(self, model: Model, texts: Sequence[str], cpus: int) -> None:
+        self._encodings = sorted((model.encode(text) for text in texts), key=len, reverse=True)
+        self._candidates = [
+            (runners, model.with_threads(threads), tokens)
+            for runners, threads in ((cpus, 1), (1, cpus))
+            for tokens in BATCH_TOKENS
+        ]
+        for candidate in self._candidates:
+            self._texts_per_second(*candidate)  # memory for these shapes
+        self._best = max(self._candidates, key=lambda way: self._texts_per_second(*way))
+        runners, model, tokens = self._best
+        self.name = f"{runners} x {model.threads}, {tokens} tokens a batch"
+
+    def texts_per_second(self) -> float:
+        """Once through all the texts, in the best way."""
+        return self._texts_per_second(*self._best)
+
+    def _texts_per_second(self, runners: int, model: Model, tokens: int) -> float:
+        batches = iter(list(_batches(self._encodings, tokens)))
+        lock = threading.Lock()
+
+        def compute() -> None:
+            while True:
+                with lock:
+                    batch = next(batches, None)
+                if batch is None:
+                    return
+                model.infer(batch)
+
+        threads = [threading.Thread(target=compute) for _ in range(runners)]
+        started = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return len(self._encodings) / (time.perf_counter() - started)
+
+
+def lone_ms(model: Model, texts: Sequence[str]) -> list[float]:
+    """Milliseconds of a bare ``session.run`` for each text, its arrays made beforehand."""
+    milliseconds = []
+    for text in texts:
+        feeds = model._feeds([model.encode(text)])
+        started = time.perf_counter()
+        model._session.run(None, feeds)
+        milliseconds.append((time.perf_counter() - started) * 1000)
+    return milliseconds
+
+
+def _batches(encodings: Sequence[Encoding], tokens: int) -> Iterator[list[Encoding]]:
+    """Longest first, each at most ``tokens`` with its padding, or one longer text."""
+    batch: list[Encoding] = []
+    for encoding in encodings:
+        if batch and len(batch[0]) * (len(batch) + 1) > tokens:
+            yield batch
+            batch = []
+        batch.append(encoding)
+    if batch:
+        yield batch

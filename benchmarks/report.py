@@ -1,0 +1,146 @@
+"""The results as they are kept (JSON), read (Markdown) and seen (PNG and SVG)."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+from benchmarks.serving import Goal, Row
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+FIGURES = "results.json"
+TABLES = "README.md"
+
+
+def line(item: Row | Goal) -> str:
+    """One line for the terminal."""
+    if isinstance(item, Goal):
+        return _goal(item)
+    return ", ".join(f"{name} {_cell(value)}" for name, value in item.items())
+
+
+def keep(directory: Path, section: str, conditions: dict[str, str], found: Iterable[Any]) -> None:
+    """Add a section to the figures, in place of an earlier run's."""
+    directory.mkdir(exist_ok=True)
+    results = _read(directory)
+    items = list(found)
+    results[section] = {
+        **conditions,
+        "rows": [item for item in items if not isinstance(item, Goal)],
+        "goals": [asdict(item) for item in items if isinstance(item, Goal)],
+    }
+    text = json.dumps(results, indent=1, ensure_ascii=False)
+    (directory / FIGURES).write_text(text + "\n", encoding="utf-8")
+
+
+def write(directory: Path) -> None:
+    """Tables and plots of all that was kept; the goals go to the terminal as well."""
+    results = _read(directory)
+    goals = [Goal(**goal) for section in results.values() for goal in section["goals"]]
+    print("\n" + "\n".join(map(_goal, goals)))
+    lines = ["# Results", "", "Written by `make bench`; do not edit.", "", "## Goals", ""]
+    lines += ["| what | measured | goal | rounds |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| {goal.name} | {_cell(goal.value)}{'' if goal.reached else ' (**missed**)'} | "
+        f"{'≤' if goal.most else '≥'} {goal.bound:g} | {goal.remark} |"
+        for goal in goals
+    ]
+    for name, section in results.items():
+        conditions = ". ".join(section[key] for key in ("date", "machine", "versions"))
+        lines += ["", f"## {name[0].upper()}{name[1:]}", "", conditions, ""]
+        lines += _table(section["rows"])
+    (directory / TABLES).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    _plots(directory, results)
+
+
+def _read(directory: Path) -> dict[str, Any]:
+    path = directory / FIGURES
+    results: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return results
+
+
+def _goal(goal: Goal) -> str:
+    verdict = "reached" if goal.reached else "MISSED "
+    sign = "≤" if goal.most else "≥"
+    return f"{verdict} {_cell(goal.value):>8} {sign} {goal.bound:<6g} {goal.name} ({goal.remark})"
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return []
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [
+        [_cell(row.get(name, "")).replace("|", "/").replace("\n", " ") for name in columns]
+        for row in rows
+    ]
+    return ["| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *cells)]
+
+
+def _cell(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _plots(directory: Path, results: dict[str, Any]) -> None:
+    sweeps = [section["rows"] for name, section in results.items() if "by connections" in name]
+    if sweeps:
+        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+        for rows in sweeps:
+            connections = [row["connections"] for row in rows]
+            left.plot(connections, [row["texts/s"] for row in rows], "o-", label=rows[0]["model"])
+            right.plot(connections, [row["p50 ms"] for row in rows], "o-", label="p50")
+            right.plot(connections, [row["p99 ms"] for row in rows], "o:", label="p99")
+        _axes(left, "connections", "texts a second", log=True)
+        _axes(right, "connections", "latency in ms (p99 dotted)", log=True)
+        left.legend()
+        _save(figure, directory / "connections")
+    if "overload" in results:
+        rows = results["overload"]["rows"]
+        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+        offered = [row["offered"] for row in rows]
+        left.bar(offered, [row["goodput ÷ best"] for row in rows])
+        left.set(xlabel="offered, of the best throughput", ylabel="answered in time")
+        right.plot(offered, [row["p99 ms"] for row in rows], "o-", label="accepted, p99")
+        right.plot(offered, [row["p99 ms to reject"] for row in rows], "o-", label="rejected, p99")
+        right.set(xlabel="offered, of the best throughput", ylabel="ms", yscale="log")
+        right.legend()
+        _save(figure, directory / "overload")
+    if "peers" in results:
+        rows = [row for row in results["peers"]["rows"] if row["texts/s"] == row["texts/s"]]
+        rows.sort(key=lambda row: row["texts/s"])
+        figure, axes = plt.subplots(figsize=(8, 0.35 * len(rows) + 1))
+        colours = ["tab:orange" if row["server"].startswith("ours") else "tab:blue" for row in rows]
+        bars = axes.barh([r["server"] for r in rows], [r["texts/s"] for r in rows], color=colours)
+        axes.bar_label(bars, fmt="%.0f", padding=3)
+        axes.set(xlabel="texts a second, 32 connections, one text a request")
+        _save(figure, directory / "peers")
+    if "growth by length" in results:
+        rows = results["growth by length"]["rows"]
+        figure, axes = plt.subplots(figsize=(5, 4))
+        axes.plot([r["tokens a text"] for r in rows], [r["tokens/s"] for r in rows], "o-")
+        _axes(axes, "tokens a text", "tokens a second", log=False)
+        _save(figure, directory / "growth")
+
+
+def _axes(axes: Axes, x: str, y: str, *, log: bool) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel=x, ylabel=y)
+    if log:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.tight_layout()
+    for suffix in (".png", ".svg"):
+        figure.savefig(path.with_suffix(suffix), dpi=110)
+    plt.close(figure)

@@ -1,0 +1,89 @@
+"""Our service in a process of its own, and what the system says of it."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import defaultdict
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Service:
+    """``sentiment serve`` on a free port, from the block's begin to its end."""
+
+    def __init__(self, bundle: Path, *flags: str) -> None:
+        command = (str(Path(sys.executable).with_name("sentiment")), "serve", "--port", "0")
+        started = time.perf_counter()
+        self._process = subprocess.Popen(
+            [*command, "--model", str(bundle), *flags], stderr=subprocess.PIPE, text=True
+        )
+        assert self._process.stderr is not None
+        self.log = ""
+        while not (address := re.search(r"http://127\.0\.0\.1:(\d+)", self.log)):
+            line = self._process.stderr.readline()
+            if not line:
+                raise RuntimeError(f"the service did not start: {self.log}")
+            self.log += line
+        self.start_seconds = time.perf_counter() - started
+        self.port = int(address[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the process so far."""
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / TICKS
+
+    def memory_mb(self) -> dict[str, float]:
+        """Resident and proportional set size."""
+        rollup = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text()
+        fields = re.findall(r"^(Rss|Pss): +(\d+) kB", rollup, re.MULTILINE)
+        return {name: int(kb) * 1024 / 1e6 for name, kb in fields}
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample's value, summed over its labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+            text = answer.read().decode()
+        sums: dict[str, float] = defaultdict(float)
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                sums[sample.name.removeprefix("sentiment_")] += sample.value
+        return sums
+
+    def lag_percentile_ms(self, percent: float, before: dict[str, float]) -> float:
+        """The event loop's lag since ``before`` was taken by ``lag_buckets``: a bucket's end."""
+        after = self.lag_buckets()
+        total = after["+Inf"] - before["+Inf"]
+        reached = (
+            bound for bound in after if after[bound] - before[bound] >= total * percent / 100
+        )
+        return float(next(reached, "nan")) * 1000
+
+    def lag_buckets(self) -> dict[str, float]:
+        """Cumulative counts of the event loop's lag by upper bound in seconds."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+            text = answer.read().decode()
+        return {
+            sample.labels["le"]: sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == "sentiment_event_loop_lag_seconds_bucket"
+        }
