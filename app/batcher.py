@@ -25,7 +25,7 @@ from app.errors import (
     ShuttingDown,
     TooManyTexts,
 )
-from app.fair_queue import Entry, FairQueue
+from app.fair_queue import LOOK_AHEAD, Entry, FairQueue
 
 # Batches in a row without one answer before inference counts as failing: a bad text that comes
 # alone is a batch of one, and should not take the service down.
@@ -143,7 +143,8 @@ class MicroBatcher(Generic[Item, Result]):
         self._closed = False
         self._idle_runners = runners
         self._failed_in_a_row = 0
-        self._done_tokens = 0.0  # these two decay alike: their ratio is the speed of a runner
+        self._done_batches = 0.0  # these decay alike: their ratios are what is measured
+        self._done_tokens = 0.0
         self._done_seconds = 0.0
 
         for number, end in enumerate(self._runner_ends):
@@ -185,7 +186,7 @@ class MicroBatcher(Generic[Item, Result]):
         ]
         tokens = sum(text.tokens for text in texts)
         with self._condition:
-            self._check_admission(tokens, timeout_s)
+            self.check_admission(tokens, timeout_s=timeout_s)
             self._queue.add(texts)
             self._condition.notify(len(texts))
         self._requests.add(request)
@@ -199,6 +200,35 @@ class MicroBatcher(Generic[Item, Result]):
             expiry.cancel()
             self._requests.discard(request)
         return request.answer()
+
+    def check_admission(self, tokens: int, *, timeout_s: float) -> None:
+        """Raise what ``submit`` would, at this moment, for a request of that many tokens."""
+        if self._closed:
+            raise _shutting_down()
+        with self._condition:  # again, when submit calls: it may be entered twice
+            queued, ahead = self._queue.tokens, self._queue.tokens_before(tokens)
+            wait_s = self._predicted_wait_s(ahead, tokens)
+        limit = self._max_queue_tokens
+        most = int(limit * REQUEST_SHARE)
+        if tokens > most:
+            raise TooManyTexts(
+                f"the texts have {tokens} tokens in all; at most {most} are accepted in one request"
+            )
+        if queued + tokens > limit:
+            excess = queued + tokens - limit
+            raise Overloaded(
+                f"{queued} tokens are waiting; with the {tokens} of this request they would "
+                f"exceed the limit of {limit}",
+                reason="queue_full",
+                retry_after_s=self._seconds_for(excess) or RETRY_AFTER_S,
+            )
+        if wait_s > timeout_s:
+            raise Overloaded(
+                f"{ahead} tokens come before these, in about {wait_s:.1f} s; "
+                f"this request has {timeout_s:g} s",
+                reason="deadline",
+                retry_after_s=wait_s - timeout_s,
+            )
 
     async def drain(self, timeout_s: float) -> bool:
         """Admit nothing more, finish what was admitted, end the runners.
@@ -229,32 +259,15 @@ class MicroBatcher(Generic[Item, Result]):
         with self._condition:
             self._queue.remove(texts)
 
-    def _check_admission(self, tokens: int, timeout_s: float) -> None:
-        if self._closed:
-            raise _shutting_down()
-        queued, limit = self._queue.tokens, self._max_queue_tokens
-        most = int(limit * REQUEST_SHARE)
-        if tokens > most:
-            raise TooManyTexts(
-                f"the texts have {tokens} tokens in all; at most {most} are accepted in one request"
-            )
-        if queued + tokens > limit:
-            excess = queued + tokens - limit
-            raise Overloaded(
-                f"{queued} tokens are waiting; with the {tokens} of this request they would "
-                f"exceed the limit of {limit}",
-                reason="queue_full",
-                retry_after_s=self._seconds_for(excess) or RETRY_AFTER_S,
-            )
-        ahead = self._queue.tokens_before(tokens)
-        wait_s = self._seconds_for(ahead)
-        if wait_s > timeout_s:
-            raise Overloaded(
-                f"{ahead} tokens come before these, in about {wait_s:.1f} s; "
-                f"this request has {timeout_s:g} s",
-                reason="deadline",
-                retry_after_s=wait_s - timeout_s,
-            )
+    def _predicted_wait_s(self, ahead: int, tokens: int) -> float:
+        """Until a request's answer that has others ahead of it, rather too long than too short."""
+        if not ahead or not self._done_batches:
+            return 0.0
+        # Later texts fill the batches that those ahead lead, so as many may come first; and the
+        # answer is there when the last batch ends.
+        overtaking = min(ahead, LOOK_AHEAD * self._max_batch_tokens)
+        batch_s = self._done_seconds / self._done_batches
+        return self._seconds_for(ahead + overtaking + tokens) + batch_s
 
     def _seconds_for(self, tokens: int) -> float:
         """How long all runners together take for that many tokens; 0 before the first batch."""
@@ -336,6 +349,7 @@ class MicroBatcher(Generic[Item, Result]):
             else:
                 self._failed_in_a_row += 1
             if not report.failed:  # retries would tell nothing of the speed
+                self._done_batches = SPEED_DECAY * self._done_batches + 1
                 self._done_tokens = SPEED_DECAY * self._done_tokens + report.tokens
                 self._done_seconds = SPEED_DECAY * self._done_seconds + report.inference_seconds
 

@@ -9,6 +9,7 @@ start. What is set by hand is taken as it is.
 import json
 import logging
 import os
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ BATCHES, CUDA_BATCHES = (1, 2, 4, 8, 16), (1, 8, 32, 128, 512)
 # Of the highest throughput: a larger batch may cost the rest.
 GOOD_ENOUGH = 0.97
 MEASURING_SECONDS = 3.0
+LONE_RUNS = 7  # of which the median counts
 LEAST_SECONDS = 0.02  # that a figure is measured for, if it takes less
 CACHE = "tuning.json"
 
@@ -135,7 +137,7 @@ def _measure(
     for runners, threads in ways:
         candidate = model.with_threads(threads)
         end = time.perf_counter() + MEASURING_SECONDS / len(ways)
-        alone = _seconds(candidate, [text], runners=1)
+        alone = statistics.median(_seconds(candidate, [text], runners=1) for _ in range(LONE_RUNS))
         seconds = {1: _seconds(candidate, [text], runners)}
         for texts in batches[1:]:
             longest = max(seconds)

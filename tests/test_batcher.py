@@ -377,11 +377,15 @@ def test_a_full_queue_tells_when_to_come_back(clock: Clock) -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize(("runners", "wait_s"), [(1, 3.0), (2, 1.5)])
+@pytest.mark.parametrize(("runners", "wait_s"), [(1, 7.1), (2, 4.05)])
 def test_a_request_that_cannot_make_its_deadline_is_refused(
     clock: Clock, runners: int, wait_s: float
 ) -> None:
-    """The wait, predicted from the speed of all runners, is held against the request's time."""
+    """The wait, predicted from the speed of all runners, is held against the request's time.
+
+    What is ahead counts twice, for as much may be taken out of turn to fill batches; and the
+    request's own batch, of a second here, has to end as well.
+    """
 
     async def scenario() -> None:
         gate = Gate(clock.ten_tokens_a_second)
@@ -435,7 +439,7 @@ def test_the_predicted_wait_follows_the_latest_speed(clock: Clock) -> None:
             tasks += [await queued(batcher, "x" * 10)]
             with pytest.raises(Overloaded) as refusal:
                 await ask(batcher, "x", timeout_s=1.0)
-            assert refusal.value.retry_after_s == pytest.approx(9.0, rel=0.01)
+            assert refusal.value.retry_after_s == pytest.approx(30.0, rel=0.01)
             pace = 0.1
             gate.open()
             await asyncio.gather(*tasks)

@@ -34,6 +34,7 @@ from app.errors import (
     ShuttingDown,
     TooManyTexts,
 )
+from app.fair_queue import LOOK_AHEAD
 from tests.virtual_time import Simulation, Stuck
 
 # Virtual seconds in which everything that was admitted is done many times over.
@@ -554,7 +555,8 @@ def check_the_wait_is_bounded(record: Record) -> None:
 def check_runners_share_what_waits(record: Record) -> None:
     """A batch has its runner's share of the queue, or all that fits, and stops there.
 
-    Texts as long as a batch's longest add no padding: only the budget or the share keeps them out.
+    Texts as long as a batch's longest add no padding: only the budget or the share keeps them out,
+    as long as all that waits is looked at.
     """
     for batch in record.batches:
         busy = sum(other.started < batch.started < other.finished for other in record.batches)
@@ -563,7 +565,8 @@ def check_runners_share_what_waits(record: Record) -> None:
         tokens = [text.tokens for text in batch.texts]
         assert len(tokens) == 1 or sum(tokens[:-1]) < (most + sum(tokens)) / idle
         full = (len(tokens) + 1) * max(tokens) > record.scenario.max_batch_tokens
-        if not full and sum(tokens) < (least + sum(tokens)) / idle:
+        seen = most + sum(tokens) <= LOOK_AHEAD * record.scenario.max_batch_tokens
+        if seen and not full and sum(tokens) < (least + sum(tokens)) / idle:
             left = [
                 text
                 for text in record.waiting(batch.started)
@@ -625,8 +628,15 @@ def check_refusals(record: Record) -> None:
             assert excess > 0
             assert refusal.retry_after_s <= (excess * pace or RETRY_AFTER_S) + ROUNDING_S
         else:
-            assert refusal.retry_after_s <= queued * pace - visit.ask.timeout_s + ROUNDING_S
+            most_s = (2 * queued + tokens) * pace + longest_batch_s(record, visit.asked)
+            assert refusal.retry_after_s <= most_s - visit.ask.timeout_s + ROUNDING_S
             assert least + tokens <= scenario.max_queue_tokens
+
+
+def longest_batch_s(record: Record, at: Moment) -> float:
+    """Of the batches until then."""
+    ended = [batch for batch in record.batches if batch.finished < at]
+    return max((b.finished.time - b.started.time for b in ended), default=0.0)
 
 
 def measured_pace(record: Record, at: Moment) -> float:

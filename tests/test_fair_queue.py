@@ -170,8 +170,9 @@ def test_a_share_leaves_the_rest() -> None:
 
 def test_the_look_ahead_is_bounded() -> None:
     """Only the turns that come next are considered, however good a match stands far behind."""
-    queue = queue_of(entries(10, *[1000] * (LOOK_AHEAD - 1), 10))
-    assert len(take(queue)) == 1
+    far, near = entries(10, *[1000] * LOOK_AHEAD, 10), entries(10, *[1000] * (LOOK_AHEAD - 1), 10)
+    assert len(take(queue_of(far), max_tokens=1000)) == 1
+    assert len(take(queue_of(near), max_tokens=1000)) == 2
 
 
 def test_expired_entries_are_dropped() -> None:
