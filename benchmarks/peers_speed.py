@@ -3,14 +3,15 @@
 import socket
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from benchmarks.load import Load, run
+from benchmarks.load import Load, Outcome, run
 from benchmarks.peer_servers import PEERS, Peer, PeerError, serving
 from benchmarks.serving import Goal, Row, Subject
 
 CONNECTIONS = 32
-SECONDS, WARM_UP_SECONDS = 10.0, 4.0
+SECONDS, WARM_UP_SECONDS = 8.0, 4.0
 LEAST = 1.8
 # Peers by the precision of what they compute: fp32 exactly, or whatever is fastest.
 EXACT = tuple(peer for peer in PEERS if peer.name.endswith("fp32"))
@@ -25,44 +26,47 @@ def measure(
     rates: dict[str, float] = {}
     for peer in (*EXACT, *FAST):
         try:
-            rates[peer.name], row = _peer(peer, int8.texts, checkpoint, home)
+            with _serving(peer, checkpoint, home) as port:
+                outcome = _load(peer, port, int8.texts)
         except PeerError as error:
-            row = {"server": peer.name, "texts/s": float("nan"), "remark": str(error)}
-        yield row
+            yield {"server": peer.name, "texts/s": float("nan"), "remark": str(error)}
+        else:
+            rates[peer.name] = outcome.ok_per_second()
+            yield _row(peer, outcome)
     for subject, peers in ((fp32, EXACT), (int8, PEERS)):
         best = max((p for p in peers if p.name in rates), key=lambda p: rates[p.name])
         ratios, ours, theirs = [], [], []
-        for _ in range(rounds):
-            theirs.append(_peer(best, int8.texts, checkpoint, home)[0])
-            with subject.serve() as service:
-                load = subject.load(
-                    service,
-                    CONNECTIONS,
-                    wanted=int8.texts,
-                    seconds=SECONDS,
-                    warm_up_seconds=WARM_UP_SECONDS,
-                )
+        with _serving(best, checkpoint, home) as port, subject.serve() as service:
+            wanted = {"wanted": int8.texts, "seconds": SECONDS, "warm_up_seconds": WARM_UP_SECONDS}
+            load = subject.load(service, CONNECTIONS, **wanted)
+            for _ in range(rounds):
+                theirs.append(_load(best, port, int8.texts).ok_per_second())
                 ours.append(run(load).ok_per_second())
-            ratios.append(ours[-1] / theirs[-1])
+                ratios.append(ours[-1] / theirs[-1])
         yield {"server": f"ours, {subject.name}", "texts/s": statistics.median(ours)}
         spread = f"{statistics.median(theirs):.0f} texts/s; {min(ratios):.2f} to {max(ratios):.2f}"
         name = f"{subject.name} ÷ best peer ({best.name})"
         yield Goal(name, statistics.median(ratios), LEAST, remark=spread)
 
 
-def _peer(peer: Peer, texts: Sequence[str], checkpoint: Path, home: Path) -> tuple[float, Row]:
+def _serving(peer: Peer, checkpoint: Path, home: Path) -> AbstractContextManager[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with serving(peer, home, checkpoint, port):
-        bodies = [peer.body(text) for text in texts]
-        outcome = run(Load(port, peer.path, bodies, CONNECTIONS, SECONDS, WARM_UP_SECONDS))
+    return serving(peer, home, checkpoint, port)
+
+
+def _load(peer: Peer, port: int, texts: Sequence[str]) -> Outcome:
+    bodies = [peer.body(text) for text in texts]
+    return run(Load(port, peer.path, bodies, CONNECTIONS, SECONDS, WARM_UP_SECONDS))
+
+
+def _row(peer: Peer, outcome: Outcome) -> Row:
     failed = sum(len(found) for status, found in outcome.latencies.items() if status != "200")
-    row = {
+    return {
         "server": peer.name,
         "texts/s": outcome.ok_per_second(),
         "p50 ms": outcome.percentile_ms(50),
         "p99 ms": outcome.percentile_ms(99),
         "remark": f"{failed} failed" if failed else "",
     }
-    return outcome.ok_per_second(), row

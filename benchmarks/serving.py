@@ -26,6 +26,7 @@ LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 DEPTHS = (64, 256, 1024)
 DEADLINE_MS = 2_000  # of the overload, so that the queue fills while one looks on
 INTERACTIVE, BULK = 0.2, 0.6  # parts of the capacity, in mixed traffic
+MIXED_SECONDS = 6.0
 
 Row = dict[str, Any]
 
@@ -196,17 +197,21 @@ def mixed(subject: Subject, rounds: int) -> Iterator[Row | Goal]:
         run(subject.load(service, subject.connections, seconds=1.0))
         for _ in range(rounds):
             best = _best(subject, service)
-            alone = run(subject.load(service, 32, rate=best * (INTERACTIVE + BULK), seconds=8.0))
-            interactive = subject.load(service, 32, rate=best * INTERACTIVE, seconds=8.0)
-            bulk = subject.load(service, 1, 64, rate=best * BULK / 64, seconds=8.0)
+            alone = run(
+                subject.load(service, 32, rate=best * (INTERACTIVE + BULK), seconds=MIXED_SECONDS)
+            )
+            interactive = subject.load(service, 32, rate=best * INTERACTIVE, seconds=MIXED_SECONDS)
+            bulk = subject.load(service, 1, 64, rate=best * BULK / 64, seconds=MIXED_SECONDS)
             with Generator(bulk) as other:
                 beside = run(interactive)
                 other.outcome()
             rate = best * BULK * tokens / subject.model.max_tokens
-            with Generator(subject.load(service, 4, rate=rate, wanted=long, seconds=8.0)) as other:
+            with Generator(
+                subject.load(service, 4, rate=rate, wanted=long, seconds=MIXED_SECONDS)
+            ) as other:
                 beside_long = run(interactive)
                 other.outcome()
-            with Generator(subject.load(service, 1, 256, seconds=8.0)) as other:
+            with Generator(subject.load(service, 1, 256, seconds=MIXED_SECONDS)) as other:
                 beside_all = run(interactive)
                 other.outcome()
             ratios.append(beside.percentile_ms(99) / alone.percentile_ms(99))

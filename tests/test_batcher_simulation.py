@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.batcher import (
+    CAUTION,
     FAILING_AFTER,
     REQUEST_SHARE,
     RETRY_AFTER_S,
@@ -629,6 +630,7 @@ def check_refusals(record: Record) -> None:
             assert refusal.retry_after_s <= (excess * pace or RETRY_AFTER_S) + ROUNDING_S
         else:
             most_s = (2 * queued + tokens) * pace + longest_batch_s(record, visit.asked)
+            most_s *= CAUTION
             assert refusal.retry_after_s <= most_s - visit.ask.timeout_s + ROUNDING_S
             assert least + tokens <= scenario.max_queue_tokens
 
