@@ -46,7 +46,8 @@ format: install-dev ## Format the code and fix what the linter can
 	.venv/bin/ruff check --fix
 
 .PHONY: bench
-bench: install-dev ## Measure int8 against stock quantization and fp32
+bench: install-dev ## Measure the service beside ONNX Runtime alone and other servers, then int8 (an hour)
+	.venv/bin/python -m benchmarks --peers
 	.venv/bin/python -m benchmarks.int8_speed
 
 # The dev lock comes first: transformers' limits bind what both environments share. It leaves

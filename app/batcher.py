@@ -2,8 +2,8 @@
 
 A request's items wait in one fair queue, from which runner threads pull. A batch is formed when
 a runner is free, from what waits at that moment: no timer, so an idle service sleeps and a busy
-one batches by itself. Admission is decided at once, by the length of the queue and the measured
-speed. What items are is not known here: an item has a length, in tokens.
+one batches by itself. Admission is decided at once. What items are is not known here: an item
+has a length, in tokens.
 
 The queue and the measurements belong to the condition's lock, requests to the event loop.
 """
@@ -17,34 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from app.errors import (
-    DeadlineExceeded,
-    InferenceFailed,
-    Overloaded,
-    ServiceError,
-    ShuttingDown,
-    TooManyTexts,
-)
-from app.fair_queue import LOOK_AHEAD, Entry, FairQueue
+from app.admission import RETRY_AFTER_S, Admission
+from app.errors import DeadlineExceeded, InferenceFailed, ServiceError, ShuttingDown
+from app.fair_queue import Entry, FairQueue
 
 # Batches in a row without one answer before inference counts as failing: a bad text that comes
 # alone is a batch of one, and should not take the service down.
 FAILING_AFTER = 3
-
-# What a finished batch weighs in the measured speed when the next one is done: about the last ten
-# count.
-SPEED_DECAY = 0.9
-
-# On the predicted wait: a machine may become slower while one waits, and an answer after its
-# deadline is work for nothing, while one request less in the queue costs nothing.
-CAUTION = 1.15
-
-# The part of the queue that a single request may fill: the rest is for others, whose turn comes
-# before most of it.
-REQUEST_SHARE = 0.5
-
-# The advice when the wait cannot be computed: nothing was measured yet, or the process goes away.
-RETRY_AFTER_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +113,6 @@ class MicroBatcher(Generic[Item, Result]):
     ) -> None:
         self._infer = infer
         self._max_batch_tokens = max_batch_tokens
-        self._max_queue_tokens = max_queue_tokens
         self._on_batch = on_batch
         self._on_lag = on_lag
 
@@ -147,9 +125,9 @@ class MicroBatcher(Generic[Item, Result]):
         self._closed = False
         self._idle_runners = runners
         self._failed_in_a_row = 0
-        self._done_batches = 0.0  # these decay alike: their ratios are what is measured
-        self._done_tokens = 0.0
-        self._done_seconds = 0.0
+        self._admission = Admission(
+            runners=runners, max_batch_tokens=max_batch_tokens, max_queue_tokens=max_queue_tokens
+        )
 
         for number, end in enumerate(self._runner_ends):
             name = f"runner-{number}"
@@ -209,29 +187,12 @@ class MicroBatcher(Generic[Item, Result]):
         """Raise what ``submit`` would, at this moment, for a request of that many tokens."""
         if self._closed:
             raise _shutting_down()
-        with self._condition:  # again, when submit calls: it may be entered twice
-            queued, ahead = self._queue.tokens, self._queue.tokens_before(tokens)
-            wait_s = self._predicted_wait_s(ahead, tokens)
-        limit = self._max_queue_tokens
-        most = int(limit * REQUEST_SHARE)
-        if tokens > most:
-            raise TooManyTexts(
-                f"the texts have {tokens} tokens in all; at most {most} are accepted in one request"
-            )
-        if queued + tokens > limit:
-            excess = queued + tokens - limit
-            raise Overloaded(
-                f"{queued} tokens are waiting; with the {tokens} of this request they would "
-                f"exceed the limit of {limit}",
-                reason="queue_full",
-                retry_after_s=self._seconds_for(excess) or RETRY_AFTER_S,
-            )
-        if wait_s > timeout_s:
-            raise Overloaded(
-                f"{ahead} tokens come before these, in about {wait_s:.1f} s; "
-                f"this request has {timeout_s:g} s",
-                reason="deadline",
-                retry_after_s=wait_s - timeout_s,
+        with self._condition:  # submit has entered it already: it may be entered twice
+            self._admission.check(
+                tokens,
+                queued=self._queue.tokens,
+                ahead=self._queue.tokens_before(tokens),
+                timeout_s=timeout_s,
             )
 
     async def drain(self, timeout_s: float) -> bool:
@@ -262,22 +223,6 @@ class MicroBatcher(Generic[Item, Result]):
         """Have those that still wait never computed."""
         with self._condition:
             self._queue.remove(texts)
-
-    def _predicted_wait_s(self, ahead: int, tokens: int) -> float:
-        """Until a request's answer that has others ahead of it, rather too long than too short."""
-        if not ahead or not self._done_batches:
-            return 0.0
-        # Later texts fill the batches that those ahead lead, so as many may come first; and the
-        # answer is there when the last batch ends.
-        overtaking = min(ahead, LOOK_AHEAD * self._max_batch_tokens)
-        batch_s = self._done_seconds / self._done_batches
-        return CAUTION * (self._seconds_for(ahead + overtaking + tokens) + batch_s)
-
-    def _seconds_for(self, tokens: int) -> float:
-        """How long all runners together take for that many tokens; 0 before the first batch."""
-        if not self._done_tokens:
-            return 0.0
-        return tokens * self._done_seconds / self._done_tokens / len(self._runner_ends)
 
     def _run(self, end: asyncio.Future[None]) -> None:
         """A runner's life."""
@@ -353,9 +298,7 @@ class MicroBatcher(Generic[Item, Result]):
             else:
                 self._failed_in_a_row += 1
             if not report.failed:  # retries would tell nothing of the speed
-                self._done_batches = SPEED_DECAY * self._done_batches + 1
-                self._done_tokens = SPEED_DECAY * self._done_tokens + report.tokens
-                self._done_seconds = SPEED_DECAY * self._done_seconds + report.inference_seconds
+                self._admission.learn(tokens=report.tokens, seconds=report.inference_seconds)
 
     def _deliver(
         self,

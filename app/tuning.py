@@ -9,7 +9,6 @@ start. What is set by hand is taken as it is.
 import json
 import logging
 import os
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +26,9 @@ TEXT_TOKENS = 32  # of the texts that are measured; a tweet has 26
 BATCHES, CUDA_BATCHES = (1, 2, 4, 8, 16), (1, 8, 32, 128, 512)
 # Of the highest throughput: a larger batch may cost the rest.
 GOOD_ENOUGH = 0.97
-MEASURING_SECONDS = 3.0
-LONE_RUNS = 7  # of which the median counts
-LEAST_SECONDS = 0.02  # that a figure is measured for, if it takes less
+MEASURING_SECONDS = 2.0
+LONE_RUNS = 5
+LEAST_SECONDS = 0.01  # that a figure is measured for, if it takes less
 CACHE = "tuning.json"
 
 logger = logging.getLogger(__name__)
@@ -137,7 +136,6 @@ def _measure(
     for runners, threads in ways:
         candidate = model.with_threads(threads)
         end = time.perf_counter() + MEASURING_SECONDS / len(ways)
-        alone = statistics.median(_seconds(candidate, [text], runners=1) for _ in range(LONE_RUNS))
         seconds = {1: _seconds(candidate, [text], runners)}
         for texts in batches[1:]:
             longest = max(seconds)
@@ -145,6 +143,8 @@ def _measure(
             if time.perf_counter() + expected > end:
                 break
             seconds[texts] = _seconds(candidate, [text] * texts, runners)
+        # The least, for it takes all CPUs at once, and any neighbour disturbs it.
+        alone = min(_seconds(candidate, [text], runners=1) for _ in range(LONE_RUNS))
         yield Cost(runners, threads, seconds, alone)
 
 

@@ -4,6 +4,7 @@ import socket
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.load import Load, Outcome, run
@@ -11,7 +12,7 @@ from benchmarks.peer_servers import PEERS, Peer, PeerError, serving
 from benchmarks.serving import Goal, Row, Subject
 
 CONNECTIONS = 32
-SECONDS, WARM_UP_SECONDS = 8.0, 4.0
+SECONDS, WARM_UP_SECONDS = 6.0, 3.0
 LEAST = 1.8
 # Peers by the precision of what they compute: fp32 exactly, or whatever is fastest.
 EXACT = tuple(peer for peer in PEERS if peer.name.endswith("fp32"))
@@ -37,8 +38,8 @@ def measure(
         best = max((p for p in peers if p.name in rates), key=lambda p: rates[p.name])
         ratios, ours, theirs = [], [], []
         with _serving(best, checkpoint, home) as port, subject.serve() as service:
-            wanted = {"wanted": int8.texts, "seconds": SECONDS, "warm_up_seconds": WARM_UP_SECONDS}
-            load = subject.load(service, CONNECTIONS, **wanted)
+            ask = subject.load(service, CONNECTIONS, wanted=int8.texts)
+            load = replace(ask, seconds=SECONDS, warm_up_seconds=WARM_UP_SECONDS)
             for _ in range(rounds):
                 theirs.append(_load(best, port, int8.texts).ok_per_second())
                 ours.append(run(load).ok_per_second())

@@ -14,6 +14,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+mpl.rcParams["svg.fonttype"] = "none"  # text, not outlines
 FIGURES = "results.json"
 TABLES = "README.md"
 

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from app.batcher import CAUTION, FAILING_AFTER, BatchReport, MicroBatcher
+from app.admission import CAUTION
+from app.batcher import FAILING_AFTER, BatchReport, MicroBatcher
 from app.errors import (
     DeadlineExceeded,
     InferenceFailed,

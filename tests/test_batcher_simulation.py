@@ -17,16 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.batcher import (
-    CAUTION,
-    FAILING_AFTER,
-    REQUEST_SHARE,
-    RETRY_AFTER_S,
-    SPEED_DECAY,
-    Answer,
-    BatchReport,
-    MicroBatcher,
-)
+from app.admission import CAUTION, REQUEST_SHARE, RETRY_AFTER_S, SPEED_DECAY
+from app.batcher import FAILING_AFTER, Answer, BatchReport, MicroBatcher
 from app.errors import (
     DeadlineExceeded,
     InferenceFailed,
