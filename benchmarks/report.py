@@ -95,11 +95,13 @@ def _plots(directory: Path, results: dict[str, Any]) -> None:
         figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
         for rows in sweeps:
             connections = [row["connections"] for row in rows]
-            left.plot(connections, [row["texts/s"] for row in rows], "o-", label=rows[0]["model"])
-            right.plot(connections, [row["p50 ms"] for row in rows], "o-", label="p50")
-            right.plot(connections, [row["p99 ms"] for row in rows], "o:", label="p99")
+            (drawn,) = left.plot(connections, [row["texts/s"] for row in rows], "o-")
+            drawn.set_label(rows[0]["model"])
+            for name, style in (("p50 ms", "o-"), ("p99 ms", "o:")):
+                latencies = [row[name] for row in rows]
+                right.plot(connections, latencies, style, color=drawn.get_color())
         _axes(left, "connections", "texts a second", log=True)
-        _axes(right, "connections", "latency in ms (p99 dotted)", log=True)
+        _axes(right, "connections", "latency in ms: p50, and p99 dotted", log=True)
         left.legend()
         _save(figure, directory / "connections")
     if "overload" in results:
@@ -114,7 +116,7 @@ def _plots(directory: Path, results: dict[str, Any]) -> None:
         right.legend()
         _save(figure, directory / "overload")
     if "peers" in results:
-        rows = [row for row in results["peers"]["rows"] if row["texts/s"] == row["texts/s"]]
+        rows = [row for row in results["peers"]["rows"] if row["texts/s"] > 0]  # nor nan
         rows.sort(key=lambda row: row["texts/s"])
         figure, axes = plt.subplots(figsize=(8, 0.35 * len(rows) + 1))
         colours = ["tab:orange" if row["server"].startswith("ours") else "tab:blue" for row in rows]
@@ -132,9 +134,12 @@ def _plots(directory: Path, results: dict[str, Any]) -> None:
 
 def _axes(axes: Axes, x: str, y: str, *, log: bool) -> None:
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set(xlabel=x, ylabel=y)
     if log:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
     else:
         axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)

@@ -74,9 +74,9 @@ def test_connections_that_break_are_counted_and_replaced() -> None:
 
 
 def test_lengths_are_those_of_tweets() -> None:
-    """The percentiles are met, and one text in a hundred is longer than all of them."""
+    """The percentiles below the tail are met, and one text in a hundred is longer."""
     lengths = tweet_lengths(20_000)
-    for percent, tokens in zip(PERCENTILES[1:], TOKENS[1:], strict=True):
+    for percent, tokens in zip(PERCENTILES[1:-1], TOKENS[1:-1], strict=True):
         assert np.percentile(lengths, percent) == pytest.approx(tokens, abs=1)
     assert 400 < max(lengths) <= 512
     assert np.mean(np.array(lengths) > TOKENS[-1]) == pytest.approx(0.01, abs=0.003)
@@ -87,6 +87,7 @@ def test_texts_have_the_length_asked_for(length: int) -> None:
     """In tokens of the model's own tokenizer, special ones included."""
     tokenizer = Tokenizer.from_file(str(EMBEDDED_BUNDLE / "tokenizer.json"))
     tokenizer.no_truncation()
+    tokenizer.no_padding()
     (text,) = texts_of(tokenizer, [length])
     assert len(tokenizer.encode(text)) == length
 
