@@ -185,3 +185,26 @@ def test_much_text_is_tokenised_beside_the_event_loop(
     late = large.result()
     assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
     go_on.set()
+
+
+def test_what_is_turned_away_is_not_tokenised(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under overload the tokenizer would be a third of the cost of every refusal."""
+    client = serve(runners=1, max_queue_tokens=12)
+    running = _occupy(client, gate, pool)
+    waiting = [pool.submit(_post, client, ["worst", "worst"]) for _ in range(2)]
+    eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 12)
+    with monkeypatch.context() as patch:
+        patch.setattr(Model, "encode_batch", lambda *_: pytest.fail("tokenised"))
+        assert _post(client, "love").status_code == 429
+    gate.open.set()
+    assert [request.result().status_code for request in (running, *waiting)] == [200] * 3
+
+
+def test_the_event_loops_lag_is_measured(client: TestClient) -> None:
+    """Once a batch: from its end to the event loop's turn to answer it."""
+    for _ in range(3):
+        assert _post(client, "love").status_code == 200
+    assert metric(client, "sentiment_event_loop_lag_seconds_count", model="tiny") == 3
+    assert metric(client, "sentiment_event_loop_lag_seconds_sum", model="tiny") < 1

@@ -85,7 +85,7 @@ class Classifier:
         try:
             if self._stopped:
                 raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
-            # Before the tokenizer, which would be half of what it costs to turn a request away.
+            # Before the tokenizer, which would be a third of what it costs to turn a request away.
             self._batcher.check_admission(len(texts), timeout_s=self._settings.deadline_ms / 1000)
             encoded = await self._encode(texts, overflow)
             tokenize_seconds = time.perf_counter() - started
