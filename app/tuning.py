@@ -6,16 +6,17 @@ before the service is ready, in bounded time, and kept in a file beside the bund
 start. What is set by hand is taken as it is.
 """
 
-import json
 import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import onnxruntime
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
 
 from app.cpu import cpu_name, ways_to_share
 from app.model import CUDA, Encoding, Model
@@ -58,10 +59,10 @@ class Cost:
     ``seconds`` while all runners compute, ``alone`` for one text while the others rest.
     """
 
-    runners: int
-    threads: int
-    seconds: dict[int, float]
-    alone: float
+    runners: PositiveInt
+    threads: PositiveInt
+    seconds: Annotated[dict[PositiveInt, PositiveFloat], Field(min_length=1)]
+    alone: PositiveFloat
 
     def texts_per_second(self, texts: int) -> float:
         """What all runners compute in batches of that many texts."""
@@ -70,6 +71,13 @@ class Cost:
     def latency(self, texts: int) -> float:
         """Seconds for a text that finds all runners busy: the rest of a batch, then its own."""
         return 2 * self.seconds[texts]
+
+
+class _Kept(BaseModel):
+    """The file beside the bundle; ``key`` is what the costs hold for."""
+
+    key: str
+    costs: list[Cost] = Field(min_length=1)
 
 
 def tune(model: Model, settings: Settings, cpus: float) -> Plan:
@@ -168,22 +176,16 @@ def _seconds(model: Model, batch: Sequence[Encoding], runners: int) -> float:
 def _cached(path: Path, key: str) -> list[Cost] | None:
     """The costs that an earlier start kept, if they are of the same model and machine."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["key"] != key:
-            return None
-        return [
-            Cost(**cost | {"seconds": {int(n): s for n, s in cost["seconds"].items()}})
-            for cost in kept["costs"]
-        ]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        kept = _Kept.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
         return None  # not there, or damaged: it is measured again
+    return kept.costs if kept.key == key else None
 
 
-def _keep(path: Path, key: str, costs: Sequence[Cost]) -> None:
-    text = json.dumps({"key": key, "costs": [asdict(cost) for cost in costs]}, indent=1)
+def _keep(path: Path, key: str, costs: list[Cost]) -> None:
     partial = path.with_name(f".{CACHE}.{os.getpid()}")
     try:
-        partial.write_text(text + "\n", encoding="utf-8")
+        partial.write_text(_Kept(key=key, costs=costs).model_dump_json(indent=1) + "\n", "utf-8")
         partial.replace(path)
     except OSError as error:  # a bundle may be read-only
         logger.info("what was measured is not kept: %s", error)

@@ -7,11 +7,13 @@ import sys
 import time
 import urllib.request
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -60,12 +62,9 @@ class Service:
 
     def metrics(self) -> dict[str, float]:
         """Every sample's value, summed over its labels."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
-            text = answer.read().decode()
         sums: dict[str, float] = defaultdict(float)
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                sums[sample.name.removeprefix("sentiment_")] += sample.value
+        for sample in self._samples():
+            sums[sample.name.removeprefix("sentiment_")] += sample.value
         return sums
 
     def lag_percentile_ms(self, percent: float, before: dict[str, float]) -> float:
@@ -79,11 +78,14 @@ class Service:
 
     def lag_buckets(self) -> dict[str, float]:
         """Cumulative counts of the event loop's lag by upper bound in seconds."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
-            text = answer.read().decode()
         return {
             sample.labels["le"]: sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
+            for sample in self._samples()
             if sample.name == "sentiment_event_loop_lag_seconds_bucket"
         }
+
+    def _samples(self) -> Iterator[Sample]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+            text = answer.read().decode()
+        for family in text_string_to_metric_families(text):
+            yield from family.samples

@@ -107,17 +107,26 @@ def test_the_next_start_reads_what_was_measured(model: Model, batches: list[int]
     assert again == Plan(first.runners, first.threads, first.max_batch_tokens, again.reason)
 
 
-@pytest.mark.parametrize("kept", ["", "{", "[]", '{"key": 1}', "null", "right key, odd costs"])
-def test_a_damaged_cache_is_measured_anew(model: Model, batches: list[int], kept: str) -> None:
+ODD_COSTS: list[object] = [
+    [],
+    [{"runners": 1}],
+    [{"runners": 2, "threads": 1, "seconds": {}, "alone": 1.0}],
+    [{"runners": 2, "threads": 1, "seconds": {"1": 0.0}, "alone": 1.0}],
+    [{"runners": 0, "threads": 1, "seconds": {"1": 1.0}, "alone": 1.0}],
+]
+
+
+@pytest.mark.parametrize("kept", ["", "{", "[]", '{"key": 1}', "null", *ODD_COSTS])
+def test_a_damaged_cache_is_measured_anew(model: Model, batches: list[int], kept: object) -> None:
     """It is never an error, and the next start has a sound one."""
     cache = model.path / CACHE
-    if kept.startswith("right"):
+    if isinstance(kept, list):  # under the right key
         tune(model, Settings(), cpus=2)
         document = json.loads(cache.read_text())
-        cache.write_text(json.dumps(document | {"costs": [{"runners": 1}]}))
+        cache.write_text(json.dumps(document | {"costs": kept}))
         batches.clear()
     else:
-        cache.write_text(kept)
+        cache.write_text(str(kept))
     tune(model, Settings(), cpus=2)
     assert batches
     batches.clear()

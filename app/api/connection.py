@@ -10,7 +10,7 @@ from app.errors import ClientDisconnected
 
 T = TypeVar("T")
 
-# Work that takes less is finished whoever waits for it: to look costs a tenth of a short request.
+# Work that takes less is finished whoever waits for it: to look takes a task of its own.
 LOOK_AFTER_S = 0.1
 
 

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 class DirectRoute(APIRoute):
     """A route whose endpoint takes the request and gives the response, and no more.
 
-    The middleware calls it: FastAPI's way there costs a sixth of a request for one text, to solve
+    The middleware calls it: FastAPI's way there costs a fifth of a request for one text, to solve
     dependencies that it has not got. What it declares is for OpenAPI.
     """
 
