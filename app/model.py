@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from app.bundle import Bundle, Precision
 from app.errors import EmptyText, InferenceFailed, InvalidRequest, ServiceError, UserError
-from app.preprocessing import preprocess
+from app.preprocessing import VISIBLE, preprocess
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -27,6 +27,8 @@ _NO_CUDA = (
     "CUDA was asked for and cannot be used: it needs an NVIDIA GPU with its driver and the "
     "'gpu' extra (onnxruntime-gpu); --device cpu serves without"
 )
+# The share of a window's tokens that the next one begins with, so that each has its context.
+WINDOW_OVERLAP = 0.25
 # Fusions that lose on a CPU. SkipLayerNormalization takes ten times as long as the Add and
 # LayerNormalization that it replaces; BiasGelu, longer than Add and Gelu.
 SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]
@@ -37,10 +39,14 @@ Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Token ids as the model will see them; ``tokens`` counts them before truncation."""
+    """Token ids as the model will see them; ``tokens`` counts them before truncation.
+
+    ``overflow`` has the ids of the windows that follow, each overlapping the one before.
+    """
 
     ids: list[int]
     tokens: int
+    overflow: tuple[list[int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -48,7 +54,14 @@ class Encoding:
     @property
     def truncated(self) -> bool:
         """Whether the end of the text was cut off."""
-        return self.tokens > len(self.ids)
+        return bool(self.overflow)
+
+    @property
+    def windows(self) -> list["Encoding"]:
+        """The whole text, cut into overlapping parts that the model takes."""
+        if not self.overflow:
+            return [self]
+        return [Encoding(ids, len(ids)) for ids in (self.ids, *self.overflow)]
 
 
 class Model:
@@ -75,7 +88,11 @@ class Model:
         self._input_names = [node.name for node in session.get_inputs()]
         self._pad_token_id = bundle.pad_token_id
         self._tokenizer = _load_tokenizer(bundle)
-        self._special_tokens = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        self._special_tokens: int = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        known = map(self._tokenizer.token_to_id, ("[UNK]", "<unk>"))
+        self._unknown_id = next((token for token in known if token is not None), None)
+        self._stride = int((self.max_tokens - self._special_tokens) * WINDOW_OVERLAP)
+        self._tokenizer.enable_truncation(self.max_tokens, stride=self._stride)
 
     @classmethod
     def load(
@@ -148,10 +165,15 @@ class Model:
 
     def _encoding(self, encoding: tokenizers.Encoding) -> Encoding | EmptyText:
         ids: list[int] = encoding.ids
-        tokens = len(ids) + sum(len(part) - self._special_tokens for part in encoding.overflowing)
-        if tokens <= self._special_tokens:
-            return EmptyText("the text has no visible characters; send at least one")
-        return Encoding(ids, tokens)
+        if len(ids) <= self._special_tokens:
+            # The tokenizer drops characters that it does not know, and knew no other.
+            if self._unknown_id is None:
+                return EmptyText("the model knows none of the text's characters")
+            ids = [*ids[:1], self._unknown_id, *ids[1:]]
+        overflow = tuple(part.ids for part in encoding.overflowing)
+        repeated = self._special_tokens + self._stride
+        tokens = len(ids) + sum(len(part) - repeated for part in overflow)
+        return Encoding(ids, tokens, overflow)
 
     def infer(self, encodings: Sequence[Encoding]) -> list[Logits | InferenceFailed]:
         """Logits [labels] for each encoding, computed as one padded batch.
@@ -191,10 +213,10 @@ class Model:
 
 def _fault(text: str) -> EmptyText | InvalidRequest | None:
     """Why a text cannot be tokenised."""
-    if not text or text.isspace():
-        return EmptyText("the text is empty or blank; send at least one visible character")
     if "\0" in text:
         return InvalidRequest("the text holds a NUL character (U+0000); remove it")
+    if not VISIBLE.search(text):
+        return EmptyText("the text is empty or blank; send at least one visible character")
     try:
         text.encode()  # the normalisation may drop what makes the text ill-formed
     except UnicodeEncodeError:
@@ -242,5 +264,4 @@ def _load_tokenizer(bundle: Bundle) -> Tokenizer:
     except Exception as error:  # tokenizers raises plain Exception
         raise UserError(f"cannot load {path}: {error}") from error
     tokenizer.no_padding()
-    tokenizer.enable_truncation(bundle.manifest.max_tokens)
     return tokenizer

@@ -1,9 +1,16 @@
-"""Text normalisation that a checkpoint was trained with."""
+"""What a text must have, and the normalisation that a checkpoint was trained with."""
 
 import re
 from typing import Literal
 
 Preprocessing = Literal["tweet", "none"]
+
+# A character that shows: not white space, nor a control or format character (Unicode's Cc, and Cf
+# of the basic plane).
+VISIBLE = re.compile(
+    r"[^\s\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e"
+    r"\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
+)
 
 # A token starts the text or follows a space, and goes on to the next.
 _USER_OR_LINK = re.compile(r"(?<![^ ])(?:@[^ ]+|http[^ ]*)")

@@ -100,10 +100,20 @@ def test_a_blank_text_is_empty(tiny: Model, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["\u200b", "\u200d\u200c", "\x01\x02", "\ufeff \u200b", "\u00ad"])
-def test_a_text_of_invisible_characters_is_empty(embedded: Model, text: str) -> None:
-    """Where the tokenizer finds no token in it, there is nothing to classify."""
-    with pytest.raises(EmptyText, match="no visible characters"):
-        embedded.encode(text)
+def test_a_text_of_invisible_characters_is_empty(embedded: Model, tiny: Model, text: str) -> None:
+    """There is nothing to classify, whatever a tokenizer would make of them."""
+    for model in (embedded, tiny):
+        with pytest.raises(EmptyText, match="empty or blank"):
+            model.encode(text)
+
+
+@pytest.mark.parametrize("text", ["\uf8ff", "\U000e1000\ue000", "\ufffd"])
+def test_characters_that_the_tokenizer_drops_are_one_unknown_token(
+    embedded: Model, text: str
+) -> None:
+    """Private and unassigned ones, such as a font's own icons, are a text all the same."""
+    assert embedded.encode(text) == embedded.encode("[UNK]")
+    assert embedded.encode(text).tokens == 3
 
 
 @pytest.mark.parametrize("text", ["\0", "good\0bad", " \0 "])
