@@ -30,8 +30,18 @@ serve: install ## Serve the embedded model (HOST=, PORT=)
 install-dev: .venv/.installed .venv/.installed-dev ## Add what export, tests, checks and benchmarks need
 
 .PHONY: test
-test: install-dev ## Run the whole test suite
+test: install-dev browser ## Run the whole test suite
 	.venv/bin/python -m pytest
+
+# The page's tests drive Debian's Chromium. Without it they are skipped, but never in CI.
+.PHONY: browser
+browser:
+	@command -v chromium >/dev/null || { \
+		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+		&& echo "Installing Chromium for the page's tests, once." \
+		&& apt-get -qq update \
+		&& DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium >/dev/null; \
+	} || echo "No Chromium, and no right to install it: the page's tests will be skipped."
 
 .PHONY: check
 check: install-dev ## Formatter, linter, strict types, import rules
@@ -55,11 +65,12 @@ bench: install-dev ## Measure the service beside ONNX Runtime alone and other se
 # between torch's builds; torch pins that itself.
 .PHONY: lock
 lock: ## Write requirements/*.txt again with uv (LOCK_FLAGS=--upgrade for the newest versions)
-	$(LOCK) --extra cpu --extra export --extra dev --extra bench pyproject.toml -o requirements/dev.txt
-	sed -i.old -E '/^(onnxruntime|torch-|nvidia-|cuda-|triton)/d; s/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' requirements/dev.txt
+	$(LOCK) --extra cpu --extra files --extra export --extra dev --extra bench pyproject.toml -o requirements/dev.txt
+	sed -i.old -E '/^(onnxruntime|torch-|nvidia-|cuda-|triton=)/d; s/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' requirements/dev.txt
 	rm requirements/dev.txt.old
 	$(LOCK) --generate-hashes --extra cpu -c requirements/dev.txt pyproject.toml -o requirements/cpu.txt
 	$(LOCK) --generate-hashes --extra gpu -c requirements/dev.txt pyproject.toml -o requirements/gpu.txt
+	printf 'httpx\npyarrow\ntqdm\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/files.txt
 	printf 'hatchling\neditables\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/build.txt
 
 .PHONY: clean
@@ -69,13 +80,13 @@ clean: ## Remove .venv, caches and builds
 
 # The stamps live inside .venv and die with it. A changed lock starts from an empty .venv:
 # nothing stale survives, and the two runtimes, which share one module, never meet.
-.venv/.locked-$(HARDWARE): requirements/$(HARDWARE).txt requirements/build.txt
+.venv/.locked-$(HARDWARE): requirements/$(HARDWARE).txt requirements/files.txt requirements/build.txt
 	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "$(PYTHON) is not Python 3.11 or newer with venv; name another: make PYTHON=/path/to/python3.11" >&2; \
 		exit 1; }
 	@echo "Setting up .venv for $(HARDWARE), once: this takes up to a minute."
 	@$(PYTHON) -m venv --clear .venv
-	@$(PIP) --require-hashes -r requirements/$(HARDWARE).txt -r requirements/build.txt
+	@$(PIP) --require-hashes -r requirements/$(HARDWARE).txt -r requirements/files.txt -r requirements/build.txt
 	@touch $@
 
 .venv/.installed: .venv/.locked-$(HARDWARE) pyproject.toml

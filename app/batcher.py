@@ -217,7 +217,7 @@ class MicroBatcher(Generic[Item, Result]):
         self, request: _Request[Result], texts: list[_Text[Item, Result]], timeout_s: float
     ) -> None:
         self._take_back(texts)
-        request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:g} s"))
+        request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:.3g} s"))
 
     def _take_back(self, texts: list[_Text[Item, Result]]) -> None:
         """Have those that still wait never computed."""

@@ -24,6 +24,16 @@ class ServiceError(Exception):
         self.retry_after_s = retry_after_s
 
 
+class BadRequest(ServiceError):
+    """What arrived is not HTTP."""
+
+    status, code, title = 400, "bad_request", "Bad request"
+
+
+class Unauthorized(ServiceError):
+    status, code, title = 401, "unauthorized", "Unauthorized"
+
+
 class NotFound(ServiceError):
     status, code, title = 404, "not_found", "Not found"
 
@@ -60,6 +70,10 @@ class TooManyTexts(ServiceError):
     status, code, title = 422, "too_many_texts", "Too many texts"
 
 
+class HeadersTooLarge(ServiceError):
+    status, code, title = 431, "headers_too_large", "Request headers too large"
+
+
 class Overloaded(ServiceError):
     """``reason``: the queue has no room, or the wait would be longer than the deadline."""
 
@@ -70,6 +84,10 @@ class Overloaded(ServiceError):
     ) -> None:
         super().__init__(detail, retry_after_s=retry_after_s)
         self.reason = reason
+
+
+class RateLimited(ServiceError):
+    status, code, title = 429, "rate_limited", "Too many requests"
 
 
 class InferenceFailed(ServiceError):

@@ -10,21 +10,28 @@ import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from prometheus_client import start_http_server
+from starlette_compress import CompressMiddleware, add_compress_type
 
-from app.api import native, operations
+from app.api import native, operations, page, stream
 from app.api.classifier import Classifier
 from app.api.middleware import RequestMiddleware
 from app.api.problems import HANDLERS
+from app.api.protocols import huggingface, open_inference, tei, vllm
 from app.api.service import Service
 from app.bundle import EMBEDDED_BUNDLE, Bundle
 from app.cpu import available_cpus
 from app.errors import ServiceError, UserError
+from app.http_protocol import HttpProtocol
 from app.metrics import Metrics, ModelMetrics
 from app.model import Model
 from app.settings import Settings
@@ -34,6 +41,18 @@ from app.tuning import Plan, tune
 KEEP_ALIVE_S = 75
 FAREWELL_S = 0.2
 WARM_UP_TEXTS = (1, 8)
+# Smaller answers cost more to compress than to send.
+COMPRESS_BYTES = 8_192
+DESCRIPTION = """
+Errors are `application/problem+json` with a stable `code`. `x-request-id` is echoed, or made.
+`x-request-timeout-ms` asks for an answer within fewer milliseconds than `/info` says.
+Bodies may be compressed (gzip, br, deflate), and so are long answers for clients that accept it.
+The Open Inference Protocol's `POST /v2/models/{name}/infer` is described by that protocol.
+"""
+ROUTERS = [
+    module.router
+    for module in (native, stream, huggingface, tei, open_inference, vllm, operations, page)
+]
 
 logger = logging.getLogger(__name__)
 
@@ -68,19 +87,36 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = FastAPI(
         title="Sentiment service",
+        description=DESCRIPTION,
         version=service.version,
         lifespan=lifespan,
         exception_handlers=HANDLERS,
         redirect_slashes=False,
+        openapi_url="/openapi.json" if settings.docs == "on" else None,
         redoc_url=None,
     )
     app.state.service = service
-    app.add_middleware(RequestMiddleware, service=service, routes=native.router.routes)
-    for router in (native.router, operations.router):
-        app.include_router(router)
-        for route in router.routes:
-            if isinstance(route, APIRoute):
-                _expect_requests(service.metrics, route)
+    routers = [*ROUTERS, *([] if settings.metrics_port else [operations.metrics_router])]
+    # For OpenAPI; the middleware decides.
+    keys = [Depends(HTTPBearer(auto_error=False))] if settings.api_keys else None
+    for router in routers:
+        app.include_router(router, dependencies=keys)
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    app.state.routes = routes
+    for route in routes:
+        _expect_requests(service.metrics, route)
+    app.add_middleware(RequestMiddleware, service=service, routes=routes)
+    add_compress_type("application/problem+json")
+    add_compress_type("application/x-ndjson", streaming=True)
+    app.add_middleware(CompressMiddleware, minimum_size=COMPRESS_BYTES)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "server-timing", "retry-after"],
+        )
     return app
 
 
@@ -97,6 +133,8 @@ def run(settings: Settings) -> None:
         app = create_app(settings)
         config = uvicorn.Config(
             app,
+            # uvicorn asks for a class, and calls it.
+            http=partial(HttpProtocol, max_header_bytes=settings.max_header_bytes),  # type: ignore[arg-type]
             lifespan="on",
             ws="none",
             log_config=None,
@@ -107,6 +145,8 @@ def run(settings: Settings) -> None:
             timeout_graceful_shutdown=math.ceil(settings.drain_ms / 1000),
         )
         service = app.state.service
+        if settings.metrics_port:
+            _serve_metrics(settings, service.metrics)
         Server(config, service).run([listener])
     if service.abandoned:
         # Its thread cannot be interrupted, and the interpreter would abort at its end.
@@ -141,6 +181,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         logger.info("shutting down")
+        self._service.closing.set()
         # uvicorn closes what is between two requests, and would lose the next if it is on its
         # way. In this time clients get an answer that tells them to close.
         await asyncio.sleep(FAREWELL_S)
@@ -170,6 +211,14 @@ def _expect_requests(metrics: Metrics, route: APIRoute) -> None:
     for method in route.methods or ():
         for status in (200, *route.responses):
             metrics.expect_request(route.path, method, int(status))
+
+
+def _serve_metrics(settings: Settings, metrics: Metrics) -> None:
+    try:
+        start_http_server(settings.metrics_port, settings.host, metrics.registry)
+    except OSError as error:
+        where = f"{settings.host} port {settings.metrics_port}"
+        raise UserError(f"cannot listen on {where} for metrics: {error.strerror}") from error
 
 
 def _bind(host: str, port: int) -> socket.socket:

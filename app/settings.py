@@ -1,11 +1,16 @@
 """The service's settings: the only reader of the environment."""
 
+import hashlib
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+API_KEY = re.compile(r"[!-+\--~]{8,256}")  # a comma separates keys
+RATE = re.compile(r"[1-9]\d*/(second|minute|hour|day)")
 
 
 class Settings(BaseSettings):
@@ -51,11 +56,40 @@ class Settings(BaseSettings):
     max_texts: int = Field(default=1_000, ge=1, description="texts in one request")
     max_text_chars: int = Field(default=50_000, ge=1, description="characters in one text")
     max_body_bytes: int = Field(default=2_097_152, ge=1, description="bytes in a request body")
+    max_header_bytes: int = Field(
+        default=32_768, ge=1_024, description="bytes of a request's line and headers"
+    )
     deadline_ms: int = Field(
-        default=10_000, ge=1, description="milliseconds a request may take before it gets 504"
+        default=10_000,
+        ge=1,
+        description="milliseconds a request may take before it gets 504; a request may ask for "
+        "less with x-request-timeout-ms",
     )
     drain_ms: int = Field(
         default=10_000, ge=0, description="milliseconds for requests in flight at shutdown"
+    )
+    api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        repr=False,
+        description="keys that clients must send, as 'Authorization: Bearer KEY', separated by "
+        "','; better set in the environment: other users see flags; without any, all may ask",
+    )
+    rate_limit: str = Field(
+        default="",
+        description="requests that each key (without keys, each address) may send, such as "
+        "'600/minute'; beyond that it gets 429",
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="origins whose pages may use the service, such as 'https://example.org', "
+        "separated by ','; '*' for all",
+    )
+    docs: Literal["on", "off"] = Field(default="on", description="serve /docs and /openapi.json")
+    metrics_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="port for /metrics and nothing else, 0 for the service's own",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe messages to log"
@@ -65,6 +99,27 @@ class Settings(BaseSettings):
     @classmethod
     def _split_paths(cls, value: Any) -> Any:
         return tuple(filter(None, value.split(os.pathsep))) if isinstance(value, str) else value
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _split_origins(cls, value: Any) -> Any:
+        return _listed(value) if isinstance(value, str) else value
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _digest_keys(cls, value: Any) -> Any:
+        """Digests are kept, not keys."""
+        keys = _listed(value) if isinstance(value, str) else value
+        if not all(API_KEY.fullmatch(key) for key in keys):
+            raise ValueError("a key is 8 to 256 printable ASCII characters without spaces")
+        return tuple(hashlib.sha256(key.encode()).hexdigest() for key in keys)
+
+    @field_validator("rate_limit")
+    @classmethod
+    def _check_rate(cls, value: str) -> str:
+        if value and not RATE.fullmatch(value):
+            raise ValueError("a rate is a number and second, minute, hour or day: 600/minute")
+        return value
 
 
 def load_settings(flags: dict[str, Any]) -> Settings:
@@ -79,7 +134,12 @@ def load_settings(flags: dict[str, Any]) -> Settings:
         first = error.errors()[0]
         name = str(first["loc"][0])
         source = flag(name) if name in flags else f"SENTIMENT_{name.upper()}"
-        raise ValueError(f"{source}: {first['msg']}, not {first['input']!r}") from None
+        given = "" if name == "api_keys" else f", not {first['input']!r}"
+        raise ValueError(f"{source}: {first['msg']}{given}") from None
+
+
+def _listed(value: str) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in value.split(","))))
 
 
 def flag(name: str) -> str:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +19,9 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.http_protocol import HttpProtocol
 from app.model import Model
+from app.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())"]
@@ -84,7 +87,8 @@ def listening(app: FastAPI) -> Iterator[str]:
     """Serve the application on a real socket, from a thread; yields its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
+        http = partial(HttpProtocol, max_header_bytes=Settings().max_header_bytes)
+        server = uvicorn.Server(uvicorn.Config(app, http=http, log_config=None, ws="none"))  # type: ignore[arg-type]
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -126,6 +130,11 @@ class Process:
     ) -> None:
         self._process.kill()
         self._process.communicate()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
 
     def signal(self, number: int) -> None:
         """Send a signal."""

@@ -49,7 +49,7 @@ BAD = [
     _case("not JSON", '{"inputs": ', 422, "invalid_request", "not valid JSON"),
     _case("not UTF-8", b'{"inputs": "\xff"}', 422, "invalid_request", "UTF-8"),
     _case("nested", "[" * 100_000, 422, "invalid_request", "nested"),
-    _case("NaN", '{"inputs": NaN}', 422, "invalid_request", "a string"),
+    _case("NaN", '{"inputs": NaN}', 422, "invalid_request", "NaN"),
     _case("huge number", '{"inputs": ' + "9" * 5_000 + "}", 422, "invalid_request", "number"),
     _case("text/plain", _inputs("a"), 415, "unsupported_media_type", "application/json", "text/x"),
     _case("no type", _inputs("a"), 415, "unsupported_media_type", "application/json", ""),
@@ -102,6 +102,8 @@ def test_unknown_routes_and_methods(client: TestClient) -> None:
     wrong = client.put("/classify")
     assert (wrong.status_code, wrong.json()["code"]) == (405, "method_not_allowed")
     assert wrong.headers["allow"] == "POST"
+    assert client.put("/").headers["allow"] == "GET, HEAD, POST"
+    assert client.put("/v2/models/tiny").headers["allow"] == "GET, HEAD"
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 
 from app.bundle import Bundle
+from app.errors import ServiceError
 from app.settings import Settings, flag
 from tests.checkpoints import make_twitter_roberta
 from tests.hub import Hub
@@ -108,9 +109,22 @@ def test_the_settings_table_lists_every_setting() -> None:
     rows = re.findall(r"^\| `(--[a-z-]+)` \| `(\w+)` \| (.*?) \|", README, re.MULTILINE)
 
     assert rows == [
-        (flag(name), f"SENTIMENT_{name.upper()}", _default(field.default))
+        (
+            flag(name),
+            f"SENTIMENT_{name.upper()}",
+            "the embedded model" if name == "model" else _default(field.default),
+        )
         for name, field in Settings.model_fields.items()
     ]
+
+
+def test_the_error_table_lists_every_error() -> None:
+    """Each status with each of its codes, but for the one that no client sees."""
+    rows = re.findall(r"^\| (\d{3}) \| (`.*?`) \|", README, re.MULTILINE)
+    listed = {(int(status), code) for status, codes in rows for code in re.findall(r"\w+", codes)}
+    errors = {(error.status, error.code) for error in ServiceError.__subclasses__()}
+
+    assert listed == errors - {(499, "client_disconnected")}
 
 
 def test_links_to_files_lead_somewhere() -> None:
@@ -122,7 +136,7 @@ def test_links_to_files_lead_somewhere() -> None:
 
 
 def _default(value: Any) -> str:
-    return "the embedded model" if value == () else f"`{value}`"
+    return "none" if value in ("", ()) else f"`{value}`"
 
 
 def _rounded(value: Any) -> Any:

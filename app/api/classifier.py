@@ -2,12 +2,24 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 
-from app.api.predictions import Overflow, Prediction, Scored, encode, infer, predict
+from app.api.explanation import contributions, without_each, word_spans
+from app.api.predictions import (
+    DEFAULTS,
+    EncodedText,
+    Options,
+    Scored,
+    encode,
+    encodings,
+    infer,
+    predict,
+)
+from app.api.schemas import Prediction, Word
 from app.batcher import MicroBatcher
 from app.errors import (
     ClientDisconnected,
@@ -34,6 +46,7 @@ PROBE_TIMEOUT_S = 1.0
 class Classification:
     """What became of a request's texts, in their order, and where its time went."""
 
+    model: Model
     outcomes: list[Prediction | ServiceError]
     tokenize_seconds: float
     queue_seconds: float
@@ -73,42 +86,39 @@ class Classifier:
         )
 
     async def classify(
-        self, texts: Sequence[str], *, overflow: Overflow = "truncate"
+        self, texts: Sequence[str], options: Options = DEFAULTS, *, deadline: float
     ) -> Classification:
-        """Classify the texts of one request.
+        """Classify the texts of one request, until ``deadline`` by the event loop's clock.
 
         Raises:
-            Overloaded, ShuttingDown: the request was not admitted.
+            Overloaded, TooManyTexts, ShuttingDown: the request was not admitted.
             DeadlineExceeded: tokenising alone took longer than it may.
         """
-        started = time.perf_counter()
-        try:
-            if self._stopped:
-                raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
-            # Before the tokenizer, which would be a third of what it costs to turn a request away.
-            self._batcher.check_admission(len(texts), timeout_s=self._settings.deadline_ms / 1000)
-            encoded = await self._encode(texts, overflow)
-            tokenize_seconds = time.perf_counter() - started
-            answer = await self._batcher.submit(
-                [encoding for encoding in encoded if isinstance(encoding, Encoding)],
-                timeout_s=max(0.0, self._settings.deadline_ms / 1000 - tokenize_seconds),
-            )
-        except ServiceError as error:
-            self._metrics.failure(error.code, len(texts))
-            if isinstance(error, Overloaded):
-                self._metrics.rejection(error.reason)
-            elif isinstance(error, ShuttingDown):
-                self._metrics.rejection(error.code)
-            raise
-        except asyncio.CancelledError:
-            self._metrics.failure(ClientDisconnected.code, len(texts))
-            raise
-        outcomes = predict(self.model.labels, encoded, answer.results)
-        result = Classification(
-            outcomes, tokenize_seconds, answer.queue_seconds, answer.inference_seconds
-        )
-        self._count(result)
-        return result
+        with self._counting_failures(len(texts)):
+            done = await self._run(texts, options, deadline)
+        self._count(done)
+        return done
+
+    async def explain(
+        self, text: str, *, deadline: float
+    ) -> tuple[Classification, Prediction, list[Word]]:
+        """Classify one text, and say what each of its words contributes.
+
+        Raises:
+            TextTooLong: it has more words than are explained.
+            ServiceError: it could not be classified, or as ``classify``.
+        """
+        with self._counting_failures(1):
+            spans = word_spans(text)
+            texts = [text, *without_each(text, spans)]
+            done = await self._run(texts, DEFAULTS, deadline)
+            whole, *without = done.outcomes
+            if isinstance(whole, ServiceError):
+                raise whole
+            words = contributions(whole, spans, without, multi_label=self.model.multi_label)
+        done = replace(done, outcomes=[whole])
+        self._count(done)
+        return done, whole, words
 
     async def check(self) -> None:
         """Return while inference works.
@@ -138,21 +148,55 @@ class Classifier:
         """Finish what was admitted, for at most ``timeout_s`` seconds; whether all ended."""
         return await self._batcher.drain(timeout_s)
 
+    async def _run(self, texts: Sequence[str], options: Options, deadline: float) -> Classification:
+        if self._stopped:
+            raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
+        loop = asyncio.get_running_loop()
+        started = time.perf_counter()
+        # Before the tokenizer, which would be a third of what it costs to turn a request away.
+        self._batcher.check_admission(len(texts), timeout_s=deadline - loop.time())
+        encoded = await self._encode(texts, options, deadline)
+        tokenize_seconds = time.perf_counter() - started
+        answer = await self._batcher.submit(
+            encodings(encoded), timeout_s=max(0.0, deadline - loop.time())
+        )
+        return Classification(
+            self.model,
+            predict(self.model, encoded, answer.results),
+            tokenize_seconds,
+            answer.queue_seconds,
+            answer.inference_seconds,
+        )
+
     async def _encode(
-        self, texts: Sequence[str], overflow: Overflow
-    ) -> list[Encoding | ServiceError]:
+        self, texts: Sequence[str], options: Options, deadline: float
+    ) -> list[EncodedText | ServiceError]:
         encode_all = partial(
-            encode, self.model, texts, max_chars=self._settings.max_text_chars, overflow=overflow
+            encode, self.model, texts, max_chars=self._settings.max_text_chars, options=options
         )
         if sum(map(len, texts)) <= INLINE_CHARS:
             return encode_all()
-        deadline_ms = self._settings.deadline_ms
         try:
-            async with asyncio.timeout(deadline_ms / 1000):
+            async with asyncio.timeout_at(deadline):
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._tokenizer, encode_all)
         except TimeoutError:
-            raise DeadlineExceeded(f"not tokenised within {deadline_ms} ms") from None
+            raise DeadlineExceeded("not tokenised within the time it may take") from None
+
+    @contextmanager
+    def _counting_failures(self, texts: int) -> Iterator[None]:
+        try:
+            yield
+        except ServiceError as error:
+            self._metrics.failure(error.code, texts)
+            if isinstance(error, Overloaded):
+                self._metrics.rejection(error.reason)
+            elif isinstance(error, ShuttingDown):
+                self._metrics.rejection(error.code)
+            raise
+        except asyncio.CancelledError:
+            self._metrics.failure(ClientDisconnected.code, texts)
+            raise
 
     def _count(self, result: Classification) -> None:
         for outcome in result.outcomes:

@@ -12,11 +12,13 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.access import Access
 from app.api.problems import problem
 from app.api.service import Service
 from app.errors import (
     DeadlineExceeded,
     InferenceFailed,
+    InvalidRequest,
     PayloadTooLarge,
     ServiceError,
     ShuttingDown,
@@ -24,6 +26,7 @@ from app.errors import (
 from app.settings import Settings
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+TIMEOUT_MS = re.compile(rb"[1-9][0-9]{0,8}")
 # A client may send any word as its method; each would be a series.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -38,12 +41,17 @@ class DirectRoute(APIRoute):
     """
 
 
+class StreamRoute(DirectRoute):
+    """A direct route that reads a body of any length, for as long as it takes."""
+
+
 class RequestMiddleware:
     """Outermost, so that no answer leaves without an id or goes uncounted."""
 
     def __init__(self, app: ASGIApp, *, service: Service, routes: Iterable[BaseRoute]) -> None:
         self._app = app
         self._service = service
+        self._access = Access(service.settings)
         self._direct = {
             (method, route.path): route
             for route in routes
@@ -56,7 +64,10 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server leaves out the body
         status: int | None = None
 
         async def send_and_note(message: Message) -> None:
@@ -72,16 +83,23 @@ class RequestMiddleware:
         metrics = self._service.metrics
         metrics.requests_in_flight.inc()
         started = time.perf_counter()
-        limited = _limit_body(scope, receive, self._service.settings)
         try:
-            if route := self._direct.get((scope["method"], scope["path"])):
-                await _call(route, scope, limited, send_and_note)
+            route = self._direct.get((scope["method"], scope["path"]))
+            if route is not None:
+                scope["route"] = route
+            await self._access.check(scope)
+            state["deadline"] = _deadline(scope, self._service.settings)
+            if not isinstance(route, StreamRoute):
+                receive = _limit_body(scope, receive, self._service.settings)
+            if route is not None:
+                await _call(route, scope, receive, send_and_note)
             else:
-                await self._app(scope, limited, send_and_note)
+                await self._app(scope, receive, send_and_note)
         except (Exception, asyncio.CancelledError) as error:
             if status is not None:
                 raise
-            answer = problem(_last_resort(error, request_id), request_id)
+            failure = error if isinstance(error, ServiceError) else _last_resort(error, request_id)
+            answer = problem(failure, request_id)
             await answer(scope, receive, send_and_note)
         finally:
             metrics.requests_in_flight.dec()
@@ -94,7 +112,6 @@ class RequestMiddleware:
 
 
 async def _call(route: DirectRoute, scope: Scope, receive: Receive, send: Send) -> None:
-    scope["route"] = route
     request = Request(scope, receive, send)
     try:
         response = await route.endpoint(request)
@@ -118,13 +135,26 @@ def _route(scope: Scope) -> str:
     return "other" if "endpoint" in scope else "unmatched"  # other: FastAPI's own pages
 
 
+def _deadline(scope: Scope, settings: Settings) -> float:
+    """When the request must be answered, by the event loop's clock."""
+    asked = next(
+        (value for name, value in scope["headers"] if name == b"x-request-timeout-ms"), b""
+    )
+    if asked and not TIMEOUT_MS.fullmatch(asked):
+        raise InvalidRequest(
+            "x-request-timeout-ms must be a whole number of milliseconds, 1 or more"
+        )
+    timeout_ms = min(int(asked or settings.deadline_ms), settings.deadline_ms)
+    return asyncio.get_running_loop().time() + timeout_ms / 1000
+
+
 def _limit_body(scope: Scope, receive: Receive, settings: Settings) -> Receive:
     """``receive`` that raises ``PayloadTooLarge`` before it hands out too large a body.
 
     A body that takes longer than the request may raises ``DeadlineExceeded``.
     """
-    max_bytes, deadline_ms = settings.max_body_bytes, settings.deadline_ms
-    deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
+    max_bytes = settings.max_body_bytes
+    deadline = scope["state"]["deadline"]
     complete = False
     announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     received = 0
@@ -139,7 +169,7 @@ def _limit_body(scope: Scope, receive: Receive, settings: Settings) -> Receive:
             async with asyncio.timeout_at(deadline):
                 message = await receive()
         except TimeoutError:
-            raise DeadlineExceeded(f"the body did not arrive within {deadline_ms} ms") from None
+            raise DeadlineExceeded("the body did not arrive within the time allowed") from None
         complete = not message.get("more_body", False)
         received += len(message.get("body", b""))
         if received > max_bytes:

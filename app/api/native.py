@@ -1,32 +1,24 @@
-"""POST /classify."""
+"""POST /classify and POST /explain."""
 
 from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
-from pydantic_core import to_json
 
-from app.api.body import documented_body, read_body
+from app.api.answers import classify_texts, json_answer, version
+from app.api.body import read_body
 from app.api.connection import while_connected
 from app.api.middleware import DirectRoute
-from app.api.predictions import Prediction, document
-from app.api.problems import documented
-from app.api.schemas import ClassifyRequest, ClassifyResponse
-from app.api.service import Service
-from app.errors import (
-    DeadlineExceeded,
-    EmptyText,
-    InferenceFailed,
-    InvalidRequest,
-    ModelNotFound,
-    NotReady,
-    Overloaded,
-    PayloadTooLarge,
-    ServiceError,
-    ShuttingDown,
-    TextTooLong,
-    TooManyTexts,
-    UnsupportedMediaType,
+from app.api.openapi import ERRORS, documented, documented_body
+from app.api.predictions import Options, document
+from app.api.schemas import (
+    ClassifyRequest,
+    ClassifyResponse,
+    ExplainRequest,
+    ExplainResponse,
+    Prediction,
 )
+from app.api.service import Service
+from app.errors import ServiceError
 
 router = APIRouter(tags=["classification"], route_class=DirectRoute)
 
@@ -34,20 +26,7 @@ router = APIRouter(tags=["classification"], route_class=DirectRoute)
 @router.post(
     "/classify",
     response_model=ClassifyResponse,
-    responses=documented(
-        ModelNotFound,
-        PayloadTooLarge,
-        UnsupportedMediaType,
-        InvalidRequest,
-        EmptyText,
-        TextTooLong,
-        TooManyTexts,
-        Overloaded,
-        InferenceFailed,
-        NotReady,
-        ShuttingDown,
-        DeadlineExceeded,
-    ),
+    responses=documented(*ERRORS),
     openapi_extra=documented_body(ClassifyRequest),
 )
 async def classify(request: Request) -> Response:
@@ -56,34 +35,46 @@ async def classify(request: Request) -> Response:
     `results` is always a list, in the order of the texts. In a list, a bad text fails alone,
     in its place; a single bad text is the error itself.
     """
-    service = Service.of(request)
     body = await read_body(request, ClassifyRequest)
     single = isinstance(body.inputs, str)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    if len(texts) > service.settings.max_texts:
-        raise TooManyTexts(
-            f"inputs has {len(texts)} texts; at most {service.settings.max_texts} are accepted"
-        )
-    classifier = service.classifier(body.model)
-    done = await while_connected(request, classifier.classify(texts, overflow=body.overflow))
+    options = Options(body.overflow, body.split, body.language)
+    done = await classify_texts(request, texts, model=body.model, options=options)
     if error := _whole_failure(done.outcomes, single=single):
         raise error
-    model = classifier.model
     response: ClassifyResponse = {
-        "model": {"name": model.name, "revision": model.revision, "precision": model.precision},
-        "labels": model.labels,
+        "model": version(done.model),
+        "labels": done.model.labels,
         "results": [document(outcome) for outcome in done.outcomes],
     }
-    # Straight to JSON: what was just built need not be validated and copied.
-    return Response(
-        to_json(response),
-        media_type="application/json",
-        headers={
-            "server-timing": f"tokenize;dur={done.tokenize_seconds * 1000:.2f}, "
-            f"queue;dur={done.queue_seconds * 1000:.2f}, "
-            f"inference;dur={done.inference_seconds * 1000:.2f}"
-        },
-    )
+    return json_answer(response, done)
+
+
+@router.post(
+    "/explain",
+    response_model=ExplainResponse,
+    responses=documented(*ERRORS),
+    openapi_extra=documented_body(ExplainRequest),
+)
+async def explain(request: Request) -> Response:
+    """What each word of a text contributes to its label.
+
+    The text is classified without each word in turn. A word that speaks for the label contributes
+    more than 0, one that speaks against it less. At most 128 words and 4,000 characters.
+    """
+    body = await read_body(request, ExplainRequest)
+    classifier = Service.of(request).classifier(body.model)
+    explaining = classifier.explain(body.inputs, deadline=request.state.deadline)
+    done, whole, words = await while_connected(request, explaining)
+    response: ExplainResponse = {
+        "model": version(done.model),
+        "label": whole["label"],
+        "score": whole["score"],
+        "tokens": whole["tokens"],
+        "truncated": whole["truncated"],
+        "words": words,
+    }
+    return json_answer(response, done)
 
 
 def _whole_failure(

@@ -7,13 +7,14 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client.exposition import choose_encoder
 
-from app.api.problems import documented
+from app.api.openapi import documented
 from app.api.schemas import Info, ModelInfo, Models, Status
 from app.api.service import Service
 from app.errors import NotReady, ShuttingDown
 from app.model import CUDA
 
 router = APIRouter(tags=["operations"])
+metrics_router = APIRouter(tags=["operations"])  # which may have a port of its own
 
 
 @router.get("/health/live")
@@ -81,7 +82,7 @@ async def models(request: Request) -> Models:
     }
 
 
-@router.get("/metrics", response_class=PlainTextResponse)
+@metrics_router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Prometheus text, or OpenMetrics where it is asked for."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))

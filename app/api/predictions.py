@@ -1,59 +1,83 @@
-"""A text's way through a model, and the document that says what came out. No HTTP here."""
+"""A text's way through a model: its tokens, their logits, and what they say of it. No HTTP here."""
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import cast
 
 import numpy as np
-from pydantic import Field
-from typing_extensions import TypedDict
 
+from app.api.schemas import (
+    FailedItem,
+    FailedSentence,
+    Overflow,
+    Prediction,
+    Sentence,
+    Split,
+)
+from app.api.sentences import sentence_spans
 from app.errors import ServiceError, TextTooLong
 from app.model import Encoding, Model
 
-Overflow = Literal["truncate", "error"]
 Scored = tuple[list[float], list[float]]  # logits and scores, in the order of the labels
 
 
-class Prediction(TypedDict):
-    """What the model says of one text."""
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to do with a text; ``language`` is an ISO 639 code, for its abbreviations."""
 
-    label: Annotated[str, Field(description="the label with the highest score")]
-    score: Annotated[float, Field(description="its score")]
-    scores: Annotated[
-        dict[str, float],
-        Field(description="softmax of the logits (sigmoid for a multi-label checkpoint)"),
-    ]
-    logits: Annotated[dict[str, float], Field(description="what the model computed")]
-    tokens: Annotated[
-        int, Field(description="tokens of the text, special ones included, before truncation")
-    ]
-    truncated: Annotated[bool, Field(description="whether the end of the text was cut off")]
+    overflow: Overflow = "truncate"
+    split: Split | None = None
+    language: str = "en"
 
 
-class ItemError(TypedDict):
-    """Why one text of a list has no prediction."""
-
-    code: str
-    message: str
+DEFAULTS = Options()
 
 
-class FailedItem(TypedDict):
-    """Stands in the place of a prediction."""
+@dataclass(frozen=True, slots=True)
+class EncodedSentence:
+    """A sentence of a text, from character ``start`` to before ``end``."""
 
-    error: ItemError
+    start: int
+    end: int
+    text: "EncodedText | ServiceError"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """A text as the model will see it: in ``windows``, and each sentence by itself."""
+
+    encoding: Encoding
+    options: Options
+    sentences: Sequence[EncodedSentence] = ()
+
+    @property
+    def windows(self) -> list[Encoding]:
+        """What of it is classified."""
+        return self.encoding.windows if self.options.overflow == "window" else [self.encoding]
 
 
 def encode(
-    model: Model, texts: Sequence[str], *, max_chars: int, overflow: Overflow = "truncate"
-) -> list[Encoding | ServiceError]:
+    model: Model, texts: Sequence[str], *, max_chars: int, options: Options = DEFAULTS
+) -> list[EncodedText | ServiceError]:
     """Each text's tokens, or why it cannot be classified."""
     fitting = iter(model.encode_batch([text for text in texts if len(text) <= max_chars]))
     return [
-        _within_limit(next(fitting), model, overflow)
+        _encoded(text, next(fitting), model, options)
         if len(text) <= max_chars
         else TextTooLong(f"the text has {len(text)} characters; at most {max_chars} are accepted")
         for text in texts
     ]
+
+
+def encodings(texts: Sequence[EncodedText | ServiceError]) -> list[Encoding]:
+    """What is to be inferred, in the order in which ``predict`` wants the results."""
+    found: list[Encoding] = []
+    for text in texts:
+        if isinstance(text, EncodedText):
+            found += text.windows
+            found += encodings([sentence.text for sentence in text.sentences])
+    return found
 
 
 def infer(model: Model, encodings: Sequence[Encoding]) -> list[Scored | ServiceError]:
@@ -67,21 +91,15 @@ def infer(model: Model, encodings: Sequence[Encoding]) -> list[Scored | ServiceE
 
 
 def predict(
-    labels: Sequence[str],
-    encoded: Sequence[Encoding | ServiceError],
+    model: Model,
+    texts: Sequence[EncodedText | ServiceError],
     results: Sequence[Scored | ServiceError],
 ) -> list[Prediction | ServiceError]:
-    """What became of each text; ``results`` has one for every ``Encoding`` in ``encoded``."""
-    answers = iter(results)
-    outcomes: list[Prediction | ServiceError] = []
-    for encoding in encoded:
-        if isinstance(encoding, ServiceError):
-            outcomes.append(encoding)
-        elif isinstance(answer := next(answers), ServiceError):
-            outcomes.append(answer)
-        else:
-            outcomes.append(_prediction(labels, encoding, *answer))
-    return outcomes
+    """What became of each text; ``results`` has one for each of its ``encodings``."""
+    left = iter(results)
+    return [
+        text if isinstance(text, ServiceError) else _prediction(model, text, left) for text in texts
+    ]
 
 
 def document(outcome: Prediction | ServiceError) -> Prediction | FailedItem:
@@ -91,26 +109,69 @@ def document(outcome: Prediction | ServiceError) -> Prediction | FailedItem:
     return outcome
 
 
-def _within_limit(
-    encoding: Encoding | ServiceError, model: Model, overflow: Overflow
-) -> Encoding | ServiceError:
-    if isinstance(encoding, Encoding) and encoding.truncated and overflow == "error":
+def _encoded(
+    text: str, encoding: Encoding | ServiceError, model: Model, options: Options
+) -> EncodedText | ServiceError:
+    if isinstance(encoding, ServiceError):
+        return encoding
+    if encoding.truncated and options.overflow == "error":
         return TextTooLong(
             f"the text has {encoding.tokens} tokens; the model takes at most {model.max_tokens} "
             'and "overflow" is "error"'
         )
-    return encoding
+    sentences = _sentences(text, model, options) if options.split else ()
+    return EncodedText(encoding, options, sentences)
+
+
+def _sentences(text: str, model: Model, options: Options) -> list[EncodedSentence]:
+    spans = sentence_spans(text, options.language)
+    alone = Options(overflow=options.overflow)
+    found = encode(model, [text[a:b] for a, b in spans], max_chars=len(text), options=alone)
+    return [EncodedSentence(*span, one) for span, one in zip(spans, found, strict=True)]
 
 
 def _prediction(
-    labels: Sequence[str], encoding: Encoding, logits: list[float], scores: list[float]
-) -> Prediction:
+    model: Model, text: EncodedText, results: Iterator[Scored | ServiceError]
+) -> Prediction | ServiceError:
+    windows = text.windows
+    answers = list(islice(results, len(windows)))
+    sentences = [_sentence(model, sentence, results) for sentence in text.sentences]
+    scored: list[Scored] = []
+    for answer in answers:
+        if isinstance(answer, ServiceError):
+            return answer
+        scored.append(answer)
+    logits, scores = scored[0] if len(scored) == 1 else _mean(model, windows, scored)
     score = max(scores)
-    return {
-        "label": labels[scores.index(score)],
+    prediction: Prediction = {
+        "label": model.labels[scores.index(score)],
         "score": score,
-        "scores": dict(zip(labels, scores, strict=True)),
-        "logits": dict(zip(labels, logits, strict=True)),
-        "tokens": encoding.tokens,
-        "truncated": encoding.truncated,
+        "scores": dict(zip(model.labels, scores, strict=True)),
+        "logits": dict(zip(model.labels, logits, strict=True)),
+        "tokens": text.encoding.tokens,
+        "truncated": text.encoding.truncated,
     }
+    if text.options.overflow == "window":
+        prediction["truncated"] = False
+        prediction["windows"] = len(windows)
+    if text.options.split:
+        prediction["sentences"] = sentences
+    return prediction
+
+
+def _sentence(
+    model: Model, sentence: EncodedSentence, results: Iterator[Scored | ServiceError]
+) -> Sentence | FailedSentence:
+    if isinstance(sentence.text, ServiceError):
+        outcome: Prediction | ServiceError = sentence.text
+    else:
+        outcome = _prediction(model, sentence.text, results)
+    found = {"start": sentence.start, "end": sentence.end, **document(outcome)}
+    return cast(Sentence | FailedSentence, found)
+
+
+def _mean(model: Model, windows: Sequence[Encoding], scored: Sequence[Scored]) -> Scored:
+    """One text's logits from those of its windows: their mean, weighted by tokens."""
+    logits = np.average([logits for logits, _ in scored], axis=0, weights=[*map(len, windows)])
+    scores = model.scores(logits.astype(np.float32))
+    return logits.tolist(), scores.tolist()

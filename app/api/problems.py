@@ -6,41 +6,36 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import Request, Response
-from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from app.api.schemas import Problem
-from app.errors import MethodNotAllowed, NotFound, ServiceError
+from app.errors import MethodNotAllowed, NotFound, ServiceError, Unauthorized
 
 MEDIA_TYPE = "application/problem+json"
-_SCHEMA = TypeAdapter(Problem).json_schema()
 
 
-def problem(error: ServiceError, request_id: str) -> Response:
-    """The answer to a request that failed."""
-    document: Problem = {
-        "type": f"urn:sentiment:{error.code}",
-        "title": error.title,
-        "status": error.status,
-        "detail": error.detail,
-        "code": error.code,
-        "error": error.detail,
-        "request_id": request_id,
-    }
+def problem(error: ServiceError, request_id: str, /, **members: Any) -> Response:
+    """The answer to a request that failed, with the ``members`` that its protocol has."""
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    return Response(json.dumps(document), error.status, headers, media_type=MEDIA_TYPE)
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
+    content = json.dumps({**document(type(error), error.detail, request_id), **members})
+    return Response(content, error.status, headers, media_type=MEDIA_TYPE)
 
 
-def documented(*errors: type[ServiceError]) -> dict[int | str, dict[str, Any]]:
-    """The ``responses`` of a route that may fail with these, for OpenAPI."""
-    codes: dict[int | str, list[str]] = {}
-    for error in errors:
-        codes.setdefault(error.status, []).append(error.code)
+def document(kind: type[ServiceError], detail: str, request_id: str) -> Problem:
+    """What such an answer says."""
     return {
-        status: {"description": ", ".join(names), "content": {MEDIA_TYPE: {"schema": _SCHEMA}}}
-        for status, names in codes.items()
+        "type": f"urn:sentiment:{kind.code}",
+        "title": kind.title,
+        "status": kind.status,
+        "detail": detail,
+        "code": kind.code,
+        "error": detail,
+        "request_id": request_id,
     }
 
 
@@ -50,7 +45,10 @@ async def _on_service_error(request: Request, error: ServiceError) -> Response:
 
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
     if error.status_code == MethodNotAllowed.status:
-        allowed = (error.headers or {})["Allow"]
+        # Of all the routes of this path; Starlette names the methods of the first.
+        routes = [r for r in request.app.state.routes if r.matches(request.scope)[0] != Match.NONE]
+        methods = {method for route in routes for method in route.methods}
+        allowed = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
         answer = problem(MethodNotAllowed(f"allowed here: {allowed}"), request.state.request_id)
         answer.headers["allow"] = allowed
         return answer

@@ -1,14 +1,24 @@
 """The documents of the native API. Answers are built as plain dicts, hence typed dicts."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from app.api.predictions import FailedItem, Overflow, Prediction
 from app.bundle import Parity, Precision
-from app.preprocessing import Preprocessing
+from app.preprocessing import VISIBLE, Preprocessing
+
+Overflow = Literal["truncate", "error", "window"]
+Split = Literal["sentences"]
 
 
 class RequestBody(BaseModel):
@@ -31,8 +41,13 @@ class RequestBody(BaseModel):
         return body
 
 
+# What is accepted as the only text of a request. It is for OpenAPI: what is wrong with a text is
+# said by the model, for each alone.
+Text = Annotated[str, Field(pattern=rf"^[^\x00]*{VISIBLE.pattern}[^\x00]*$")]
+
+
 def _texts(value: Any) -> str | list[str]:
-    """Let strings through as they are: one that is not well-formed fails alone, later."""
+    """One text, or a list that holds some."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
@@ -42,20 +57,107 @@ def _texts(value: Any) -> str | list[str]:
     return value
 
 
+Texts = Annotated[
+    str | list[str],
+    PlainValidator(_texts, json_schema_input_type=Text | Annotated[list[str], Field(min_length=1)]),
+]
+
+
 class ClassifyRequest(RequestBody):
     """One text, or a list of texts."""
 
-    inputs: Annotated[
-        str | list[str], PlainValidator(_texts, json_schema_input_type=str | list[str])
-    ] = Field(
+    inputs: Texts = Field(
         description="one text, or a list, which is always that many documents",
         examples=[["I love this!", "worst service ever", "The meeting is at 3pm."]],
     )
     model: str | None = Field(default=None, description="name of a served model")
     overflow: Overflow = Field(
         default="truncate",
-        description="what to do with a text of more tokens than the model takes",
+        description="what to do with a text of more tokens than the model takes: cut off its end, "
+        "refuse it, or classify overlapping windows, whose logits are averaged, weighted by tokens",
     )
+    split: Split | None = Field(
+        default=None, description="sentences: classify each sentence as well, by itself"
+    )
+    language: str = Field(
+        default="en",
+        description="language whose abbreviations end no sentence, as ISO 639 code",
+        examples=["en", "de"],
+    )
+
+
+class ItemError(TypedDict):
+    """Why one text of a list has no prediction."""
+
+    code: str
+    message: str
+
+
+class FailedItem(TypedDict):
+    """Stands in the place of a prediction."""
+
+    error: ItemError
+
+
+class LabelScores(TypedDict):
+    """What the model says of one text or of a part of it."""
+
+    label: Annotated[str, Field(description="the label with the highest score")]
+    score: Annotated[float, Field(description="its score")]
+    scores: Annotated[
+        dict[str, float],
+        Field(description="softmax of the logits (sigmoid for a multi-label checkpoint)"),
+    ]
+    logits: Annotated[dict[str, float], Field(description="what the model computed")]
+    tokens: Annotated[
+        int, Field(description="tokens of the text, special ones included, before truncation")
+    ]
+    truncated: Annotated[bool, Field(description="whether the end of the text was cut off")]
+    windows: NotRequired[
+        Annotated[int, Field(description="with overflow window: how many were classified")]
+    ]
+
+
+class Span(TypedDict):
+    """A part of a text, in characters: Unicode code points."""
+
+    start: int
+    end: Annotated[int, Field(description="the character after its last")]
+
+
+class Sentence(Span, LabelScores):
+    """What the model says of one sentence."""
+
+
+class FailedSentence(Span, FailedItem):
+    """A sentence without a prediction."""
+
+
+class Prediction(LabelScores):
+    """What the model says of one text."""
+
+    sentences: NotRequired[
+        Annotated[
+            list[Sentence | FailedSentence], Field(description="with split: each, in their order")
+        ]
+    ]
+
+
+class ExplainRequest(RequestBody):
+    """One text."""
+
+    inputs: Annotated[str, WithJsonSchema(TypeAdapter(Text).json_schema())] = Field(
+        description="the text", examples=["I love this, but it is expensive"]
+    )
+    model: str | None = Field(default=None, description="name of a served model")
+
+
+class Word(Span):
+    """What a word contributes to the label of its text."""
+
+    contribution: Annotated[
+        float, Field(description="how much lower the label's score is without this word")
+    ]
 
 
 class ModelVersion(TypedDict):
@@ -72,6 +174,17 @@ class ClassifyResponse(TypedDict):
     model: ModelVersion
     labels: Annotated[list[str], Field(description="in the order of the logits")]
     results: list[Prediction | FailedItem]
+
+
+class ExplainResponse(TypedDict):
+    """``words`` has one item for each word of the text, in their order."""
+
+    model: ModelVersion
+    label: str
+    score: float
+    tokens: int
+    truncated: bool
+    words: list[Word]
 
 
 class Problem(TypedDict):

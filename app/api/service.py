@@ -19,9 +19,11 @@ class Service:
         self.settings = settings
         self.version = version
         self.cpus = cpus
+        self.started_at = int(time.time())  # Unix seconds
         self.metrics = Metrics()
         self.classifiers: dict[str, Classifier] = {}
         self.stopping = False
+        self.closing = asyncio.Event()  # what goes on until its client ends it must end now
         self.abandoned = False  # a runner was still computing when the drain's time was over
         self._stop_by = 0.0
 

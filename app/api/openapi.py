@@ -1,0 +1,87 @@
+"""What OpenAPI says of routes that read their request and build their answer by hand."""
+
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from app.api.problems import MEDIA_TYPE, document
+from app.api.schemas import Problem
+from app.errors import (
+    DeadlineExceeded,
+    EmptyText,
+    InferenceFailed,
+    InvalidRequest,
+    ModelNotFound,
+    NotReady,
+    Overloaded,
+    PayloadTooLarge,
+    RateLimited,
+    ServiceError,
+    ShuttingDown,
+    TextTooLong,
+    TooManyTexts,
+    Unauthorized,
+    UnsupportedMediaType,
+)
+
+# What may befall a route that classifies.
+ERRORS = (
+    Unauthorized,
+    ModelNotFound,
+    PayloadTooLarge,
+    UnsupportedMediaType,
+    InvalidRequest,
+    EmptyText,
+    TextTooLong,
+    TooManyTexts,
+    Overloaded,
+    RateLimited,
+    InferenceFailed,
+    NotReady,
+    ShuttingDown,
+    DeadlineExceeded,
+)
+
+
+def documented_body(schema: type[BaseModel]) -> dict[str, Any]:
+    """The ``openapi_extra`` of a route that reads such a body."""
+    content = {"application/json": {"schema": _inlined(schema.model_json_schema())}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def documented(*errors: type[ServiceError], form: type = Problem) -> dict[int | str, Any]:
+    """The ``responses`` of a route that may fail with these, in a form that a problem has."""
+    schema = _inlined(TypeAdapter(form).json_schema())
+    by_status: dict[int, list[type[ServiceError]]] = {}
+    for error in errors:
+        by_status.setdefault(error.status, []).append(error)
+    responses: dict[int | str, Any] = {}
+    for status, kinds in by_status.items():
+        examples = {"examples": _examples(kinds)} if form is Problem else {}
+        responses[status] = {
+            "description": ", ".join(error.code for error in kinds),
+            "content": {MEDIA_TYPE: {"schema": schema, **examples}},
+        }
+    return responses
+
+
+def _examples(errors: list[type[ServiceError]]) -> dict[str, Any]:
+    detail, request_id = "what was wrong, and what is accepted", "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
+    return {error.code: {"value": document(error, detail, request_id)} for error in errors}
+
+
+def _inlined(schema: dict[str, Any]) -> Any:
+    """The schema with what it refers to in its place: OpenAPI has no ``#/$defs`` at its root."""
+    definitions = schema.pop("$defs", {})
+
+    def inlined(part: Any) -> Any:
+        if isinstance(part, list):
+            return [inlined(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        whole = dict(part)
+        if reference := whole.pop("$ref", None):
+            whole = definitions[reference.rpartition("/")[2]] | whole
+        return {name: inlined(value) for name, value in whole.items()}
+
+    return inlined(schema)

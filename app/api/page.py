@@ -1,0 +1,30 @@
+"""The try-it page at / and its files: plain HTML, CSS and JavaScript, nothing from elsewhere."""
+
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse
+from fastapi.staticfiles import StaticFiles
+
+router = APIRouter()
+
+# It knows no file beyond its directory, and answers 304 to an ETag that still holds.
+_FILES = StaticFiles(directory=Path(__file__).parents[1] / "web")
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+@router.get("/", response_class=HTMLResponse)
+@router.get("/web/{name}", include_in_schema=False)
+async def page(request: Request) -> Response:
+    """A page to try the service."""
+    name = request.path_params.get("name", "index.html")
+    response = await _FILES.get_response(name, request.scope)
+    response.headers.update(_HEADERS)
+    return response

@@ -1,0 +1,42 @@
+"""A BYTES tensor of the Open Inference Protocol's binary extension: length, bytes, and again."""
+
+import struct
+from collections.abc import Iterable
+
+from app.errors import InvalidRequest
+
+_LENGTH = struct.Struct("<I")
+
+
+def pack(texts: Iterable[str]) -> bytes:
+    """The tensor's bytes: each text's length in four bytes, little-endian, and its UTF-8."""
+    encoded = [text.encode() for text in texts]
+    return b"".join(_LENGTH.pack(len(element)) + element for element in encoded)
+
+
+def unpack(data: bytes) -> list[str]:
+    """The texts of a tensor.
+
+    Raises:
+        InvalidRequest: a length points beyond the end, or an element is not UTF-8.
+    """
+    texts: list[str] = []
+    start = 0
+    while start < len(data):
+        begin = start + _LENGTH.size
+        if begin > len(data):
+            raise InvalidRequest("the binary data ends within the length of an element")
+        (length,) = _LENGTH.unpack_from(data, start)
+        start = begin + length
+        if start > len(data):
+            raise InvalidRequest(
+                f"element {len(texts)} of the binary data, counted from 0, is to have {length} "
+                f"bytes; {len(data) - begin} are left"
+            )
+        try:
+            texts.append(data[begin:start].decode())
+        except UnicodeDecodeError:
+            raise InvalidRequest(
+                f"element {len(texts)} of the binary data, counted from 0, is not UTF-8"
+            ) from None
+    return texts

@@ -1,0 +1,40 @@
+"""What other servers' protocols have in common."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, WithJsonSchema
+from typing_extensions import TypedDict
+
+from app.api.schemas import Prediction, Text, Texts
+from app.model import Model
+
+
+def whole(value: Any) -> Any:
+    """An integer where JSON has one: to it 2.0 is the same number as 2."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Item = TypeVar("Item")
+NonEmpty = Annotated[list[Item], Field(min_length=1)]
+
+# These protocols have no place for the error of one text, so every text must be acceptable.
+AllTexts = Annotated[Texts, WithJsonSchema(TypeAdapter[Any](Text | NonEmpty[Text]).json_schema())]
+
+
+class LabelScore(TypedDict):
+    """A label and its score."""
+
+    label: str
+    score: float
+
+
+def ranking(values: Mapping[str, float]) -> list[LabelScore]:
+    """Labels and their scores or logits, highest first."""
+    ranked = sorted(values.items(), key=lambda item: -item[1])
+    return [{"label": label, "score": value} for label, value in ranked]
+
+
+def tokens_computed(model: Model, predictions: Iterable[Prediction]) -> int:
+    """Tokens that the model saw, special ones included."""
+    return sum(min(prediction["tokens"], model.max_tokens) for prediction in predictions)

@@ -1,0 +1,84 @@
+"""POST / as Hugging Face's clients send it."""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from app.api.answers import classify_texts, every_prediction, json_answer
+from app.api.body import read_body
+from app.api.middleware import DirectRoute
+from app.api.openapi import ERRORS, documented, documented_body
+from app.api.protocols.common import AllTexts, LabelScore, ranking, whole
+from app.api.schemas import Prediction
+
+router = APIRouter(tags=["compatibility"], route_class=DirectRoute)
+
+Function = Literal["softmax", "sigmoid", "none"]
+
+
+class Parameters(BaseModel):
+    """What clients may ask for; other parameters are ignored."""
+
+    top_k: Annotated[int, Field(strict=True, ge=1), BeforeValidator(whole)] | None = Field(
+        default=None, description="labels in the answer; all unless given"
+    )
+    function_to_apply: Function | None = Field(
+        default=None, description="what makes scores of logits; the model's own unless given"
+    )
+
+
+class TextClassification(BaseModel):
+    """One text, or a list of texts; other fields are ignored."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": "I love this!", "parameters": {"top_k": 1}}]}
+    )
+
+    inputs: AllTexts = Field(description="one text, or a list, which is always that many documents")
+    parameters: Parameters | None = None
+
+
+@router.post(
+    "/",
+    response_model=list[list[LabelScore]],
+    responses=documented(*ERRORS),
+    openapi_extra=documented_body(TextClassification),
+)
+async def text_classification(request: Request) -> Response:
+    """Labels and scores as Hugging Face's inference servers answer them.
+
+    One list for each text, the highest score first. The first bad text's error is the answer.
+    """
+    body = await read_body(request, TextClassification)
+    asked = body.parameters or Parameters()
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    done = await classify_texts(request, texts, model=None)
+    answer = [
+        ranking(_scores(prediction, asked.function_to_apply))[: asked.top_k]
+        for prediction in every_prediction(done.outcomes)
+    ]
+    return json_answer(answer, done)
+
+
+def _scores(prediction: Prediction, function: Function | None) -> Mapping[str, float]:
+    logits = prediction["logits"]
+    match function:
+        case None:
+            return prediction["scores"]
+        case "none":
+            return logits
+        case "sigmoid":
+            return {label: _sigmoid(logit) for label, logit in logits.items()}
+        case "softmax":
+            highest = max(logits.values())
+            powers = {label: math.exp(logit - highest) for label, logit in logits.items()}
+            total = sum(powers.values())
+            return {label: power / total for label, power in powers.items()}
+
+
+def _sigmoid(logit: float) -> float:
+    # No power of a positive number: it could overflow.
+    return math.exp(min(logit, 0.0)) / (1 + math.exp(-abs(logit)))

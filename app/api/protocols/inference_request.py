@@ -1,0 +1,198 @@
+"""What a client of the Open Inference Protocol sends, as JSON or as JSON and bytes."""
+
+import re
+from typing import Annotated, Any, Literal, get_args
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool
+from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
+
+from app.api.body import read_bytes, validated
+from app.api.protocols.bytes_tensor import unpack
+from app.api.protocols.common import NonEmpty, whole
+from app.api.schemas import Overflow, Text
+from app.errors import InvalidRequest, UnsupportedMediaType
+
+JSON_LENGTH = "inference-header-content-length"
+OutputName = Literal["label", "score", "logits", "scores"]
+# tritonclient sends JSON without a media type.
+_MEDIA_TYPES = ("", "application/json", "application/octet-stream")
+_Count = Annotated[int, Field(ge=1)]
+EXAMPLE: JsonDict = {
+    "inputs": [
+        {
+            "name": "text",
+            "datatype": "BYTES",
+            "shape": [2],
+            "data": ["I love this!", "worst service ever"],
+        }
+    ],
+    "outputs": [{"name": "label"}, {"name": "score"}],
+}
+
+
+def _shape(value: Any) -> int:
+    """The number of texts."""
+    sizes = [whole(size) for size in value] if isinstance(value, list) else []
+    if all(type(size) is int for size in sizes):  # which a bool is not
+        match sizes:
+            case [int(texts)] | [int(texts), 1] if texts >= 1:
+                return texts
+    raise PydanticCustomError("shape", "must be [n] or [n, 1] with n texts, at least one")
+
+
+def _data(value: Any) -> list[str]:
+    """The texts, flat or in rows of one."""
+    if isinstance(value, list):
+        rows = bool(value) and all(isinstance(row, list) and len(row) == 1 for row in value)
+        texts = [row[0] for row in value] if rows else value
+        if all(isinstance(text, str) for text in texts):
+            return texts
+    raise PydanticCustomError("data", "must be a list of strings, or of lists of one string each")
+
+
+class TextTensor(BaseModel):
+    """The input; other fields and parameters than those below are ignored."""
+
+    name: Literal["text"]
+    datatype: Literal["BYTES"]
+    shape: Annotated[
+        int,
+        PlainValidator(_shape, json_schema_input_type=tuple[_Count] | tuple[_Count, Literal[1]]),
+    ] = Field(description="[n] or [n, 1] for n texts")
+
+
+class JsonParameters(BaseModel):
+    """What is said of texts in JSON."""
+
+    binary_data_size: None = Field(default=None, description="is for texts that follow the JSON")
+    shared_memory_region: None = Field(default=None, description="not supported")
+
+
+class JsonTensor(TextTensor):
+    """The texts, in JSON."""
+
+    data: Annotated[
+        list[str],
+        PlainValidator(_data, json_schema_input_type=NonEmpty[Text] | NonEmpty[tuple[Text]]),
+    ]
+    parameters: JsonParameters = JsonParameters()
+
+
+class BinaryParameters(BaseModel):
+    """What is said of texts as bytes."""
+
+    binary_data_size: Annotated[int, Field(strict=True, ge=0)]
+
+
+class BinaryTensor(TextTensor):
+    """The texts follow the JSON, as bytes."""
+
+    data: None = None
+    parameters: BinaryParameters
+
+
+class OutputParameters(BaseModel):
+    """What is asked of an output; other parameters are ignored."""
+
+    binary_data: StrictBool | None = Field(default=None, description="answer it as bytes")
+    classification: None = Field(default=None, description="not supported")
+    shared_memory_region: None = Field(default=None, description="not supported")
+
+    def binary_data_or(self, default: bool) -> bool:
+        """Whether it is answered as bytes; ``default``, unless it says so itself."""
+        return default if self.binary_data is None else self.binary_data
+
+
+class Output(BaseModel):
+    """An output that is wanted."""
+
+    name: OutputName
+    parameters: OutputParameters = OutputParameters()
+
+
+ALL_OUTPUTS = [Output(name=name) for name in get_args(OutputName)]
+
+
+class RequestParameters(BaseModel):
+    """What is asked of the whole request; other parameters are ignored."""
+
+    overflow: Overflow = Field(
+        default="truncate",
+        description="what to do with a text of more tokens than the model takes",
+    )
+    binary_data_output: StrictBool = Field(
+        default=False, description="answer the outputs as bytes that do not say otherwise"
+    )
+
+
+class InferRequest(BaseModel):
+    """What is wanted; other fields are ignored."""
+
+    id: str | None = Field(default=None, description="comes back in the answer")
+    parameters: RequestParameters = RequestParameters()
+    outputs: Annotated[list[Output], Field(max_length=4)] = Field(
+        default=[], description="all of them unless some are named"
+    )
+
+
+class JsonRequest(InferRequest):
+    """One tensor of texts; other fields are ignored."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
+
+    inputs: Annotated[list[JsonTensor], Field(min_length=1, max_length=1)]
+
+
+class BinaryRequest(InferRequest):
+    """One tensor of texts that follow the JSON, as bytes."""
+
+    inputs: Annotated[list[BinaryTensor], Field(min_length=1, max_length=1)]
+
+
+async def read_inference_request(request: Request) -> tuple[InferRequest, list[str]]:
+    """The request and its texts.
+
+    Raises:
+        UnsupportedMediaType, PayloadTooLarge, InvalidRequest, ClientDisconnected: as ``read_body``.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type not in _MEDIA_TYPES:
+        raise UnsupportedMediaType(f"send {' or '.join(_MEDIA_TYPES[1:])}")
+    content = await read_bytes(request)
+    length = _json_length(request, content)
+    document, binary = content[:length], content[length:]
+    body: JsonRequest | BinaryRequest
+    if binary:
+        body = validated(document, BinaryRequest)
+        texts = _unpacked(binary, body.inputs[0].parameters.binary_data_size)
+    else:
+        body = validated(document, JsonRequest)
+        texts = body.inputs[0].data
+    if len(texts) != body.inputs[0].shape:
+        raise InvalidRequest(
+            f"inputs.0: shape says {body.inputs[0].shape} texts; there are {len(texts)}"
+        )
+    return body, texts
+
+
+def _json_length(request: Request, content: bytes) -> int:
+    """Where the JSON ends, by the header, which counts decompressed bytes."""
+    header = request.headers.get(JSON_LENGTH)
+    if header is None:
+        return len(content)
+    if not re.fullmatch("[0-9]{1,9}", header) or int(header) > len(content):
+        raise InvalidRequest(
+            f"{JSON_LENGTH} must be the length of the JSON, of the {len(content)} bytes of the body"
+        )
+    return int(header)
+
+
+def _unpacked(binary: bytes, size: int) -> list[str]:
+    if len(binary) != size:
+        raise InvalidRequest(
+            f"inputs.0: binary_data_size is {size}, but {len(binary)} bytes follow the JSON, "
+            f"whose length {JSON_LENGTH} says"
+        )
+    return unpack(binary)

@@ -1,0 +1,99 @@
+"""What the Open Inference Protocol answers: tensors, as JSON or as JSON and bytes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NotRequired
+
+import numpy as np
+from fastapi import Response
+from typing_extensions import TypedDict
+
+from app.api.protocols.bytes_tensor import pack
+from app.api.protocols.inference_request import ALL_OUTPUTS, JSON_LENGTH, InferRequest, OutputName
+from app.api.schemas import Prediction
+from app.model import Model
+
+VERSION = "1"  # of every model; its revision is another thing
+DataType = Literal["BYTES", "FP32"]
+
+
+class TensorMetadata(TypedDict):
+    """A tensor; in a model's metadata -1 stands for the number of texts."""
+
+    name: str
+    datatype: DataType
+    shape: list[int]
+
+
+class Tensor(TensorMetadata):
+    """An output: its values row by row, or how many bytes of them follow the JSON."""
+
+    data: NotRequired[list[str] | list[float]]
+    parameters: NotRequired[dict[str, int]]
+
+
+class InferResponse(TypedDict):
+    """What the model says of the texts."""
+
+    model_name: str
+    model_version: str
+    id: NotRequired[str]
+    outputs: list[Tensor]
+
+
+def tensor_metadata(name: OutputName, texts: int, labels: Sequence[str]) -> TensorMetadata:
+    """Type and shape of an output."""
+    return {
+        "name": name,
+        "datatype": "BYTES" if name == "label" else "FP32",
+        "shape": [texts, len(labels)] if name in ("logits", "scores") else [texts],
+    }
+
+
+def infer_response(
+    body: InferRequest, model: Model, predictions: Sequence[Prediction], headers: Mapping[str, str]
+) -> Response:
+    """The outputs that were asked for; what is to be bytes follows the JSON."""
+    outputs = body.outputs or ALL_OUTPUTS
+    tensors = [_tensor(output.name, predictions, model.labels) for output in outputs]
+    binary = b""
+    for output, tensor in zip(outputs, tensors, strict=True):
+        if output.parameters.binary_data_or(body.parameters.binary_data_output):
+            packed = _packed(tensor["datatype"], tensor.pop("data"))
+            tensor["parameters"] = {"binary_data_size": len(packed)}
+            binary += packed
+    answer: InferResponse = {
+        "model_name": model.name,
+        "model_version": VERSION,
+        "outputs": tensors,
+    }
+    if body.id is not None:
+        answer["id"] = body.id
+    # Not pydantic's: the id may be what is no Unicode, which only escapes can say.
+    document = json.dumps(answer).encode()
+    if not binary:
+        return Response(document, media_type="application/json", headers=dict(headers))
+    return Response(
+        document + binary,
+        media_type="application/octet-stream",
+        headers={**headers, JSON_LENGTH: str(len(document))},
+    )
+
+
+def _tensor(name: OutputName, predictions: Sequence[Prediction], labels: Sequence[str]) -> Tensor:
+    metadata = tensor_metadata(name, len(predictions), labels)
+    values = [value for prediction in predictions for value in _row(prediction[name])]
+    return {
+        "name": name,
+        "datatype": metadata["datatype"],
+        "shape": metadata["shape"],
+        "data": values,
+    }
+
+
+def _row(value: str | float | dict[str, float]) -> Sequence[Any]:
+    return list(value.values()) if isinstance(value, dict) else [value]
+
+
+def _packed(datatype: DataType, values: Sequence[Any]) -> bytes:
+    return pack(values) if datatype == "BYTES" else np.array(values, dtype="<f4").tobytes()

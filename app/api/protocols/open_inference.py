@@ -1,0 +1,169 @@
+"""The Open Inference Protocol, version 2, over HTTP, with its binary tensors."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from typing_extensions import TypedDict
+
+from app.api.answers import classify_texts, every_prediction, timing
+from app.api.classifier import Classifier
+from app.api.openapi import ERRORS, documented
+from app.api.predictions import Options
+from app.api.protocols.inference_request import ALL_OUTPUTS, read_inference_request
+from app.api.protocols.inference_response import (
+    VERSION,
+    TensorMetadata,
+    infer_response,
+    tensor_metadata,
+)
+from app.api.service import Service
+from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
+
+# Not DirectRoute, which is for paths without parameters.
+router = APIRouter(prefix="/v2", tags=["compatibility"])
+
+
+class ServerMetadata(TypedDict):
+    """What serves."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class Live(TypedDict):
+    """The process works."""
+
+    live: bool
+
+
+class Ready(TypedDict):
+    """The service works."""
+
+    ready: bool
+
+
+class ModelReady(Ready):
+    """The model works."""
+
+    name: str
+
+
+class ModelParameters(TypedDict):
+    """What the protocol has no place for."""
+
+    labels: list[str]
+
+
+class ModelMetadata(TypedDict):
+    """A served model; ``labels`` are in the order of logits and scores."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+    parameters: ModelParameters
+
+
+def _with_path(*names: str) -> dict[str, Any]:
+    """The ``openapi_extra`` of a route whose path has these parameters."""
+    return {
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    }
+
+
+_NAMED = _with_path("name")
+_VERSIONED = _with_path("name", "version")
+_METADATA_ERRORS = documented(Unauthorized, ModelNotFound, RateLimited, NotReady)
+_READY_ERRORS = documented(Unauthorized, ModelNotFound, RateLimited, NotReady, ShuttingDown)
+
+
+@router.get("", responses=documented(Unauthorized, RateLimited))
+async def server_metadata(request: Request) -> ServerMetadata:
+    """What serves, and which extensions of the protocol it has."""
+    version = Service.of(request).version
+    return {
+        "name": "sentiment-service",
+        "version": version,
+        "extensions": ["binary_tensor_data"],
+    }
+
+
+@router.get("/health/live")
+async def server_live() -> Live:
+    """The process works, or can recover by itself; otherwise restart it."""
+    return {"live": True}
+
+
+@router.get("/health/ready", responses=documented(NotReady, ShuttingDown))
+async def server_ready(request: Request) -> Ready:
+    """Send traffic: the models are warm, inference works, shutdown has not begun."""
+    await Service.of(request).check_ready()
+    return {"ready": True}
+
+
+@router.get(
+    "/models/{name}/versions/{version}", responses=_METADATA_ERRORS, openapi_extra=_VERSIONED
+)
+@router.get("/models/{name}", responses=_METADATA_ERRORS, openapi_extra=_NAMED)
+async def model_metadata(request: Request) -> ModelMetadata:
+    """The model's tensors, and its labels in the order of logits and scores."""
+    model = _served(request).model
+    return {
+        "name": model.name,
+        "versions": [VERSION],
+        "platform": "onnxruntime_onnx",
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+        "outputs": [tensor_metadata(output.name, -1, model.labels) for output in ALL_OUTPUTS],
+        "parameters": {"labels": model.labels},
+    }
+
+
+@router.get(
+    "/models/{name}/versions/{version}/ready", responses=_READY_ERRORS, openapi_extra=_VERSIONED
+)
+@router.get("/models/{name}/ready", responses=_READY_ERRORS, openapi_extra=_NAMED)
+async def model_ready(request: Request) -> ModelReady:
+    """Send traffic for this model."""
+    classifier = _served(request)
+    if Service.of(request).stopping:
+        raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
+    await classifier.check()
+    return {"name": classifier.model.name, "ready": True}
+
+
+# Not in our document: JSON Schema cannot say that data must have as many texts as shape says, nor
+# that bytes may follow. The protocol has a description of its own.
+@router.post(
+    "/models/{name}/versions/{version}/infer",
+    responses=documented(*ERRORS),
+    include_in_schema=False,
+)
+@router.post("/models/{name}/infer", responses=documented(*ERRORS), include_in_schema=False)
+async def infer(request: Request) -> Response:
+    """Labels, scores and logits of a tensor of texts.
+
+    The texts may follow the JSON as bytes, and so may the outputs in the answer: this is the
+    protocol's binary tensor data extension. The first bad text's error is the answer.
+    """
+    model = _served(request).model
+    body, texts = await read_inference_request(request)
+    options = Options(body.parameters.overflow)
+    done = await classify_texts(request, texts, model=model.name, options=options)
+    return infer_response(body, model, every_prediction(done.outcomes), timing(done))
+
+
+def _served(request: Request) -> Classifier:
+    """The classifier that the path names.
+
+    Raises:
+        ModelNotFound: there is none of that name, or not in that version.
+    """
+    classifier = Service.of(request).classifier(request.path_params["name"])
+    if request.path_params.get("version", VERSION) != VERSION:
+        raise ModelNotFound(f"{classifier.model.name} is served in version {VERSION} only")
+    return classifier

@@ -1,0 +1,144 @@
+"""POST /predict as text-embeddings-inference answers it."""
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NotRequired
+
+from fastapi import APIRouter, Request, Response
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    TypeAdapter,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+from app.api.answers import classify_texts, every_prediction, json_answer
+from app.api.body import read_body
+from app.api.classifier import Classification
+from app.api.middleware import DirectRoute
+from app.api.openapi import ERRORS, documented, documented_body
+from app.api.predictions import Options
+from app.api.problems import problem
+from app.api.protocols.common import (
+    LabelScore,
+    NonEmpty,
+    ranking,
+    tokens_computed,
+)
+from app.api.schemas import Prediction, Problem, Text, Texts
+from app.errors import (
+    DeadlineExceeded,
+    EmptyText,
+    InferenceFailed,
+    NotReady,
+    Overloaded,
+    ServiceError,
+    ShuttingDown,
+)
+from app.model import CUDA
+
+router = APIRouter(tags=["compatibility"], route_class=DirectRoute)
+
+ErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Empty"]
+_ERROR_TYPES: dict[type[ServiceError], ErrorType] = {
+    EmptyText: "Empty",
+    Overloaded: "Overloaded",
+    InferenceFailed: "Backend",
+    DeadlineExceeded: "Backend",
+    NotReady: "Unhealthy",
+    ShuttingDown: "Unhealthy",
+}
+
+
+def _without_rows(value: Any) -> Any:
+    """TEI's batch is a list of lists, in which a list of two strings is a pair to it."""
+    if not isinstance(value, list) or not any(isinstance(item, list) for item in value):
+        return value
+    if not all(isinstance(item, list) and len(item) == 1 for item in value):
+        raise PydanticCustomError(
+            "batch", "must be a list of lists of one string each; pairs of texts are not supported"
+        )
+    return [text for (text,) in value]
+
+
+Inputs = Annotated[
+    Texts,
+    BeforeValidator(_without_rows),
+    WithJsonSchema(TypeAdapter[Any](Text | NonEmpty[Text] | NonEmpty[tuple[Text]]).json_schema()),
+]
+
+
+class PredictRequest(BaseModel):
+    """One text, or a batch of texts; other fields are ignored."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "I love this!"}]})
+
+    inputs: Inputs = Field(
+        description='one text, or a batch: ["a", "b"] and [["a"], ["b"]] are two documents each'
+    )
+    raw_scores: StrictBool = Field(default=False, description="logits in the place of scores")
+    truncate: StrictBool | None = Field(
+        default=None, description="false: refuse a text of more tokens than the model takes"
+    )
+    truncation_direction: Literal["right", "Right"] = Field(
+        default="right", description="the end of a text is what is cut off"
+    )
+
+
+class PredictProblem(Problem):
+    """An error; its type is TEI's, and missing where no route was reached (401, for example)."""
+
+    error_type: NotRequired[ErrorType]
+
+
+@router.post(
+    "/predict",
+    response_model=list[LabelScore] | list[list[LabelScore]],
+    responses=documented(*ERRORS, form=PredictProblem),
+    openapi_extra=documented_body(PredictRequest),
+)
+async def predict(request: Request) -> Response:
+    """Labels and scores as text-embeddings-inference answers them, the highest first.
+
+    A list for one text, a list of lists for a batch. The first bad text's error is the answer.
+    """
+    try:
+        return await _predict(request)
+    except ServiceError as error:
+        error_type = _ERROR_TYPES.get(type(error), "Validation")
+        return problem(error, request.state.request_id, error_type=error_type)
+
+
+async def _predict(request: Request) -> Response:
+    started = time.perf_counter()
+    body = await read_body(request, PredictRequest)
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    options = Options("error" if body.truncate is False else "truncate")
+    done = await classify_texts(request, texts, model=None, options=options)
+    predictions = every_prediction(done.outcomes)
+    batch = [ranking(one["logits" if body.raw_scores else "scores"]) for one in predictions]
+    response = json_answer(batch[0] if isinstance(body.inputs, str) else batch, done)
+    response.headers.update(_headers(done, texts, predictions, started))
+    return response
+
+
+def _headers(
+    done: Classification, texts: Sequence[str], predictions: Sequence[Prediction], started: float
+) -> dict[str, str]:
+    """What was computed where, and how long it took since ``started``, in milliseconds."""
+    seconds = {
+        "x-compute-time": time.perf_counter() - started,
+        "x-total-time": time.perf_counter() - started,
+        "x-tokenization-time": done.tokenize_seconds,
+        "x-queue-time": done.queue_seconds,
+        "x-inference-time": done.inference_seconds,
+    }
+    return {
+        "x-compute-type": "gpu" if done.model.provider == CUDA else "cpu",
+        "x-compute-characters": str(sum(map(len, texts))),
+        "x-compute-tokens": str(tokens_computed(done.model, predictions)),
+    } | {name: str(round(value * 1000)) for name, value in seconds.items()}

@@ -1,0 +1,183 @@
+"""POST /v1/classify as vLLM answers it, and GET /v1/models."""
+
+import time
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool
+from typing_extensions import TypedDict
+
+from app.api.answers import classify_texts, every_prediction, json_answer
+from app.api.body import read_body
+from app.api.middleware import DirectRoute
+from app.api.openapi import ERRORS, documented, documented_body
+from app.api.problems import problem
+from app.api.protocols.common import AllTexts, tokens_computed
+from app.api.service import Service
+from app.errors import RateLimited, ServiceError, Unauthorized
+
+router = APIRouter(tags=["compatibility"], route_class=DirectRoute)
+
+
+class ClassificationRequest(BaseModel):
+    """One text, or a list of texts; other fields are ignored."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"input": "I love this!"}]})
+
+    input: AllTexts = Field(description="one text, or a list, which is always that many documents")
+    model: str | None = Field(default=None, description="name of a served model")
+    truncate_prompt_tokens: Literal[-1] | None = Field(
+        default=None, description="texts are cut to what the model takes, and to nothing less"
+    )
+    truncation_side: Literal["right"] | None = Field(
+        default=None, description="the end of a text is what is cut off"
+    )
+    use_activation: StrictBool | None = Field(
+        default=None,
+        # Its name until vLLM 0.11.
+        validation_alias=AliasChoices("use_activation", "activation"),
+        description="false: logits in the place of probabilities",
+    )
+
+
+class ClassificationItem(TypedDict):
+    """What the model says of one text."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class Usage(TypedDict):
+    """Tokens that the model saw."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: None
+
+
+class ClassificationResponse(TypedDict):
+    """``data`` has one item for each text, in their order; ``probs`` has the model's labels'."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ClassificationItem]
+    usage: Usage
+
+
+class Failure(TypedDict):
+    """What OpenAI's clients read of an error."""
+
+    message: str
+    type: str
+    param: None
+    code: str
+
+
+class ClassificationProblem(TypedDict):
+    """An error; ``error`` is the detail where no route was reached (401, for example)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    error: Failure | str
+    request_id: str
+
+
+@router.post(
+    "/v1/classify",
+    response_model=ClassificationResponse,
+    responses=documented(*ERRORS, form=ClassificationProblem),
+    openapi_extra=documented_body(ClassificationRequest),
+)
+async def classify(request: Request) -> Response:
+    """Label and probabilities as vLLM answers them.
+
+    `GET /models` has the labels in the order of `probs`. The first bad text's error is the answer.
+    """
+    try:
+        return await _classify(request)
+    except ServiceError as error:
+        failure: Failure = {
+            "message": error.detail,
+            "type": error.title,
+            "param": None,
+            "code": error.code,
+        }
+        return problem(error, request.state.request_id, error=failure)
+
+
+class ServedModel(TypedDict):
+    """A name that requests may have as ``model``."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ServedModels(TypedDict):
+    """The served models; the first answers requests that name none."""
+
+    object: Literal["list"]
+    data: list[ServedModel]
+
+
+@router.get(
+    "/v1/models", response_model=ServedModels, responses=documented(Unauthorized, RateLimited)
+)
+async def models(request: Request) -> Response:
+    """The served models, as OpenAI's clients list them."""
+    service = Service.of(request)
+    listed: ServedModels = {
+        "object": "list",
+        "data": [
+            {
+                "id": name,
+                "object": "model",
+                "created": service.started_at,
+                "owned_by": "sentiment-service",
+            }
+            for name in service.classifiers
+        ],
+    }
+    return JSONResponse(listed)
+
+
+async def _classify(request: Request) -> Response:
+    body = await read_body(request, ClassificationRequest)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    done = await classify_texts(request, texts, model=body.model)
+    predictions = every_prediction(done.outcomes)
+    tokens = tokens_computed(done.model, predictions)
+    response: ClassificationResponse = {
+        "id": f"classify-{request.state.request_id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": done.model.name,
+        "data": [
+            {
+                "index": index,
+                "label": prediction["label"],
+                "probs": list(
+                    prediction["logits" if body.use_activation is False else "scores"].values()
+                ),
+                "num_classes": len(done.model.labels),
+            }
+            for index, prediction in enumerate(predictions)
+        ],
+        "usage": {
+            "prompt_tokens": tokens,
+            "total_tokens": tokens,
+            "completion_tokens": 0,
+            "prompt_tokens_details": None,
+        },
+    }
+    return json_answer(response, done)

@@ -1,0 +1,272 @@
+// The page: what was typed goes to the API, and what comes back is shown.
+
+import { apiKey, call, curl, requests } from "./api.js";
+import {
+  Table,
+  bars,
+  coloured,
+  count,
+  element,
+  facts,
+  milliseconds,
+  percent,
+  verdict,
+} from "./view.js";
+
+const $ = (id) => document.getElementById(id);
+
+const EMBEDDED_MODEL = "minilm-l6-tweet-sentiment";
+const CURL_SHOWN = 1_500; // characters; all of it is copied
+const EXAMPLES = [
+  ["en", "English", "I love the camera, but the battery is terrible and support never answers."],
+  [
+    "en",
+    "Several lines",
+    "Best concert of my life, thank you!\nThe meeting is at 3pm in room 204.\n" +
+      "Two hours on hold, and then they hung up on me.\nNot bad at all, I'd come again.\n" +
+      "The parcel arrived today.",
+  ],
+  ["es", "Español", "La comida estaba riquísima y el personal fue muy amable."],
+  ["de", "Deutsch", "Der Zug kam zwei Stunden zu spät, und niemand wusste Bescheid."],
+  ["fr", "Français", "C'est le plus beau film que j'ai vu cette année."],
+  ["ar", "العربية", "الخدمة ممتازة والموظفون لطفاء جدا."],
+  ["hi", "हिन्दी", "यह फ़ोन बहुत धीमा है, पैसे की बर्बादी।"],
+];
+
+let models = [];
+let limits = { max_texts: 1_000, max_queue_tokens: 65_536 }; // until /info says
+let run = new AbortController(); // of the latest texts: all that they began ends with it
+
+// Each line that is not blank is a text.
+const texts = () => $("texts").value.split("\n").filter((line) => line.trim());
+// Named only where there is a choice.
+const chosenModel = () => (models.length > 1 ? $("model").value : undefined);
+
+async function classify() {
+  run.abort();
+  run = new AbortController();
+  const { signal } = run;
+  $("problem").replaceChildren();
+  $("answer").ariaBusy = "true";
+  $("cancel").hidden = false;
+  try {
+    const all = texts();
+    await (all.length > 1 ? classifyMany(all, signal) : classifyOne(all[0], signal));
+  } catch (error) {
+    if (signal === run.signal) fail(error);
+  } finally {
+    if (signal === run.signal) rest();
+  }
+}
+
+async function classifyOne(text, signal) {
+  progress(0, 1);
+  const body = { inputs: text, model: chosenModel() };
+  const { answer, stages, roundTrip } = await call("classify", body, signal).catch((error) => {
+    if (signal === run.signal) $("result").replaceChildren();
+    throw error;
+  });
+  const [result] = answer.results;
+  show(
+    verdict(result, answer.labels),
+    ...details(text, result, answer, [...timing(stages), ["Round trip", milliseconds(roundTrip)]]),
+  );
+  say(`${result.label}, ${percent(result.score)}`);
+}
+
+// One request after the other; what is answered is shown at once, and stays if a later one fails.
+async function classifyMany(all, signal) {
+  const table = new Table(details);
+  const footer = element("div");
+  const sums = {};
+  const started = performance.now();
+  let done = 0;
+  progress(0, all.length);
+  show(table.element, footer);
+  for (const inputs of requests(all, limits)) {
+    const { answer, stages } = await call("classify", { inputs, model: chosenModel() }, signal);
+    table.add(inputs, answer);
+    done += inputs.length;
+    progress(done, all.length);
+    for (const [name, spent] of Object.entries(stages)) sums[name] = (sums[name] ?? 0) + spent;
+    const elapsed = performance.now() - started;
+    const rate = `${count(Math.round(done / (elapsed / 1_000)), "text")}/s`;
+    footer.replaceChildren(
+      facts([...timing(sums), ["Round trips", milliseconds(elapsed)], ["Throughput", rate]]),
+    );
+  }
+  say(`${count(done, "text")} classified`);
+}
+
+const timing = (stages) =>
+  Object.entries(stages).map(([name, spent]) => [
+    name[0].toUpperCase() + name.slice(1),
+    milliseconds(spent),
+  ]);
+
+// A result in full: the score of every class, the words, and how many tokens they were.
+function details(text, result, answer, times = []) {
+  const words = element("p", { className: "words", dir: "auto" }, text);
+  if (result.error) return [words];
+  const note = element("p", { className: "note" }, "Weighing the words …");
+  const place = element("div", {}, words, note);
+  explain(text, answer, place, run.signal);
+  const tokens = result.truncated ? `${result.tokens} (truncated)` : `${result.tokens}`;
+  return [bars(result, answer.labels), place, facts([["Tokens", tokens], ...times])];
+}
+
+// The words are an addition: without them the classification stands.
+async function explain(text, { model, labels }, place, signal) {
+  const note = place.querySelector(".note");
+  try {
+    const { answer } = await call("explain", { inputs: text, model: model.name }, signal);
+    place.replaceChildren(coloured(text, answer, labels), note);
+    note.textContent =
+      `+ speaks for “${answer.label}”, − against: points its score loses without the word.`;
+  } catch (error) {
+    note.textContent = signal.aborted ? "" : `The words have no colours: ${error.message}`;
+  }
+}
+
+function show(...parts) {
+  $("result").replaceChildren(element("article", { className: "card" }, ...parts));
+  reveal();
+}
+
+// On a phone the answer is below what is asked.
+function reveal() {
+  if (matchMedia("(max-width: 52rem)").matches) $("answer").scrollIntoView({ block: "nearest" });
+}
+
+// For screen readers.
+function say(words) {
+  $("status").textContent = words;
+}
+
+function progress(done, all) {
+  $("progress").hidden = false;
+  $("done").textContent = `${done.toLocaleString("en")} of ${count(all, "text")}`;
+  if (all > 1) Object.assign($("bar"), { max: all, value: done });
+  else $("bar").removeAttribute("value"); // it only moves
+}
+
+function rest() {
+  $("answer").ariaBusy = "false";
+  $("progress").hidden = true;
+  $("cancel").hidden = true;
+  if (run.signal.aborted) run = new AbortController(); // the rows that are there can be opened
+}
+
+function cancel() {
+  run.abort();
+  $("texts").focus(); // the button goes away
+}
+
+function fail(error) {
+  if (run.signal.aborted) {
+    say("Cancelled");
+    return;
+  }
+  const { title, status, requestId, retryAfter } = error;
+  const message = status === 401 ? "Enter an API key of the service, below the text" : error.message;
+  const wait = retryAfter && ` Try again in ${count(Number(retryAfter), "second")}.`;
+  const reference = [status && `HTTP ${status}`, requestId && `request ${requestId}`];
+  $("problem").replaceChildren(
+    element("strong", { textContent: title ?? "Something failed here" }),
+    element("p", {}, `${message[0].toUpperCase()}${message.slice(1).replace(/\.$/, "")}.`, wait),
+    element("p", { className: "note" }, reference.filter(Boolean).join(" · ")),
+  );
+  reveal();
+  if (status === 401) askForKey();
+}
+
+function askForKey() {
+  $("key-field").hidden = false;
+  $("key").select();
+}
+
+// What depends on what is typed and chosen.
+function refresh() {
+  const all = texts();
+  $("count").textContent = all.length > 1 ? count(all.length, "text") : "";
+  const first = all.slice(0, limits.max_texts);
+  const command = curl({ inputs: all.length > 1 ? first : (all[0] ?? ""), model: chosenModel() });
+  $("curl").textContent =
+    command.length > CURL_SHOWN ? `${command.slice(0, CURL_SHOWN)} …` : command;
+  $("copy").value = command;
+  $("curl-note").hidden = first.length === all.length;
+  $("curl-note").textContent = `With the first ${count(first.length, "text")}, all that one takes.`;
+}
+
+async function copy() {
+  const command = $("copy").value;
+  try {
+    await navigator.clipboard.writeText(command);
+    say("Copied");
+    $("copy").textContent = "Copied";
+    setTimeout(() => ($("copy").textContent = "Copy"), 1_500);
+  } catch {
+    // Browsers keep the clipboard from pages without TLS: the user copies what is selected.
+    $("curl").textContent = command;
+    getSelection().selectAllChildren($("curl"));
+    $("copy").textContent = "Selected";
+  }
+}
+
+async function load() {
+  $("problem").replaceChildren();
+  try {
+    const [info, served] = await Promise.all([call("info"), call("models")]);
+    limits = info.answer.limits;
+    models = served.answer.models;
+  } catch (error) {
+    fail(error);
+    return;
+  }
+  $("model").replaceChildren(...models.map(({ name }) => new Option(name)));
+  $("model-field").hidden = models.length === 1;
+  describe();
+}
+
+function describe() {
+  const model = models[Math.max(0, $("model").selectedIndex)];
+  const { name, precision, labels, max_tokens: most } = model;
+  const classes = labels.length > 6 ? count(labels.length, "label") : labels.join(", ");
+  $("served").textContent = `${name}, ${precision} · ${classes} · up to ${count(most, "token")}`;
+  $("english-only").hidden = name !== EMBEDDED_MODEL;
+  refresh();
+}
+
+function example([lang, title, text]) {
+  const chip = element("button", { type: "button", lang, textContent: title });
+  chip.addEventListener("click", () => {
+    $("texts").value = text;
+    refresh();
+    classify();
+  });
+  return chip;
+}
+
+function submit(event) {
+  event.preventDefault();
+  if (texts().length) classify();
+  else $("texts").focus();
+}
+
+$("examples").append(...EXAMPLES.map(example));
+$("form").addEventListener("submit", submit);
+$("texts").addEventListener("input", refresh);
+$("texts").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);
+});
+$("cancel").addEventListener("click", cancel);
+$("copy").addEventListener("click", copy);
+$("model").addEventListener("change", describe);
+$("key").value = apiKey.get();
+$("key").addEventListener("change", () => {
+  apiKey.set($("key").value);
+  if (models.length) refresh();
+  else load();
+});
+refresh();
+load();

@@ -1,0 +1,246 @@
+"""POST /classify/stream: lines in, answers out, at the same time."""
+
+import gzip
+import json
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi.testclient import TestClient
+
+from app.main import create_app
+from app.settings import Settings
+from tests.conftest import SET_BY_HAND, Serve
+from tests.serving import SLOW_COMMAND, Gate, Process, eventually, listening, metric
+
+NDJSON = {"content-type": "application/x-ndjson"}
+HEAD = (
+    b"POST /classify/stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-ndjson\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+FLAGS = [
+    part
+    for name, value in SET_BY_HAND.items()
+    for part in (f"--{name.replace('_', '-')}", str(value))
+]
+
+
+@pytest.fixture(scope="module")
+def process(bundle: Path) -> Iterator[Process]:
+    """A real server: what follows depends on how bytes come and go."""
+    with Process("--model", str(bundle), *FLAGS) as process:
+        yield process
+
+
+def _post(client: TestClient, content: str | bytes, **options: Any) -> list[dict[str, Any]]:
+    answer = client.post("/classify/stream", content=content, headers=NDJSON, **options)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def _lines(count: int) -> bytes:
+    words = ("love", "worst", "it")
+    return b"".join(b'{"id":%d,"text":"%s"}\n' % (n, words[n % 3].encode()) for n in range(count))
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def test_each_line_has_its_answer_with_its_id_in_order(client: TestClient) -> None:
+    """The same answers as from POST /classify, whatever JSON the ids are."""
+    texts = {"a": "love", "b": "worst", "c": "it " * 20}
+    content = "\n".join(json.dumps({"id": {"x": [key]}, "text": texts[key]}) for key in texts)
+    plain = client.post("/classify", json={"inputs": list(texts.values())}).json()["results"]
+    expected = [{"id": {"x": [key]}, **one} for key, one in zip(texts, plain, strict=True)]
+    assert _post(client, content) == expected
+
+
+def test_a_bad_line_is_answered_in_its_place(client: TestClient) -> None:
+    """It says which line and what is wrong; blank lines are none, other fields are ignored."""
+    content = (
+        b'{"id": 1, "text": "love", "lang": "en"}\nnot JSON\n\n  \n[1]\n{"id": "x"}\n'
+        b'{"id": 2, "text": ""}\n{"id": 3, "text": "nan"}\n{"text": "\xff"}\n{"text": "worst"}\r\n'
+        b'{"id": "\\ud800", "text": "\\ud800"}\n{"id": NaN, "text": "a"}'
+    )
+    answers = _post(client, content)
+    assert [(a["id"], a.get("label") or a["error"]["code"]) for a in answers] == [
+        (1, "positive"),
+        (None, "invalid_request"),
+        (None, "invalid_request"),
+        ("x", "invalid_request"),
+        (2, "empty_text"),
+        (3, "inference_failed"),
+        (None, "invalid_request"),
+        (None, "negative"),
+        ("\ud800", "invalid_request"),
+        (None, "invalid_request"),
+    ]
+    said = [a["error"]["message"] for a in answers if a.get("error")]
+    assert said[0].startswith("line 2 is not valid JSON")
+    assert said[1].startswith("line 5 must be an object")
+    assert said[2] == "line 6: text must be a string"
+
+
+def test_a_line_that_is_too_long_is_skipped_and_named(serve: Serve) -> None:
+    """Its bytes are not kept; the next line is answered."""
+    client = serve(max_body_bytes=100)
+    content = _lines(1) + b'{"id": 9, "text": "' + b"a" * 100_000 + b'"}\n' + _lines(1)
+    first, failed, last = _post(client, content)
+    assert (first["label"], last["label"]) == ("positive", "positive")
+    assert failed["error"]["code"] == "payload_too_large"
+    assert failed["error"]["message"].startswith("line 2 has more than the 100 bytes")
+
+
+def test_what_is_wrong_with_the_request_is_a_problem(client: TestClient) -> None:
+    """Before the first answer there is still a status to say so."""
+    for options, status, code in [
+        ({"params": {"model": "x"}, "headers": NDJSON}, 404, "model_not_found"),
+        ({"params": {"overflow": "x"}, "headers": NDJSON}, 422, "invalid_request"),
+        ({"headers": {"content-type": "application/json"}}, 415, "unsupported_media_type"),
+        ({"headers": {**NDJSON, "content-encoding": "x"}}, 415, "unsupported_media_type"),
+    ]:
+        answer = client.post("/classify/stream", content=_lines(1), **options)  # type: ignore[arg-type]
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+def test_nothing_in_nothing_out(client: TestClient) -> None:
+    """An empty body is an empty answer."""
+    assert _post(client, "") == []
+    assert _post(client, "\n\n") == []
+
+
+def test_windows_by_query(client: TestClient) -> None:
+    """The options of a stream stand in its address."""
+    content = json.dumps({"id": 1, "text": "love " * 20})
+    (answer,) = _post(client, content, params={"overflow": "window", "model": "tiny"})
+    assert (answer["windows"], answer["truncated"]) == (2, False)
+
+
+def test_a_compressed_stream(client: TestClient) -> None:
+    """Both ways; broken in the middle, it ends with a line that says so."""
+    headers = {**NDJSON, "content-encoding": "gzip"}
+    packed = gzip.compress(_lines(5_000))
+    whole = client.post("/classify/stream", content=packed, headers=headers)
+    assert [json.loads(line)["id"] for line in whole.text.splitlines()] == list(range(5_000))
+    assert whole.headers["content-encoding"] in ("gzip", "br", "zstd")
+    cut = client.post("/classify/stream", content=packed[:-100], headers=headers)
+    *answers, last = [json.loads(line) for line in cut.text.splitlines()]
+    assert [answer["id"] for answer in answers] == list(range(len(answers)))
+    assert last["id"] is None
+    assert "gzip" in last["error"]["message"]
+
+
+def test_a_line_is_answered_while_the_request_goes_on(process: Process) -> None:
+    """A client may wait for each answer before it sends the next line."""
+    with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
+        connection.sendall(HEAD)
+        received = connection.makefile("rb")
+        for number in range(3):
+            connection.sendall(_chunk(b'{"id":%d,"text":"love"}\n' % number))
+            line = b""
+            while not line.startswith(b'{"id":%d,' % number):
+                line = received.readline()
+                assert line
+        connection.sendall(b"0\r\n\r\n")
+        assert received.read(7).endswith(b"0\r\n\r\n")
+
+
+def test_memory_does_not_grow_with_the_stream(process: Process, tmp_path: Path) -> None:
+    """Ten times the lines, the same memory; curl sends and reads at once."""
+
+    def peak_kib(count: int) -> int:
+        source = tmp_path / "lines"
+        source.write_bytes(_lines(count))
+        command = ["curl", "-sS", "-N", "-X", "POST", "-H", "content-type: application/x-ndjson"]
+        seen = 0
+        with subprocess.Popen(
+            [*command, "-T", str(source), f"{process.url}/classify/stream"], stdout=subprocess.PIPE
+        ) as curl:
+            assert curl.stdout
+            for line in curl.stdout:
+                assert line.startswith(b'{"id":%d,' % seen)
+                seen += 1
+        assert seen == count
+        status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+        return next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line)
+
+    first = peak_kib(10_000)
+    assert peak_kib(100_000) < first + 10_000
+
+
+def test_a_client_that_does_not_read_is_not_read_from(process: Process) -> None:
+    """Backpressure: the server stops taking lines, long before they are all sent."""
+    with socket.create_connection(("127.0.0.1", process.port), timeout=1) as connection:
+        connection.sendall(HEAD)
+        data = _chunk(_lines(500_000))
+        with pytest.raises(TimeoutError):
+            connection.sendall(data)
+    assert httpx2.post(f"{process.url}/classify", json={"inputs": "love"}).status_code == 200
+
+
+def test_what_a_client_that_left_had_sent_is_not_computed(gate: Gate, bundle: Path) -> None:
+    """The groups that wait are taken back."""
+    app = create_app(Settings(model=(bundle,), runners=1, threads=1, max_batch_tokens=32))
+    with listening(app) as url, httpx2.Client(base_url=url) as client:
+        port = int(url.rpartition(":")[2])
+        gate.close()
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(HEAD + _chunk(_lines(1_000)))
+            assert gate.reached.wait(30)
+            eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") > 100)
+        eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 0)
+        gate.open.set()
+        labels = {"model": "tiny", "outcome": "client_disconnected"}
+        assert metric(client, "sentiment_texts_total", **labels) > 100
+
+
+def test_a_full_queue_makes_a_stream_wait(serve: Serve, gate: Gate) -> None:
+    """It is not turned away: every line is answered when there is room again."""
+    client = serve(runners=1, max_queue_tokens=400)
+    gate.close()
+    answers: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: answers.extend(_post(client, _lines(600))))
+    thread.start()
+    labels = {"model": "tiny", "reason": "queue_full"}
+    eventually(lambda: metric(client, "sentiment_rejections_total", **labels) > 0)
+    gate.open.set()
+    thread.join(30)
+    assert [answer["id"] for answer in answers] == list(range(600))
+    assert not [answer for answer in answers if "error" in answer]
+
+
+def test_lines_that_no_queue_would_hold_together_go_one_after_the_other(serve: Serve) -> None:
+    """A group of long texts is halved; a text that alone is too much is answered by an error."""
+    client = serve(max_queue_tokens=64)
+    long, huge = json.dumps({"text": "love " * 14}), json.dumps({"text": "love " * 60})
+    answers = _post(client, "\n".join([long] * 8 + [huge]), params={"overflow": "window"})
+    assert [answer.get("label") for answer in answers] == ["positive"] * 8 + [None]
+    assert answers[-1]["error"]["code"] == "too_many_texts"
+
+
+def test_shutdown_ends_a_stream_with_a_word(bundle: Path) -> None:
+    """What was read is answered or says shutting_down, nothing twice, and the process ends at 0."""
+    with Process("--model", str(bundle), *FLAGS, command=SLOW_COMMAND) as process:
+        with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
+            connection.sendall(HEAD + _chunk(_lines(400)))
+            received = connection.makefile("rb")
+            while not received.readline().startswith(b'{"id":0,'):
+                pass
+            process.signal(signal.SIGTERM)
+            rest = [line for line in received if line.startswith(b"{")]
+        code, _ = process.wait()
+    answers = [json.loads(line) for line in rest]
+    last = answers.pop()
+    assert (last["id"], last["error"]["code"]) == (None, "shutting_down")
+    assert [answer["id"] for answer in answers] == list(range(1, 400))
+    codes = {answer["error"]["code"] for answer in answers if "error" in answer}
+    assert codes <= {"shutting_down"}
+    assert code == 0
