@@ -25,6 +25,7 @@ EXAMPLES = [
     for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
     for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
 ]
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +46,31 @@ def test_an_example_prints_what_the_readme_shows(
     done = subprocess.run(
         ["bash", "-c", here], env=environment(), capture_output=True, text=True, check=True
     )
-    if output.startswith("{"):
+    if output.startswith(("{", "[")):
         assert _rounded(json.loads(done.stdout)) == _rounded(json.loads(output))
     else:
         assert done.stdout == output
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=lambda code: code.split()[1])
+def test_a_python_example_prints_what_its_comments_say(embedded: Process, code: str) -> None:
+    """Each client of the section, unchanged but for the port, without a warning."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code.replace("localhost:8000", embedded.url[7:])],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = " ".join(re.findall(r"print\(.*\)  # (.*)", code))
+    assert done.stdout.split() == said.split()
+
+
+def test_every_client_has_an_example() -> None:
+    """Those that the section names are those that the test above finds."""
+    assert len(PYTHON) == 4
 
 
 def test_the_readme_has_examples_of_server_and_command_line() -> None:
