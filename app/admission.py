@@ -60,7 +60,7 @@ class Admission:
         if wait_s > timeout_s:
             raise Overloaded(
                 f"{ahead} tokens come before these, in about {wait_s:.1f} s; "
-                f"this request has {timeout_s:g} s",
+                f"this request has {timeout_s:.3g} s",
                 reason="deadline",
                 retry_after_s=wait_s - timeout_s,
             )

@@ -127,6 +127,19 @@ def test_a_request_may_ask_for_less_time(serve: Serve, gate: Gate) -> None:
     assert "0.0" in answer.json()["detail"]
 
 
+def test_time_that_is_over_at_the_start_is_no_overload(client: TestClient) -> None:
+    """504 as well: the client asked for less than it takes to read a request."""
+    codes = {
+        client.post(
+            "/classify",
+            json={"inputs": ["love " * 400] * 900},
+            headers={"x-request-timeout-ms": "1"},
+        ).json()["code"]
+        for _ in range(3)
+    }
+    assert codes == {"deadline_exceeded"}
+
+
 def test_a_request_cannot_ask_for_more_time(serve: Serve, gate: Gate) -> None:
     """The service's own limit stands."""
     client = serve(deadline_ms=50)

@@ -153,8 +153,10 @@ class Classifier:
             raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
         loop = asyncio.get_running_loop()
         started = time.perf_counter()
+        if (left_s := deadline - loop.time()) <= 0:
+            raise DeadlineExceeded("the time allowed was over when the request was read")
         # Before the tokenizer, which would be a third of what it costs to turn a request away.
-        self._batcher.check_admission(len(texts), timeout_s=deadline - loop.time())
+        self._batcher.check_admission(len(texts), timeout_s=left_s)
         encoded = await self._encode(texts, options, deadline)
         tokenize_seconds = time.perf_counter() - started
         answer = await self._batcher.submit(
