@@ -170,6 +170,17 @@ def metric(client: httpx2.Client, name: str, **labels: str) -> float:
     return found[0]
 
 
+def exchange(port: int, *parts: bytes) -> bytes:
+    """Send parts on a connection of their own; the server's answer until it closes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        for part in parts:
+            connection.sendall(part)
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+    return received
+
+
 def eventually(condition: Callable[[], bool]) -> None:
     """Wait until the condition holds."""
     for _ in range(3_000):

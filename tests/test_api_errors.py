@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.serving import Process
+from tests.serving import Process, exchange
 
 JSON = "application/json"
 
@@ -113,17 +113,6 @@ def process(bundle: Path) -> Iterator[Process]:
         yield process
 
 
-def _exchange(port: int, *parts: bytes) -> bytes:
-    """Send parts on a connection of their own; the server's answer until it closes."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-        for part in parts:
-            connection.sendall(part)
-        received = b""
-        while chunk := connection.recv(65536):
-            received += chunk
-    return received
-
-
 HEAD = (
     b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
 )
@@ -131,7 +120,7 @@ HEAD = (
 
 def test_a_body_announced_too_large_is_refused_before_it_is_sent(process: Process) -> None:
     """A client that waits for 100-continue is told 413 at once."""
-    answer = _exchange(
+    answer = exchange(
         process.port, HEAD + b"expect: 100-continue\r\ncontent-length: 999999999\r\n\r\n"
     )
     assert answer.startswith(b"HTTP/1.1 413 ")
@@ -153,14 +142,14 @@ def test_a_client_that_leaves_while_sending_harms_nobody(process: Process) -> No
     with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
         connection.sendall(HEAD + b'content-length: 100\r\n\r\n{"inputs"')
     body = b'{"inputs": "love"}'
-    answer = _exchange(process.port, HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+    answer = exchange(process.port, HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
     assert b'"label":"positive"' in answer
 
 
 def test_what_is_not_http_harms_nobody(process: Process) -> None:
     """Garbage gets 400, and the next request works."""
-    assert _exchange(process.port, b"\x16\x03\x01 garbage\r\n\r\n").startswith(b"HTTP/1.1 400 ")
-    assert b"200 OK" in _exchange(
+    assert exchange(process.port, b"\x16\x03\x01 garbage\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    assert b"200 OK" in exchange(
         process.port, b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
     )
 
@@ -168,6 +157,6 @@ def test_what_is_not_http_harms_nobody(process: Process) -> None:
 def test_a_body_that_trickles_in_ends_at_the_deadline(bundle: Path) -> None:
     """A client that sends half a body and waits gets 504; it cannot hold a request for ever."""
     with Process("--model", str(bundle), "--deadline-ms", "200") as process:
-        answer = _exchange(process.port, HEAD + b'content-length: 100\r\n\r\n{"inputs"')
+        answer = exchange(process.port, HEAD + b'content-length: 100\r\n\r\n{"inputs"')
     assert answer.startswith(b"HTTP/1.1 504 ")
     assert b"deadline_exceeded" in answer

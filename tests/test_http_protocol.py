@@ -9,7 +9,7 @@ import pytest
 
 from app.main import create_app
 from app.settings import Settings
-from tests.serving import Process, listening
+from tests.serving import Process, exchange, listening
 from tests.test_stream import FLAGS
 
 BODY = b'{"inputs": "love"}'
@@ -22,17 +22,6 @@ def process(bundle: Path) -> Iterator[Process]:
     flags = [*FLAGS, "--max-header-bytes", "2000"]
     with Process("--model", str(bundle), *flags) as process:
         yield process
-
-
-def _exchange(process: Process, *parts: bytes) -> bytes:
-    """Send parts; the server's answer until it closes."""
-    with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
-        for part in parts:
-            connection.sendall(part)
-        received = b""
-        while chunk := connection.recv(65536):
-            received += chunk
-    return received
 
 
 def _problem(answer: bytes) -> dict[str, object]:
@@ -58,23 +47,23 @@ REQUEST = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY) 
 )
 def test_a_large_head_is_refused(process: Process, parts: list[bytes]) -> None:
     """431 as a problem, before it is complete; the next request works."""
-    answer = _exchange(process, *parts)
+    answer = exchange(process.port, *parts)
     assert answer.startswith(b"HTTP/1.1 431 ")
     problem = _problem(answer)
     assert problem["code"] == "headers_too_large"
     assert "2000 bytes" in str(problem["detail"])
-    assert _exchange(process, REQUEST).startswith(b"HTTP/1.1 200 ")
+    assert exchange(process.port, REQUEST).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_head_within_the_limit_may_come_byte_by_byte(process: Process) -> None:
     """What counts is its size."""
     parts = [REQUEST[n : n + 1] for n in range(len(REQUEST))]
-    assert _exchange(process, *parts).startswith(b"HTTP/1.1 200 ")
+    assert exchange(process.port, *parts).startswith(b"HTTP/1.1 200 ")
 
 
 def test_what_is_not_http_is_a_problem(process: Process) -> None:
     """400 in the form of every other error."""
-    answer = _exchange(process, b"\x16\x03\x01 garbage\r\n\r\n")
+    answer = exchange(process.port, b"\x16\x03\x01 garbage\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert _problem(answer)["code"] == "bad_request"
 
@@ -99,13 +88,15 @@ def test_a_body_that_looks_like_an_offer_is_left_alone(process: Process) -> None
     """Only the head is changed."""
     text = b'{"inputs": "love"\r\nupgrade: h2c\r\n}'
     request = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(text) + text
-    assert b"not valid JSON" in _exchange(process, request)
+    assert b"not valid JSON" in exchange(process.port, request)
 
 
 def test_two_requests_in_one_packet(process: Process) -> None:
     """Pipelined requests are answered in their order."""
     first = REQUEST.replace(b"connection: close\r\n", b"")
-    answer = _exchange(process, first + REQUEST.replace(b"love", b"worst", 1).replace(b"18", b"19"))
+    answer = exchange(
+        process.port, first + REQUEST.replace(b"love", b"worst", 1).replace(b"18", b"19")
+    )
     assert answer.count(b"HTTP/1.1 200 ") == 2
     assert answer.index(b'"label":"positive"') < answer.index(b'"label":"negative"')
 
@@ -114,7 +105,7 @@ def test_trailers_are_not_collected(process: Process) -> None:
     """What follows a chunked body as headers is dropped."""
     chunked = HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
     body = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
-    answer = _exchange(process, chunked + body + b"x-request-id: trailer\r\n" * 300 + b"\r\n")
+    answer = exchange(process.port, chunked + body + b"x-request-id: trailer\r\n" * 300 + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b"trailer" not in answer
 
@@ -122,8 +113,8 @@ def test_trailers_are_not_collected(process: Process) -> None:
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/metrics", "/", "/models"])
 def test_head_is_answered_like_get_without_a_body(process: Process, path: str) -> None:
     """Load balancers ask so."""
-    answer = _exchange(
-        process, b"HEAD %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path.encode()
+    answer = exchange(
+        process.port, b"HEAD %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path.encode()
     )
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 ")
