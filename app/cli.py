@@ -2,26 +2,19 @@
 
 import argparse
 import importlib.metadata
-import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from functools import partial
-from itertools import islice
-from operator import itemgetter
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, get_args, get_origin
 
-from app.errors import ServiceError, UserError
+from app.errors import UserError
 from app.settings import Settings, flag, load_settings
 
-if TYPE_CHECKING:
-    from app.api.predictions import Prediction
-    from app.model import Encoding, Model
-
-# Texts read, sorted by length and answered together: enough for batches with little padding.
-CHUNK_TEXTS = 1_000
-BATCH_TOKENS = 512
+# What `classify` reads and writes, by the end of a file's name.
+SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".parquet")
+# Settings of a model in this process.
+LOCAL = ("model", "device", "precision")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,20 +56,45 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_flags(serve, Settings.model_fields)
 
-    classify = commands.add_parser(
-        "classify",
-        help="classify texts, without a server",
-        description="Print one line for each text: label, score, text. A text that cannot be "
-        "classified is answered in its place by 'error' and the reason.",
+    _add_classify(commands.add_parser("classify", help="classify texts and files of texts"))
+    return parser
+
+
+def _add_classify(classify: argparse.ArgumentParser) -> None:
+    classify.description = (
+        "Print one line for each text: label, score, text. A text that cannot be classified is "
+        "answered in its place by 'error' and the reason. With --output, write a file of all "
+        "columns of --input, then label, score, score_<label> and error; a name that the input "
+        "has, too, gets the prefix 'predicted_'. FILE is of the kind that its name ends in: "
+        f"{' '.join(SUFFIXES)}."
     )
     classify.add_argument(
         "texts", nargs="*", metavar="TEXT", help="a text [default: each line of standard input]"
     )
+    classify.add_argument("--input", type=Path, metavar="FILE", help="read the texts from a file")
+    classify.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write a file, which is there when all is done; until then, FILE.partial has the rest",
+    )
+    classify.add_argument(
+        "--column", metavar="NAME", help="column of --input that has the texts [default: text]"
+    )
+    classify.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue a run that did not end, after the rows that it has done",
+    )
     classify.add_argument(
         "--json", action="store_true", help="print the result objects of POST /classify instead"
     )
-    _add_flags(classify, ("model", "device", "precision"))
-    return parser
+    classify.add_argument(
+        "--url",
+        help="have the service at this URL classify; the environment's SENTIMENT_API_KEY is its "
+        "key, if it wants one",
+    )
+    _add_flags(classify, LOCAL)
 
 
 def _add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
@@ -84,14 +102,19 @@ def _add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
     for name in names:
         field = Settings.model_fields[name]
         several = name == "model"
-        choices = get_args(field.annotation)
+        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         parser.add_argument(
             flag(name),
             action="append" if several else "store",
             default=argparse.SUPPRESS,  # what is not given is the environment's to say
             metavar="DIR" if several else "|".join(choices) or name.split("_")[-1].upper(),
-            help=f"{field.description}" + ("" if several else f" [default: {field.default}]"),
+            help=f"{field.description}"
+            + ("" if several else f" [default: {_shown(field.default)}]"),
         )
+
+
+def _shown(default: object) -> object:
+    return "none" if default in ("", ()) else default
 
 
 def _serve(settings: Settings) -> int:
@@ -102,89 +125,41 @@ def _serve(settings: Settings) -> int:
 
 
 def _classify(options: argparse.Namespace, settings: Settings) -> int:
-    if not options.texts and (sys.stdin is None or sys.stdin.isatty()):
-        print("sentiment: give texts as arguments or on standard input", file=sys.stderr)
+    if fault := _usage_fault(options, settings):
+        print(f"sentiment: {fault}", file=sys.stderr)
         return 2
-    from app.bundle import EMBEDDED_BUNDLE, Bundle
-    from app.cpu import available_cpus, ways_to_share
-    from app.model import Model
+    from app.classify import classify
 
-    *_, (runners, threads) = ways_to_share(
-        available_cpus(), runners=settings.runners, threads=settings.threads
-    )
-    path, *others = settings.model or (EMBEDDED_BUNDLE,)
-    if others:
-        print("sentiment: classify uses one model; give --model once", file=sys.stderr)
-        return 2
-    model = Model.load(
-        Bundle.open(path), device=settings.device, precision=settings.precision, threads=threads
-    )
-    texts = iter(options.texts) if options.texts else _lines(settings.max_text_chars)
-    format_line = _json_line if options.json else _line
-    executor = ThreadPoolExecutor(runners)
-    # Bytes that are not UTF-8 leave as they came, see _lines.
-    with open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False) as output:
-        try:
-            while chunk := list(islice(texts, CHUNK_TEXTS)):
-                outcomes = _outcomes(model, chunk, settings, executor)
-                output.writelines(map(format_line, chunk, outcomes))
-                output.flush()
-        finally:
-            executor.shutdown(wait=False, cancel_futures=True)
+    classify(options, settings)
     return 0
 
 
-def _lines(max_chars: int) -> Iterator[str]:
-    """Standard input's lines; of one that is too long only enough to see that it is.
-
-    Bytes that are not UTF-8 become lone surrogates, which fail their line alone.
-    """
-    with open(0, encoding="utf-8", errors="surrogateescape", newline="\n", closefd=False) as source:
-        while line := source.readline(max_chars + 2):
-            rest = line
-            while rest and not rest.endswith("\n"):
-                rest = source.readline(max_chars)
-            yield line.removesuffix("\n").removesuffix("\r")
-
-
-def _outcomes(
-    model: "Model", texts: Sequence[str], settings: Settings, executor: Executor
-) -> list["Prediction | ServiceError"]:
-    """What became of each text, computed in batches of like length."""
-    from app.api.predictions import encode, infer, predict
-
-    encoded = encode(model, texts, max_chars=settings.max_text_chars)
-    encodings = [encoding for encoding in encoded if not isinstance(encoding, ServiceError)]
-    order = sorted(range(len(encodings)), key=lambda index: len(encodings[index]))
-    max_tokens = settings.max_batch_tokens or BATCH_TOKENS
-    batches = list(_batches([encodings[index] for index in order], max_tokens))
-    results = [result for batch in executor.map(partial(infer, model), batches) for result in batch]
-    in_order = [result for _, result in sorted(zip(order, results, strict=True), key=itemgetter(0))]
-    return predict(model.labels, encoded, in_order)
-
-
-def _batches(encodings: Iterable["Encoding"], max_tokens: int) -> Iterator[list["Encoding"]]:
-    """Cut a list sorted by length, each batch at most ``max_tokens`` with its padding."""
-    batch: list[Encoding] = []
-    for encoding in encodings:
-        if batch and (len(batch) + 1) * len(encoding) > max_tokens:
-            yield batch
-            batch = []
-        batch.append(encoding)
-    if batch:
-        yield batch
-
-
-def _line(text: str, outcome: "Prediction | ServiceError") -> str:
-    """Label, score and text, with tabs between them and none within."""
-    shown = " ".join(text.split())
-    if isinstance(outcome, ServiceError):
-        return f"error\t{outcome.code}\t{shown}\n"
-    return f"{outcome['label']}\t{outcome['score']:.4f}\t{shown}\n"
-
-
-def _json_line(text: str, outcome: "Prediction | ServiceError") -> str:
-    """An item of the HTTP answer's ``results``."""
-    from app.api.predictions import document
-
-    return json.dumps(document(outcome)) + "\n"
+def _usage_fault(options: argparse.Namespace, settings: Settings) -> str | None:
+    """Why the options of ``classify`` do not fit together."""
+    given, made = options.input, options.output
+    if given and options.texts:
+        return "give texts or --input, not both"
+    if not given and not options.texts and (sys.stdin is None or sys.stdin.isatty()):
+        return "give texts as arguments, on standard input or with --input"
+    for path in filter(None, (given, made)):
+        if path.suffix.lower() not in SUFFIXES:
+            return f"{path} must end in one of: {' '.join(SUFFIXES)}"
+    if options.column and not (given and given.suffix.lower() != ".txt"):
+        return "--column is for an --input that has columns: CSV, JSONL or Parquet"
+    if options.resume and not (given and made):
+        return "--resume needs the --input and --output of the run that it continues"
+    if options.json and made:
+        return "--json is for standard output; --output writes what its name ends in"
+    if made and not made.parent.is_dir():
+        return f"the directory {made.parent} of --output does not exist"
+    if made and made.is_dir():
+        return f"{made} is a directory; --output names a file"
+    if given and made and made.exists() and made.samefile(given):
+        return "--output must not be the --input"
+    if options.url and not options.url.startswith(("http://", "https://")):
+        return "--url must begin with http:// or https://"
+    if options.url and any(name in options for name in LOCAL):
+        return "--url leaves --model, --device and --precision to the service"
+    if len(settings.model) > 1 and not options.url:
+        return "classify uses one model; give --model once"
+    return None

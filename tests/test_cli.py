@@ -179,7 +179,19 @@ def test_help_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture
     shown = " ".join(capsys.readouterr().out.split())
     for name, field in Settings.model_fields.items():
         assert flag(name) in shown
-        assert name == "model" or f"[default: {field.default}]" in shown
+        default = "none" if field.default in ("", ()) else field.default
+        assert name == "model" or f"[default: {default}]" in shown
+
+
+def test_help_of_classify(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every flag, the kinds of files, and what is written."""
+    with pytest.raises(SystemExit) as exited:
+        main(["classify", "--help"])
+    assert exited.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    flags = ["--input", "--output", "--column", "--resume", "--json", "--url", "--model"]
+    for word in (*flags, ".txt .csv .jsonl .ndjson .parquet", "'predicted_'", "SENTIMENT_API_KEY"):
+        assert word in shown
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
