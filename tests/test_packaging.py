@@ -52,9 +52,9 @@ def _entries(lock: str) -> list[str]:
 
 
 def test_wheel_carries_the_service_the_exporter_and_the_embedded_model(wheel: ZipFile) -> None:
-    """Every tracked file of app/, model_export/ and models/ is in the wheel, byte for byte."""
+    """Every tracked file of app/, model_export/, models/ and the client, byte for byte."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "app", "model_export", "models"],
+        ["git", "ls-files", "-z", "app", "model_export", "models", "sentiment_client.py"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -62,7 +62,7 @@ def test_wheel_carries_the_service_the_exporter_and_the_embedded_model(wheel: Zi
     )
     tracked = [name for name in listed.stdout.split("\0") if name]
     assert any(name.startswith("models/") and name.endswith(".onnx") for name in tracked)
-    assert {"app/py.typed", "model_export/cli.py"} <= set(tracked)
+    assert {"app/py.typed", "app/web/index.html", "model_export/cli.py"} <= set(tracked)
     assert set(tracked) <= set(wheel.namelist())
     assert not [name for name in tracked if wheel.read(name) != (ROOT / name).read_bytes()]
 
@@ -74,6 +74,7 @@ def test_wheel_carries_nothing_else(wheel: ZipFile) -> None:
         "app",
         "model_export",
         "models",
+        "sentiment_client.py",
     }
 
 

@@ -1,0 +1,326 @@
+"""Tables of texts: how each kind of file is read, and how results are written."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from app.errors import ServiceError, UserError
+from app.files import tables, text_tables
+from app.files.outputs import CsvOutput, JsonlOutput, LinesOutput, Outcome, Output
+from app.files.parquet import Parquet, ParquetOutput
+from app.files.tables import Table
+from app.files.text_tables import Csv, Jsonl, Lines
+
+LABELS = ["bad", "good"]
+GOOD: Outcome = {"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}}
+FAILED: Outcome = {"error": {"code": "empty_text", "message": "no text"}}
+OUTPUTS: dict[str, Any] = {
+    ".txt": LinesOutput,
+    ".csv": CsvOutput,
+    ".jsonl": JsonlOutput,
+    ".parquet": ParquetOutput,
+}
+
+
+def _texts(table: Table, skip: int = 0) -> list[str]:
+    """Each row's text, or the code and words of what is wrong with it."""
+    found = [text for chunk in table.chunks(skip) for text in chunk.texts]
+    return [f"{t.code}: {t.detail}" if isinstance(t, ServiceError) else t for t in found]
+
+
+def _written(table: Table, output: Output, path: Path, outcomes: Sequence[Outcome] = ()) -> bytes:
+    """What a file of the table has when each text came out so (all well, if nothing is said)."""
+    left = list(outcomes)
+    parts = []
+    for number, chunk in enumerate(table.chunks(0)):
+        parts.append(path / f"{number}.part")
+        output.write(parts[-1], chunk, [left.pop(0) if left else GOOD for _ in chunk.texts])
+    output.join(parts, path / "whole")
+    return (path / "whole").read_bytes()
+
+
+def _file(path: Path, name: str, content: bytes) -> Path:
+    (path / name).write_bytes(content)
+    return path / name
+
+
+def test_lines(tmp_path: Path) -> None:
+    """Each is a text, also the empty ones; a mark at the start is none of it."""
+    path = _file(tmp_path, "a.txt", "\ufefflove\r\n\né \u2028 so\rwhat\nend".encode())
+    table = Lines(path)
+    assert _texts(table) == ["love", "", "é \u2028 so\rwhat", "end"]
+    assert _texts(table, skip=2) == ["é \u2028 so\rwhat", "end"]
+    assert (
+        _written(table, LinesOutput(), tmp_path, [GOOD, FAILED])
+        == (
+            "good\t0.7500\tlove\nerror\tempty_text\t\ngood\t0.7500\té so what\ngood\t0.7500\tend\n"
+        ).encode()
+    )
+
+
+def test_an_empty_file_of_lines(tmp_path: Path) -> None:
+    """It has no rows; what is written has none either."""
+    table = Lines(_file(tmp_path, "a.txt", b""))
+    assert _texts(table) == []
+    assert _written(table, CsvOutput(table, LABELS), tmp_path) == (
+        b"text,label,score,score_bad,score_good,error\n"
+    )
+
+
+def test_csv_as_it_came(tmp_path: Path) -> None:
+    """Quotes, commas, line ends within cells, a byte that is not UTF-8: the same cells again."""
+    content = (
+        b'\xef\xbb\xbfid,text\r\n1,"a ""b"", c"\r\n2,"two\nlines"\r\n\r\n3,\xff\r\n4,"cr\rin"\n5,\n'
+    )
+    table = Csv(_file(tmp_path, "a.csv", content), "text")
+    assert _texts(table) == ['a "b", c', "two\nlines", "\udcff", "cr\rin", ""]
+    assert _texts(table, skip=3) == ["cr\rin", ""]
+    written = _written(table, CsvOutput(table, LABELS), tmp_path, [GOOD, FAILED])
+    assert written.startswith(
+        b'id,text,label,score,score_bad,score_good,error\n1,"a ""b"", c",good,'
+    )
+    assert b"\n3,\xff,good,0.75,0.25,0.75,\n" in written
+    rows = list(csv.reader(written.decode("utf-8", "surrogateescape").splitlines(keepends=True)))
+    assert rows[2] == ["2", "two\nlines", "", "", "", "", "empty_text: no text"]
+    assert rows[4] == ["4", "cr\rin", "good", "0.75", "0.25", "0.75", ""]
+
+
+def test_csv_rows_of_another_width(tmp_path: Path) -> None:
+    """They fail in their place, with the line; the others do not."""
+    table = Csv(_file(tmp_path, "a.csv", b"id,text\n1\n2,two\n3,three,more\n4,four\n"), "text")
+    assert _texts(table) == [
+        "invalid_request: line 2: 1 cells, but 2 columns",
+        "two",
+        "invalid_request: line 4: 3 cells, but 2 columns",
+        "four",
+    ]
+    assert _texts(table, skip=2) == _texts(table)[2:]
+    assert _written(table, CsvOutput(table, []), tmp_path).splitlines()[1:4] == [
+        b"1,,good,0.75,",
+        b"2,two,good,0.75,",
+        b"3,three,good,0.75,",
+    ]
+
+
+def test_csv_with_a_header_alone(tmp_path: Path) -> None:
+    """No rows; the columns are known."""
+    table = Csv(_file(tmp_path, "a.csv", b"id,text"), "text")
+    assert (table.columns, _texts(table)) == (["id", "text"], [])
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf"])
+def test_csv_without_a_header(tmp_path: Path, content: bytes) -> None:
+    """It is refused, for nobody knows its columns."""
+    with pytest.raises(UserError, match="is empty"):
+        Csv(_file(tmp_path, "a.csv", content), "text")
+
+
+def test_a_quote_that_is_never_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with an error that says where, before it takes all memory."""
+    monkeypatch.setattr(text_tables, "MOST_CHARS", 100)
+    table = Csv(_file(tmp_path, "a.csv", b'text\nfine\n"open\n' + b"x\n" * 100), "text")
+    with pytest.raises(UserError, match=r"a\.csv, line \d+: field larger.* never closed"):
+        _texts(table)
+
+
+def test_a_long_cell_is_read_whole(tmp_path: Path) -> None:
+    """It is longer than what Python's csv takes by itself; whether it is too long is not ours."""
+    table = Csv(_file(tmp_path, "a.csv", b"text\n" + b"x" * 200_000 + b"\n"), "text")
+    assert [len(text) for text in _texts(table)] == [200_000]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_an_unknown_column(tmp_path: Path, name: str) -> None:
+    """The error lists the columns that there are."""
+    path = tmp_path / name
+    if name == "a.parquet":
+        pq.write_table(pa.table({"id": [1], "tweet": ["x"]}), path)
+    else:
+        path.write_text(
+            {"a.csv": "id,tweet\n1,x\n", "a.jsonl": '{"id": 1}\n{"tweet": "x"}\n'}[name]
+        )
+    kinds: dict[str, Any] = {"a.csv": Csv, "a.jsonl": Jsonl, "a.parquet": Parquet}
+    table = kinds[name]
+    with pytest.raises(UserError, match=r"no column 'text'.*: 'id', 'tweet'"):
+        table(path, "text")
+    assert "x" in _texts(table(path, "tweet"))
+
+
+def test_jsonl_as_it_came(tmp_path: Path) -> None:
+    """What is in a line stays, to the last digit; what is bad is answered in its place."""
+    lines = [
+        '{"text": "love", "n": 1.10, "big": 12345678901234567890123, "é": null}',
+        "",
+        ' { "text" : "a\\ud83d" } ',
+        "not JSON",
+        "[1]",
+        '{"text": 7}',
+        "{ }",
+        '{"text": null}',
+    ]
+    table = Jsonl(_file(tmp_path, "a.jsonl", "\r\n".join(lines).encode()), "text")
+    assert table.columns == ["text", "n", "big", "é"]
+    texts = [
+        "love",
+        "a\ud83d",
+        "invalid_request: line 4 is not a JSON object",
+        "invalid_request: line 5 is not a JSON object",
+        "invalid_request: line 6: 'text' is not text",
+        "empty_text: line 7 has no 'text'",
+        "empty_text: line 8 has no 'text'",
+    ]
+    assert _texts(table) == texts
+    assert _texts(table, skip=3) == texts[3:]
+    written = (
+        _written(table, JsonlOutput(table), tmp_path, [GOOD, GOOD, FAILED]).decode().splitlines()
+    )
+    ours = '"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}, "error": null}'
+    none = '"label": null, "score": null, "scores": null, "error": "empty_text: no text"}'
+    assert written[:3] == [
+        lines[0][:-1] + ", " + ours,
+        '{"text" : "a\\ud83d", ' + ours,
+        "{" + none,
+    ]
+    assert all(isinstance(json.loads(line), dict) for line in written)
+
+
+def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
+    """Whatever they are; null is no text, and neither are bytes that are not UTF-8."""
+    raw = pa.array([b"love", None, b"\xff"], pa.binary())
+    text = pa.StringArray.from_buffers(3, *raw.buffers()[1:], raw.buffers()[0], 1)
+    table = pa.table(
+        {
+            "when": pa.array([1, 2, 3], pa.timestamp("ns")),
+            "text": text,
+            "list": [[1], [], None],
+            "kind": pa.array(["a", "b", "a"]).dictionary_encode(),
+        },
+        metadata={"pandas": "{}"},
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    source = Parquet(tmp_path / "a.parquet", "text")
+    assert _texts(source) == ["love", "empty_text: the row has no text", "\udcff"]
+    assert _texts(source, skip=1) == _texts(source)[1:]
+    assert _texts(Parquet(tmp_path / "a.parquet", "kind")) == ["a", "b", "a"]
+    _written(source, ParquetOutput(source, LABELS), tmp_path, [GOOD, FAILED])
+    whole = pq.read_table(tmp_path / "whole")
+    assert whole.select(["when", "text", "list", "kind"]).equals(
+        pq.read_table(tmp_path / "a.parquet")
+    )
+    assert whole.schema.metadata[b"pandas"] == b"{}"
+    assert whole.schema.names[4:] == ["label", "score", "score_bad", "score_good", "error"]
+    assert whole["label"].to_pylist() == ["good", None, "good"]
+    assert whole["error"].to_pylist() == [None, "empty_text: no text", None]
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 and nothing else"])
+def test_what_is_no_parquet(tmp_path: Path, content: bytes) -> None:
+    """One line of an error."""
+    with pytest.raises(UserError, match="cannot be read as Parquet"):
+        Parquet(_file(tmp_path, "a.parquet", content), "text")
+
+
+def test_a_parquet_column_of_numbers(tmp_path: Path) -> None:
+    """It has no texts."""
+    pq.write_table(pa.table({"text": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="'text' has int64"):
+        Parquet(tmp_path / "a.parquet", "text")
+
+
+def _sources(path: Path) -> dict[str, Table]:
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "text": "a,\udcffb", "list": [1, "é"]},
+        {"id": None, "text": "c", "list": None},
+    ]
+    _file(path, "a.csv", b'id,text,list\n1,"a,\xffb","[1, ""\xc3\xa9""]"\n,c,\n')
+    _file(
+        path, "a.jsonl", b'{"id": 1, "text": "a,\xffb", "list": [1, "\xc3\xa9"]}\n{"text": "c"}\n'
+    )
+    clean = [row | {"text": str(row["text"]).replace("\udcff", "\ufffd")} for row in rows]
+    schema = pa.schema({"id": pa.int64(), "text": pa.string(), "list": pa.string()})
+    listed = [
+        row | {"list": row["list"] and json.dumps(row["list"], ensure_ascii=False)} for row in clean
+    ]
+    pq.write_table(pa.Table.from_pylist(listed, schema), path / "a.parquet")
+    return {
+        ".csv": Csv(path / "a.csv", "text"),
+        ".jsonl": Jsonl(path / "a.jsonl", "text"),
+        ".parquet": Parquet(path / "a.parquet", "text"),
+    }
+
+
+@pytest.mark.parametrize("source", [".csv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("target", [".csv", ".jsonl", ".parquet"])
+def test_every_kind_becomes_every_other(tmp_path: Path, source: str, target: str) -> None:
+    """All columns arrive, with what the target cannot hold as text."""
+    table = _sources(tmp_path)[source]
+    output = JsonlOutput(table) if target == ".jsonl" else OUTPUTS[target](table, LABELS)
+    written = _written(table, output, tmp_path)
+    rows: list[dict[str, Any]]
+    if target == ".csv":
+        rows = list(csv.DictReader(written.decode("utf-8", "replace").splitlines()))
+    elif target == ".jsonl":
+        rows = [json.loads(line) for line in written.decode("utf-8", "replace").splitlines()]
+    else:
+        rows = pq.read_table(tmp_path / "whole").to_pylist()
+    assert [row["text"] for row in rows] == ["a,\ufffdb", "c"]
+    assert [str(row.get("id") or "") for row in rows] == ["1", ""]
+    first = rows[0]["list"]
+    assert (json.loads(first) if isinstance(first, str) else first) == [1, "é"]
+    assert not rows[1].get("list")
+    assert [row["label"] for row in rows] == ["good", "good"]
+    assert [float(rows[0].get("score_bad") or rows[0]["scores"]["bad"])] == [0.25]
+
+
+def test_jsonl_columns_have_types_in_parquet(tmp_path: Path) -> None:
+    """One type for all of a column's values; where they differ, they are JSON."""
+    lines = (
+        b'{"text": "x", "i": 1, "f": 1, "b": true, "m": 1, "o": {"a": "\\ud83d"}, "h": 1}\n'
+        b'{"text": "y", "i": null, "f": 2.5, "b": false, "m": "one", "h": 9999999999999999999}\n'
+    )
+    table = Jsonl(_file(tmp_path, "a.jsonl", lines), "text")
+    _written(table, ParquetOutput(table, []), tmp_path)
+    first, second = pq.read_table(tmp_path / "whole").to_pylist()
+    assert [first[name] for name in "ifbmoh"] == [1, 1.0, True, "1", '{"a": "\ufffd"}', "1"]
+    assert [second[name] for name in "ifbmoh"] == [
+        None, 2.5, False, '"one"', None, "9999999999999999999",
+    ]  # fmt: skip
+
+
+def test_nothing_of_the_users_is_overwritten(tmp_path: Path) -> None:
+    """Where a name is taken, ours gets a prefix, as often as it takes."""
+    content = b"label,text,predicted_label,error,score_bad\nmine,x,mine,mine,mine\n"
+    table = Csv(_file(tmp_path, "a.csv", content), "text")
+    header, row = _written(table, CsvOutput(table, LABELS), tmp_path).decode().splitlines()
+    ours = "predicted_predicted_label,score,predicted_score_bad,score_good,predicted_error"
+    assert header == f"label,text,predicted_label,error,score_bad,{ours}"
+    assert row == "mine,x,mine,mine,mine,good,0.75,0.25,0.75,"
+
+
+def test_nothing_of_the_users_is_overwritten_in_json(tmp_path: Path) -> None:
+    """Also if only another row has the name: a column has one name in all rows."""
+    content = b'{"text": "x"}\n{"text": "y", "label": 1, "scores": 2}\n'
+    table = Jsonl(_file(tmp_path, "a.jsonl", content), "text")
+    first, second = map(json.loads, _written(table, JsonlOutput(table), tmp_path).splitlines())
+    assert set(first) == {"text", "predicted_label", "score", "predicted_scores", "error"}
+    assert (second["label"], second["scores"], second["predicted_label"]) == (1, 2, "good")
+
+
+def test_chunks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In rows and in characters, however a file is read; and they tell how far they are."""
+    monkeypatch.setattr(tables, "CHUNK_CHARS", 100)
+    rows = ["x" * 30] * 8 + ["x"] * 5_000
+    chunks = list(Lines(_file(tmp_path, "a.txt", "\n".join(rows).encode())).chunks(0))
+    sizes = [len(chunk.texts) for chunk in chunks]
+    assert sizes[:2] == [4, 4]
+    assert sum(sizes) == 5_008
+    assert max(sizes) <= 100
+    fractions = [chunk.fraction or 0 for chunk in chunks]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1
