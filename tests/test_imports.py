@@ -89,3 +89,9 @@ def test_starting_the_service_loads_no_export_package() -> None:
     loaded = set(run.stdout.split())
     assert "fastapi" in loaded
     assert not loaded & EXPORT_ONLY
+
+
+def test_the_client_is_one_file_that_can_be_copied() -> None:
+    """It imports the standard library and httpx, and nothing of ours."""
+    imported = {name.partition(".")[0] for name in _imported(ROOT / "sentiment_client.py")}
+    assert imported - sys.stdlib_module_names == {"httpx"}
