@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1, with a bounded head, and answers that name what was wrong.
+"""uvicorn's HTTP/1.1, with bounds on what is no request yet, and answers that name what was wrong.
 
 uvicorn passes over three things: a head without end is collected for ever, a connection may stay
 silent for ever, and a body behind an offer to upgrade to HTTP/2 in clear text, which Java's
@@ -18,85 +18,117 @@ from app.errors import BadRequest, HeadersTooLarge, ServiceError
 HEAD_TIMEOUT_S = 20.0
 # A client that is still sending would not see the answer if the connection closed at once.
 LINGER_S = 1.0
+# A line feed alone ends no line of HTTP: the parser will refuse it.
+HEAD_END = re.compile(rb"\r\n\r\n|\n\n")
 UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection. A head goes to the parser when it is whole."""
 
     def __init__(self, *arguments: Any, max_header_bytes: int, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._max_header_bytes = max_header_bytes
-        self._head_bytes = 0  # that came without completing a head
-        self._head_timer: asyncio.TimerHandle | None = None  # runs while a head is incomplete
+        self._head = b""  # that is not whole
+        self._unheard = 0  # bytes since the parser last had a head or a piece of a body
         self._between_messages = True
-        self._refusal: ServiceError = BadRequest("what arrived is not HTTP/1.1")
+        self._in_head = False  # the parser is, of a request that was sent with the one before
         self._refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
+        self._close_after(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unset_keepalive_if_required()
-        self._stop_head_timer()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        if self._between_messages:
-            # The offer is taken out of the head, where no part of a body can be.
-            end = data.find(b"\r\n\r\n") + 2
-            data = UPGRADE.sub(b"", data[:end]) + data[end:]
-        super().data_received(data)
-        if self._head_timer is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > self._max_header_bytes:
-                self._refusal = self._too_large()
-                self.send_400_response("")
+        if self._between_messages and not self._in_head:
+            data = self._take_head(data)
+        self._unheard += len(data)
+        if data:
+            super().data_received(data)
+        if self._unheard > self._max_header_bytes and not self._refused:  # as trailers, perhaps
+            self._refuse(self._too_large())
+
+    def _take_head(self, data: bytes) -> bytes:
+        """The head that this completes and what follows it; empty if it does not."""
+        begun, self._head = bool(self._head), (self._head + data).lstrip(b"\r\n")
+        if not self._head[:1].isalpha():
+            whole, self._head = self._head, b""  # no method begins so: the parser will refuse it
+            return whole
+        end = HEAD_END.search(self._head)
+        if (end.start() if end else len(self._head)) > self._max_header_bytes:
+            self._refuse(self._too_large())
+            return b""
+        if end is None:
+            if not begun:
+                self._close_after(HEAD_TIMEOUT_S)
+            return b""
+        whole, self._head = self._head, b""
+        return UPGRADE.sub(b"", whole[: end.start() + 2]) + whole[end.start() + 2 :]
 
     def on_message_begin(self) -> None:
+        self._in_head = True
         super().on_message_begin()
-        self._between_messages = False
-        self._head_bytes = 0
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head_timer is not None:  # trailers are not read
+        if self._between_messages:  # not a trailer, which nobody would read
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._stop_head_timer()
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self._max_header_bytes:
-            self._refusal = self._too_large()
-            raise self._refusal  # to the parser, which ends in send_400_response
+        self._unheard = 0
+        self._in_head = self._between_messages = False
+        self._stop_timer()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._unheard = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        self._unheard = 0
         self._between_messages = True
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request that could be routed."""
+        """Refuse what the parser does not understand."""
+        self._refuse(BadRequest("what arrived is not HTTP/1.1"))
+
+    def _refuse(self, error: ServiceError) -> None:
+        """Answer what is no request that could be routed, and close."""
         self._refused = True
-        self._stop_head_timer()
-        answer = problem(self._refusal, uuid4().hex)
+        if self.cycle is not None and not self.cycle.response_complete:
+            if not self.cycle.more_body:
+                self.cycle.keep_alive = False  # what is under way has its answer, and no more
+                return
+            if self.cycle.response_started:
+                self.transport.close()
+                return
+            self.cycle.disconnected = True  # its body is what is wrong: nobody waits for an answer
+            self.cycle.message_event.set()
+        answer = problem(error, uuid4().hex)
         headers = [*answer.raw_headers, (b"connection", b"close")]
         lines = [name + b": " + value + b"\r\n" for name, value in headers]
         status_line = STATUS_LINE[answer.status_code]
         self.transport.write(b"".join([status_line, *lines, b"\r\n", bytes(answer.body)]))
-        self.loop.call_later(LINGER_S, self.transport.close)
-
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        self._close_after(LINGER_S)
 
     def _too_large(self) -> HeadersTooLarge:
         return HeadersTooLarge(
             f"request line and headers have more than the {self._max_header_bytes} bytes accepted"
         )
+
+    def _close_after(self, seconds: float) -> None:
+        self._stop_timer()
+        handler = self.timeout_keep_alive_handler
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
+
+    def _stop_timer(self) -> None:
+        super()._unset_keepalive_if_required()
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Not whenever something arrives, as uvicorn does it: for a whole head only."""

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 API_KEY = re.compile(r"[!-+\--~]{8,256}")  # a comma separates keys
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 RATE = re.compile(r"[1-9]\d*/(second|minute|hour|day)")
 
 
@@ -103,13 +104,18 @@ class Settings(BaseSettings):
     @field_validator("cors_origins", mode="before")
     @classmethod
     def _split_origins(cls, value: Any) -> Any:
-        return _listed(value) if isinstance(value, str) else value
+        origins = _listed(value) if isinstance(value, str) else value
+        if not all(ORIGIN.fullmatch(origin) for origin in origins):
+            raise ValueError("an origin is a scheme and a host, https://example.org, or '*'")
+        return origins
 
     @field_validator("api_keys", mode="before")
     @classmethod
     def _digest_keys(cls, value: Any) -> Any:
         """Digests are kept, not keys."""
         keys = _listed(value) if isinstance(value, str) else value
+        if value and not keys:  # a slip should not open the door
+            raise ValueError("there is no key; leave it empty to let all ask")
         if not all(API_KEY.fullmatch(key) for key in keys):
             raise ValueError("a key is 8 to 256 printable ASCII characters without spaces")
         return tuple(hashlib.sha256(key.encode()).hexdigest() for key in keys)
@@ -135,7 +141,8 @@ def load_settings(flags: dict[str, Any]) -> Settings:
         name = str(first["loc"][0])
         source = flag(name) if name in flags else f"SENTIMENT_{name.upper()}"
         given = "" if name == "api_keys" else f", not {first['input']!r}"
-        raise ValueError(f"{source}: {first['msg']}{given}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{source}: {message}{given}") from None
 
 
 def _listed(value: str) -> tuple[str, ...]:

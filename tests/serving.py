@@ -83,12 +83,19 @@ _infer = Model.infer
 
 
 @contextmanager
-def listening(app: FastAPI) -> Iterator[str]:
+def listening(app: FastAPI, *, keep_alive_s: int = 5) -> Iterator[str]:
     """Serve the application on a real socket, from a thread; yields its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         http = partial(HttpProtocol, max_header_bytes=Settings().max_header_bytes)
-        server = uvicorn.Server(uvicorn.Config(app, http=http, log_config=None, ws="none"))  # type: ignore[arg-type]
+        config = uvicorn.Config(
+            app,
+            http=http,  # type: ignore[arg-type]
+            log_config=None,
+            ws="none",
+            timeout_keep_alive=keep_alive_s,
+        )
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -95,7 +95,9 @@ def test_keys_show_nowhere(bundle: Path) -> None:
     assert "-key-" not in told
 
 
-@pytest.mark.parametrize("keys", ["short", "with space-in-it", "é-is-not-ascii", "okay-key-1,bad"])
+@pytest.mark.parametrize(
+    "keys", ["short", "with space-in-it", "é-is-not-ascii", "okay-key-1,bad", ","]
+)
 def test_a_key_nobody_could_send_stops_the_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keys: str
 ) -> None:
@@ -104,7 +106,7 @@ def test_a_key_nobody_could_send_stops_the_start(
     assert main(["serve"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("sentiment: SENTIMENT_API_KEYS: ")
-    assert keys not in line
+    assert keys == "," or keys not in line
 
 
 def test_a_key_may_ask_as_often_as_its_rate_says(serve: Serve) -> None:
@@ -163,6 +165,23 @@ def test_allowed_origins_may_read_answers_and_errors(serve: Serve) -> None:
     assert allowed.status_code == 200
     other = client.options("/classify", headers={"origin": "https://evil.example", **asked})
     assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize("origins", ["example.org", "https://example.org/path", "https:// x"])
+def test_an_origin_is_validated(origins: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that no browser would send is a slip."""
+    assert main(["serve", "--cors-origins", origins]) == 2
+    assert "https://example.org, or '*'" in capsys.readouterr().err
+
+
+def test_refusals_are_counted_by_route(serve: Serve) -> None:
+    """Also where the path has parameters, and without the path itself."""
+    client = serve(api_keys=KEYS)
+    client.post("/v2/models/any/infer")
+    client.get("/info")
+    for route, method in (("/v2/models/{name}/infer", "POST"), ("/info", "GET")):
+        labels = {"route": route, "method": method, "status": "401"}
+        assert metric(client, "sentiment_http_requests_total", **labels) == 1
 
 
 def test_docs_can_be_switched_off(serve: Serve) -> None:

@@ -71,10 +71,12 @@ def test_one_space_goes_with_its_word() -> None:
         ("nan", "inference_failed", "no finite logits"),
         ("a " * (MAX_WORDS + 1), "text_too_long", f"at most {MAX_WORDS}"),
         ("a" * (MAX_CHARS + 1), "text_too_long", f"at most {MAX_CHARS}"),
+        ("a " * 14, "text_too_long", "without each of its 14 words, the texts have 226 tokens"),
     ],
 )
-def test_what_cannot_be_explained(client: TestClient, text: str, code: str, says: str) -> None:
+def test_what_cannot_be_explained(serve: Serve, text: str, code: str, says: str) -> None:
     """It is a problem that says why."""
+    client = serve(max_queue_tokens=400)
     problem = client.post("/explain", json={"inputs": text}).json()
     assert problem["code"] == code
     assert says in problem["detail"]

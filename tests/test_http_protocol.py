@@ -2,7 +2,9 @@
 
 import json
 import socket
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,93 @@ def test_an_offer_to_upgrade_keeps_its_body(process: Process, spelling: bytes) -
             while not answer.endswith(b"}]}"):
                 answer += connection.recv(65536)
             assert b'"label":"positive"' in answer
+
+
+@pytest.mark.parametrize("before", [b"", b"\r\n\r\n"])
+def test_an_offer_that_comes_in_pieces_keeps_its_body(process: Process, before: bytes) -> None:
+    """A head goes to the parser when it is whole."""
+    offer = b"Connection: Upgrade, close\r\nUpgrade: h2c\r\n"
+    rest = offer + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+    request = before + HEAD + rest
+    with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
+        for part in (request[:60], request[60:130], request[130:]):
+            connection.sendall(part)
+            time.sleep(0.05)
+        answer = b""
+        while not answer.endswith(b"}]}"):
+            answer += connection.recv(65536)
+    assert b'"label":"positive"' in answer
+
+
+def test_a_body_is_no_part_of_the_next_head(process: Process) -> None:
+    """A large body with the begin of another request behind it is fine."""
+    text = b'{"inputs": "love%b"}' % (b" " * 30_000)
+    first = HEAD + b"content-length: %d\r\n\r\n" % len(text) + text
+    health = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    for cut in (9, len(health) - 4, len(health) - 2):
+        answer = exchange(process.port, first + health[:cut], health[cut:])
+        assert answer.count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_an_answer_under_way_comes_before_a_refusal(process: Process) -> None:
+    """What follows a request as garbage does not take its place."""
+    request = REQUEST.replace(b"connection: close\r\n", b"")
+    answer = exchange(process.port, request + b"\x00 garbage \r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_a_chunk_that_is_none_is_refused(process: Process) -> None:
+    """The request whose body it is in gets 400, once."""
+    head = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+    answer = exchange(process.port, head + b'5\r\n{"inp\r\nnonsense\r\n')
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_trailers_without_end_are_cut_off(process: Process) -> None:
+    """They are no part of any limit but this."""
+    chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\nx: "
+    with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
+        connection.sendall(chunked)
+        with suppress(ConnectionError):
+            for _ in range(1_000):
+                connection.sendall(b"a" * 1_000)
+                time.sleep(0.001)
+            pytest.fail("a megabyte was taken")
+        with suppress(ConnectionError):
+            received = connection.recv(65536)
+            assert received == b"" or received.startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\r\n", id="blank lines"),
+        pytest.param(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", id="between requests"),
+        pytest.param(
+            b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n", id="half a body"
+        ),
+    ],
+)
+def test_a_connection_without_requests_ends(bundle: Path, sent: bytes) -> None:
+    """Whatever dribbles in that is none."""
+    app = create_app(Settings(model=(bundle,), runners=1, threads=1, max_batch_tokens=32))
+    with listening(app, keep_alive_s=1) as url:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with socket.create_connection(address, timeout=30) as connection:
+            connection.sendall(sent)
+            with suppress(ConnectionError):
+                for _ in range(100):
+                    time.sleep(0.05)
+                    connection.sendall(b"\r" if sent != b"" else b"")
+                    connection.setblocking(False)
+                    with suppress(BlockingIOError):
+                        if connection.recv(65536) == b"":
+                            return
+                    connection.setblocking(True)
+                pytest.fail("the connection is still open")
 
 
 def test_a_body_that_looks_like_an_offer_is_left_alone(process: Process) -> None:

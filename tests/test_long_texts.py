@@ -1,5 +1,6 @@
 """Texts longer than the model takes: windows, and sentences by themselves."""
 
+import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -152,6 +153,7 @@ def test_a_long_sentence_is_treated_as_asked(client: TestClient) -> None:
         ("hi", "मैं खुश हूँ। डॉ. शर्मा आए। वह नहीं है। ठीक है?", 4),
         ("ar", "هذا جيد. هل أنت بخير؟ نعم!", 3),
         ("nl", "Dhr. Jansen is weg. Mooi zo! Echt?", 3),
+        ("pt-BR", "O Sr. Silva chegou. Que bom!", 2),
         ("xx", "Hello there. Bye.", 2),
         ("en", "no end", 1),
         ("en", " \n ", 0),
@@ -166,9 +168,13 @@ def test_sentences_of_many_languages(language: str, text: str, sentences: int) -
     assert "".join("".join(found).split()) == "".join(text.split())
 
 
-@pytest.mark.parametrize("field", [{"split": "words"}, {"overflow": "wrap"}, {"language": 1}])
+@pytest.mark.parametrize(
+    "field", [{"split": "words"}, {"overflow": "wrap"}, {"language": 1}, {"language": "\ud800"}]
+)
 def test_odd_options_are_named(client: TestClient, field: dict[str, object]) -> None:
     """The error says which field, and what it takes."""
-    answer = client.post("/classify", json={"inputs": "love", **field})
+    content = json.dumps({"inputs": "love", **field})
+    headers = {"content-type": "application/json"}
+    answer = client.post("/classify", content=content, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     assert answer.json()["detail"].startswith(f"{next(iter(field))}: ")

@@ -6,12 +6,14 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import brotli
 import httpx2
 import pytest
 from fastapi.testclient import TestClient
@@ -21,7 +23,7 @@ from app.errors import PayloadTooLarge
 from app.main import create_app
 from app.settings import Settings
 from tests.conftest import SET_BY_HAND, Serve
-from tests.serving import SLOW_COMMAND, Gate, Process, eventually, listening, metric
+from tests.serving import SLOW_COMMAND, Gate, Process, eventually, exchange, listening, metric
 
 NDJSON = {"content-type": "application/x-ndjson"}
 HEAD = (
@@ -58,6 +60,11 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+def _peak_kib(process: Process) -> int:
+    status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+    return next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line)
+
+
 def test_each_line_has_its_answer_with_its_id_in_order(client: TestClient) -> None:
     """The same answers as from POST /classify, whatever JSON the ids are."""
     texts = {"a": "love", "b": "worst", "c": "it " * 20}
@@ -72,7 +79,8 @@ def test_a_bad_line_is_answered_in_its_place(client: TestClient) -> None:
     content = (
         b'{"id": 1, "text": "love", "lang": "en"}\nnot JSON\n\n  \n[1]\n{"id": "x"}\n'
         b'{"id": 2, "text": ""}\n{"id": 3, "text": "nan"}\n{"text": "\xff"}\n{"text": "worst"}\r\n'
-        b'{"id": "\\ud800", "text": "\\ud800"}\n{"id": NaN, "text": "a"}'
+        b'{"id": "\\ud800", "text": "\\ud800"}\n{"id": NaN, "text": "a"}\n'
+        b'{"id": [1e999], "text": "a"}'
     )
     answers = _post(client, content)
     assert [(a["id"], a.get("label") or a["error"]["code"]) for a in answers] == [
@@ -85,6 +93,7 @@ def test_a_bad_line_is_answered_in_its_place(client: TestClient) -> None:
         (None, "invalid_request"),
         (None, "negative"),
         ("\ud800", "invalid_request"),
+        (None, "invalid_request"),
         (None, "invalid_request"),
     ]
     said = [a["error"]["message"] for a in answers if a.get("error")]
@@ -107,10 +116,12 @@ def test_what_a_line_has_beyond_the_limit_is_not_kept() -> None:
     """However long it is and in whatever pieces it comes."""
     reader = LineReader(1_000)
     tracemalloc.start()
-    for _ in range(1_000):
-        assert reader.feed(bytes(100_000)) == []
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    try:
+        for _ in range(1_000):
+            assert list(reader.feed(bytes(100_000))) == []
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
     assert peak < 1_000_000
     (line,) = reader.end()
     assert isinstance(line.text, PayloadTooLarge)
@@ -186,11 +197,58 @@ def test_memory_does_not_grow_with_the_stream(process: Process, tmp_path: Path) 
                 assert line.startswith(b'{"id":%d,' % seen)
                 seen += 1
         assert seen == count
-        status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
-        return next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line)
+        return _peak_kib(process)
 
     first = peak_kib(10_000)
     assert peak_kib(100_000) < first + 10_000
+
+
+def test_a_bomb_is_refused_and_holds_up_nobody(client: TestClient) -> None:
+    """Lines are read a few at a time, and what unpacks to hundreds of times its size is cut off."""
+    headers = {**NDJSON, "content-encoding": "br"}
+    for filling in (b"\n", b"x\n", b"a"):
+        packed = brotli.compress(_lines(3) + filling * 50_000_000)
+        answer = client.post("/classify/stream", content=packed, headers=headers)
+        lines = answer.text.splitlines()
+        assert [json.loads(line)["id"] for line in lines[:3]] == [0, 1, 2]
+        assert json.loads(lines[-1])["error"]["code"] == "payload_too_large"
+
+
+def test_memory_does_not_grow_with_bad_lines(process: Process) -> None:
+    """Nor does it with as many of them as there can be."""
+    before = _peak_kib(process)
+    content = b"x\n" * 300_000
+    answer = httpx2.post(f"{process.url}/classify/stream", content=content, headers=NDJSON)
+    assert answer.text.count("\n") == 300_000
+    assert _peak_kib(process) < before + 20_000
+    with httpx2.Client(base_url=process.url) as client:
+        labels = {"model": "tiny", "outcome": "invalid_request"}
+        assert metric(client, "sentiment_texts_total", **labels) == 300_000
+
+
+def test_a_stream_that_says_nothing_ends(
+    serve: Serve, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a word, after a while, however slow its client may be allowed to be."""
+    monkeypatch.setattr("app.api.stream.IDLE_S", 0.1)
+    app = create_app(Settings(model=(bundle,), runners=1, threads=1, max_batch_tokens=32))
+    with listening(app, keep_alive_s=1) as url:
+        received = exchange(int(url.rpartition(":")[2]), HEAD + _chunk(_lines(1)))
+    assert b'{"id":0,"label":"positive"' in received
+    assert b'{"id":null,"error":{"code":"deadline_exceeded"' in received
+
+
+def test_a_client_that_waits_to_be_told_is_told_to_go_on(process: Process) -> None:
+    """100 Continue comes before the answer begins: curl would wait for a second."""
+    head = HEAD.replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n")
+    with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
+        connection.sendall(head)
+        assert connection.recv(1_000).startswith(b"HTTP/1.1 100 Continue\r\n")
+        connection.sendall(_chunk(_lines(1)) + b"0\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b"\r\n0\r\n\r\n"):
+            answer += connection.recv(1_000)
+    assert b'{"id":0,"label":"positive"' in answer
 
 
 def test_a_client_that_does_not_read_is_not_read_from(process: Process) -> None:
@@ -227,12 +285,31 @@ def test_a_full_queue_makes_a_stream_wait(serve: Serve, gate: Gate) -> None:
     answers: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: answers.extend(_post(client, _lines(600))))
     thread.start()
-    labels = {"model": "tiny", "reason": "queue_full"}
-    eventually(lambda: metric(client, "sentiment_rejections_total", **labels) > 0)
+    eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") > 300)
+    time.sleep(0.2)  # others ask in vain
     gate.open.set()
     thread.join(30)
     assert [answer["id"] for answer in answers] == list(range(600))
     assert not [answer for answer in answers if "error" in answer]
+    labels = {"model": "tiny", "reason": "queue_full"}
+    assert metric(client, "sentiment_rejections_total", **labels) == 0
+    assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 600
+
+
+def test_lines_that_were_not_reached_in_time_are_tried_again(serve: Serve, gate: Gate) -> None:
+    """The deadline is for those who would leave; a stream has come to stay."""
+    client = serve(runners=1, deadline_ms=100)
+    gate.close()
+    answers: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: answers.extend(_post(client, _lines(300))))
+    thread.start()
+    assert gate.reached.wait(30)
+    time.sleep(0.25)
+    gate.open.set()
+    thread.join(30)
+    assert [answer.get("label", answer) for answer in answers] == [
+        ("positive", "negative", "neutral")[n % 3] for n in range(300)
+    ]
 
 
 def test_lines_that_no_queue_would_hold_together_go_one_after_the_other(serve: Serve) -> None:

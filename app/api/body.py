@@ -4,7 +4,9 @@ FastAPI would do it from the route's signature, but the event loop's time counts
 model, and its errors would have to be taken apart again to be clear.
 """
 
+import gc
 import json
+import math
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -26,8 +28,14 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
-# As json.loads, but NaN and Infinity are no JSON.
-DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+def _finite(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(digits)
+    return value
+
+
+# As json.loads, but NaN and Infinity are no JSON, nor is 1e999, which would become one.
+DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 async def read_body(request: Request, schema: type[Body]) -> Body:
@@ -104,6 +112,9 @@ def parse(content: bytes, what: str) -> Any:
     Raises:
         InvalidRequest: it is not JSON.
     """
+    # A body may hold a million lists, and the collector would look at all of them, again and again:
+    # a second, in which nobody else is answered.
+    gc.disable()
     try:
         # Not pydantic's parser: it refuses the whole body for half of a surrogate pair in one
         # text, which should fail alone.
@@ -116,6 +127,8 @@ def parse(content: bytes, what: str) -> Any:
         raise InvalidRequest(
             f"{what} is not JSON in UTF-8, or too deeply nested, or has a huge number or NaN"
         ) from None
+    finally:
+        gc.enable()
 
 
 def _first_fault(error: ValidationError) -> str:

@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from app.api.explanation import contributions, without_each, word_spans
@@ -28,6 +28,8 @@ from app.errors import (
     Overloaded,
     ServiceError,
     ShuttingDown,
+    TextTooLong,
+    TooManyTexts,
 )
 from app.metrics import ModelMetrics
 from app.model import Encoding, Model
@@ -37,6 +39,7 @@ from app.tuning import Plan
 # Characters of a request that are tokenised on the event loop, which they hold for about a
 # millisecond; more go to a thread, whose switches cost more than tokenising a few tweets.
 INLINE_CHARS = 4_000
+CHARS_PER_TEXT = 30  # that take as long as there being one text more
 
 PROBE_TEXT = "ready?"
 PROBE_TIMEOUT_S = 1.0
@@ -94,9 +97,9 @@ class Classifier:
             Overloaded, TooManyTexts, ShuttingDown: the request was not admitted.
             DeadlineExceeded: tokenising alone took longer than it may.
         """
-        with self._counting_failures(len(texts)):
-            done = await self._run(texts, options, deadline)
-        self._count(done)
+        with self.counting_failures(len(texts)):
+            done = await self.attempt(texts, options, deadline=deadline)
+        self.count(done.outcomes)
         return done
 
     async def explain(
@@ -105,19 +108,21 @@ class Classifier:
         """Classify one text, and say what each of its words contributes.
 
         Raises:
-            TextTooLong: it has more words than are explained.
+            TextTooLong: it has more words, or with them more tokens, than are explained.
             ServiceError: it could not be classified, or as ``classify``.
         """
-        with self._counting_failures(1):
+        with self.counting_failures(1):
             spans = word_spans(text)
             texts = [text, *without_each(text, spans)]
-            done = await self._run(texts, DEFAULTS, deadline)
+            try:
+                done = await self.attempt(texts, DEFAULTS, deadline=deadline)
+            except TooManyTexts as error:
+                raise TextTooLong(f"without each of its {len(spans)} words, {error}") from None
             whole, *without = done.outcomes
             if isinstance(whole, ServiceError):
                 raise whole
             words = contributions(whole, spans, without, multi_label=self.model.multi_label)
-        done = replace(done, outcomes=[whole])
-        self._count(done)
+        self.count([whole])
         return done, whole, words
 
     async def check(self) -> None:
@@ -148,7 +153,10 @@ class Classifier:
         """Finish what was admitted, for at most ``timeout_s`` seconds; whether all ended."""
         return await self._batcher.drain(timeout_s)
 
-    async def _run(self, texts: Sequence[str], options: Options, deadline: float) -> Classification:
+    async def attempt(
+        self, texts: Sequence[str], options: Options, *, deadline: float
+    ) -> Classification:
+        """``classify``, but the texts are not counted."""
         if self._stopped:
             raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
         loop = asyncio.get_running_loop()
@@ -162,6 +170,9 @@ class Classifier:
         answer = await self._batcher.submit(
             encodings(encoded), timeout_s=max(0.0, deadline - loop.time())
         )
+        self._metrics.stage("tokenize", tokenize_seconds)
+        self._metrics.stage("queue", answer.queue_seconds)
+        self._metrics.stage("inference", answer.inference_seconds)
         return Classification(
             self.model,
             predict(self.model, encoded, answer.results),
@@ -176,7 +187,7 @@ class Classifier:
         encode_all = partial(
             encode, self.model, texts, max_chars=self._settings.max_text_chars, options=options
         )
-        if sum(map(len, texts)) <= INLINE_CHARS:
+        if sum(map(len, texts)) + CHARS_PER_TEXT * len(texts) <= INLINE_CHARS:
             return encode_all()
         try:
             async with asyncio.timeout_at(deadline):
@@ -186,7 +197,8 @@ class Classifier:
             raise DeadlineExceeded("not tokenised within the time it may take") from None
 
     @contextmanager
-    def _counting_failures(self, texts: int) -> Iterator[None]:
+    def counting_failures(self, texts: int) -> Iterator[None]:
+        """Count so many texts as failed by what is raised."""
         try:
             yield
         except ServiceError as error:
@@ -200,8 +212,9 @@ class Classifier:
             self._metrics.failure(ClientDisconnected.code, texts)
             raise
 
-    def _count(self, result: Classification) -> None:
-        for outcome in result.outcomes:
+    def count(self, outcomes: Iterable[Prediction | ServiceError]) -> None:
+        """Count what became of texts."""
+        for outcome in outcomes:
             if isinstance(outcome, ServiceError):
                 self._metrics.failure(outcome.code)
             else:
@@ -211,6 +224,3 @@ class Classifier:
                     tokens=outcome["tokens"],
                     truncated=outcome["truncated"],
                 )
-        self._metrics.stage("tokenize", result.tokenize_seconds)
-        self._metrics.stage("queue", result.queue_seconds)
-        self._metrics.stage("inference", result.inference_seconds)

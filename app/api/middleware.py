@@ -4,12 +4,12 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from uuid import uuid4
 
 from fastapi import Request
 from fastapi.routing import APIRoute
-from starlette.routing import BaseRoute
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.access import Access
@@ -46,11 +46,12 @@ class StreamRoute(DirectRoute):
 
 
 class RequestMiddleware:
-    """Outermost, so that no answer leaves without an id or goes uncounted."""
+    """Around all routes, so that no answer of theirs leaves without an id or goes uncounted."""
 
-    def __init__(self, app: ASGIApp, *, service: Service, routes: Iterable[BaseRoute]) -> None:
+    def __init__(self, app: ASGIApp, *, service: Service, routes: Sequence[APIRoute]) -> None:
         self._app = app
         self._service = service
+        self._routes = routes
         self._access = Access(service.settings)
         self._direct = {
             (method, route.path): route
@@ -104,11 +105,21 @@ class RequestMiddleware:
         finally:
             metrics.requests_in_flight.dec()
             metrics.observe_request(
-                _route(scope),
+                self._route(scope),
                 scope["method"] if scope["method"] in METHODS else "other",
                 status or 500,
                 time.perf_counter() - started,
             )
+
+    def _route(self, scope: Scope) -> str:
+        """The template of the route that answered, never a path that the client made up."""
+        if "route" in scope:
+            return str(scope["route"].path)
+        if "endpoint" in scope:
+            return "other"  # FastAPI's own pages
+        # Refused before it was routed, perhaps.
+        asked = (route for route in self._routes if route.matches(scope)[0] is not Match.NONE)
+        return next((route.path for route in asked), "unmatched")
 
 
 async def _call(route: DirectRoute, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,13 +137,6 @@ def _request_id(scope: Scope) -> str:
         if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
             return bytes(value).decode()
     return uuid4().hex
-
-
-def _route(scope: Scope) -> str:
-    """The template of the route that answered, never a path that the client made up."""
-    if "route" in scope:
-        return str(scope["route"].path)
-    return "other" if "endpoint" in scope else "unmatched"  # other: FastAPI's own pages
 
 
 def _deadline(scope: Scope, settings: Settings) -> float:

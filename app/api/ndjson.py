@@ -1,6 +1,7 @@
 """Newline-delimited JSON as it arrives: lines of bounded length from pieces of any size."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,9 @@ from app.api.body import parse
 from app.api.predictions import document
 from app.api.schemas import Prediction
 from app.errors import InvalidRequest, PayloadTooLarge, ServiceError
+
+# Lines that are classified together.
+GROUP_LINES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +33,19 @@ class LineReader:
         self._parts: list[bytes] = []  # of the line that has no end yet
         self._size = 0
 
-    def feed(self, piece: bytes) -> list[Line]:
-        """The lines that end in this piece."""
+    def feed(self, piece: bytes) -> Iterator[list[Line]]:
+        """The lines that end in this piece, a few at a time: it may have as many as bytes."""
         *ends, rest = piece.split(b"\n")
-        lines = []
-        for end in ends:
-            self._hold(end)
-            lines += self.end()
+        for first in range(0, len(ends), GROUP_LINES):
+            yield [line for end in ends[first : first + GROUP_LINES] for line in self._line(end)]
         self._hold(rest)
-        return lines
 
     def end(self) -> list[Line]:
-        """What is held is a line, the last perhaps."""
+        """The last line, if the stream did not end with the line's end."""
+        return self._line(b"")
+
+    def _line(self, end: bytes) -> list[Line]:
+        self._hold(end)
         self._number += 1
         content, size = b"".join(self._parts).strip(), self._size
         self._parts, self._size = [], 0
@@ -49,7 +54,7 @@ class LineReader:
                 f"line {self._number} has more than the {self._max_bytes} bytes accepted"
             )
             return [Line(None, error)]
-        return [_line(content, self._number)] if content else []
+        return [_parsed(content, self._number)] if content else []
 
     def _hold(self, part: bytes) -> None:
         self._size += len(part)
@@ -63,11 +68,12 @@ def answer_line(line: Line, outcome: Prediction | ServiceError) -> bytes:
     return b'{"id":%b,%b\n' % (json.dumps(line.id).encode(), to_json(document(outcome))[1:])
 
 
-def _line(content: bytes, number: int) -> Line:
+def _parsed(content: bytes, number: int) -> Line:
     try:
         value = parse(content, f"line {number}")
     except InvalidRequest as error:
-        return Line(None, error)
+        # A new one: with what was raised, its frames and the line would be kept.
+        return Line(None, InvalidRequest(error.detail))
     if not isinstance(value, dict):
         return Line(None, InvalidRequest(f'line {number} must be an object: {{"id", "text"}}'))
     text = value.get("text")

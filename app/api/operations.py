@@ -10,7 +10,7 @@ from prometheus_client.exposition import choose_encoder
 from app.api.openapi import documented
 from app.api.schemas import Info, ModelInfo, Models, Status
 from app.api.service import Service
-from app.errors import NotReady, ShuttingDown
+from app.errors import NotReady, RateLimited, ShuttingDown, Unauthorized
 from app.model import CUDA
 
 router = APIRouter(tags=["operations"])
@@ -31,7 +31,7 @@ async def ready(request: Request) -> Status:
     return {"status": "ready"}
 
 
-@router.get("/info")
+@router.get("/info", responses=documented(Unauthorized, RateLimited, NotReady))
 async def info(request: Request) -> Info:
     """Versions, the device really in use, and the limits."""
     service = Service.of(request)
@@ -54,12 +54,13 @@ async def info(request: Request) -> Info:
             "max_texts": settings.max_texts,
             "max_text_chars": settings.max_text_chars,
             "max_body_bytes": settings.max_body_bytes,
+            "max_header_bytes": settings.max_header_bytes,
             "deadline_ms": settings.deadline_ms,
         },
     }
 
 
-@router.get("/models")
+@router.get("/models", responses=documented(Unauthorized, RateLimited))
 async def models(request: Request) -> Models:
     """The served models."""
     served = [(one.model, one.plan) for one in Service.of(request).classifiers.values()]

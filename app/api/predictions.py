@@ -24,7 +24,7 @@ Scored = tuple[list[float], list[float]]  # logits and scores, in the order of t
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to do with a text; ``language`` is an ISO 639 code, for its abbreviations."""
+    """What to do with a text; ``language`` is a BCP 47 tag, for its abbreviations."""
 
     overflow: Overflow = "truncate"
     split: Split | None = None

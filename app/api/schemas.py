@@ -81,8 +81,9 @@ class ClassifyRequest(RequestBody):
     )
     language: str = Field(
         default="en",
-        description="language whose abbreviations end no sentence, as ISO 639 code",
-        examples=["en", "de"],
+        pattern="^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}$",
+        description="language whose abbreviations end no sentence, as BCP 47 tag",
+        examples=["en", "pt-BR"],
     )
 
 
@@ -213,6 +214,7 @@ class Limits(TypedDict):
     max_texts: int
     max_text_chars: int
     max_body_bytes: int
+    max_header_bytes: int
     deadline_ms: int
 
 

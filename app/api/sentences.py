@@ -9,9 +9,10 @@ TITLES = {"fr": ("M.", "MM.", "Dr.", "Pr.", "Me."), "hi": ("डॉ.",)}
 def sentence_spans(text: str, language: str) -> list[tuple[int, int]]:
     """Start and end of each sentence, in characters, without the space around it.
 
-    ``language`` is an ISO 639 code; it decides which abbreviations end no sentence. An unknown one
-    is treated as English.
+    ``language`` is a BCP 47 tag; it decides which abbreviations end no sentence. An unknown one is
+    treated as English.
     """
+    language = language.partition("-")[0].lower()
     titles = TITLES.get(language, ())
     spans: list[tuple[int, int]] = []
     goes_on = False

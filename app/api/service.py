@@ -66,7 +66,8 @@ class Service:
     async def drain(self) -> None:
         """Finish what was admitted, within ``drain_ms`` of the first ``stop``."""
         self.stop()
-        timeout_s = max(0.0, self._stop_by - time.monotonic())
+        # The server may have used it up, but runners without work end in a moment.
+        timeout_s = max(0.2, self._stop_by - time.monotonic())
         ended = await asyncio.gather(*(c.drain(timeout_s) for c in self.classifiers.values()))
         self.abandoned = not all(ended)
 

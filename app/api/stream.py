@@ -21,6 +21,7 @@ from app.api.schemas import Overflow, Prediction
 from app.api.service import Service
 from app.errors import (
     ClientDisconnected,
+    DeadlineExceeded,
     InvalidRequest,
     Overloaded,
     ServiceError,
@@ -37,12 +38,12 @@ ACCEPTED = (
     "application/jsonlines",
     "application/octet-stream",
 )
-# Lines classified together, and how many such groups wait for their turn to be sent: enough for
-# the batcher to choose from, and few turns in a queue that gives each group its own.
-GROUP_LINES = 128
+# Groups of lines that wait for their turn to be sent: enough for the batcher to choose from, and
+# few turns in a queue that gives each group its own.
 WAITING_GROUPS = 2
-SHUTDOWN: Message = {"type": "shutdown"}
 MAX_WAIT_S = 1.0  # before a stream asks again whether the queue takes more
+MAX_TRIES = 5  # of texts that were admitted, but not reached in time
+IDLE_S = 300.0  # without anything from a client that has not ended its body
 
 router = APIRouter(tags=["classification"], route_class=StreamRoute)
 
@@ -119,9 +120,9 @@ class StreamedAnswers(Response):
         self._messages: asyncio.Queue[Message] = asyncio.Queue(1)
         # In the order of their lines; None is the end.
         self._groups: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(WAITING_GROUPS)
+        self._last_words = b""  # why not everything was read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async with asyncio.TaskGroup() as tasks:
                 watching = [
@@ -129,9 +130,15 @@ class StreamedAnswers(Response):
                     tasks.create_task(self._watch_shutdown()),
                 ]
                 tasks.create_task(self._read(tasks))
+                # Asked for a body, the server tells clients that wait with theirs to go on. Once
+                # the answer has begun it would not.
+                await asyncio.sleep(0)
+                await send(
+                    {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+                )
                 while (group := await self._groups.get()) is not None:
-                    body = await group
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    await send(_part(await group))
+                await send(_part(self._last_words))
                 await send({"type": "http.response.body", "body": b""})
                 for task in watching:
                     task.cancel()
@@ -140,32 +147,44 @@ class StreamedAnswers(Response):
 
     async def _receive(self, receive: Receive) -> None:
         """Read one message ahead, and end everything when the client leaves."""
-        while (message := await receive())["type"] != "http.disconnect":
+        more = True
+        while True:
+            try:
+                async with asyncio.timeout(IDLE_S if more else None):
+                    message = await receive()
+            except TimeoutError:
+                message = _end(DeadlineExceeded(f"nothing arrived for {IDLE_S:g} s"))
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected("before its answers")
+            more = message.get("more_body", False)
             await self._messages.put(message)
-        raise ClientDisconnected("before its answers")
 
     async def _watch_shutdown(self) -> None:
         await self._service.closing.wait()
-        await self._messages.put(SHUTDOWN)
+        error = ShuttingDown("the service is shutting down; send the rest again")
+        await self._messages.put(_end(error))
 
     async def _read(self, tasks: asyncio.TaskGroup) -> None:
         try:
             async for lines in self._arriving():
-                for first in range(0, len(lines), GROUP_LINES):
-                    group = self._answer(lines[first : first + GROUP_LINES])
-                    await self._groups.put(tasks.create_task(group))
-        except (InvalidRequest, ShuttingDown) as error:  # nothing can be read any more
-            await self._groups.put(tasks.create_task(self._answer([Line(None, error)])))
+                if lines:
+                    await self._groups.put(tasks.create_task(self._answer(lines)))
+                else:
+                    await asyncio.sleep(0)  # a piece may hold no line, and a few bytes many pieces
+        except ServiceError as error:  # nothing can be read any more
+            self._last_words = answer_line(Line(None, error), error)
         await self._groups.put(None)
 
     async def _arriving(self) -> AsyncIterator[list[Line]]:
         more = True
         while more:
             message = await self._messages.get()
-            if message is SHUTDOWN:
-                raise ShuttingDown("the service is shutting down; send the rest again")
+            if "error" in message:
+                raise message["error"]
             for piece in self._decoder.decode(message.get("body", b"")):
-                yield self._lines.feed(piece)
+                for lines in self._lines.feed(piece):
+                    yield lines
+                yield []
             more = message.get("more_body", False)
         self._decoder.end()
         yield self._lines.end()
@@ -173,27 +192,59 @@ class StreamedAnswers(Response):
     async def _answer(self, lines: Sequence[Line]) -> bytes:
         texts = [line.text for line in lines if isinstance(line.text, str)]
         outcomes = iter(await self._outcomes(texts))
+        self._classifier.count(line.text for line in lines if isinstance(line.text, ServiceError))
         return b"".join(
             answer_line(line, next(outcomes) if isinstance(line.text, str) else line.text)
             for line in lines
         )
 
     async def _outcomes(self, texts: Sequence[str]) -> Sequence[Prediction | ServiceError]:
-        """What became of each text: where others would be turned away, a stream waits."""
+        try:
+            with self._classifier.counting_failures(len(texts)):
+                outcomes = await self._insist(texts, tries=MAX_TRIES)
+        except ServiceError as error:
+            return [error] * len(texts)
+        self._classifier.count(outcomes)
+        return outcomes
+
+    async def _insist(
+        self, texts: Sequence[str], *, tries: int
+    ) -> Sequence[Prediction | ServiceError]:
+        """What became of each text: where others would be turned away, a stream waits.
+
+        Those that were not reached within the deadline are tried again.
+        """
+        outcomes = await self._admitted(texts)
+        late = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, DeadlineExceeded)]
+        if not late or tries == 1:
+            return outcomes
+        again = await self._insist([texts[n] for n in late], tries=tries - 1)
+        by_number = dict(zip(late, again, strict=True))
+        return [by_number.get(n, outcome) for n, outcome in enumerate(outcomes)]
+
+    async def _admitted(self, texts: Sequence[str]) -> Sequence[Prediction | ServiceError]:
         deadline_s = self._service.settings.deadline_ms / 1000
         while texts:
             deadline = asyncio.get_running_loop().time() + deadline_s
             try:
-                done = await self._classifier.classify(texts, self._options, deadline=deadline)
-                return done.outcomes
+                attempt = self._classifier.attempt(texts, self._options, deadline=deadline)
+                return (await attempt).outcomes
             except Overloaded as error:
                 await asyncio.sleep(min(error.retry_after_s or MAX_WAIT_S, MAX_WAIT_S))
+            except DeadlineExceeded as error:
+                return [error] * len(texts)
             except TooManyTexts as error:  # for the queue
                 if len(texts) == 1:
                     return [error]
                 middle = len(texts) // 2
-                first = await self._outcomes(texts[:middle])
-                return [*first, *await self._outcomes(texts[middle:])]
-            except ServiceError as error:
-                return [error] * len(texts)
+                first = await self._admitted(texts[:middle])
+                return [*first, *await self._admitted(texts[middle:])]
         return []
+
+
+def _part(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+def _end(error: ServiceError) -> Message:
+    return {"type": "end", "error": error}
