@@ -1,6 +1,7 @@
 """The composition root: settings in, an application or a running server out."""
 
 import asyncio
+import gc
 import importlib.metadata
 import logging
 import math
@@ -144,6 +145,8 @@ def run(settings: Settings) -> None:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(settings.drain_ms / 1000),
         )
+        # The models stay: the garbage collector need not look at all that again and again.
+        gc.freeze()
         service = app.state.service
         if settings.metrics_port:
             _serve_metrics(settings, service.metrics)

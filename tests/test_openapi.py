@@ -50,6 +50,18 @@ def test_every_error_of_a_classifying_route_is_described(
     assert errors == {(error.status, error.code) for error in ERRORS}
 
 
+def test_answers_have_examples_that_fit(client: TestClient) -> None:
+    """The same members as a real answer."""
+    document = client.get("/openapi.json").json()
+    for path, inputs in (("/classify", ["love", ""]), ("/explain", "love it")):
+        answer = document["paths"][path]["post"]["responses"]["200"]["content"]
+        shown = answer["application/json"]["example"]
+        real = client.post(path, json={"inputs": inputs}).json()
+        assert set(shown) == set(real)
+        many = "results" if "results" in shown else "words"
+        assert [set(item) for item in shown[many][:2]] == [set(item) for item in real[many][:2]]
+
+
 def test_request_bodies_have_examples(
     operations: dict[tuple[str, str], dict[str, Any]],
 ) -> None:

@@ -8,7 +8,7 @@ from app.api.answers import classify_texts, json_answer, version
 from app.api.body import read_body
 from app.api.connection import while_connected
 from app.api.middleware import DirectRoute
-from app.api.openapi import ERRORS, documented, documented_body
+from app.api.openapi import ERRORS, documented, documented_body, example
 from app.api.predictions import Options, document
 from app.api.schemas import (
     ClassifyRequest,
@@ -22,11 +22,40 @@ from app.errors import ServiceError
 
 router = APIRouter(tags=["classification"], route_class=DirectRoute)
 
+_MODEL = {"name": "minilm-l6-tweet-sentiment", "revision": None, "precision": "int8"}
+_ANSWER = {
+    "model": _MODEL,
+    "labels": ["negative", "neutral", "positive"],
+    "results": [
+        {
+            "label": "positive",
+            "score": 0.951,
+            "scores": {"negative": 0.03, "neutral": 0.019, "positive": 0.951},
+            "logits": {"negative": -0.96, "neutral": -1.45, "positive": 2.47},
+            "tokens": 6,
+            "truncated": False,
+        },
+        {"error": {"code": "empty_text", "message": "the text is empty or blank; ..."}},
+    ],
+}
+_EXPLANATION = {
+    "model": _MODEL,
+    "label": "positive",
+    "score": 0.951,
+    "tokens": 5,
+    "truncated": False,
+    "words": [
+        {"start": 0, "end": 1, "contribution": 0.013},
+        {"start": 2, "end": 6, "contribution": 0.708},
+        {"start": 7, "end": 11, "contribution": -0.005},
+    ],
+}
+
 
 @router.post(
     "/classify",
     response_model=ClassifyResponse,
-    responses=documented(*ERRORS),
+    responses={**example(_ANSWER), **documented(*ERRORS)},
     openapi_extra=documented_body(ClassifyRequest),
 )
 async def classify(request: Request) -> Response:
@@ -53,14 +82,15 @@ async def classify(request: Request) -> Response:
 @router.post(
     "/explain",
     response_model=ExplainResponse,
-    responses=documented(*ERRORS),
+    responses={**example(_EXPLANATION), **documented(*ERRORS)},
     openapi_extra=documented_body(ExplainRequest),
 )
 async def explain(request: Request) -> Response:
     """What each word of a text contributes to its label.
 
     The text is classified without each word in turn. A word that speaks for the label contributes
-    more than 0, one that speaks against it less. At most 128 words and 4,000 characters.
+    more than 0, one that speaks against it less. At most 128 words and 4,000 characters; all texts
+    without a word together may have half of `max_queue_tokens`.
     """
     body = await read_body(request, ExplainRequest)
     classifier = Service.of(request).classifier(body.model)

@@ -49,6 +49,11 @@ def documented_body(schema: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
+def example(value: Any) -> dict[int | str, Any]:
+    """The ``responses`` of a route for an answer such as this."""
+    return {200: {"content": {"application/json": {"example": value}}}}
+
+
 def documented(*errors: type[ServiceError], form: type = Problem) -> dict[int | str, Any]:
     """The ``responses`` of a route that may fail with these, in a form that a problem has."""
     schema = _inlined(TypeAdapter(form).json_schema())
