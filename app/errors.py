@@ -66,6 +66,10 @@ class TextTooLong(ServiceError):
     status, code, title = 422, "text_too_long", "Text too long"
 
 
+class InvalidBundle(ServiceError):
+    status, code, title = 422, "invalid_bundle", "The bundle cannot be served"
+
+
 class TooManyTexts(ServiceError):
     status, code, title = 422, "too_many_texts", "Too many texts"
 

@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -77,11 +77,23 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # One thread: large requests take turns there, and the event loop competes with one.
         tokenizer = ThreadPoolExecutor(1, "tokenizer")
-        for name, (model, plan) in models.items():
+
+        def classifier(model: Model, plan: Plan) -> Classifier:
             metrics = ModelMetrics(service.metrics, model, version=service.version)
-            service.classifiers[name] = Classifier(
-                model, plan, settings, metrics, tokenizer=tokenizer
+            return Classifier(model, plan, settings, metrics, tokenizer=tokenizer)
+
+        async def load(old: Classifier) -> Classifier:
+            model, plan = await asyncio.to_thread(
+                _load, old.model.path, settings, cpus, plan=old.plan
             )
+            if model.name != old.model.name:
+                raise UserError(f"{model.path} now holds a model named {model.name}")
+            return classifier(model, plan)
+
+        for name, (model, plan) in models.items():
+            service.classifiers[name] = classifier(model, plan)
+        models.clear()  # those that are replaced should be freed
+        service.load = load
         yield
         await service.drain()
         tokenizer.shutdown(wait=False, cancel_futures=True)
@@ -167,6 +179,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         for listener in sockets or []:
             host, port = listener.getsockname()[:2]
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -182,6 +195,16 @@ class Server(uvicorn.Server):
         # exit code would tell of a failure.
         self.should_exit = True
 
+    def _reload(self) -> None:
+        """Load all models again, one after the other."""
+
+        async def reload_all() -> None:
+            for name in self._service.classifiers:
+                with suppress(ServiceError):  # the log says why
+                    await self._service.reload(name)
+
+        self._reloading = asyncio.create_task(reload_all())
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         logger.info("shutting down")
         self._service.closing.set()
@@ -192,8 +215,13 @@ class Server(uvicorn.Server):
         logger.info("stopped")
 
 
-def _load(path: Path, settings: Settings, cpus: float) -> tuple[Model, Plan]:
-    """The bundle's model, tuned and warm: slow or impossible first batches are behind it."""
+def _load(
+    path: Path, settings: Settings, cpus: float, plan: Plan | None = None
+) -> tuple[Model, Plan]:
+    """The bundle's model, tuned and warm: slow or impossible first batches are behind it.
+
+    With a ``plan`` nothing is measured: while others compute, it would measure them, too.
+    """
     model = Model.load(
         Bundle.open(path), device=settings.device, precision=settings.precision, threads=1
     )
@@ -204,8 +232,9 @@ def _load(path: Path, settings: Settings, cpus: float) -> tuple[Model, Plan]:
         raise UserError(f"{path}: ONNX Runtime cannot compute the model: {error}") from error
     if any(isinstance(result, ServiceError) for result in results):
         raise UserError(f"{path}: the model gives no finite logits")
-    plan = tune(model, settings, cpus)
-    logger.info("%s: %s", model.name, plan.summary())
+    if plan is None:
+        plan = tune(model, settings, cpus)
+        logger.info("%s: %s", model.name, plan.summary())
     return model.with_threads(plan.threads), plan
 
 

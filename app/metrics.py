@@ -120,7 +120,16 @@ class Metrics:
             "Always 1: what the labels say is served.",
             ["model", "revision", "precision", "provider", "version"],
         )
+        self._shown_models: dict[str, tuple[str, ...]] = {}
         self.model_ready = self._gauge("model_ready", "1 while the model answers.", ["model"])
+
+    def show_model(self, name: str, *facts: str) -> None:
+        """Have ``model_info`` say this of the model, and no more what it said before."""
+        shown = self._shown_models.pop(name, None)
+        if shown is not None:
+            self.model_info.remove(name, *shown)
+        self.model_info.labels(name, *facts).set(1)
+        self._shown_models[name] = facts
 
     def expect_request(self, route: str, method: str, status: int) -> None:
         """Make the series of such requests, at 0."""
@@ -167,9 +176,7 @@ class ModelMetrics:
             reason: metrics.rejections.labels(name, reason) for reason in REJECTIONS
         }
         self._ready = metrics.model_ready.labels(name)
-        metrics.model_info.labels(
-            name, model.revision or "", model.precision, model.provider, version
-        ).set(1)
+        metrics.show_model(name, model.revision or "", model.precision, model.provider, version)
 
     def watch(
         self,

@@ -75,6 +75,11 @@ class Settings(BaseSettings):
         description="keys that clients must send, as 'Authorization: Bearer KEY', separated by "
         "','; better set in the environment: other users see flags; without any, all may ask",
     )
+    admin_keys: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        repr=False,
+        description="likewise, for POST /models/{name}/reload; without any, only SIGHUP reloads",
+    )
     rate_limit: str = Field(
         default="",
         description="requests that each key (without keys, each address) may send, such as "
@@ -109,13 +114,13 @@ class Settings(BaseSettings):
             raise ValueError("an origin is a scheme and a host, https://example.org, or '*'")
         return origins
 
-    @field_validator("api_keys", mode="before")
+    @field_validator("api_keys", "admin_keys", mode="before")
     @classmethod
     def _digest_keys(cls, value: Any) -> Any:
         """Digests are kept, not keys."""
         keys = _listed(value) if isinstance(value, str) else value
         if value and not keys:  # a slip should not open the door
-            raise ValueError("there is no key; leave it empty to let all ask")
+            raise ValueError("there is no key in it")
         if not all(API_KEY.fullmatch(key) for key in keys):
             raise ValueError("a key is 8 to 256 printable ASCII characters without spaces")
         return tuple(hashlib.sha256(key.encode()).hexdigest() for key in keys)
@@ -140,7 +145,7 @@ def load_settings(flags: dict[str, Any]) -> Settings:
         first = error.errors()[0]
         name = str(first["loc"][0])
         source = flag(name) if name in flags else f"SENTIMENT_{name.upper()}"
-        given = "" if name == "api_keys" else f", not {first['input']!r}"
+        given = "" if name in ("api_keys", "admin_keys") else f", not {first['input']!r}"
         message = first["msg"].removeprefix("Value error, ")
         raise ValueError(f"{source}: {message}{given}") from None
 

@@ -2,7 +2,9 @@
 
 import hashlib
 import hmac
+import re
 import time
+from collections.abc import Sequence
 
 from limits import parse
 from limits.aio.storage import MemoryStorage
@@ -16,6 +18,7 @@ from app.settings import Settings
 OPEN = frozenset(
     {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"}
 )
+ADMIN = re.compile(r"/models/[^/]+/reload")
 OPEN_PAGES = frozenset({"/", "/docs", "/openapi.json", "/metrics"})
 
 
@@ -24,6 +27,7 @@ class Access:
 
     def __init__(self, settings: Settings) -> None:
         self._digests = [digest.encode() for digest in settings.api_keys]
+        self._admin_digests = [digest.encode() for digest in settings.admin_keys]
         self._rate = parse(settings.rate_limit) if settings.rate_limit else None
         self._limiter = MovingWindowRateLimiter(MemoryStorage())
 
@@ -34,9 +38,13 @@ class Access:
             Unauthorized: it has no key, or not one of ours.
             RateLimited: its key, or without keys its address, has sent too many.
         """
+        if ADMIN.fullmatch(scope["path"]):
+            _key_digest(scope, self._admin_digests)
+            return
         if not (self._digests or self._rate) or _is_open(scope):
             return
-        who = self._key_digest(scope) if self._digests else str((scope["client"] or ("",))[0])
+        address = (scope["client"] or ("",))[0]
+        who = _key_digest(scope, self._digests) if self._digests else address
         if self._rate is not None and not await self._limiter.hit(self._rate, who):
             window = await self._limiter.get_window_stats(self._rate, who)
             raise RateLimited(
@@ -44,15 +52,17 @@ class Access:
                 retry_after_s=max(0.0, window.reset_time - time.time()),
             )
 
-    def _key_digest(self, scope: Scope) -> str:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = given.partition(b" ")
-        digest = hashlib.sha256(key.strip()).hexdigest()
-        # All are compared, each in constant time: how long it takes tells nothing.
-        known = [hmac.compare_digest(digest.encode(), one) for one in self._digests]
-        if scheme.lower() != b"bearer" or not any(known):
-            raise Unauthorized("send one of the service's keys, as 'Authorization: Bearer KEY'")
-        return digest
+
+def _key_digest(scope: Scope, digests: Sequence[bytes]) -> str:
+    """The digest of the request's key, which must be one of these."""
+    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    scheme, _, key = given.partition(b" ")
+    digest = hashlib.sha256(key.strip()).hexdigest()
+    # All are compared, each in constant time: how long it takes tells nothing.
+    known = [hmac.compare_digest(digest.encode(), one) for one in digests]
+    if scheme.lower() != b"bearer" or not any(known):
+        raise Unauthorized("send one of the service's keys, as 'Authorization: Bearer KEY'")
+    return digest
 
 
 def _is_open(scope: Scope) -> bool:

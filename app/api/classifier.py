@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -74,6 +74,8 @@ class Classifier:
         self._metrics = metrics
         self._tokenizer = tokenizer
         self._stopped = False
+        self._attempts = 0  # under way
+        self._unused = asyncio.Event()
         self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
             partial(infer, model),
             runners=plan.runners,
@@ -149,6 +151,14 @@ class Classifier:
         """Admit nothing more. Safe in a signal handler."""
         self._stopped = True
 
+    async def retire(self, timeout_s: float) -> None:
+        """End when what was begun has its answer: another has taken this one's place."""
+        self._unused.clear()
+        if self._attempts:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._unused.wait(), timeout_s)
+        await self.drain(timeout_s)
+
     async def drain(self, timeout_s: float) -> bool:
         """Finish what was admitted, for at most ``timeout_s`` seconds; whether all ended."""
         return await self._batcher.drain(timeout_s)
@@ -159,6 +169,17 @@ class Classifier:
         """``classify``, but the texts are not counted."""
         if self._stopped:
             raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
+        self._attempts += 1
+        try:
+            return await self._attempt(texts, options, deadline)
+        finally:
+            self._attempts -= 1
+            if not self._attempts:
+                self._unused.set()
+
+    async def _attempt(
+        self, texts: Sequence[str], options: Options, deadline: float
+    ) -> Classification:
         loop = asyncio.get_running_loop()
         started = time.perf_counter()
         if (left_s := deadline - loop.time()) <= 0:

@@ -10,7 +10,14 @@ from prometheus_client.exposition import choose_encoder
 from app.api.openapi import documented
 from app.api.schemas import Info, ModelInfo, Models, Status
 from app.api.service import Service
-from app.errors import NotReady, RateLimited, ShuttingDown, Unauthorized
+from app.errors import (
+    InvalidBundle,
+    ModelNotFound,
+    NotReady,
+    RateLimited,
+    ShuttingDown,
+    Unauthorized,
+)
 from app.model import CUDA
 
 router = APIRouter(tags=["operations"])
@@ -81,6 +88,16 @@ async def models(request: Request) -> Models:
             for model, plan in served
         ]
     }
+
+
+@router.post(
+    "/models/{name}/reload",
+    responses=documented(Unauthorized, ModelNotFound, InvalidBundle, NotReady, ShuttingDown),
+)
+async def reload(request: Request, name: str) -> Status:
+    """Load a model's bundle again, while the model that is there answers; needs an admin key."""
+    await Service.of(request).reload(name)
+    return {"status": "reloaded"}
 
 
 @metrics_router.get("/metrics", response_class=PlainTextResponse)

@@ -1,15 +1,22 @@
 """What the routes share: the served models and whether the service takes work."""
 
 import asyncio
+import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 from fastapi import Request
 
 from app.api.classifier import Classifier
-from app.errors import ModelNotFound, NotReady, ShuttingDown
+from app.errors import InvalidBundle, ModelNotFound, NotReady, ShuttingDown, UserError
 from app.metrics import Metrics
 from app.settings import Settings
+
+# A classifier of the bundle where another one's lies.
+Load = Callable[[Classifier], Awaitable[Classifier]]
+
+logger = logging.getLogger(__name__)
 
 
 class Service:
@@ -22,6 +29,8 @@ class Service:
         self.started_at = int(time.time())  # Unix seconds
         self.metrics = Metrics()
         self.classifiers: dict[str, Classifier] = {}
+        self.load: Load | None = None  # set while the service runs
+        self._reloading = asyncio.Lock()
         self.stopping = False
         self.closing = asyncio.Event()  # what goes on until its client ends it must end now
         self.abandoned = False  # a runner was still computing when the drain's time was over
@@ -49,6 +58,31 @@ class Service:
             raise ModelNotFound(
                 f"there is no model of that name; served are: {', '.join(self.classifiers)}"
             ) from None
+
+    async def reload(self, name: str) -> None:
+        """Load the named model's bundle again, beside the model that answers meanwhile.
+
+        Requests go to the new one from the moment when it is warm; those that the old one has
+        begun, it finishes.
+
+        Raises:
+            ModelNotFound, NotReady, ShuttingDown: there is nothing to reload, or no more.
+            InvalidBundle: what lies there now cannot be served; the old model goes on.
+        """
+        async with self._reloading:
+            old = self.classifier(name)
+            assert self.load is not None  # noqa: S101 (for mypy: there are classifiers)
+            try:
+                new = await self.load(old)
+            except UserError as error:
+                logger.error("%s was not loaded again: %s", name, error)
+                raise InvalidBundle("it cannot be served; the service's log says why") from None
+            if self.stopping:
+                await new.drain(0)
+                raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
+            self.classifiers[name] = new
+            logger.info("%s was loaded again: %s", name, new.plan.summary())
+            await old.retire(self.settings.drain_ms / 1000)
 
     async def check_ready(self) -> None:
         """Return while every model answers.

@@ -93,9 +93,11 @@ async def classify_stream(request: Request) -> Response:
     overflow = next((known for known in get_args(Overflow) if known == asked), None)
     if overflow is None:
         raise InvalidRequest(f"overflow must be one of: {', '.join(get_args(Overflow))}")
+    model = request.query_params.get("model")
+    service.classifier(model)  # or an error, while it can be one
     return StreamedAnswers(
         service,
-        service.classifier(request.query_params.get("model")),
+        model,
         Options(overflow=overflow),
         decoder(request.headers.get("content-encoding", "")),
     )
@@ -105,7 +107,7 @@ class StreamedAnswers(Response):
     """Reads the request while it answers it."""
 
     def __init__(
-        self, service: Service, classifier: Classifier, options: Options, body: Decoder
+        self, service: Service, model: str | None, options: Options, body: Decoder
     ) -> None:
         super().__init__(
             media_type=MEDIA_TYPE,
@@ -113,7 +115,7 @@ class StreamedAnswers(Response):
         )
         del self.headers["content-length"]
         self._service = service
-        self._classifier = classifier
+        self._model = model
         self._options = options
         self._decoder = body
         self._lines = LineReader(service.settings.max_body_bytes)
@@ -137,13 +139,18 @@ class StreamedAnswers(Response):
                     {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                 )
                 while (group := await self._groups.get()) is not None:
-                    await send(_part(await group))
-                await send(_part(self._last_words))
-                await send({"type": "http.response.body", "body": b""})
+                    body = await group
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                await send({"type": "http.response.body", "body": self._last_words})
                 for task in watching:
                     task.cancel()
         except* ClientDisconnected:
             pass  # what was in work is cancelled, and nobody waits for the end
+
+    @property
+    def _classifier(self) -> Classifier:
+        """Not kept: the model may be loaded again meanwhile."""
+        return self._service.classifier(self._model)
 
     async def _receive(self, receive: Receive) -> None:
         """Read one message ahead, and end everything when the client leaves."""
@@ -240,10 +247,6 @@ class StreamedAnswers(Response):
                 first = await self._admitted(texts[:middle])
                 return [*first, *await self._admitted(texts[middle:])]
         return []
-
-
-def _part(body: bytes) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": True}
 
 
 def _end(error: ServiceError) -> Message:

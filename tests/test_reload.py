@@ -1,0 +1,196 @@
+"""A model is loaded again while it answers: by POST /models/{name}/reload, or SIGHUP."""
+
+import json
+import shutil
+import signal
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.conftest import Serve
+from tests.serving import Gate, Process, eventually, metric
+from tests.test_stream import FLAGS, HEAD
+from tests.tiny_bundle import make_bundle, write_manifest
+
+ADMIN = {"authorization": "Bearer admin-key-1"}
+REVISIONS = [f"{n:07x}" for n in range(20)]
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A bundle that the test may change."""
+    return make_bundle(tmp_path / "tiny")
+
+
+def _release(bundle: Path, revision: str) -> None:
+    """Put another revision in the bundle's place, as a deployment would."""
+    source = {"path": "made by a test", "revision": revision, "files": {}}
+    write_manifest(bundle, source=source)
+
+
+def _reload(client: httpx2.Client, name: str = "tiny") -> httpx2.Response:
+    return client.post(f"/models/{name}/reload", headers=ADMIN)
+
+
+def _revision(client: httpx2.Client) -> str:
+    answer = client.post("/classify", json={"inputs": "love"})
+    revision: str = answer.json()["model"]["revision"]
+    return revision
+
+
+@contextmanager
+def _load(url: str) -> Iterator[Counter[object]]:
+    """Clients that ask all the time; yields how often they got which answer."""
+    seen: Counter[object] = Counter()
+    done = threading.Event()
+
+    def ask(texts: list[str]) -> None:
+        with httpx2.Client(base_url=url) as client:
+            while not done.is_set():
+                answer = client.post("/classify", json={"inputs": texts})
+                document = answer.json()
+                sound = answer.status_code == 200 and all(
+                    "label" in result for result in document["results"]
+                )
+                seen[document["model"]["revision"] if sound else answer.text] += 1
+
+    with ThreadPoolExecutor(4) as pool:
+        for texts in (["love"], ["worst", "it"], ["love it"] * 100, ["it " * 500] * 30):
+            pool.submit(ask, texts)
+        try:
+            yield seen
+        finally:
+            done.set()
+
+
+def test_a_reload_answers_with_the_new_model(serve: Serve, bundle: Path) -> None:
+    """Also /models, /metrics and health speak of it, and not of the old one."""
+    client = serve(model=(bundle,), admin_keys="admin-key-1")
+    assert _revision(client) == "0123abc"
+    _release(bundle, "fedcba9")
+    assert _reload(client).json() == {"status": "reloaded"}
+    assert _revision(client) == "fedcba9"
+    assert client.get("/models").json()["models"][0]["revision"] == "fedcba9"
+    assert client.get("/health/ready").status_code == 200
+    scraped = client.get("/metrics").text
+    assert scraped.count("sentiment_model_info{") == 1
+    assert 'revision="fedcba9"' in scraped
+    assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 2
+
+
+def test_nothing_fails_while_models_change(bundle: Path) -> None:
+    """Under load, several times, by both ways: every answer is whole, and each model was used."""
+    flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1"]
+    with Process(*flags) as process, httpx2.Client(base_url=process.url) as client:
+        with _load(process.url) as seen:
+            eventually(lambda: seen["0123abc"] > 10)
+            for number, revision in enumerate(REVISIONS):
+                _release(bundle, revision)
+                if number % 2:
+                    assert _reload(client).status_code == 200
+                else:
+                    process.signal(signal.SIGHUP)
+                eventually(lambda revision=revision: seen[revision] > 10)  # type: ignore[misc]
+        process.signal(signal.SIGTERM)
+        code, _ = process.wait()
+    assert code == 0
+    assert set(seen) == {"0123abc", *REVISIONS}
+
+
+def test_a_stream_goes_on_with_the_new_model(bundle: Path) -> None:
+    """It has no model of its own that would have to stay: the reload does not wait for its end."""
+    flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1"]
+    with (
+        Process(*flags) as process,
+        httpx2.Client(base_url=process.url) as client,
+        socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection,
+    ):
+        connection.sendall(HEAD)
+        received = connection.makefile("rb")
+        for number in range(4):
+            line = b'{"id":%d,"text":"love"}\n' % number
+            connection.sendall(b"%x\r\n%b\r\n" % (len(line), line))
+            while not (answer := received.readline()).startswith(b"{"):
+                assert answer
+            assert json.loads(answer)["id"] == number
+            _release(bundle, REVISIONS[number])
+            assert _reload(client).status_code == 200
+
+
+@pytest.mark.parametrize("damage", ["manifest", "model", "name", "gone"])
+def test_a_bad_bundle_leaves_the_old_model_serving(serve: Serve, bundle: Path, damage: str) -> None:
+    """The answer says that it failed, the log why, and neither path nor reason is told."""
+    client = serve(model=(bundle,), admin_keys="admin-key-1")
+    match damage:
+        case "manifest":
+            (bundle / "manifest.json").write_text("{")
+        case "model":
+            (bundle / "onnx/model.onnx").write_bytes(b"damaged")
+        case "name":
+            write_manifest(bundle, name="other")
+        case "gone":
+            shutil.rmtree(bundle)
+    answer = _reload(client)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_bundle")
+    assert str(bundle.parent) not in answer.text
+    assert _revision(client) == "0123abc"
+    assert client.get("/health/ready").status_code == 200
+
+
+def test_what_was_begun_ends_with_the_old_model(serve: Serve, bundle: Path, gate: Gate) -> None:
+    """The answer to a reload comes when the old model has no work any more."""
+    client = serve(model=(bundle,), admin_keys="admin-key-1", runners=1)
+    with ThreadPoolExecutor(2) as pool:
+        gate.close()
+        begun = pool.submit(_revision, client)
+        assert gate.reached.wait(30)
+        gate.open.set()
+        _release(bundle, "fedcba9")
+        reloaded = pool.submit(_reload, client)
+        assert begun.result(30) == "0123abc"
+        assert reloaded.result(30).status_code == 200
+    assert _revision(client) == "fedcba9"
+
+
+def test_only_an_admin_key_reloads(serve: Serve, bundle: Path) -> None:
+    """Not a client's key, not none, and none where no admin key is set."""
+    client = serve(model=(bundle,), api_keys="client-key-1", admin_keys="admin-key-1")
+    for headers in ({}, {"authorization": "Bearer client-key-1"}):
+        assert client.post("/models/tiny/reload", headers=headers).status_code == 401
+    assert _reload(client).status_code == 200
+    assert client.get("/info", headers=ADMIN).status_code == 401
+    assert _reload(serve(model=(bundle,))).status_code == 401
+
+
+def test_an_unknown_model_is_not_reloaded(client: TestClient, serve: Serve) -> None:
+    """404, as everywhere."""
+    answer = _reload(serve(admin_keys="admin-key-1"), "other")
+    assert (answer.status_code, answer.json()["code"]) == (404, "model_not_found")
+
+
+def test_memory_returns_to_what_it_was(bundle: Path) -> None:
+    """Twenty models later the process is hardly larger than after the first few."""
+    flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1"]
+    with Process(*flags) as process, httpx2.Client(base_url=process.url) as client:
+
+        def resident_kib() -> int:
+            status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+            return next(int(line.split()[1]) for line in status.splitlines() if "VmRSS" in line)
+
+        sizes = []
+        for revision in REVISIONS:
+            _release(bundle, revision)
+            assert _reload(client).status_code == 200
+            assert _revision(client) == revision
+            sizes.append(resident_kib())
+        threads = Path(f"/proc/{process.pid}/task")
+        eventually(lambda: len(list(threads.iterdir())) < 20)
+    assert sizes[-1] < sizes[4] + 10_000
