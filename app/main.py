@@ -23,6 +23,7 @@ from fastapi.security import HTTPBearer
 from prometheus_client import start_http_server
 from starlette_compress import CompressMiddleware, add_compress_type
 
+from app import logs
 from app.api import native, operations, page, stream
 from app.api.classifier import Classifier
 from app.api.middleware import RequestMiddleware
@@ -139,9 +140,7 @@ def run(settings: Settings) -> None:
     Raises:
         UserError: the address or a bundle cannot be used.
     """
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
-    )
+    logs.configure(settings.log_level, settings.log_format)
     with _bind(settings.host, settings.port) as listener:
         app = create_app(settings)
         config = uvicorn.Config(

@@ -97,6 +97,12 @@ class Settings(BaseSettings):
         le=65535,
         description="port for /metrics and nothing else, 0 for the service's own",
     )
+    log_format: Literal["auto", "human", "json"] = Field(
+        default="auto", description="how to log; auto is human at a terminal and json elsewhere"
+    )
+    access_log: Literal["on", "off"] = Field(
+        default="on", description="log a line for each request, with the time of its stages"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe messages to log"
     )

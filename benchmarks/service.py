@@ -25,7 +25,10 @@ class Service:
         command = (str(Path(sys.executable).with_name("sentiment")), "serve", "--port", "0")
         started = time.perf_counter()
         self._process = subprocess.Popen(
-            [*command, "--model", str(bundle), *flags], stderr=subprocess.PIPE, text=True
+            # Its log is not read while it serves, and a full pipe would stop it.
+            [*command, "--access-log", "off", "--model", str(bundle), *flags],
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert self._process.stderr is not None
         self.log = ""

@@ -111,7 +111,8 @@ class Process:
 
     def __init__(self, *flags: str, command: Sequence[str] = COMMAND) -> None:
         self._process = subprocess.Popen(
-            [*command, "serve", "--port", "0", *flags],
+            # Nobody reads the log before the end, and a full pipe would stop the server.
+            [*command, "serve", "--port", "0", "--access-log", "off", *flags],
             cwd=ROOT,
             env=environment(),
             stderr=subprocess.PIPE,

@@ -1,6 +1,7 @@
 """A real process: from start to the last answer after SIGTERM."""
 
 import http.client
+import json
 import signal
 import socket
 import threading
@@ -38,7 +39,8 @@ def test_a_signal_ends_it_with_success(bundle: Path, number: int) -> None:
         process.signal(number)
         code, log = process.wait()
     assert code == 0
-    assert [line.split(" ", 3)[3] for line in log.splitlines()] == ["shutting down", "stopped"]
+    messages = [json.loads(line)["message"] for line in log.splitlines()]
+    assert messages == ["shutting down", "stopped"]
 
 
 def test_the_signal_itself_ends_readiness(client: TestClient) -> None:

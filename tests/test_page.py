@@ -467,9 +467,8 @@ def test_examples(visits: Visits, embedded: str, tiny: str) -> None:
     expect(page.get_by_role("heading", name="negative")).to_be_visible()
     page.get_by_role("button", name="العربية").click()
     expect(page.get_by_role("heading", name="neutral")).to_be_visible()
-    direction = "box => getComputedStyle(box).direction"
-    assert page.locator("#texts").evaluate(direction) == "rtl"
-    assert page.locator("#result .words").evaluate(direction) == "rtl"
+    expect(page.locator("#texts")).to_have_css("direction", "rtl")
+    expect(page.locator("#result .words")).to_have_css("direction", "rtl")
     page.get_by_role("button", name="Several lines").click()
     assert len(rows(page)) == 5
     expect(visits.open(tiny).get_by_text("learned English only")).to_be_hidden()

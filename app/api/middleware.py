@@ -5,6 +5,7 @@ import logging
 import re
 import time
 from collections.abc import Sequence
+from typing import Any
 from uuid import uuid4
 
 from fastapi import Request
@@ -30,7 +31,12 @@ TIMEOUT_MS = re.compile(rb"[1-9][0-9]{0,8}")
 # A client may send any word as its method; each would be a series.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
+# W3C Trace Context, version 00: the trace, the caller's span, and flags.
+TRACEPARENT = re.compile(rb"00-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+STAGE = re.compile(rb"(\w+);dur=([0-9.]+)")
+
 logger = logging.getLogger(__name__)
+access = logging.getLogger("access")
 
 
 class DirectRoute(APIRoute):
@@ -53,6 +59,7 @@ class RequestMiddleware:
         self._service = service
         self._routes = routes
         self._access = Access(service.settings)
+        self._logs = service.settings.access_log == "on" and access.isEnabledFor(logging.INFO)
         self._direct = {
             (method, route.path): route
             for route in routes
@@ -70,11 +77,13 @@ class RequestMiddleware:
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # the server leaves out the body
         status: int | None = None
+        stages = b""
 
         async def send_and_note(message: Message) -> None:
-            nonlocal status
+            nonlocal status, stages
             if message["type"] == "http.response.start":
                 status = message["status"]
+                stages = next((v for k, v in message["headers"] if k == b"server-timing"), b"")
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
                 if self._service.stopping:
                     # The client must not send its next request on this connection.
@@ -85,15 +94,15 @@ class RequestMiddleware:
         metrics.requests_in_flight.inc()
         started = time.perf_counter()
         try:
-            route = self._direct.get((scope["method"], scope["path"]))
-            if route is not None:
-                scope["route"] = route
+            direct = self._direct.get((scope["method"], scope["path"]))
+            if direct is not None:
+                scope["route"] = direct
             await self._access.check(scope)
             state["deadline"] = _deadline(scope, self._service.settings)
-            if not isinstance(route, StreamRoute):
+            if not isinstance(direct, StreamRoute):
                 receive = _limit_body(scope, receive, self._service.settings)
-            if route is not None:
-                await _call(route, scope, receive, send_and_note)
+            if direct is not None:
+                await _call(direct, scope, receive, send_and_note)
             else:
                 await self._app(scope, receive, send_and_note)
         except (Exception, asyncio.CancelledError) as error:
@@ -103,13 +112,13 @@ class RequestMiddleware:
             answer = problem(failure, request_id)
             await answer(scope, receive, send_and_note)
         finally:
+            seconds = time.perf_counter() - started
+            route = self._route(scope)
+            method = scope["method"] if scope["method"] in METHODS else "other"
             metrics.requests_in_flight.dec()
-            metrics.observe_request(
-                self._route(scope),
-                scope["method"] if scope["method"] in METHODS else "other",
-                status or 500,
-                time.perf_counter() - started,
-            )
+            metrics.observe_request(route, method, status or 500, seconds)
+            if self._logs:
+                _log(scope, method, route, status or 500, seconds, stages)
 
     def _route(self, scope: Scope) -> str:
         """The template of the route that answered, never a path that the client made up."""
@@ -129,6 +138,20 @@ async def _call(route: DirectRoute, scope: Scope, receive: Receive, send: Send) 
     except ServiceError as error:
         response = problem(error, request.state.request_id)
     await response(scope, receive, send)
+
+
+def _log(scope: Scope, method: str, route: str, status: int, seconds: float, stages: bytes) -> None:
+    """The access line. Neither path nor query: clients may have put a text there."""
+    fields: dict[str, Any] = {"request_id": scope["state"]["request_id"]}
+    parent = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
+    if trace := TRACEPARENT.fullmatch(parent):
+        fields["trace_id"] = trace[1].decode()
+    fields["client"] = (scope["client"] or ("",))[0]
+    fields |= {"method": method, "route": route, "status": status}
+    fields["duration_ms"] = round(seconds * 1000, 2)
+    for name, milliseconds in STAGE.findall(stages):
+        fields[f"{name.decode()}_ms"] = float(milliseconds)
+    access.info("request", extra={"fields": fields})
 
 
 def _request_id(scope: Scope) -> str:
