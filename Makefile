@@ -30,18 +30,12 @@ serve: install ## Serve the embedded model (HOST=, PORT=)
 install-dev: .venv/.installed .venv/.installed-dev ## Add what export, tests, checks and benchmarks need
 
 .PHONY: test
-test: install-dev browser ## Run the whole test suite
+test: install-dev test-tools ## Run the whole test suite
 	.venv/bin/python -m pytest
 
-# The page's tests drive Debian's Chromium. Without it they are skipped, but never in CI.
-.PHONY: browser
-browser:
-	@command -v chromium >/dev/null || { \
-		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
-		&& echo "Installing Chromium for the page's tests, once." \
-		&& apt-get -qq update \
-		&& DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium >/dev/null; \
-	} || echo "No Chromium, and no right to install it: the page's tests will be skipped."
+.PHONY: test-tools
+test-tools:
+	@tests/install-tools.sh
 
 .PHONY: check
 check: install-dev ## Formatter, linter, strict types, import rules

@@ -1,0 +1,24 @@
+#!/bin/sh
+# What the tests run that PyPI does not have: Chromium for the page, nginx before two replicas,
+# Prometheus for the metrics. Without them those tests are skipped, but never in CI.
+set -eu
+missing=""
+for tool in chromium:chromium nginx:nginx-light prometheus:prometheus; do
+    PATH="$PATH:/usr/sbin" command -v "${tool%%:*}" >/dev/null || missing="$missing ${tool#*:}"
+done
+[ -n "$missing" ] || exit 0
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "Not installed, and no right to install it:$missing. Some tests will be skipped."
+    exit 0
+fi
+echo "Installing for the tests, once:$missing"
+# Packages of servers start them; this is how Debian lets one say no.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    trap 'rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' > "$policy"
+    chmod +x "$policy"
+fi
+apt-get -qq update
+# shellcheck disable=SC2086 # several words
+DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $missing >/dev/null
