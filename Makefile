@@ -59,7 +59,7 @@ bench: install-dev ## Measure the service beside ONNX Runtime alone and other se
 # between torch's builds; torch pins that itself.
 .PHONY: lock
 lock: ## Write requirements/*.txt again with uv (LOCK_FLAGS=--upgrade for the newest versions)
-	$(LOCK) --extra cpu --extra files --extra export --extra dev --extra bench pyproject.toml -o requirements/dev.txt
+	$(LOCK) --extra cpu --extra files --extra otel --extra export --extra dev --extra bench pyproject.toml -o requirements/dev.txt
 	sed -i.old -E '/^(onnxruntime|torch-|nvidia-|cuda-|triton=)/d; s/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' requirements/dev.txt
 	rm requirements/dev.txt.old
 	$(LOCK) --generate-hashes --extra cpu -c requirements/dev.txt pyproject.toml -o requirements/cpu.txt

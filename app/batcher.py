@@ -41,6 +41,7 @@ class BatchReport:
     queue_seconds: tuple[float, ...]  # one a text
     inference_seconds: float
     failed: int  # texts
+    tags: tuple[object, ...] = ()  # those of the requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class _Request(Generic[Result]):
 
     texts: int
     done: asyncio.Future[None]
+    tag: object = None
     results: dict[int, Result | ServiceError] = field(default_factory=dict)
     queue_seconds: float = 0.0
     inference_seconds: float = 0.0
@@ -148,19 +150,22 @@ class MicroBatcher(Generic[Item, Result]):
         """Whether the latest batches, several in a row, gave not one answer."""
         return self._failed_in_a_row >= FAILING_AFTER
 
-    async def submit(self, items: Sequence[Item], *, timeout_s: float) -> Answer[Result]:
+    async def submit(
+        self, items: Sequence[Item], *, timeout_s: float, tag: object = None
+    ) -> Answer[Result]:
         """Have the items inferred, beside those of other requests.
 
-        Returns within ``timeout_s`` seconds. Whatever befalls an item once admitted stands in its
-        place in the answer: ``DeadlineExceeded`` where no result came in time,
-        ``InferenceFailed``, ``ShuttingDown``. Cancelled, it takes back the items that still wait.
+        The reports of the batches that they are in have the ``tag``. Returns within ``timeout_s``
+        seconds. Whatever befalls an item once admitted stands in its place in the answer:
+        ``DeadlineExceeded`` where no result came in time, ``InferenceFailed``, ``ShuttingDown``.
+        Cancelled, it takes back the items that still wait.
 
         Raises ``Overloaded``, ``TooManyTexts`` (more tokens than one request may queue) or
         ``ShuttingDown``, at once, when the request is not admitted.
         """
         if not items:
             return Answer([], 0.0, 0.0)
-        request: _Request[Result] = _Request(len(items), self._loop.create_future())
+        request: _Request[Result] = _Request(len(items), self._loop.create_future(), tag)
         now = time.monotonic()
         texts = [
             _Text(len(item), now + timeout_s, item, request, index, now)
@@ -251,6 +256,7 @@ class MicroBatcher(Generic[Item, Result]):
         """Infer a batch and deliver its results, whatever is raised on the way."""
         started = time.monotonic()
         results = self._infer_batch([text.item for text in batch])
+        requests = {id(text.request): text.request for text in batch}.values()
         report = BatchReport(
             texts=len(batch),
             tokens=sum(text.tokens for text in batch),
@@ -258,6 +264,7 @@ class MicroBatcher(Generic[Item, Result]):
             queue_seconds=tuple(started - text.queued_at for text in batch),
             inference_seconds=time.monotonic() - started,
             failed=sum(isinstance(result, ServiceError) for result in results),
+            tags=tuple(request.tag for request in requests if request.tag is not None),
         )
         self._finish(report)
         try:

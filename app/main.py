@@ -37,6 +37,7 @@ from app.http_protocol import HttpProtocol
 from app.metrics import Metrics, ModelMetrics
 from app.model import Model
 from app.settings import Settings
+from app.traces import Tracer
 from app.tuning import Plan, tune
 
 # Longer than load balancers keep theirs (60 s mostly): the side that sends must close first.
@@ -72,7 +73,9 @@ def create_app(settings: Settings) -> FastAPI:
         if model.name in models:
             raise UserError(f"two bundles hold a model named {model.name}; rename one")
         models[model.name] = model, plan
-    service = Service(settings, version=importlib.metadata.version("sentiment-service"), cpus=cpus)
+    version = importlib.metadata.version("sentiment-service")
+    tracer = Tracer(settings.otlp_endpoint, version=version) if settings.otlp_endpoint else None
+    service = Service(settings, version=version, cpus=cpus)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -81,7 +84,7 @@ def create_app(settings: Settings) -> FastAPI:
 
         def classifier(model: Model, plan: Plan) -> Classifier:
             metrics = ModelMetrics(service.metrics, model, version=service.version)
-            return Classifier(model, plan, settings, metrics, tokenizer=tokenizer)
+            return Classifier(model, plan, settings, metrics, tokenizer=tokenizer, tracer=tracer)
 
         async def load(old: Classifier) -> Classifier:
             model, plan = await asyncio.to_thread(
@@ -98,6 +101,8 @@ def create_app(settings: Settings) -> FastAPI:
         yield
         await service.drain()
         tokenizer.shutdown(wait=False, cancel_futures=True)
+        if tracer:
+            await asyncio.to_thread(tracer.close)
 
     app = FastAPI(
         title="Sentiment service",
@@ -108,6 +113,8 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         openapi_url="/openapi.json" if settings.docs == "on" else None,
         redoc_url=None,
+        # Ours have no paths and queries of clients in them.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.service = service
     routers = [*ROUTERS, *([] if settings.metrics_port else [operations.metrics_router])]
@@ -119,7 +126,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.routes = routes
     for route in routes:
         _expect_requests(service.metrics, route)
-    app.add_middleware(RequestMiddleware, service=service, routes=routes)
+    app.add_middleware(RequestMiddleware, service=service, routes=routes, tracer=tracer)
     add_compress_type("application/problem+json")
     add_compress_type("application/x-ndjson", streaming=True)
     app.add_middleware(CompressMiddleware, minimum_size=COMPRESS_BYTES)

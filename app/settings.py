@@ -97,6 +97,11 @@ class Settings(BaseSettings):
         le=65535,
         description="port for /metrics and nothing else, 0 for the service's own",
     )
+    otlp_endpoint: str = Field(
+        default="",
+        description="OpenTelemetry collector that gets traces over HTTP, such as "
+        "http://localhost:4318; needs the extra 'otel'",
+    )
     log_format: Literal["auto", "human", "json"] = Field(
         default="auto", description="how to log; auto is human at a terminal and json elsewhere"
     )

@@ -20,7 +20,7 @@ from app.api.predictions import (
     predict,
 )
 from app.api.schemas import Prediction, Word
-from app.batcher import MicroBatcher
+from app.batcher import BatchReport, MicroBatcher
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -31,9 +31,10 @@ from app.errors import (
     TextTooLong,
     TooManyTexts,
 )
-from app.metrics import ModelMetrics
+from app.metrics import STAGES, ModelMetrics
 from app.model import Encoding, Model
 from app.settings import Settings
+from app.traces import Tracer, current_tag
 from app.tuning import Plan
 
 # Characters of a request that are tokenised on the event loop, which they hold for about a
@@ -67,12 +68,14 @@ class Classifier:
         metrics: ModelMetrics,
         *,
         tokenizer: Executor,
+        tracer: Tracer | None,
     ) -> None:
         self.model = model
         self.plan = plan
         self._settings = settings
         self._metrics = metrics
         self._tokenizer = tokenizer
+        self._tracer = tracer
         self._stopped = False
         self._attempts = 0  # under way
         self._unused = asyncio.Event()
@@ -81,7 +84,7 @@ class Classifier:
             runners=plan.runners,
             max_batch_tokens=plan.max_batch_tokens,
             max_queue_tokens=settings.max_queue_tokens,
-            on_batch=metrics.batch,
+            on_batch=self._on_batch,
             on_lag=metrics.lag,
         )
         metrics.watch(
@@ -181,16 +184,20 @@ class Classifier:
         self, texts: Sequence[str], options: Options, deadline: float
     ) -> Classification:
         loop = asyncio.get_running_loop()
-        started = time.perf_counter()
+        begun_ns, started = time.time_ns(), time.perf_counter()
         if (left_s := deadline - loop.time()) <= 0:
             raise DeadlineExceeded("the time allowed was over when the request was read")
         # Before the tokenizer, which would be a third of what it costs to turn a request away.
         self._batcher.check_admission(len(texts), timeout_s=left_s)
         encoded = await self._encode(texts, options, deadline)
         tokenize_seconds = time.perf_counter() - started
+        tag = current_tag()
         answer = await self._batcher.submit(
-            encodings(encoded), timeout_s=max(0.0, deadline - loop.time())
+            encodings(encoded), timeout_s=max(0.0, deadline - loop.time()), tag=tag
         )
+        if self._tracer is not None and tag is not None:
+            stages = (tokenize_seconds, answer.queue_seconds, answer.inference_seconds)
+            self._tracer.stages(self.model.name, begun_ns, zip(STAGES, stages, strict=True))
         self._metrics.stage("tokenize", tokenize_seconds)
         self._metrics.stage("queue", answer.queue_seconds)
         self._metrics.stage("inference", answer.inference_seconds)
@@ -216,6 +223,11 @@ class Classifier:
                 return await loop.run_in_executor(self._tokenizer, encode_all)
         except TimeoutError:
             raise DeadlineExceeded("not tokenised within the time it may take") from None
+
+    def _on_batch(self, report: BatchReport) -> None:
+        self._metrics.batch(report)
+        if self._tracer is not None:
+            self._tracer.batch(self.model.name, report)
 
     @contextmanager
     def counting_failures(self, texts: int) -> Iterator[None]:

@@ -10,6 +10,8 @@ from uuid import uuid4
 
 from fastapi import Request
 from fastapi.routing import APIRoute
+from opentelemetry.context import attach, detach
+from opentelemetry.trace import set_span_in_context
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,14 +27,13 @@ from app.errors import (
     ShuttingDown,
 )
 from app.settings import Settings
+from app.traces import Tracer, trace_id
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 TIMEOUT_MS = re.compile(rb"[1-9][0-9]{0,8}")
 # A client may send any word as its method; each would be a series.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
-# W3C Trace Context, version 00: the trace, the caller's span, and flags.
-TRACEPARENT = re.compile(rb"00-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 STAGE = re.compile(rb"(\w+);dur=([0-9.]+)")
 
 logger = logging.getLogger(__name__)
@@ -54,10 +55,18 @@ class StreamRoute(DirectRoute):
 class RequestMiddleware:
     """Around all routes, so that no answer of theirs leaves without an id or goes uncounted."""
 
-    def __init__(self, app: ASGIApp, *, service: Service, routes: Sequence[APIRoute]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        service: Service,
+        routes: Sequence[APIRoute],
+        tracer: Tracer | None,
+    ) -> None:
         self._app = app
         self._service = service
         self._routes = routes
+        self._tracer = tracer
         self._access = Access(service.settings)
         self._logs = service.settings.access_log == "on" and access.isEnabledFor(logging.INFO)
         self._direct = {
@@ -90,6 +99,9 @@ class RequestMiddleware:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
+        known_method = scope["method"] if scope["method"] in METHODS else "other"
+        span = self._tracer.request(scope, known_method) if self._tracer else None
+        token = attach(set_span_in_context(span)) if span else None
         metrics = self._service.metrics
         metrics.requests_in_flight.inc()
         started = time.perf_counter()
@@ -114,11 +126,15 @@ class RequestMiddleware:
         finally:
             seconds = time.perf_counter() - started
             route = self._route(scope)
-            method = scope["method"] if scope["method"] in METHODS else "other"
             metrics.requests_in_flight.dec()
-            metrics.observe_request(route, method, status or 500, seconds)
+            metrics.observe_request(route, known_method, status or 500, seconds)
             if self._logs:
-                _log(scope, method, route, status or 500, seconds, stages)
+                _log(scope, known_method, route, status or 500, seconds, stages)
+            if self._tracer and span and token:
+                detach(token)
+                self._tracer.end_request(
+                    span, method=known_method, route=route, status=status or 500
+                )
 
     def _route(self, scope: Scope) -> str:
         """The template of the route that answered, never a path that the client made up."""
@@ -143,9 +159,8 @@ async def _call(route: DirectRoute, scope: Scope, receive: Receive, send: Send) 
 def _log(scope: Scope, method: str, route: str, status: int, seconds: float, stages: bytes) -> None:
     """The access line. Neither path nor query: clients may have put a text there."""
     fields: dict[str, Any] = {"request_id": scope["state"]["request_id"]}
-    parent = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
-    if trace := TRACEPARENT.fullmatch(parent):
-        fields["trace_id"] = trace[1].decode()
+    if trace := trace_id(scope):
+        fields["trace_id"] = trace
     fields["client"] = (scope["client"] or ("",))[0]
     fields |= {"method": method, "route": route, "status": status}
     fields["duration_ms"] = round(seconds * 1000, 2)
