@@ -32,7 +32,7 @@ from app.api.protocols import huggingface, open_inference, tei, vllm
 from app.api.service import Service
 from app.bundle import EMBEDDED_BUNDLE, Bundle
 from app.cpu import available_cpus
-from app.errors import ServiceError, UserError
+from app.errors import ClientDisconnected, ServiceError, UserError
 from app.http_protocol import HttpProtocol
 from app.metrics import Metrics, ModelMetrics
 from app.model import Model
@@ -245,9 +245,9 @@ def _load(
 
 
 def _expect_requests(metrics: Metrics, route: APIRoute) -> None:
-    """Have the series of all answers that the route documents."""
+    """Have the series of all answers that the route documents, and of clients that leave."""
     for method in route.methods or ():
-        for status in (200, *route.responses):
+        for status in (200, ClientDisconnected.status, *route.responses):
             metrics.expect_request(route.path, method, int(status))
 
 

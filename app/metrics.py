@@ -136,10 +136,13 @@ class Metrics:
         self.requests.labels(route, method, status)
         self.request_seconds.labels(route)
 
-    def observe_request(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count an answered request."""
+    def observe_request(
+        self, route: str, method: str, status: int, seconds: float, trace_id: str | None
+    ) -> None:
+        """Count an answered request; its trace, if it has one, is the exemplar of its duration."""
         self._answers(route, method, status).inc()
-        self._durations(route).observe(seconds)
+        exemplar = {"trace_id": trace_id} if trace_id else None
+        self._durations(route).observe(seconds, exemplar)
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
         return Counter(f"sentiment_{name}", text, labels, registry=self.registry)

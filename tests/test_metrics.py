@@ -58,8 +58,9 @@ def test_every_series_exists_from_the_first_scrape(client: TestClient) -> None:
         {"tokenize", "queue", "inference"},
         {"queue_full", "deadline", "shutting_down"},
     ]
-    requests = {"route": "/classify", "method": "POST", "status": "429"}
-    assert requests in series["sentiment_http_requests_total"]
+    for status in ("200", "429", "499"):
+        requests = {"route": "/classify", "method": "POST", "status": status}
+        assert requests in series["sentiment_http_requests_total"]
     assert "process_resident_memory_bytes" in series
 
 
@@ -111,6 +112,18 @@ def test_openmetrics_for_those_who_ask(client: TestClient) -> None:
     assert open_metrics.headers["content-type"].startswith("application/openmetrics-text")
     assert open_metrics.text.endswith("# EOF\n")
     assert client.get("/metrics").headers["content-type"].startswith("text/plain")
+
+
+def test_a_traced_request_is_an_exemplar(client: TestClient) -> None:
+    """OpenMetrics leads from a slow bucket to a trace in it."""
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    client.post("/classify", json={"inputs": "love"}, headers=headers)
+    accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+    lines = client.get("/metrics", headers=accept).text.splitlines()
+    (line,) = [line for line in lines if trace in line]
+    assert line.startswith('sentiment_http_request_duration_seconds_bucket{le="')
+    assert f'# {{trace_id="{trace}"}}' in line
 
 
 def test_every_metric_is_explained(client: TestClient) -> None:

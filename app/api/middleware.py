@@ -127,9 +127,10 @@ class RequestMiddleware:
             seconds = time.perf_counter() - started
             route = self._route(scope)
             metrics.requests_in_flight.dec()
-            metrics.observe_request(route, known_method, status or 500, seconds)
+            trace = trace_id(scope)
+            metrics.observe_request(route, known_method, status or 500, seconds, trace)
             if self._logs:
-                _log(scope, known_method, route, status or 500, seconds, stages)
+                _log(scope, trace, known_method, route, status or 500, seconds, stages)
             if self._tracer and span and token:
                 detach(token)
                 self._tracer.end_request(
@@ -156,10 +157,18 @@ async def _call(route: DirectRoute, scope: Scope, receive: Receive, send: Send) 
     await response(scope, receive, send)
 
 
-def _log(scope: Scope, method: str, route: str, status: int, seconds: float, stages: bytes) -> None:
+def _log(
+    scope: Scope,
+    trace: str | None,
+    method: str,
+    route: str,
+    status: int,
+    seconds: float,
+    stages: bytes,
+) -> None:
     """The access line. Neither path nor query: clients may have put a text there."""
     fields: dict[str, Any] = {"request_id": scope["state"]["request_id"]}
-    if trace := trace_id(scope):
+    if trace:
         fields["trace_id"] = trace
     fields["client"] = (scope["client"] or ("",))[0]
     fields |= {"method": method, "route": route, "status": status}
