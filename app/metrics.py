@@ -27,10 +27,15 @@ from app.errors import (
 )
 from app.model import Model
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+# Buckets lie where values were measured to lie, see docs/operations.md.
+SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75),
+    *(1, 1.5, 2.5, 5, 10),
+)
 # A stage is a part of a request, and tokenising a tweet takes a tenth of a millisecond.
 STAGE_SECONDS = (0.0001, 0.00025, 0.0005, *SECONDS)
-TENTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+SCORES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+PADDING = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.5)
 TEXT_TOKENS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
 BATCH_TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BATCH_TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -86,7 +91,7 @@ class Metrics:
             "predictions", "Texts by predicted label.", ["model", "label"]
         )
         self.score = self._histogram(
-            "prediction_score", "Score of the predicted label.", ["model", "label"], TENTHS
+            "prediction_score", "Score of the predicted label.", ["model", "label"], SCORES
         )
         self.text_tokens = self._histogram(
             "text_tokens", "Tokens of a text before truncation.", ["model"], TEXT_TOKENS
@@ -102,7 +107,7 @@ class Metrics:
             "batch_tokens", "Tokens in a batch, with padding.", ["model"], BATCH_TOKENS
         )
         self.padding_ratio = self._histogram(
-            "batch_padding_ratio", "Share of a batch that is padding.", ["model"], TENTHS
+            "batch_padding_ratio", "Share of a batch that is padding.", ["model"], PADDING
         )
         self.queue_texts = self._gauge("queue_texts", "Texts waiting for a batch.", ["model"])
         self.queue_tokens = self._gauge("queue_tokens", "Tokens waiting for a batch.", ["model"])

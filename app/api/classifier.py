@@ -199,8 +199,9 @@ class Classifier:
             stages = (tokenize_seconds, answer.queue_seconds, answer.inference_seconds)
             self._tracer.stages(self.model.name, begun_ns, zip(STAGES, stages, strict=True))
         self._metrics.stage("tokenize", tokenize_seconds)
-        self._metrics.stage("queue", answer.queue_seconds)
-        self._metrics.stage("inference", answer.inference_seconds)
+        if answer.results:
+            self._metrics.stage("queue", answer.queue_seconds)
+            self._metrics.stage("inference", answer.inference_seconds)
         return Classification(
             self.model,
             predict(self.model, encoded, answer.results),
