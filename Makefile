@@ -44,6 +44,10 @@ check: install-dev ## Formatter, linter, strict types, import rules
 	.venv/bin/mypy
 	.venv/bin/python -m pytest --quiet tests/test_imports.py
 
+.PHONY: deploy-check
+deploy-check: install-dev ## Lint the Dockerfile, check Compose and Kubernetes files against their schemas
+	.venv/bin/python deploy/check.py
+
 .PHONY: format
 format: install-dev ## Format the code and fix what the linter can
 	.venv/bin/ruff format

@@ -3,6 +3,7 @@
 import argparse
 import importlib.metadata
 import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ LOCAL = ("model", "device", "precision")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 0 when done, 1 for a failure, 2 for wrong usage."""
+    # Before it is imported: ONNX Runtime would write about its use into the home directory.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     options = _parser().parse_args(arguments)
     flags = {name: value for name, value in vars(options).items() if name in Settings.model_fields}
     try:
@@ -118,6 +121,8 @@ def _shown(default: object) -> object:
 
 
 def _serve(settings: Settings) -> int:
+    # Until the server handles it: process 1 of a container would not even end by it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     from app.main import run
 
     run(settings)

@@ -30,6 +30,8 @@ LABELLED = "TSV without a header: group, label, text"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (0 done, 1 failed, 2 wrong usage)."""
+    # Before it is imported: ONNX Runtime would write about its use into the home directory.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     words = list(sys.argv[1:] if arguments is None else arguments)
     commands: dict[str, Callable[[list[str]], None]] = {
         "describe": _describe,

@@ -63,6 +63,13 @@ def test_json_lines_are_the_results_of_the_http_answer(bundle: Path) -> None:
     assert failed["error"]["code"] == "empty_text"
 
 
+def test_nothing_is_left_in_the_home_directory(bundle: Path, tmp_path: Path) -> None:
+    """ONNX Runtime would write about its use there."""
+    done = _classify(bundle, "love", HOME=str(tmp_path))
+    assert done.returncode == 0
+    assert not list(tmp_path.iterdir())
+
+
 def test_order_survives_batches_of_like_length(bundle: Path) -> None:
     """More lines than a chunk, of mixed lengths, in batches of a few: each gets its own answer."""
     words = ["love", "worst", "it"]

@@ -4,6 +4,8 @@ import http.client
 import json
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +19,16 @@ from fastapi.testclient import TestClient
 
 from app.cli import main
 from app.main import Server
-from tests.serving import COMMAND, SLOW_COMMAND, STUCK_COMMAND, Process, eventually, metric
+from tests.serving import (
+    COMMAND,
+    ROOT,
+    SLOW_COMMAND,
+    STUCK_COMMAND,
+    Process,
+    environment,
+    eventually,
+    metric,
+)
 
 BODY = b'{"inputs": ["love", "worst"]}'
 HEADERS = {"content-type": "application/json"}
@@ -41,6 +52,23 @@ def test_a_signal_ends_it_with_success(bundle: Path, number: int) -> None:
     assert code == 0
     messages = [json.loads(line)["message"] for line in log.splitlines()]
     assert messages == ["shutting down", "stopped"]
+
+
+def test_sigterm_ends_a_start() -> None:
+    """Also as process 1 of a container, which no signal ends that it does not handle."""
+    code = (
+        "import sys, time, app.main; from app.cli import main; "
+        "app.main.create_app = lambda _: print('loading', flush=True) or time.sleep(60); "
+        "sys.exit(main())"
+    )
+    command = [sys.executable, "-c", code, "serve", "--port", "0"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
 
 
 def test_the_signal_itself_ends_readiness(client: TestClient) -> None:

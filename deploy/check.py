@@ -1,0 +1,137 @@
+"""Holds the Dockerfile, the Compose files and the manifests to their schemas: make deploy-check.
+
+Kubernetes' own kinds are checked against Kubernetes' schemas, unknown fields included. Those of
+KEDA and of the Prometheus operator have none in a package; tests/test_deploy.py reads them.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from deploy.dockerfile import ROOT
+
+KUBERNETES = "1.34"
+OVERLAYS = sorted((ROOT / "deploy/kubernetes/overlays").iterdir())
+CUSTOM = {"ScaledObject", "ServiceMonitor"}
+
+Object = dict[str, Any]
+
+
+def main() -> int:
+    """Check everything; 1 if something is wrong."""
+    tools = Path(sys.executable).parent
+    compose = sorted(ROOT.glob("docker-compose*.yml"))
+    commands: list[list[str | Path]] = [
+        [tools / "hadolint", "--failure-threshold=info", ROOT / "Dockerfile"],
+        [tools / "check-jsonschema", "--builtin-schema=vendor.compose-spec", *compose],
+    ]
+    failed = [subprocess.run(command, check=False).returncode for command in commands]
+    problems = [problem for overlay in OVERLAYS for problem in kubernetes_problems(overlay)]
+    print(*problems, sep="\n", end="\n" if problems else "")
+    if any(failed) or problems:
+        return 1
+    print(f"deploy-check: {len(compose)} Compose files, {len(OVERLAYS)} overlays, a Dockerfile: ok")
+    return 0
+
+
+def kubernetes_problems(overlay: Path) -> Iterator[str]:
+    """What Kubernetes' schemas have against an overlay's objects."""
+    import kubernetes_validate
+
+    for one in render(overlay):
+        if one["kind"] in CUSTOM:
+            continue
+        try:
+            kubernetes_validate.validate(one, KUBERNETES, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            where = ".".join(map(str, error.path))
+            yield f"{overlay.name}: {one['kind']} {where}: {error.message}"
+
+
+def render(folder: Path) -> list[Object]:
+    """The objects of a kustomization; understands what ours use, and refuses the rest.
+
+    Raises:
+        ValueError: a field that is not understood.
+    """
+    kustomization = load(folder / "kustomization.yaml")[0]
+    objects: list[Object] = []
+    for field in kustomization:
+        if field not in {"apiVersion", "kind", *_FIELDS}:
+            raise ValueError(f"{folder}: {field} is not understood")
+    for field in _FIELDS:  # in kustomize's own order
+        for entry in kustomization.get(field, []):
+            if field in ("resources", "components"):
+                path = (folder / entry).resolve()
+                objects += render(path) if path.is_dir() else load(path)
+            elif field == "patches":
+                (patch,) = load(folder / entry["path"])
+                (target,) = (one for one in objects if _identity(one) == _identity(patch))
+                _merge(target, patch)
+            elif field == "labels":
+                for one in objects:
+                    one["metadata"].setdefault("labels", {}).update(entry["pairs"])
+            else:
+                for container in (c for one in objects for c in containers(one)):
+                    if container["image"] == entry["name"]:
+                        container["image"] = f"{entry['newName']}:{entry['newTag']}"
+    return objects
+
+
+_FIELDS = ("resources", "components", "patches", "labels", "images")
+
+
+def load(path: Path) -> list[Object]:
+    """The documents of a YAML file."""
+    text = path.read_text(encoding="utf-8")
+    # Through JSON, so that what an anchor repeats is a copy.
+    return [json.loads(json.dumps(document)) for document in yaml.safe_load_all(text)]
+
+
+def containers(one: Object) -> list[Object]:
+    """The containers of a workload, if it is one."""
+    found: list[Object] = one["spec"].get("template", {}).get("spec", {}).get("containers", [])
+    return found
+
+
+def kubectl(overlay: Path) -> list[Object] | None:
+    """What kubectl makes of an overlay, where it is installed."""
+    if not (command := shutil.which("kubectl")):
+        return None
+    done = subprocess.run(
+        [command, "kustomize", overlay], capture_output=True, text=True, check=True
+    )
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def _identity(one: Object) -> tuple[str, str, str]:
+    return one["apiVersion"], one["kind"], one["metadata"]["name"]
+
+
+def _merge(target: Object, patch: Object) -> None:
+    """A strategic merge: what has names is merged by name, another list is replaced."""
+    for key, value in patch.items():
+        old = target.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            _merge(old, value)
+        elif isinstance(value, list) and old and "name" in value[0]:
+            by_name = {entry["name"]: entry for entry in old}
+            for entry in value:
+                if entry["name"] in by_name:
+                    _merge(by_name[entry["name"]], entry)
+                else:
+                    old.append(entry)
+        else:
+            target[key] = value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
