@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from deploy.dockerfile import ROOT, Copy, Run, Stage, context, stages
 
-MIRROR = "http://deb.debian.org/debian"
 # What the slim image leaves out, and keeps out of what is installed into it.
 SLIM = ("doc", "info", "locale", "man", "groff", "linda", "lintian")
 # A build may need the same of its surroundings as pip here: an index, a proxy.
@@ -93,7 +92,7 @@ def _base(image: str, work: Path) -> Path:
     if not root.exists():
         _say(f"debootstrap for {image}")
         partial = work / "base.partial"
-        _call("debootstrap", "--variant=minbase", "bookworm", partial, MIRROR)
+        _call("debootstrap", "--variant=minbase", "bookworm", partial)
         for name in SLIM:
             shutil.rmtree(partial / "usr/share" / name, ignore_errors=True)
         lines = "".join(f"path-exclude /usr/share/{name}/*\n" for name in SLIM)
