@@ -19,7 +19,7 @@ def configure(level: str, log_format: Format) -> None:
     human = log_format == "human" or (log_format == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler()
     handler.setFormatter(_Human() if human else _Json())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     # To find out who logs takes as long as to write the line, and no line shows it.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

@@ -29,7 +29,8 @@ def operations(client: TestClient) -> dict[tuple[str, str], dict[str, Any]]:
 def test_every_route_is_described(operations: dict[tuple[str, str], dict[str, Any]]) -> None:
     """With a summary, a description, its answers' media types and each error by its code."""
     posts = {path for method, path in operations if method == "post"}
-    assert posts == {"/", "/classify", "/classify/stream", "/explain", "/predict", "/v1/classify"}
+    classifying = {"/", "/classify", "/classify/stream", "/explain", "/predict", "/v1/classify"}
+    assert posts == classifying | {"/models/{name}/reload"}
     for name, operation in operations.items():
         assert operation["summary"], name
         assert operation["description"], name

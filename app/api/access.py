@@ -38,7 +38,7 @@ class Access:
             Unauthorized: it has no key, or not one of ours.
             RateLimited: its key, or without keys its address, has sent too many.
         """
-        if ADMIN.fullmatch(scope["path"]):
+        if scope["method"] == "POST" and ADMIN.fullmatch(scope["path"]):
             _key_digest(scope, self._admin_digests)
             return
         if not (self._digests or self._rate) or _is_open(scope):
