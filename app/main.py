@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -94,8 +94,7 @@ def create_app(settings: Settings) -> FastAPI:
                 raise UserError(f"{model.path} now holds a model named {model.name}")
             return classifier(model, plan)
 
-        for name, (model, plan) in models.items():
-            service.classifiers[name] = classifier(model, plan)
+        service.classifiers = {name: classifier(*pair) for name, pair in models.items()}
         models.clear()  # those that are replaced should be freed
         service.load = load
         yield
@@ -160,6 +159,8 @@ def run(settings: Settings) -> None:
             log_level="warning",  # of uvicorn's own messages
             access_log=False,
             server_header=False,
+            # Otherwise whoever asks from this host could say that he is somebody else.
+            proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(settings.drain_ms / 1000),
         )
@@ -205,9 +206,13 @@ class Server(uvicorn.Server):
         """Load all models again, one after the other."""
 
         async def reload_all() -> None:
-            for name in self._service.classifiers:
-                with suppress(ServiceError):  # the log says why
+            for name in list(self._service.classifiers):
+                try:
                     await self._service.reload(name)
+                except ServiceError as error:
+                    logger.warning("%s was not loaded again: %s", name, error)
+                except Exception:
+                    logger.exception("%s was not loaded again", name)
 
         self._reloading = asyncio.create_task(reload_all())
 
@@ -228,8 +233,9 @@ def _load(
 
     With a ``plan`` nothing is measured: while others compute, it would measure them, too.
     """
+    threads = plan.threads if plan is not None else 1
     model = Model.load(
-        Bundle.open(path), device=settings.device, precision=settings.precision, threads=1
+        Bundle.open(path), device=settings.device, precision=settings.precision, threads=threads
     )
     encoding = model.encode("The first batch pays for memory that the next ones find ready.")
     try:

@@ -167,10 +167,10 @@ class ModelMetrics:
     def __init__(self, metrics: Metrics, model: Model, *, version: str) -> None:
         name = model.name
         self._texts = {outcome: metrics.texts.labels(name, outcome) for outcome in OUTCOMES}
-        self._predictions = {
-            label: (metrics.predictions.labels(name, label), metrics.score.labels(name, label))
-            for label in model.labels
-        }
+        self._name, self._metrics = name, metrics
+        self._predictions: dict[str, tuple[Counter, Histogram]] = {}
+        for label in model.labels:
+            self._expect_label(label)
         self._text_tokens = metrics.text_tokens.labels(name)
         self._truncated = metrics.truncated.labels(name)
         self._stages = {stage: metrics.stage_seconds.labels(name, stage) for stage in STAGES}
@@ -186,6 +186,10 @@ class ModelMetrics:
         self._ready = metrics.model_ready.labels(name)
         metrics.show_model(name, model.revision or "", model.precision, model.provider, version)
 
+    def _expect_label(self, label: str) -> None:
+        counter = self._metrics.predictions.labels(self._name, label)
+        self._predictions[label] = counter, self._metrics.score.labels(self._name, label)
+
     def watch(
         self,
         *,
@@ -200,6 +204,8 @@ class ModelMetrics:
 
     def prediction(self, label: str, score: float, *, tokens: int, truncated: bool) -> None:
         """Count a text that was answered."""
+        if label not in self._predictions:  # of the model that was here before a reload
+            self._expect_label(label)
         predictions, scores = self._predictions[label]
         predictions.inc()
         scores.observe(score)

@@ -4,6 +4,7 @@ The SDK is an extra. What is used here besides, its API, does nothing while no s
 """
 
 import re
+import threading
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -101,9 +102,10 @@ class Tracer:
         span.end(now_ns)
 
     def close(self) -> None:
-        """Send what is left."""
-        self._provider.force_flush(TIMEOUT_S * 1000)
-        self._provider.shutdown()
+        """Send what is left, if the collector takes it in time."""
+        sending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        sending.start()
+        sending.join(TIMEOUT_S)
 
 
 def current_tag() -> trace.SpanContext | None:

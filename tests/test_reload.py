@@ -5,16 +5,19 @@ import shutil
 import signal
 import socket
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
+from app.model import Model
 from tests.conftest import Serve
 from tests.serving import Gate, Process, eventually, metric
 from tests.test_stream import FLAGS, HEAD
@@ -55,7 +58,11 @@ def _load(url: str) -> Iterator[Counter[object]]:
     def ask(texts: list[str]) -> None:
         with httpx2.Client(base_url=url) as client:
             while not done.is_set():
-                answer = client.post("/classify", json={"inputs": texts})
+                try:
+                    answer = client.post("/classify", json={"inputs": texts})
+                except httpx2.HTTPError as error:
+                    seen[repr(error)] += 1
+                    continue
                 document = answer.json()
                 sound = answer.status_code == 200 and all(
                     "label" in result for result in document["results"]
@@ -164,7 +171,8 @@ def test_only_an_admin_key_reloads(serve: Serve, bundle: Path) -> None:
     """Not a client's key, not none, and none where no admin key is set."""
     client = serve(model=(bundle,), api_keys="client-key-1", admin_keys="admin-key-1")
     for headers in ({}, {"authorization": "Bearer client-key-1"}):
-        assert client.post("/models/tiny/reload", headers=headers).status_code == 401
+        for path in ("/models/tiny/reload", "/models/tiny/reload%0A", "/models/tiny/reload%0D"):
+            assert client.post(path, headers=headers).status_code == 401, path
     assert _reload(client).status_code == 200
     assert client.get("/info", headers=ADMIN).status_code == 401
     assert _reload(serve(model=(bundle,))).status_code == 401
@@ -194,3 +202,39 @@ def test_memory_returns_to_what_it_was(bundle: Path) -> None:
         threads = Path(f"/proc/{process.pid}/task")
         eventually(lambda: len(list(threads.iterdir())) < 20)
     assert sizes[-1] < sizes[4] + 10_000
+
+
+def test_a_model_that_was_replaced_is_freed(
+    serve: Serve, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one, too; the last is all that is left."""
+    loaded: list[weakref.ref[Model]] = []
+    load = Model.load
+
+    def note(*arguments: Any, **options: Any) -> Model:
+        model = load(*arguments, **options)
+        loaded.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(Model, "load", note)
+    client = serve(model=(bundle,), admin_keys="admin-key-1")
+    for _ in range(3):
+        assert _reload(client).status_code == 200
+    assert len(loaded) >= 4
+    alive = {id(model()) for model in loaded if model() is not None}
+    assert len(alive) == 1
+
+
+def test_labels_may_change(serve: Serve, bundle: Path) -> None:
+    """What is counted for the old names stays, and new ones are counted."""
+    client = serve(model=(bundle,), admin_keys="admin-key-1")
+    _revision(client)
+    labels = ["bad", "so-so", "good"]
+    config = {"id2label": dict(enumerate(labels)), "pad_token_id": 0}
+    (bundle / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_manifest(bundle, labels=labels)
+    assert _reload(client).status_code == 200
+    (result,) = client.post("/classify", json={"inputs": "love"}).json()["results"]
+    assert result["label"] == "good"
+    for label in ("positive", "good"):
+        assert metric(client, "sentiment_predictions_total", model="tiny", label=label) == 1

@@ -1,6 +1,7 @@
 """What the routes share: the served models and whether the service takes work."""
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -70,6 +71,8 @@ class Service:
             InvalidBundle: what lies there now cannot be served; the old model goes on.
         """
         async with self._reloading:
+            if self.stopping:
+                raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
             old = self.classifier(name)
             if self.load is None:
                 raise NotReady("the service is starting", retry_after_s=1.0)
@@ -83,7 +86,10 @@ class Service:
                 raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
             self.classifiers[name] = new
             logger.info("%s was loaded again: %s", name, new.plan.summary())
-            await old.retire(self.settings.drain_ms / 1000)
+            longest_ms = max(self.settings.drain_ms, self.settings.deadline_ms)
+            await old.retire(longest_ms / 1000)
+            del old
+            gc.collect()  # it refers to itself, and a model is large
 
     async def check_ready(self) -> None:
         """Return while every model answers.
