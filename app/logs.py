@@ -1,6 +1,7 @@
 """The log: one line an event, JSON for machines or words for people, ours and uvicorn's alike.
 
-What clients send is never logged: requests show by the template of their route.
+What clients send is never logged, but for the ids of a request and its trace: paths and queries are
+not, requests show by the template of their route.
 """
 
 import logging
@@ -20,7 +21,7 @@ def configure(level: str, log_format: Format) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Human() if human else _Json())
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    # To find out who logs takes as long as to write the line, and no line shows it.
+    # Not to walk the stack for each line: none shows where it was logged.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 

@@ -17,6 +17,9 @@ from app.settings import Settings
 # A classifier of the bundle where another one's lies.
 Load = Callable[[Classifier], Awaitable[Classifier]]
 
+# A runner that has said its last word still holds its batcher for a moment.
+RUNNERS_END_S = 0.1
+
 logger = logging.getLogger(__name__)
 
 
@@ -89,6 +92,7 @@ class Service:
             longest_ms = max(self.settings.drain_ms, self.settings.deadline_ms)
             await old.retire(longest_ms / 1000)
             del old
+            await asyncio.sleep(RUNNERS_END_S)
             gc.collect()  # it refers to itself, and a model is large
 
     async def check_ready(self) -> None:
