@@ -190,6 +190,16 @@ def test_docs_can_be_switched_off(serve: Serve) -> None:
     assert [client.get(path).status_code for path in ("/docs", "/openapi.json")] == [404, 404]
 
 
+def test_without_docs_nothing_leads_there(serve: Serve) -> None:
+    """Neither the page nor an error speaks of /docs; with docs, both do."""
+    for docs in ("on", "off"):
+        client = serve(docs=docs)
+        page = client.get("/")
+        assert "content-security-policy" in page.headers
+        assert ('href="docs"' in page.text) == (docs == "on")
+        assert ("/docs" in client.get("/nowhere").json()["detail"]) == (docs == "on")
+
+
 def test_keys_are_described(serve: Serve) -> None:
     """OpenAPI says that a bearer token is needed where one is, and not where none is."""
     described = serve(api_keys=KEYS).get("/openapi.json").json()

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from app.api.answers import every_prediction
+from app.errors import DeadlineExceeded
 from tests.serving import Process, exchange
 
 JSON = "application/json"
@@ -160,3 +162,13 @@ def test_a_body_that_trickles_in_ends_at_the_deadline(bundle: Path) -> None:
         answer = exchange(process.port, HEAD + b'content-length: 100\r\n\r\n{"inputs"')
     assert answer.startswith(b"HTTP/1.1 504 ")
     assert b"deadline_exceeded" in answer
+
+
+def test_the_error_of_one_text_is_not_changed_for_another() -> None:
+    """Texts that fail together share an error: each answer names its own."""
+    shared = DeadlineExceeded("no result within 1 s")
+    for _ in range(2):
+        with pytest.raises(DeadlineExceeded, match="no result") as raised:
+            every_prediction([shared, shared])
+        assert raised.value.detail == "text 0, counted from 0: no result within 1 s"
+    assert shared.detail == "no result within 1 s"

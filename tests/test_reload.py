@@ -1,5 +1,6 @@
 """A model is loaded again while it answers: by POST /models/{name}/reload, or SIGHUP."""
 
+import asyncio
 import gc
 import json
 import shutil
@@ -8,7 +9,7 @@ import socket
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +19,13 @@ import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
+from app.api.classifier import Classifier
+from app.api.protocols.inference_request import EXAMPLE
+from app.main import create_app
 from app.model import Model
-from tests.conftest import Serve
-from tests.serving import Gate, Process, eventually, metric
+from app.settings import Settings
+from tests.conftest import SET_BY_HAND, Serve
+from tests.serving import Gate, Process, eventually, listening, metric
 from tests.test_stream import FLAGS, HEAD
 from tests.tiny_bundle import make_bundle, write_manifest
 
@@ -168,6 +173,58 @@ def test_what_was_begun_ends_with_the_old_model(serve: Serve, bundle: Path, gate
     assert _revision(client) == "fedcba9"
 
 
+NEW_LABELS = ["bad", "good"]
+TENSOR = {"inputs": EXAMPLE["inputs"]}  # with all outputs
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "classes"),
+    [
+        ("/classify", {"inputs": "love"}, lambda answer: len(answer["labels"])),
+        ("/classify", {"inputs": ["love"]}, lambda answer: len(answer["results"][0]["logits"])),
+        ("/", {"inputs": "love"}, lambda answer: len(answer[0])),
+        ("/predict", {"inputs": "love"}, len),
+        ("/v1/classify", {"input": "love"}, lambda answer: answer["data"][0]["num_classes"]),
+        ("/v2/models/tiny/infer", TENSOR, lambda answer: answer["outputs"][3]["shape"][1]),
+        ("/v2/models/tiny/infer", TENSOR, lambda answer: len(answer["outputs"][3]["data"]) / 2),
+    ],
+)
+def test_a_body_that_ends_after_a_reload_is_answered_by_the_new_model(
+    bundle: Path, path: str, body: Any, classes: Callable[[Any], float]
+) -> None:
+    """Labels, shape and values are those of the model that answered, on every route."""
+    settings = {"model": (bundle,), "admin_keys": "admin-key-1", **SET_BY_HAND}
+    app = create_app(Settings.model_validate(settings))
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    ).encode()
+    with (
+        listening(app) as url,
+        httpx2.Client(base_url=url) as client,
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as waiting,
+    ):
+        waiting.sendall(head + content[:5])
+        eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 2)
+        _release_two_labels(bundle)
+        assert _reload(client).status_code == 200
+        waiting.sendall(content[5:])
+        received = b"".join(iter(lambda: waiting.recv(65536), b""))
+    status, _, answer = received.partition(b"\r\n\r\n")
+    assert status.startswith(b"HTTP/1.1 200"), received
+    assert classes(json.loads(answer)) == len(NEW_LABELS)
+
+
+def _release_two_labels(bundle: Path) -> None:
+    """Put a model of two labels in the place of the one with three."""
+    shutil.rmtree(bundle)
+    make_bundle(bundle, outputs=2)
+    config = {"id2label": dict(enumerate(NEW_LABELS)), "pad_token_id": 0}
+    (bundle / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_manifest(bundle, labels=NEW_LABELS)
+
+
 def test_only_an_admin_key_reloads(serve: Serve, bundle: Path) -> None:
     """Not a client's key, not none, and none where no admin key is set."""
     client = serve(model=(bundle,), api_keys="client-key-1", admin_keys="admin-key-1")
@@ -177,6 +234,42 @@ def test_only_an_admin_key_reloads(serve: Serve, bundle: Path) -> None:
     assert _reload(client).status_code == 200
     assert client.get("/info", headers=ADMIN).status_code == 401
     assert _reload(serve(model=(bundle,))).status_code == 401
+
+
+def test_without_admin_keys_the_refusal_says_so(client: TestClient) -> None:
+    """No key could be right, so none is asked for."""
+    answer = _reload(client)
+    assert answer.status_code == 401
+    assert "no admin keys" in answer.json()["detail"]
+    assert "SIGHUP" in answer.json()["detail"]
+    assert "Bearer" not in answer.json()["detail"]
+
+
+def test_other_reloads_do_not_wait_for_what_one_has_begun(
+    serve: Serve, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the old model of one name has work, that of another is loaded and answers."""
+    retiring, may_end = threading.Event(), threading.Event()
+    retire = Classifier.retire
+
+    async def held(self: Classifier, timeout_s: float) -> None:
+        if self.model.name == "tiny":
+            retiring.set()
+            await asyncio.to_thread(may_end.wait, 30)
+        await retire(self, timeout_s)
+
+    monkeypatch.setattr(Classifier, "retire", held)
+    other = make_bundle(tmp_path / "other", name="other")
+    client = serve(model=(bundle, other), admin_keys="admin-key-1")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(_reload, client)
+        assert retiring.wait(30)
+        try:
+            assert _reload(client, "other").status_code == 200
+            assert not first.done()
+        finally:
+            may_end.set()
+        assert first.result(30).status_code == 200
 
 
 def test_an_unknown_model_is_not_reloaded(client: TestClient, serve: Serve) -> None:

@@ -38,6 +38,11 @@ class Access:
             RateLimited: its key, or without keys its address, has sent too many.
         """
         if scope["method"] == "POST" and scope["path"].startswith(ADMIN):
+            if not self._admin_digests:
+                raise Unauthorized(
+                    "this service has no admin keys, so it reloads on the signal SIGHUP only; "
+                    "whoever runs it can set SENTIMENT_ADMIN_KEYS"
+                )
             _key_digest(scope, self._admin_digests)
             return
         if not (self._digests or self._rate) or _is_open(scope):

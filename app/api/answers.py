@@ -42,9 +42,11 @@ def every_prediction(outcomes: Sequence[Prediction | ServiceError]) -> list[Pred
     predictions = []
     for index, outcome in enumerate(outcomes):
         if isinstance(outcome, ServiceError):
-            if len(outcomes) > 1:
-                outcome.detail = f"text {index}, counted from 0: {outcome.detail}"
-            raise outcome
+            if len(outcomes) == 1:
+                raise outcome
+            # A new one: other texts, and other requests, may have the same.
+            detail = f"text {index}, counted from 0: {outcome.detail}"
+            raise type(outcome)(detail, retry_after_s=outcome.retry_after_s) from None
         predictions.append(outcome)
     return predictions
 

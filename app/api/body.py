@@ -4,7 +4,6 @@ FastAPI would do it from the route's signature, but the event loop's time counts
 model, and its errors would have to be taken apart again to be clear.
 """
 
-import gc
 import json
 import math
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
+from app.api.collector import collector_paused
 from app.api.decoding import decoder
 from app.api.service import Service
 from app.errors import (
@@ -112,13 +112,11 @@ def parse(content: bytes, what: str) -> Any:
     Raises:
         InvalidRequest: it is not JSON.
     """
-    # A body may hold a million lists, and the collector would look at all of them, again and again:
-    # a second, in which nobody else is answered.
-    gc.disable()
     try:
         # Not pydantic's parser: it refuses the whole body for half of a surrogate pair in one
         # text, which should fail alone.
-        return DECODER.decode(content.decode(json.detect_encoding(content), "surrogatepass"))
+        with collector_paused():
+            return DECODER.decode(content.decode(json.detect_encoding(content), "surrogatepass"))
     except json.JSONDecodeError as error:
         raise InvalidRequest(
             f"{what} is not valid JSON: {error.msg} at character {error.pos}"
@@ -127,8 +125,6 @@ def parse(content: bytes, what: str) -> Any:
         raise InvalidRequest(
             f"{what} is not JSON in UTF-8, or too deeply nested, or has a huge number or NaN"
         ) from None
-    finally:
-        gc.enable()
 
 
 def _first_fault(error: ValidationError) -> str:

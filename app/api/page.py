@@ -8,8 +8,10 @@ from fastapi.staticfiles import StaticFiles
 
 router = APIRouter()
 
+_DIRECTORY = Path(__file__).parents[1] / "web"
 # It knows no file beyond its directory, and answers 304 to an ETag that still holds.
-_FILES = StaticFiles(directory=Path(__file__).parents[1] / "web")
+_FILES = StaticFiles(directory=_DIRECTORY)
+_DOCS_LINK = '<a href="docs">API documentation</a>'
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -25,6 +27,11 @@ _HEADERS = {
 async def page(request: Request) -> Response:
     """A page to try the service."""
     name = request.path_params.get("name", "index.html")
-    response = await _FILES.get_response(name, request.scope)
+    response: Response
+    if name == "index.html" and not request.app.openapi_url:  # --docs off
+        text = (_DIRECTORY / name).read_text(encoding="utf-8")
+        response = HTMLResponse(text.replace(_DOCS_LINK, ""))
+    else:
+        response = await _FILES.get_response(name, request.scope)
     response.headers.update(_HEADERS)
     return response

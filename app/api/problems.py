@@ -52,7 +52,8 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
         answer = problem(MethodNotAllowed(f"allowed here: {allowed}"), request.state.request_id)
         answer.headers["allow"] = allowed
         return answer
-    return await _on_service_error(request, NotFound("nothing is here; /docs lists the routes"))
+    docs = "; /docs lists the routes" if request.app.openapi_url else ""
+    return await _on_service_error(request, NotFound(f"nothing is here{docs}"))
 
 
 HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Any]] = {

@@ -89,11 +89,12 @@ class Service:
                 raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
             self.classifiers[name] = new
             logger.info("%s was loaded again: %s", name, new.plan.summary())
-            longest_ms = max(self.settings.drain_ms, self.settings.deadline_ms)
-            await old.retire(longest_ms / 1000)
-            del old
-            await asyncio.sleep(RUNNERS_END_S)
-            gc.collect()  # it refers to itself, and a model is large
+        # Other reloads need not wait for what the old one has begun.
+        longest_ms = max(self.settings.drain_ms, self.settings.deadline_ms)
+        await old.retire(longest_ms / 1000)
+        del old
+        await asyncio.sleep(RUNNERS_END_S)
+        gc.collect()  # it refers to itself, and a model is large
 
     async def check_ready(self) -> None:
         """Return while every model answers.

@@ -150,11 +150,11 @@ async def infer(request: Request) -> Response:
     The texts may follow the JSON as bytes, and so may the outputs in the answer: this is the
     protocol's binary tensor data extension. The first bad text's error is the answer.
     """
-    model = _served(request).model
+    name = _served(request).model.name
     body, texts = await read_inference_request(request)
     options = Options(body.parameters.overflow)
-    done = await classify_texts(request, texts, model=model.name, options=options)
-    return infer_response(body, model, every_prediction(done.outcomes), timing(done))
+    done = await classify_texts(request, texts, model=name, options=options)
+    return infer_response(body, done.model, every_prediction(done.outcomes), timing(done))
 
 
 def _served(request: Request) -> Classifier:

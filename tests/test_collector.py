@@ -1,0 +1,78 @@
+"""The garbage collector while a body is parsed: paused, and afterwards as it was."""
+
+import gc
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.api.body import DECODER, parse
+from app.api.collector import collector_paused
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    yield
+    gc.enable()
+
+
+def test_it_is_paused_and_goes_on() -> None:
+    """Also after an error."""
+
+    def fail() -> None:
+        with collector_paused():
+            assert not gc.isenabled()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert gc.isenabled()
+
+
+def test_what_another_turned_off_stays_off(client: TestClient) -> None:
+    """A request does not turn on what an application has turned off for itself."""
+    gc.disable()
+    with collector_paused():
+        pass
+    assert not gc.isenabled()
+    assert client.post("/classify", json={"inputs": "love"}).status_code == 200
+    headers = {"content-type": "application/json"}
+    assert client.post("/classify", content=b"{", headers=headers).status_code == 422
+    assert not gc.isenabled()
+
+
+def test_overlapping_pauses_end_with_the_last() -> None:
+    """The first to end must not turn it on for the other."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        with collector_paused():
+            inside.set()
+            assert leave.wait(30)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(pause)
+        assert inside.wait(30)
+        with collector_paused():
+            pass
+        assert not gc.isenabled()
+        leave.set()
+        other.result(30)
+    assert gc.isenabled()
+
+
+def test_parsing_pauses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of many lists is parsed without a single collection."""
+    seen: list[bool] = []
+
+    def decode(text: str) -> object:
+        seen.append(gc.isenabled())
+        return json.loads(text)
+
+    monkeypatch.setattr(DECODER, "decode", decode)
+    assert parse(b"[[]]", "it") == [[]]
+    assert seen == [False]
+    assert gc.isenabled()
