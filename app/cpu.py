@@ -7,6 +7,11 @@ from pathlib import Path
 
 # More threads for one batch gain nothing on texts.
 MAX_THREADS = 8
+# In Linux's spelling: of x86, then of Arm.
+VECTOR_FLAGS = (
+    *("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
+    *("asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
 
 
 def available_cpus(root: Path = Path("/")) -> float:
@@ -33,11 +38,27 @@ def ways_to_share(cpus: float, *, runners: int, threads: int) -> list[tuple[int,
 
 def cpu_name() -> str:
     """The processor, as far as the system tells."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def cpu_flags() -> frozenset[str]:
+    """The instruction sets that the system lists, in its spelling; empty where it lists none."""
+    return frozenset((_cpuinfo("flags") or _cpuinfo("Features")).split())  # x86, Arm
+
+
+def vector_flags() -> str:
+    """Those of the flags that decide how fast a model is, in a few words."""
+    return " ".join(flag for flag in VECTOR_FLAGS if flag in cpu_flags()) or "unknown"
+
+
+def _cpuinfo(name: str) -> str:
+    """What the first processor's line of that name in Linux's list says; empty if nothing."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.strip()
+    return ""
 
 
 def _cgroup_quotas(root: Path) -> list[float]:

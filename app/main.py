@@ -244,6 +244,8 @@ def _load(
         raise UserError(f"{path}: ONNX Runtime cannot compute the model: {error}") from error
     if any(isinstance(result, ServiceError) for result in results):
         raise UserError(f"{path}: the model gives no finite logits")
+    if model.kernels:
+        logger.info("%s: int8 with ONNX Runtime's %s kernels", model.name, model.kernels)
     if plan is None:
         plan = tune(model, settings, cpus)
         logger.info("%s: %s", model.name, plan.summary())

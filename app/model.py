@@ -5,7 +5,6 @@ import os
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,22 +16,14 @@ from tokenizers import Tokenizer
 from app.bundle import Bundle, Precision
 from app.errors import EmptyText, InferenceFailed, InvalidRequest, ServiceError, UserError
 from app.preprocessing import VISIBLE, preprocess
+from app.session import CPU, CUDA, NO_CUDA, Int8Kernels, int8_kernels, open_session
 
 Device = Literal["auto", "cpu", "cuda"]
 
-CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 # What `auto` takes on each, best first.
 _VARIANTS: dict[str, tuple[Precision, ...]] = {CPU: ("int8", "fp32"), CUDA: ("fp16", "fp32")}
-_NO_CUDA = (
-    "CUDA was asked for and cannot be used: it needs an NVIDIA GPU with its driver and the "
-    "'gpu' extra (onnxruntime-gpu); --device cpu serves without"
-)
 # The share of a window's tokens that the next one begins with, so that each has its context.
 WINDOW_OVERLAP = 0.25
-# Fusions that lose on a CPU. SkipLayerNormalization takes ten times as long as the Add and
-# LayerNormalization that it replaces; BiasGelu, longer than Add and Gelu.
-SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]
-
 logger = logging.getLogger(__name__)
 Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
 
@@ -68,7 +59,13 @@ class Model:
     """One variant of a bundle in one session. ``infer`` may be called from many threads."""
 
     def __init__(
-        self, bundle: Bundle, precision: Precision, session: ort.InferenceSession, *, threads: int
+        self,
+        bundle: Bundle,
+        precision: Precision,
+        session: ort.InferenceSession,
+        *,
+        threads: int,
+        kernels: Int8Kernels | None,
     ) -> None:
         manifest = bundle.manifest
         self.name = manifest.name
@@ -81,6 +78,7 @@ class Model:
         self.precision = precision
         self.provider: str = session.get_providers()[0]
         self.threads = threads
+        self.kernels = kernels
         self.path = bundle.path
         self.sha256 = manifest.variants[precision].sha256
         self._file = bundle.path / manifest.variants[precision].file
@@ -118,15 +116,17 @@ class Model:
         provider = CUDA if device == "cuda" else CPU
         chosen = _preferred(bundle, provider) if precision == "auto" else precision
         if provider not in ort.get_available_providers():
-            raise UserError(_NO_CUDA)
-        session = _open_session(bundle.variant_path(chosen), provider, threads=threads)
+            raise UserError(NO_CUDA)
+        kernels = int8_kernels() if chosen == "int8" and provider == CPU else None
+        path = bundle.variant_path(chosen)
+        session = open_session(path, provider, threads=threads, kernels=kernels)
         outputs = session.get_outputs()[0].shape[-1]
         if outputs != len(bundle.manifest.labels):
             raise UserError(
                 f"bundle {bundle.path}: the {chosen} model has {outputs} outputs, the "
                 f"manifest {len(bundle.manifest.labels)} labels"
             )
-        return cls(bundle, chosen, session, threads=threads)
+        return cls(bundle, chosen, session, threads=threads, kernels=kernels)
 
     def with_threads(self, threads: int) -> "Model":
         """The same model with that many intra-op threads a batch."""
@@ -134,7 +134,9 @@ class Model:
             return self
         other = copy(self)
         other.threads = threads
-        other._session = _open_session(self._file, self.provider, threads=threads)
+        other._session = open_session(
+            self._file, self.provider, threads=threads, kernels=self.kernels
+        )
         return other
 
     def encode(self, text: str) -> Encoding:
@@ -229,29 +231,6 @@ def _fault(text: str) -> EmptyText | InvalidRequest | None:
 def _preferred(bundle: Bundle, provider: str) -> Precision:
     wanted = _VARIANTS[provider]
     return next((p for p in wanted if p in bundle.manifest.variants), wanted[-1])
-
-
-def _open_session(path: Path, provider: str, *, threads: int) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    # A spinning thread takes the core that the event loop needs.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Without VNNI, sums of uint8 x int8 products saturate; this has such CPUs compute them
-    # exactly, and changes nothing on others.
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    try:
-        session = ort.InferenceSession(
-            path,
-            options,
-            providers=[provider] if provider == CPU else [provider, CPU],
-            disabled_optimizers=SLOW_ON_CPU if provider == CPU else None,
-        )
-    except Exception as error:  # onnxruntime's exceptions share no base class
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"ONNX Runtime cannot load {path}: {first_line}") from error
-    if session.get_providers()[0] != provider:  # it falls back to the CPU without a word
-        raise UserError(_NO_CUDA)
-    return session
 
 
 def _load_tokenizer(bundle: Bundle) -> Tokenizer:

@@ -24,7 +24,7 @@ import onnxruntime as ort
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from app.bundle import Bundle
-from app.model import SLOW_ON_CPU
+from app.session import SLOW_ON_CPU
 from benchmarks.random_checkpoint import SHAPES, random_checkpoint, timed_export
 from model_export.checkpoint import load_checkpoint
 from model_export.onnx_graph import export_graph

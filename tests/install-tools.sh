@@ -1,9 +1,9 @@
 #!/bin/sh
 # What the tests run that PyPI does not have: Chromium for the page, nginx before two replicas,
-# Prometheus for the metrics. Without them those tests are skipped, but never in CI.
+# Prometheus for the metrics, QEMU for other CPUs. Without them those tests are skipped, but never in CI.
 set -eu
 missing=""
-for tool in chromium:chromium nginx:nginx-light prometheus:prometheus; do
+for tool in chromium:chromium nginx:nginx-light prometheus:prometheus qemu-x86_64:qemu-user; do
     PATH="$PATH:/usr/sbin" command -v "${tool%%:*}" >/dev/null || missing="$missing ${tool#*:}"
 done
 [ -n "$missing" ] || exit 0

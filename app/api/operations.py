@@ -10,6 +10,7 @@ from prometheus_client.exposition import choose_encoder
 from app.api.openapi import documented
 from app.api.schemas import Info, ModelInfo, Models, Status
 from app.api.service import Service
+from app.cpu import cpu_name, vector_flags
 from app.errors import (
     InvalidBundle,
     ModelNotFound,
@@ -18,7 +19,7 @@ from app.errors import (
     ShuttingDown,
     Unauthorized,
 )
-from app.model import CUDA
+from app.session import CUDA
 
 router = APIRouter(tags=["operations"])
 metrics_router = APIRouter(tags=["operations"])  # which may have a port of its own
@@ -52,6 +53,9 @@ async def info(request: Request) -> Info:
         "device": "cuda" if provider == CUDA else "cpu",
         "provider": provider,
         "cpus": service.cpus,
+        "cpu": cpu_name(),
+        "cpu_flags": vector_flags(),
+        "int8_kernels": default.model.kernels,
         "runners": default.plan.runners,
         "threads": default.plan.threads,
         "tuning": default.plan.summary(),

@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 
 from app.bundle import Parity, Precision
 from app.preprocessing import VISIBLE, Preprocessing
+from app.session import Int8Kernels
 
 Overflow = Literal["truncate", "error", "window"]
 Split = Literal["sentences"]
@@ -227,6 +228,17 @@ class Info(TypedDict):
     device: Annotated[str, Field(description="the device really in use")]
     provider: Annotated[str, Field(description="ONNX Runtime's name for it")]
     cpus: Annotated[float, Field(description="CPUs that affinity and cgroup grant")]
+    cpu: Annotated[str, Field(description="the processor, as the system names it")]
+    cpu_flags: Annotated[
+        str, Field(description="its instruction sets that matter for speed, as Linux lists them")
+    ]
+    int8_kernels: Annotated[
+        Int8Kernels | None,
+        Field(
+            description="ONNX Runtime's kernels of the default model: U8U8 where the faster U8S8 "
+            "would saturate, which a probe at start finds out; null unless it is int8 on a CPU"
+        ),
+    ]
     runners: Annotated[int, Field(description="batches of the default model computed at once")]
     threads: Annotated[int, Field(description="threads that compute one of them")]
     tuning: Annotated[str, Field(description="how these were chosen")]

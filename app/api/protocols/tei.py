@@ -39,7 +39,7 @@ from app.errors import (
     ServiceError,
     ShuttingDown,
 )
-from app.model import CUDA
+from app.session import CUDA
 
 router = APIRouter(tags=["compatibility"], route_class=DirectRoute)
 

@@ -1,0 +1,81 @@
+"""ONNX Runtime sessions, with the options that suit the CPU at hand."""
+
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnxruntime as ort
+
+from app.errors import UserError
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+NO_CUDA = (
+    "CUDA was asked for and cannot be used: it needs an NVIDIA GPU with its driver and the "
+    "'gpu' extra (onnxruntime-gpu); --device cpu serves without"
+)
+# Fusions that lose on a CPU. SkipLayerNormalization takes ten times as long as the Add and
+# LayerNormalization that it replaces; BiasGelu, longer than Add and Gelu.
+SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]
+
+# U8S8 multiplies uint8 activations with the int8 weights as they are. U8U8 makes the weights
+# uint8 when the session opens, and is half as fast on a CPU with VNNI.
+Int8Kernels = Literal["U8S8", "U8U8"]
+
+# The ONNX model y = MatMulInteger(a: uint8 [m, k], b: int8 [k, n]), which a test builds with
+# the package onnx: serving does without it.
+MATMUL_INTEGER = (
+    b'\x08\x05:P\n\x18\n\x01a\n\x01b\x12\x01y"\rMatMulInteger\x12\x01pZ\x0f\n\x01a\x12\n\n\x08\x08'
+    b"\x02\x12\x04\n\x00\n\x00Z\x0f\n\x01b\x12\n\n\x08\x08\x03\x12\x04\n\x00\n\x00b\x0f\n\x01y\x12\n"
+    b"\n\x08\x08\x06\x12\x04\n\x00\n\x00B\x04\n\x00\x10\n"
+)
+_ROWS, _DEPTH, _COLUMNS = 4, 64, 16
+
+
+@cache
+def int8_kernels() -> Int8Kernels:
+    """The faster int8 kernels whose products are exact on this CPU: computed once, not looked up.
+
+    x86 CPUs with AVX2 or AVX-512 but without VNNI add pairs of uint8 x int8 products in 16 bits,
+    which saturate. ONNX Runtime names this in docs/performance/model-optimizations/quantization.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(MATMUL_INTEGER, options, providers=[CPU])
+    activations = np.full((_ROWS, _DEPTH), 255, np.uint8)
+    for extreme in (127, -128):
+        weights = np.full((_DEPTH, _COLUMNS), extreme, np.int8)
+        (sums,) = session.run(None, {"a": activations, "b": weights})
+        if (sums != 255 * extreme * _DEPTH).any():
+            return "U8U8"
+    return "U8S8"
+
+
+def open_session(
+    path: Path, provider: str, *, threads: int, kernels: Int8Kernels | None
+) -> ort.InferenceSession:
+    """A session with ``threads`` intra-op threads (0: one a core) and these int8 kernels, if any.
+
+    Raises:
+        UserError: the file cannot be loaded, or the provider cannot be had.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    # A spinning thread takes the core that the event loop needs.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if kernels == "U8U8":
+        # Only where it is needed: it takes effect on every x86 CPU with AVX2, VNNI or not.
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    try:
+        session = ort.InferenceSession(
+            path,
+            options,
+            providers=[provider] if provider == CPU else [provider, CPU],
+            disabled_optimizers=SLOW_ON_CPU if provider == CPU else None,
+        )
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"ONNX Runtime cannot load {path}: {first_line}") from error
+    if session.get_providers()[0] != provider:  # it falls back to the CPU without a word
+        raise UserError(NO_CUDA)
+    return session
