@@ -1,5 +1,6 @@
 """Who is admitted to the queue: its limit, and the wait that the measured speed predicts."""
 
+from app.budget import TokenBudget
 from app.errors import Overloaded, TooManyTexts
 from app.fair_queue import LOOK_AHEAD
 
@@ -22,9 +23,9 @@ RETRY_AFTER_S = 1.0
 class Admission:
     """Measures how fast batches are done, and turns away what would wait in vain. No lock."""
 
-    def __init__(self, *, runners: int, max_batch_tokens: int, max_queue_tokens: int) -> None:
+    def __init__(self, *, runners: int, budget: TokenBudget, max_queue_tokens: int) -> None:
         self._runners = runners
-        self._max_batch_tokens = max_batch_tokens
+        self._budget = budget
         self._max_queue_tokens = max_queue_tokens
         self._batches = 0.0  # these decay alike: their ratios are what is measured
         self._tokens = 0.0
@@ -71,7 +72,7 @@ class Admission:
             return 0.0
         # Later texts fill the batches that those ahead lead, so as many may come first; and the
         # answer is there when the last batch ends.
-        overtaking = min(ahead, LOOK_AHEAD * self._max_batch_tokens)
+        overtaking = min(ahead, LOOK_AHEAD * self._budget.tokens)
         batch_s = self._seconds / self._batches
         return CAUTION * (self._seconds_for(ahead + overtaking + tokens) + batch_s)
 

@@ -10,6 +10,7 @@ The queue and the measurements belong to the condition's lock, requests to the e
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence, Sized
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from app.admission import RETRY_AFTER_S, Admission
+from app.budget import TokenBudget
 from app.errors import DeadlineExceeded, InferenceFailed, ServiceError, ShuttingDown
 from app.fair_queue import Entry, FairQueue
 
@@ -38,9 +40,9 @@ class BatchReport:
     texts: int
     tokens: int
     padded_tokens: int  # texts × longest
-    queue_seconds: tuple[float, ...]  # one a text
     inference_seconds: float
     failed: int  # texts
+    others_waited: bool  # when it was done
     tags: tuple[object, ...] = ()  # those of the requests
 
 
@@ -48,7 +50,8 @@ class BatchReport:
 class Answer(Generic[Result]):
     """What became of a request's items, in their order: an item that failed is its error.
 
-    The seconds are those of the item that came last, 0 if none came.
+    ``inference_seconds`` is the time in which at least one item was in a batch being computed,
+    ``queue_seconds`` the rest of the time until the last was done: together they are all of it.
     """
 
     results: list[Result | ServiceError]
@@ -57,29 +60,54 @@ class Answer(Generic[Result]):
 
 
 @dataclass(slots=True, eq=False)
+class _Computing:
+    """The time in which a batch is computed."""
+
+    started: float
+    ended: float = math.inf
+
+
+@dataclass(slots=True, eq=False)
 class _Request(Generic[Result]):
-    """A submit that waits for its results. Touched on the event loop only."""
+    """A submit that waits for its results. Touched on the event loop only.
+
+    But for ``batches``, to which the runners append.
+    """
 
     texts: int
     done: asyncio.Future[None]
+    queued_at: float
     tag: object = None
     results: dict[int, Result | ServiceError] = field(default_factory=dict)
-    queue_seconds: float = 0.0
-    inference_seconds: float = 0.0
+    batches: list[_Computing] = field(default_factory=list)
+    ended_at: float = 0.0
 
-    def settle(self, index: int, result: Result | ServiceError) -> None:
+    def settle(self, index: int, result: Result | ServiceError, at: float) -> None:
         """Give an item its result, unless it has one: what comes first stands."""
         self.results.setdefault(index, result)
         if len(self.results) == self.texts and not self.done.done():
+            self.ended_at = at
             self.done.set_result(None)
 
     def fail_rest(self, error: ServiceError) -> None:
+        now = time.monotonic()
         for index in range(self.texts):
-            self.settle(index, error)
+            self.settle(index, error, now)
 
     def answer(self) -> Answer[Result]:
         results = [self.results[index] for index in range(self.texts)]
-        return Answer(results, self.queue_seconds, self.inference_seconds)
+        inference_seconds = self._inference_seconds()
+        waited = self.ended_at - self.queued_at - inference_seconds
+        return Answer(results, waited, inference_seconds)
+
+    def _inference_seconds(self) -> float:
+        """The time that the batches cover, once where they overlap."""
+        seconds, covered = 0.0, self.queued_at
+        for batch in sorted(self.batches, key=lambda batch: batch.started):
+            ended = min(batch.ended, self.ended_at)  # it may be late, and still be computed
+            seconds += max(0.0, ended - max(covered, batch.started))
+            covered = max(covered, ended)
+        return seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -89,14 +117,13 @@ class _Text(Entry, Generic[Item, Result]):
     item: Item
     request: _Request[Result]
     index: int
-    queued_at: float
 
 
 class MicroBatcher(Generic[Item, Result]):
     """Batches the items of concurrent requests for ``infer``, which runner threads call.
 
-    ``infer`` gets at most ``max_batch_tokens`` padded tokens at a time (or one longer item) and
-    gives a result an item, in order; a ``ServiceError`` among them fails its item. ``on_batch``
+    ``infer`` gets at most ``budget`` padded tokens at a time (or one longer item) and gives a
+    result an item, in order; a ``ServiceError`` among them fails its item. ``on_batch``
     is called on a runner's thread after each batch, before its results are delivered; ``on_lag``
     on the event loop, with the seconds for which the results waited for its turn.
 
@@ -108,13 +135,13 @@ class MicroBatcher(Generic[Item, Result]):
         infer: Callable[[Sequence[Item]], Sequence[Result | ServiceError]],
         *,
         runners: int,
-        max_batch_tokens: int,
+        budget: TokenBudget,
         max_queue_tokens: int,
         on_batch: Callable[[BatchReport], None],
         on_lag: Callable[[float], None],
     ) -> None:
         self._infer = infer
-        self._max_batch_tokens = max_batch_tokens
+        self._budget = budget
         self._on_batch = on_batch
         self._on_lag = on_lag
 
@@ -128,7 +155,7 @@ class MicroBatcher(Generic[Item, Result]):
         self._idle_runners = runners
         self._failed_in_a_row = 0
         self._admission = Admission(
-            runners=runners, max_batch_tokens=max_batch_tokens, max_queue_tokens=max_queue_tokens
+            runners=runners, budget=budget, max_queue_tokens=max_queue_tokens
         )
 
         for number, end in enumerate(self._runner_ends):
@@ -165,10 +192,10 @@ class MicroBatcher(Generic[Item, Result]):
         """
         if not items:
             return Answer([], 0.0, 0.0)
-        request: _Request[Result] = _Request(len(items), self._loop.create_future(), tag)
         now = time.monotonic()
+        request: _Request[Result] = _Request(len(items), self._loop.create_future(), now, tag)
         texts = [
-            _Text(len(item), now + timeout_s, item, request, index, now)
+            _Text(len(item), now + timeout_s, item, request, index)
             for index, item in enumerate(items)
         ]
         tokens = sum(text.tokens for text in texts)
@@ -242,7 +269,7 @@ class MicroBatcher(Generic[Item, Result]):
         with self._condition:
             while True:
                 batch = self._queue.take_batch(
-                    max_tokens=self._max_batch_tokens,
+                    max_tokens=self._budget.next(self._queue.tokens),
                     share=self._queue.tokens / self._idle_runners,
                     now=time.monotonic(),
                 )
@@ -254,16 +281,19 @@ class MicroBatcher(Generic[Item, Result]):
 
     def _process(self, batch: list[_Text[Item, Result]]) -> None:
         """Infer a batch and deliver its results, whatever is raised on the way."""
-        started = time.monotonic()
-        results = self._infer_batch([text.item for text in batch])
         requests = {id(text.request): text.request for text in batch}.values()
+        computing = _Computing(time.monotonic())
+        for request in requests:
+            request.batches.append(computing)
+        results = self._infer_batch([text.item for text in batch])
+        computing.ended = time.monotonic()
         report = BatchReport(
             texts=len(batch),
             tokens=sum(text.tokens for text in batch),
             padded_tokens=len(batch) * max(text.tokens for text in batch),
-            queue_seconds=tuple(started - text.queued_at for text in batch),
-            inference_seconds=time.monotonic() - started,
+            inference_seconds=computing.ended - computing.started,
             failed=sum(isinstance(result, ServiceError) for result in results),
+            others_waited=len(self._queue) > 0,
             tags=tuple(request.tag for request in requests if request.tag is not None),
         )
         self._finish(report)
@@ -271,7 +301,7 @@ class MicroBatcher(Generic[Item, Result]):
             self._on_batch(report)
         except BaseException:  # even SystemExit: the runner has work to deliver, and more to do
             logger.exception("on_batch raised")
-        self._call_on_loop(self._deliver, batch, results, report, time.monotonic())
+        self._call_on_loop(self._deliver, batch, results, computing.ended)
 
     def _infer_batch(
         self, items: list[Item], *, retry: bool = False
@@ -311,15 +341,12 @@ class MicroBatcher(Generic[Item, Result]):
         self,
         batch: list[_Text[Item, Result]],
         results: list[Result | ServiceError],
-        report: BatchReport,
         done_at: float,
     ) -> None:
         """On the event loop: give each request its results."""
         self._on_lag(time.monotonic() - done_at)
-        for text, result, queue_seconds in zip(batch, results, report.queue_seconds, strict=True):
-            text.request.queue_seconds = queue_seconds
-            text.request.inference_seconds = report.inference_seconds
-            text.request.settle(text.index, result)
+        for text, result in zip(batch, results, strict=True):
+            text.request.settle(text.index, result, done_at)
 
     def _call_on_loop(self, callback: Callable[..., object], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody is left to tell

@@ -117,7 +117,7 @@ def _add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
 
 
 def _shown(default: object) -> object:
-    return "none" if default in ("", ()) else default
+    return "none" if default in ("", (), None) else default
 
 
 def _serve(settings: Settings) -> int:

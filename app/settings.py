@@ -35,13 +35,21 @@ class Settings(BaseSettings):
     runners: int = Field(
         default=0,
         ge=0,
-        description="batches computed at once, 0 for what measuring finds best",
+        description="batches computed at once; 0 means: measured at start",
     )
-    threads: int = Field(default=0, ge=0, description="threads that compute one batch, 0 likewise")
+    threads: int = Field(
+        default=0, ge=0, description="threads that compute one batch; 0 means: measured at start"
+    )
     max_batch_tokens: int = Field(
         default=0,
         ge=0,
-        description="padded tokens in one batch (texts x longest text), 0 likewise",
+        description="padded tokens in one batch (texts x longest text); 0 means: measured at "
+        "start and corrected under load",
+    )
+    cache_dir: Path | None = Field(
+        default=None,
+        description="directory that keeps what was measured for the next start; unless set, the "
+        "user's cache directory, if there is one",
     )
     target_latency_ms: int = Field(
         default=0,
@@ -82,8 +90,8 @@ class Settings(BaseSettings):
     )
     rate_limit: str = Field(
         default="",
-        description="requests that each key (without keys, each address) may send, such as "
-        "'600/minute'; beyond that it gets 429",
+        description="requests that each key (without keys, each address) may send to this "
+        "process, such as '600/minute'; beyond that it gets 429; several replicas count apart",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
@@ -111,6 +119,11 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe messages to log"
     )
+
+    @field_validator("cache_dir", mode="before")
+    @classmethod
+    def _empty_is_unset(cls, value: Any) -> Any:
+        return value or None
 
     @field_validator("model", mode="before")
     @classmethod

@@ -2,35 +2,35 @@
 
 More runners answer more texts a second, more threads a runner answer one text sooner, and by how
 much depends on the model, the CPU and its neighbours. So the costs of a few batches are measured
-before the service is ready, in bounded time, and kept in a file beside the bundle for the next
-start. What is set by hand is taken as it is.
+before the service is ready, in bounded time, and kept in a cache directory for the next start.
+Under load the budget is corrected by what live batches cost. What is set by hand is taken as it is.
 """
 
+import hashlib
 import logging
 import os
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from time import perf_counter
 
 import onnxruntime
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
+import platformdirs
+from pydantic import BaseModel, Field, PositiveInt
 
-from app.cpu import cpu_name, ways_to_share
-from app.model import CUDA, Encoding, Model
+from app.budget import TokenBudget
+from app.costs import BATCHES, CUDA_BATCHES, TEXT_TOKENS, Cost, measure
+from app.cpu import cpu_flags, cpu_name, ways_to_share
+from app.model import Model
+from app.session import CUDA
 from app.settings import Settings
 
-TEXT_TOKENS = 32  # of the texts that are measured; a tweet has 26
-# Texts in a batch. On a CPU more never helped, a GPU needs more to be busy.
-BATCHES, CUDA_BATCHES = (1, 2, 4, 8, 16), (1, 8, 32, 128, 512)
 # Of the highest throughput: a larger batch may cost the rest.
 GOOD_ENOUGH = 0.97
-MEASURING_SECONDS = 2.0
-LONE_RUNS = 5
-LEAST_SECONDS = 0.01  # that a figure is measured for, if it takes less
-CACHE = "tuning.json"
+# One thread a runner has nothing to synchronise, so it is taken unless another way is faster by
+# this share and by more than the spread of both.
+CLEARLY = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -41,43 +41,26 @@ class Plan:
 
     runners: int
     threads: int
-    max_batch_tokens: int
+    budget: TokenBudget
     reason: str
 
     def summary(self) -> str:
         """The plan in a line."""
         return (
-            f"runners {self.runners} x threads {self.threads}, at most {self.max_batch_tokens} "
+            f"runners {self.runners} x threads {self.threads}, at most {self.budget.tokens} "
             f"tokens a batch, {self.reason}"
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """One way to share the CPUs: by texts in a batch, seconds that a batch takes.
-
-    ``seconds`` while all runners compute, ``alone`` for one text while the others rest.
-    """
-
-    runners: PositiveInt
-    threads: PositiveInt
-    seconds: Annotated[dict[PositiveInt, PositiveFloat], Field(min_length=1)]
-    alone: PositiveFloat
-
-    def texts_per_second(self, texts: int) -> float:
-        """What all runners compute in batches of that many texts."""
-        return self.runners * texts / self.seconds[texts]
-
-    def latency(self, texts: int) -> float:
-        """Seconds for a text that finds all runners busy: the rest of a batch, then its own."""
-        return 2 * self.seconds[texts]
-
-
 class _Kept(BaseModel):
-    """The file beside the bundle; ``key`` is what the costs hold for."""
+    """The file in the cache directory; ``key`` is what the costs hold for.
+
+    ``max_batch_tokens`` is what live batches have corrected the budget to.
+    """
 
     key: str
     costs: list[Cost] = Field(min_length=1)
+    max_batch_tokens: PositiveInt | None = None
 
 
 def tune(model: Model, settings: Settings, cpus: float) -> Plan:
@@ -87,105 +70,106 @@ def tune(model: Model, settings: Settings, cpus: float) -> Plan:
     else:
         ways = ways_to_share(cpus, runners=settings.runners, threads=settings.threads)
     if len(ways) == 1 and settings.max_batch_tokens:
-        return Plan(*ways[0], settings.max_batch_tokens, "as set")
-    batches = CUDA_BATCHES if model.provider == CUDA else BATCHES
-    key = f"{model.sha256} {onnxruntime.__version__} {cpu_name()} {cpus:g} {ways}"
-    cache = model.path / CACHE
-    costs = _cached(cache, key)
+        return Plan(*ways[0], TokenBudget(settings.max_batch_tokens), "as set")
+    key = _key(model, cpus, ways)
+    file = _file(settings, key)
+    kept = _read(file, key)
     measured = "earlier"
-    if costs is None:
-        started = time.perf_counter()
-        costs = list(_measure(model, ways, batches))
-        measured = f"in {time.perf_counter() - started:.1f} s"
-        _keep(cache, key, costs)
-    cost, texts = choose(costs, settings.target_latency_ms / 1000)
-    tokens = settings.max_batch_tokens or texts * TEXT_TOKENS
-    figures = "; ".join([_figures(cost, texts), *(_figures(c) for c in costs if c is not cost)])
+    if kept is None:
+        started = perf_counter()
+        kept = _Kept(key=key, costs=measure(model, ways))
+        measured = f"in {perf_counter() - started:.1f} s"
+        _write(file, kept)
+    cost, texts = choose(kept.costs, settings.target_latency_ms / 1000)
+    figures = "; ".join([_figures(cost, texts), *(_figures(c) for c in kept.costs if c != cost)])
     reason = f"measured {measured} on texts of {TEXT_TOKENS} tokens: {figures}"
-    return Plan(cost.runners, cost.threads, tokens, reason)
+    if settings.max_batch_tokens or settings.target_latency_ms:
+        budget = TokenBudget(settings.max_batch_tokens or texts * TEXT_TOKENS)
+    else:
+        budget = TokenBudget(
+            kept.max_batch_tokens or texts * TEXT_TOKENS,
+            fixed=False,
+            least=TEXT_TOKENS,
+            most=2 * TEXT_TOKENS * max(CUDA_BATCHES if model.provider == CUDA else BATCHES),
+            on_change=partial(_correct, file, kept),
+        )
+    return Plan(cost.runners, cost.threads, budget, reason)
 
 
 def choose(costs: Sequence[Cost], target_s: float) -> tuple[Cost, int]:
     """The way to share the CPUs with the highest throughput, and the texts in a batch.
 
-    Batches are as large as they may be without losing much: what waits has lengths of its own,
-    and more of it fits together. With a target, only what keeps within it counts; if nothing does,
-    the way that answers a lone text soonest.
+    The last way has one thread a runner, and is taken unless another is clearly better. Batches
+    are as large as they may be without losing much: what waits has lengths of its own, and more
+    of it fits together. With a target, only what keeps within it counts; if nothing does, the way
+    that answers a lone text soonest.
     """
-    options = [
-        (cost, texts)
-        for cost in costs
-        for texts in cost.seconds
-        if not target_s or cost.latency(texts) <= target_s
-    ]
+    within = {
+        index: [n for n in cost.seconds if not target_s or cost.latency(n) <= target_s]
+        for index, cost in enumerate(costs)
+    }
+    options = {
+        index: max(map(costs[index].texts_per_second, sizes))
+        for index, sizes in within.items()
+        if sizes
+    }
     if not options:
         return min(costs, key=lambda cost: cost.alone), 1
-    best, best_texts = max(options, key=lambda option: option[0].texts_per_second(option[1]))
-    enough = GOOD_ENOUGH * best.texts_per_second(best_texts)
-    return best, max(
-        n for cost, n in options if cost is best and cost.texts_per_second(n) >= enough
-    )
+    best = max(options, key=options.__getitem__)
+    last = len(costs) - 1
+    doubt = max(CLEARLY, costs[best].spread + costs[last].spread)
+    if last in options and options[best] < (1 + doubt) * options[last]:
+        best = last
+    cost, enough = costs[best], GOOD_ENOUGH * options[best]
+    return cost, max(n for n in within[best] if cost.texts_per_second(n) >= enough)
 
 
 def _figures(cost: Cost, texts: int | None = None) -> str:
-    texts = texts or max(cost.seconds, key=cost.texts_per_second)
+    texts = texts or cost.best_batch()
     return (
         f"{cost.runners} x {cost.threads} gives {cost.texts_per_second(texts):.0f} texts/s in "
         f"batches of {texts} and answers one alone in {cost.alone * 1000:.1f} ms"
     )
 
 
-def _measure(
-    model: Model, ways: Sequence[tuple[int, int]], batches: Sequence[int]
-) -> Iterator[Cost]:
-    """The costs of each way, in equal parts of the time."""
-    ids = model.encode("measured " * TEXT_TOKENS).ids[:TEXT_TOKENS]
-    text = Encoding(ids, len(ids))
-    for runners, threads in ways:
-        candidate = model.with_threads(threads)
-        end = time.perf_counter() + MEASURING_SECONDS / len(ways)
-        seconds = {1: _seconds(candidate, [text], runners)}
-        for texts in batches[1:]:
-            longest = max(seconds)
-            expected = 2 * seconds[longest] * texts / longest  # one batch warms up, one counts
-            if time.perf_counter() + expected > end:
-                break
-            seconds[texts] = _seconds(candidate, [text] * texts, runners)
-        # The least, for it takes all CPUs at once, and any neighbour disturbs it.
-        alone = min(_seconds(candidate, [text], runners=1) for _ in range(LONE_RUNS))
-        yield Cost(runners, threads, seconds, alone)
+def _key(model: Model, cpus: float, ways: Sequence[tuple[int, int]]) -> str:
+    """What the costs depend on; anything else in it is measured again."""
+    flags = hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()[:16]
+    return (
+        f"{model.sha256} {model.provider} {model.kernels} {onnxruntime.__version__} "
+        f"{cpu_name()} {flags} {cpus:g} {ways}"
+    )
 
 
-def _seconds(model: Model, batch: Sequence[Encoding], runners: int) -> float:
-    """What a batch takes while that many runners compute the like."""
-
-    def compute(until: float) -> int:
-        count = 0
-        while not count or time.perf_counter() < until:
-            model.infer(batch)
-            count += 1
-        return count
-
-    with ThreadPoolExecutor(runners) as pool:
-        list(pool.map(compute, [0.0] * runners))  # the first batch of a shape is slow
-        started = time.perf_counter()
-        done = sum(pool.map(compute, [started + LEAST_SECONDS] * runners))
-        return runners * (time.perf_counter() - started) / done
+def _file(settings: Settings, key: str) -> Path | None:
+    """Where the costs are kept; None if the system has no place for caches."""
+    directory = settings.cache_dir or platformdirs.user_cache_path("sentiment-service", False)
+    if not directory.is_absolute() and settings.cache_dir is None:
+        return None  # a user without a home directory
+    return directory / f"tuning-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
-def _cached(path: Path, key: str) -> list[Cost] | None:
-    """The costs that an earlier start kept, if they are of the same model and machine."""
+def _read(file: Path | None, key: str) -> _Kept | None:
+    """What an earlier start kept for the same model and machine."""
     try:
-        kept = _Kept.model_validate_json(path.read_bytes())
+        kept = _Kept.model_validate_json(file.read_bytes()) if file and file.is_file() else None
     except (OSError, ValueError):
-        return None  # not there, or damaged: it is measured again
-    return kept.costs if kept.key == key else None
+        return None  # damaged: it is measured again
+    return kept if kept and kept.key == key else None
 
 
-def _keep(path: Path, key: str, costs: list[Cost]) -> None:
-    partial = path.with_name(f".{CACHE}.{os.getpid()}")
+def _write(file: Path | None, kept: _Kept) -> None:
+    if file is None:
+        return
+    partial_file = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        partial.write_text(_Kept(key=key, costs=costs).model_dump_json(indent=1) + "\n", "utf-8")
-        partial.replace(path)
-    except OSError as error:  # a bundle may be read-only
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial_file.write_text(kept.model_dump_json(indent=1) + "\n", "utf-8")
+        partial_file.replace(file)
+    except OSError as error:  # a home directory may be read-only
         logger.info("what was measured is not kept: %s", error)
+
+
+def _correct(file: Path | None, kept: _Kept, tokens: int) -> None:
+    """Have the next start begin with the budget that live batches have found."""
+    _write(file, kept.model_copy(update={"max_batch_tokens": tokens}))

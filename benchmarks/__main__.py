@@ -16,8 +16,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from app.bundle import EMBEDDED_BUNDLE
-from app.cpu import available_cpus, cpu_name
+from app.cpu import available_cpus, cpu_name, vector_flags
+from app.session import int8_kernels
 from benchmarks import peers_speed, report, serving
+from benchmarks.first_starts import first_starts
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
 from benchmarks.serving import Goal, Row, Subject
 
@@ -54,6 +56,11 @@ def main() -> None:
         "embedded, lone request": lambda: serving.lone(embedded, rounds, most=None),
         "overload": lambda: serving.overload(int8, rounds),
         "mixed traffic": lambda: serving.mixed(int8, rounds),
+        "first starts": lambda: (
+            row
+            for subject, least in ((embedded, 19), (int8, None))
+            for row in first_starts(subject, rounds, least)
+        ),
         "start and memory": lambda: (
             row for subject in (embedded, int8, fp32) for row in serving.start(subject)
         ),
@@ -94,9 +101,11 @@ def _subjects(work: Path) -> tuple[Subject, Subject, Subject]:
 
 
 def _conditions() -> dict[str, str]:
+    kernels = {"U8S8": "U8S8", "U8U8": "U8U8 (U8S8 saturates here)"}[int8_kernels()]
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "machine": f"{cpu_name()} {platform.machine()}, {available_cpus():g} CPUs, "
+        "machine": f"{cpu_name()} {platform.machine()} ({vector_flags()}; int8 kernels {kernels}), "
+        f"{available_cpus():g} CPUs, "
         f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "versions": f"Python {platform.python_version()}, "
         + ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "tokenizers", "fastapi")),

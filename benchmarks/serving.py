@@ -5,6 +5,7 @@ Every measurement gives rows for the tables and, where there is a goal, a ``Goal
 
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def against_ideal(subject: Subject, rounds: int, goals: dict[int, float]) -> Ite
                 ratios[texts].append(rate / statistics.mean(ideals[-2:]))
                 if texts == 1:
                     paddings.append(padding)
-        log = service.log.splitlines()[0].partition("INFO ")[2]
+        log = next(line for line in service.log.splitlines() if "runners" in line)
     yield {
         "model": subject.name,
         "ideal texts/s": statistics.median(ideals),
@@ -110,7 +111,7 @@ def against_ideal(subject: Subject, rounds: int, goals: dict[int, float]) -> Ite
         **{f"HTTP, {n} a request": statistics.median(rate) for n, rate in rates.items()},
         **{f"÷ ideal, {n} a request": statistics.median(ratio) for n, ratio in ratios.items()},
         "padding": statistics.median(paddings),
-        "tuning": log,
+        "tuning": log.partition(": ")[2],
     }
     for texts, bound in goals.items():
         name = f"{subject.name}, {subject.connections} connections, {texts} a request ÷ ideal"
@@ -259,15 +260,14 @@ def lone(subject: Subject, rounds: int, most: float | None) -> Iterator[Row | Go
 
 def start(subject: Subject) -> Iterator[Row | Goal]:
     """Seconds to the first answer, first and with what was measured kept; memory."""
-    cache = subject.bundle / "tuning.json"
-    cache.unlink(missing_ok=True)
     seconds = []
-    for _ in range(4):
-        with subject.serve() as service:
-            seconds.append(service.start_seconds)
-            idle = service.memory_mb()
-            run(subject.load(service, 64))
-            loaded = service.memory_mb()
+    with tempfile.TemporaryDirectory() as cache:
+        for _ in range(4):
+            with subject.serve("--cache-dir", cache) as service:
+                seconds.append(service.start_seconds)
+                idle = service.memory_mb()
+                run(subject.load(service, 64))
+                loaded = service.memory_mb()
     yield {
         "model": subject.name,
         "s to serve, first": seconds[0],

@@ -20,6 +20,14 @@ SET_BY_HAND = {"runners": 2, "threads": 1, "max_batch_tokens": 512}
 Serve = Callable[..., TestClient]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is measured is kept for the tests alone; processes inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny bundle; not to be changed."""

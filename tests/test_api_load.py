@@ -1,8 +1,10 @@
 """When there is more work than answers: admission, deadlines, clients that leave, failures."""
 
 import json
+import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -208,3 +210,39 @@ def test_the_event_loops_lag_is_measured(client: TestClient) -> None:
         assert _post(client, "love").status_code == 200
     assert metric(client, "sentiment_event_loop_lag_seconds_count", model="tiny") == 3
     assert metric(client, "sentiment_event_loop_lag_seconds_sum", model="tiny") < 1
+
+
+def test_a_lists_own_computing_is_no_waiting(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an idle server a list of many batches waits for nobody: header and metrics agree."""
+    infer = Model.infer
+
+    def slow(model: Model, encodings: Any) -> Any:
+        time.sleep(0.02)
+        return infer(model, encodings)
+
+    client = serve(runners=1, max_batch_tokens=32)
+    monkeypatch.setattr(Model, "infer", slow)
+    answer = _post(client, ["love it"] * 80)  # ten batches
+    stages = dict(re.findall(r"(\w+);dur=([0-9.]+)", answer.headers["server-timing"]))
+    assert float(stages["inference"]) >= 200
+    assert float(stages["queue"]) < float(stages["inference"]) / 2
+    for stage in ("queue", "inference"):
+        labels = {"model": "tiny", "stage": stage}
+        seconds = metric(client, "sentiment_stage_duration_seconds_sum", **labels)
+        assert seconds * 1000 == pytest.approx(float(stages[stage]), abs=0.01)
+
+
+def test_waiting_for_others_is_no_computing(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor
+) -> None:
+    """The time in which a list stands behind another's batch is the queue's."""
+    client = serve(runners=1)
+    running = _occupy(client, gate, pool)
+    waiting = pool.submit(_post, client, ["worst"] * 3)
+    eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 3)
+    time.sleep(0.3)
+    gate.open.set()
+    assert running.result().status_code == 200
+    stages = dict(re.findall(r"(\w+);dur=([0-9.]+)", waiting.result().headers["server-timing"]))
+    assert float(stages["queue"]) >= 300
+    assert float(stages["inference"]) < 300

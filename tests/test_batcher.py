@@ -9,6 +9,7 @@ import pytest
 
 from app.admission import CAUTION
 from app.batcher import FAILING_AFTER, BatchReport, MicroBatcher
+from app.budget import TokenBudget
 from app.errors import (
     DeadlineExceeded,
     InferenceFailed,
@@ -99,7 +100,7 @@ async def batching(
     batcher = MicroBatcher(
         infer,
         runners=runners,
-        max_batch_tokens=max_batch_tokens,
+        budget=TokenBudget(max_batch_tokens),
         max_queue_tokens=max_queue_tokens,
         on_batch=on_batch,
         on_lag=lambda seconds: None,
@@ -269,7 +270,7 @@ def test_a_long_request_does_not_hold_up_a_short_one() -> None:
 
 
 def test_a_batch_is_reported(clock: Clock) -> None:
-    """The hook is told what a batch was, what it cost and how long its texts had waited."""
+    """The hook is told what a batch was, what it cost, and whether others waited for its end."""
 
     async def scenario() -> None:
         reports: list[BatchReport] = []
@@ -284,21 +285,41 @@ def test_a_batch_is_reported(clock: Clock) -> None:
             gate.open()
             await asyncio.gather(*tasks)
         assert reports == [
-            BatchReport(1, 10, 10, queue_seconds=(0.0,), inference_seconds=4.0, failed=0),
-            BatchReport(2, 40, 42, queue_seconds=(3.0, 1.0), inference_seconds=4.0, failed=0),
+            BatchReport(1, 10, 10, inference_seconds=4.0, failed=0, others_waited=True),
+            BatchReport(2, 40, 42, inference_seconds=4.0, failed=0, others_waited=False),
         ]
 
     run(scenario())
 
 
-def test_an_answer_tells_the_times_of_its_last_text(clock: Clock) -> None:
-    """Queue and inference seconds of an answer are those of the text that came last."""
+def test_a_lists_own_computing_is_no_waiting(clock: Clock) -> None:
+    """Texts that wait while others of their own list are computed wait for nobody else."""
 
     async def scenario() -> None:
         async with batching(clock.ten_tokens_a_second, max_batch_tokens=10) as batcher:
             answer = await batcher.submit(["x" * 10, "y" * 20], timeout_s=PATIENCE_S)
-            assert answer.queue_seconds == pytest.approx(1.0)
+            assert answer.queue_seconds == pytest.approx(0.0)
+            assert answer.inference_seconds == pytest.approx(3.0)
+
+    run(scenario())
+
+
+def test_a_list_waits_while_others_are_computed(clock: Clock) -> None:
+    """The time before its first batch and between its batches is the queue's."""
+
+    async def scenario() -> None:
+        gate = Gate(clock.ten_tokens_a_second)
+        async with batching(gate, max_batch_tokens=10) as batcher:
+            first = await queued(batcher, "x" * 10)
+            await gate.entered()
+            listed = asyncio.create_task(batcher.submit(["a" * 10, "b" * 10], timeout_s=PATIENCE_S))
+            await asyncio.sleep(0)
+            between = await queued(batcher, "c" * 10)
+            gate.open()
+            await asyncio.gather(first, between)
+            answer = await listed
             assert answer.inference_seconds == pytest.approx(2.0)
+            assert answer.queue_seconds == pytest.approx(2.0)
 
     run(scenario())
 
@@ -641,7 +662,7 @@ def test_a_closed_loop_does_not_end_the_runner() -> None:
         batcher = MicroBatcher(
             gate,
             runners=1,
-            max_batch_tokens=4,
+            budget=TokenBudget(4),
             max_queue_tokens=100,
             on_batch=lambda report: None,
             on_lag=lambda seconds: None,

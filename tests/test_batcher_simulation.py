@@ -9,8 +9,8 @@ import logging
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass, field, replace
+from itertools import count, pairwise
 from typing import Any, Literal, NamedTuple
 
 import pytest
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from app.admission import CAUTION, REQUEST_SHARE, RETRY_AFTER_S, SPEED_DECAY
 from app.batcher import FAILING_AFTER, Answer, BatchReport, MicroBatcher
+from app.budget import TokenBudget
 from app.errors import (
     DeadlineExceeded,
     InferenceFailed,
@@ -293,7 +294,7 @@ class Record:
         batcher: MicroBatcher[Text, Done] = MicroBatcher(
             self._infer,
             runners=scenario.runners,
-            max_batch_tokens=scenario.max_batch_tokens,
+            budget=TokenBudget(scenario.max_batch_tokens),
             max_queue_tokens=scenario.max_queue_tokens,
             on_batch=self._on_batch,
             on_lag=lambda seconds: None,
@@ -424,23 +425,23 @@ def check_what_came_in_time_is_kept(record: Record) -> None:
                 assert isinstance(result, errors)
 
 
-def check_the_seconds_are_those_of_the_last_result(record: Record) -> None:
-    """An answer tells how long its last text waited and was computed; 0 if none came."""
+def check_the_seconds_add_up(record: Record) -> None:
+    """Inference is the time in which a text of the request is computed; the rest is waiting."""
     for visit in record.admitted:
         if visit.answer is None:
             continue
-        came = {-math.inf: {(0.0, 0.0)}}
-        for text in visit.ask.texts:
-            batch = record.batch_of.get(text)
-            if batch and batch.finished.time <= visit.left.time:
-                waited = batch.started.time - visit.asked.time
-                took = batch.finished.time - batch.started.time
-                came.setdefault(batch.finished.time, set()).add((waited, took))
-        *earlier, last = sorted(came)
-        possible = came[last]
-        if last in (visit.deadline, record.gave_up.time):  # a tie: it may have come too late
-            possible = possible | came[earlier[-1]]
-        assert (visit.answer.queue_seconds, visit.answer.inference_seconds) in possible
+        left = visit.left.time
+        batches = {id(b): b for text in visit.ask.texts if (b := record.batch_of.get(text))}
+        spans = [(b.started.time, min(b.finished.time, left)) for b in batches.values()]
+        moments = sorted({moment for span in spans for moment in span})
+        computed = sum(
+            until - since
+            for since, until in pairwise(moments)
+            if any(started <= since and until <= ended for started, ended in spans)
+        )
+        assert visit.answer.inference_seconds == pytest.approx(computed)
+        waited = left - visit.asked.time - computed
+        assert visit.answer.queue_seconds == pytest.approx(waited)
 
 
 def check_each_text_is_computed_once(record: Record) -> None:
@@ -660,15 +661,14 @@ def check_the_reports(record: Record) -> None:
     for batch in sorted(record.batches, key=lambda batch: batch.finished):
         outcomes = batch.outcomes.values()
         failed = sum(not isinstance(outcome, Done) for outcome in outcomes)
-        assert batch.report == BatchReport(
+        assert batch.report is not None
+        assert replace(batch.report, others_waited=False) == BatchReport(
             texts=len(batch.texts),
             tokens=sum(map(len, batch.texts)),
             padded_tokens=len(batch.texts) * max(map(len, batch.texts)),
-            queue_seconds=tuple(
-                batch.started.time - record.visit_of[text].asked.time for text in batch.texts
-            ),
             inference_seconds=batch.finished.time - batch.started.time,
             failed=failed,
+            others_waited=False,
         )
         fruitless = fruitless + 1 if failed == len(batch.texts) else 0
         assert batch.failing == (fruitless >= FAILING_AFTER)
@@ -685,7 +685,7 @@ CHECKS = (
     check_each_text_is_computed_once,
     check_submit_returns_the_moment_it_can,
     check_what_came_in_time_is_kept,
-    check_the_seconds_are_those_of_the_last_result,
+    check_the_seconds_add_up,
     check_texts_of_one_length_start_in_turn,
     check_the_budget_is_kept,
     check_the_queue_is_bounded,

@@ -82,7 +82,7 @@ class Classifier:
         self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
             partial(infer, model),
             runners=plan.runners,
-            max_batch_tokens=plan.max_batch_tokens,
+            budget=plan.budget,
             max_queue_tokens=settings.max_queue_tokens,
             on_batch=self._on_batch,
             on_lag=metrics.lag,
@@ -227,6 +227,12 @@ class Classifier:
 
     def _on_batch(self, report: BatchReport) -> None:
         self._metrics.batch(report)
+        if report.others_waited and not report.failed:
+            self.plan.budget.learn(
+                tokens=report.tokens,
+                padded_tokens=report.padded_tokens,
+                seconds=report.inference_seconds,
+            )
         if self._tracer is not None:
             self._tracer.batch(self.model.name, report)
 

@@ -60,7 +60,7 @@ async def info(request: Request) -> Info:
         "threads": default.plan.threads,
         "tuning": default.plan.summary(),
         "limits": {
-            "max_batch_tokens": default.plan.max_batch_tokens,
+            "max_batch_tokens": default.plan.budget.tokens,
             "max_queue_tokens": settings.max_queue_tokens,
             "max_texts": settings.max_texts,
             "max_text_chars": settings.max_text_chars,

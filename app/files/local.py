@@ -66,7 +66,7 @@ class Local:
         if measure:
             plan = tune(model, settings, cpus)
             runners, threads = plan.runners, plan.threads
-            max_tokens = settings.max_batch_tokens or max(BATCH_TOKENS, plan.max_batch_tokens)
+            max_tokens = settings.max_batch_tokens or max(BATCH_TOKENS, plan.budget.tokens)
         self._model = model.with_threads(threads)
         self._runners = runners
         self._max_tokens = max_tokens

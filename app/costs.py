@@ -1,0 +1,145 @@
+"""What batches of a model cost on this machine, measured so that its neighbours do not decide.
+
+Ways to share the CPUs are measured in turns, a batch at a time, and the least of several rounds
+counts: a neighbour only ever adds time. A batch on one thread is measured by the CPU time of its
+thread, which does not count what the scheduler gave to others meanwhile.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from statistics import mean, median
+from threading import Barrier
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from app.model import Encoding, Model
+from app.session import CPU, CUDA
+
+TEXT_TOKENS = 32  # of the texts that are measured; a tweet has 26
+# Texts in a batch. A few keep a CPU busy, and twice the largest is tried under load; a GPU needs
+# more.
+BATCHES, CUDA_BATCHES = (1, 2, 4, 8), (1, 8, 32, 128, 512)
+MEASURING_SECONDS = 2.0  # at most, in all
+# Rounds that count: of a slow model fewer than of a fast one, and at least one.
+ROUNDS, ENOUGH_ROUNDS = 5, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One way to share the CPUs: by texts in a batch, seconds that a batch takes.
+
+    ``seconds`` while all runners compute, ``alone`` for one text while the others rest. ``spread``
+    is how far the rounds' median lies above their least, as a share: what noise may have done.
+    """
+
+    runners: PositiveInt
+    threads: PositiveInt
+    seconds: Annotated[dict[PositiveInt, PositiveFloat], Field(min_length=1)]
+    alone: PositiveFloat
+    spread: NonNegativeFloat = 0.0
+
+    def texts_per_second(self, texts: int) -> float:
+        """What all runners compute in batches of that many texts."""
+        return self.runners * texts / self.seconds[texts]
+
+    def best_batch(self) -> int:
+        """The texts in a batch that give the most texts a second."""
+        return max(self.seconds, key=self.texts_per_second)
+
+    def latency(self, texts: int) -> float:
+        """Seconds for a text that finds all runners busy: the rest of a batch, then its own."""
+        return 2 * self.seconds[texts]
+
+
+def measure(model: Model, ways: Sequence[tuple[int, int]]) -> list[Cost]:
+    """The costs of each way, (runners, threads), in the order of ``ways``.
+
+    The last way is measured in turns with each of the others: no more than two sessions are open
+    at once, and each has its weights.
+    """
+    *others, last = ways
+    share = MEASURING_SECONDS / max(1, len(others))
+    reference = _Candidate(model, *last)
+    if not others:
+        _take_turns([reference], share)
+    costs = [_beside(reference, _Candidate(model, *way), share) for way in others]
+    return [*costs, reference.cost()]
+
+
+class _Candidate:
+    """A way to share the CPUs while it is measured."""
+
+    def __init__(self, model: Model, runners: int, threads: int) -> None:
+        self.batches = CUDA_BATCHES if model.provider == CUDA else BATCHES
+        self.found: dict[int, list[float]] = defaultdict(list)  # by texts; 0 for one text alone
+        self._model = model.with_threads(threads)
+        self._runners, self._threads = runners, threads
+        self._clock = (
+            time.thread_time if model.provider == CPU and threads == 1 else time.perf_counter
+        )
+        ids = model.encode("measured " * TEXT_TOKENS).ids[:TEXT_TOKENS]
+        self._text = Encoding(ids, len(ids))
+
+    def run(self, texts: int) -> float:
+        """Seconds that a batch takes while all runners compute the like; 0 texts: one, alone."""
+        batch = [self._text] * (texts or 1)
+        runners = self._runners if texts else 1
+        together = Barrier(runners)
+
+        def compute(_: int) -> float:
+            together.wait()
+            started = self._clock()
+            self._model.infer(batch)
+            return self._clock() - started
+
+        with ThreadPoolExecutor(runners) as pool:
+            return mean(pool.map(compute, range(runners)))
+
+    def cost(self) -> Cost:
+        """What the rounds found."""
+        least = {texts: min(figures) for texts, figures in self.found.items()}
+        spread = max(median(self.found[texts]) / least[texts] - 1 for texts in least)
+        alone = least.pop(0)
+        return Cost(self._runners, self._threads, least, alone, spread)
+
+
+def _beside(reference: _Candidate, candidate: _Candidate, seconds: float) -> Cost:
+    """The candidate's cost; the reference learns its own meanwhile."""
+    _take_turns([candidate, reference], seconds)
+    return candidate.cost()
+
+
+def _take_turns(candidates: Sequence[_Candidate], seconds: float) -> None:
+    """Measure the candidates round by round, for about that long."""
+    end = time.perf_counter() + seconds
+    sizes = _affordable(candidates, seconds)
+    for number in range(ROUNDS):
+        if number and time.perf_counter() > end:
+            return
+        for texts in (0, *sizes):
+            for candidate in candidates:
+                candidate.found[texts].append(candidate.run(texts))
+
+
+def _affordable(candidates: Sequence[_Candidate], seconds: float) -> list[int]:
+    """The sizes of batches that can be measured often enough in the time, the least in any case.
+
+    Each has been computed once then: the first batch of a size is slow.
+    """
+    sizes: list[int] = []
+    round_seconds = took = 0.0
+    for texts in candidates[0].batches:
+        expected = took * texts / sizes[-1] if sizes else 0.0
+        if sizes and (1 + ENOUGH_ROUNDS) * (round_seconds + expected) > seconds:
+            break
+        started = time.perf_counter()
+        for candidate in candidates:
+            candidate.run(texts)
+        took = time.perf_counter() - started
+        round_seconds += took
+        sizes.append(texts)
+    return sizes
