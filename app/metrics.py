@@ -98,7 +98,11 @@ class Metrics:
         )
         self.truncated = self._counter("truncated", "Texts whose end was cut off.", ["model"])
         self.stage_seconds = self._histogram(
-            "stage_duration_seconds", "Parts of a request.", ["model", "stage"], STAGE_SECONDS
+            "stage_duration_seconds",
+            "Parts of a request: tokenize; queue, while none of its texts is computed; inference, "
+            "while some are.",
+            ["model", "stage"],
+            STAGE_SECONDS,
         )
         self.batch_texts = self._histogram(
             "batch_texts", "Texts in a batch.", ["model"], BATCH_TEXTS

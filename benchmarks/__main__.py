@@ -18,7 +18,7 @@ from pathlib import Path
 from app.bundle import EMBEDDED_BUNDLE
 from app.cpu import available_cpus, cpu_name, vector_flags
 from app.session import int8_kernels
-from benchmarks import peers_speed, report, serving
+from benchmarks import int8_speed, peers_speed, report, serving
 from benchmarks.first_starts import first_starts
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
 from benchmarks.serving import Goal, Row, Subject
@@ -49,6 +49,11 @@ def main() -> None:
             embedded, rounds, {1: 0.75, 16: 0.93}
         ),
         "int8 against ideal": lambda: serving.against_ideal(int8, rounds, {1: 0.93, 16: 0.96}),
+        "sessions": lambda: (
+            row
+            for subject, checkpoint in ((embedded, None), (int8, options.work / SHAPE))
+            for row in int8_speed.sessions(subject, checkpoint, max(rounds, 9))
+        ),
         "embedded by connections": lambda: serving.sweep(embedded),
         "int8 by connections": lambda: serving.sweep(int8),
         "fp32 by connections": lambda: serving.sweep(fp32),

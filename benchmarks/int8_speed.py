@@ -1,9 +1,9 @@
 """Throughput of our per-token int8 beside fp32 and ONNX Runtime's stock dynamic int8.
 
 Checkpoints of RoBERTa-base's and XLM-RoBERTa-base's shape with random weights are exported by
-the real command. The stock model is ``quantize_dynamic`` (per channel) of Optimum's export
-(eager attention, constants folded), in a default session. All run in one process, in turns,
-on two runners of one thread each.
+the real command, and opened as the service opens them. The stock model is ``quantize_dynamic``
+(per channel) of Optimum's export (eager attention, constants folded), in a default session. All
+run in one process, in turns, on two runners of one thread each.
 
     python -m benchmarks.int8_speed [--rounds N] [--layers N] [--model NAME]
 """
@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,11 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from app.bundle import Bundle
-from app.session import SLOW_ON_CPU
+from app.bundle import Bundle, Precision
+from app.cpu import cpu_name, vector_flags
+from app.session import CPU, int8_kernels, open_session
 from benchmarks.random_checkpoint import SHAPES, random_checkpoint, timed_export
+from benchmarks.serving import Goal, Row, Subject
 from model_export.checkpoint import load_checkpoint
 from model_export.onnx_graph import export_graph
 
@@ -35,6 +37,7 @@ BATCHES = (1, 8)
 SECONDS_PER_TURN = 0.5
 FP32, STOCK, OURS = "our fp32", "stock int8", "our int8"
 STOCK_UNFUSED = "stock, no SkipLayerNorm"
+DEFAULT, OTHER_KERNELS = "our int8, default session", "our int8, U8U8 kernels"
 WIDTH = len(STOCK_UNFUSED) + 3
 TEXTS = 256  # whose labels are compared
 
@@ -54,8 +57,9 @@ def main() -> None:
     parser.add_argument("--model", choices=SHAPES, help="(default: all)")
     options = parser.parse_args()
     print(
-        f"{datetime.now(UTC).date()}, {platform.machine()}, ONNX Runtime {ort.__version__}; "
-        f"{RUNNERS} runners x 1 thread, median of {options.rounds} alternating rounds"
+        f"{datetime.now(UTC).date()}, {cpu_name()} {platform.machine()} ({vector_flags()}; int8 "
+        f"kernels {int8_kernels()}), ONNX Runtime {ort.__version__}; {RUNNERS} runners x 1 thread, "
+        f"median of {options.rounds} alternating rounds"
     )
     for name in [options.model] if options.model else SHAPES:
         print(f"\n{name}'s shape, {options.layers} layers")
@@ -74,26 +78,59 @@ def _sessions(directory: Path, name: str, layers: int) -> Sessions:
         f"exported in {seconds:.0f} s with at most {peak_gb:.1f} GB of memory: "
         f"fp32 {sizes['fp32'] / 1e6:.0f} MB, int8 {sizes['int8'] / 1e6:.0f} MB\n"
     )
-    plain, stock = export_graph(load_checkpoint(source), directory), directory / "stock.onnx"
-    quantize_dynamic(plain, stock, per_channel=True, weight_type=QuantType.QInt8)
+    stock = _stock(source, directory)
     return {
-        FP32: _open(bundle.variant_path("fp32"), SLOW_ON_CPU),
-        STOCK: _open(stock, []),
+        FP32: _as_served(bundle, "fp32"),
+        STOCK: _open(stock),
         STOCK_UNFUSED: _open(stock, ["SkipLayerNormFusion"]),
-        OURS: _open(bundle.variant_path("int8"), SLOW_ON_CPU),
+        OURS: _as_served(bundle, "int8"),
     }
 
 
-def _open(path: Path, disabled_optimizers: list[str]) -> ort.InferenceSession:
+def _stock(checkpoint: Path, directory: Path) -> Path:
+    """ONNX Runtime's own dynamic quantization of the checkpoint, made in the directory."""
+    plain, stock = export_graph(load_checkpoint(checkpoint), directory), directory / "stock.onnx"
+    quantize_dynamic(plain, stock, per_channel=True, weight_type=QuantType.QInt8)
+    return stock
+
+
+def _as_served(bundle: Bundle, precision: Precision) -> ort.InferenceSession:
+    kernels = int8_kernels() if precision == "int8" else None
+    return open_session(bundle.variant_path(precision), CPU, threads=1, kernels=kernels)
+
+
+def _open(path: Path, disabled_optimizers: Sequence[str] = ()) -> ort.InferenceSession:
+    """A default session, but for its one thread."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     return ort.InferenceSession(
-        path,
-        options,
-        providers=["CPUExecutionProvider"],
-        disabled_optimizers=disabled_optimizers,
+        path, options, providers=[CPU], disabled_optimizers=[*disabled_optimizers]
     )
+
+
+def sessions(subject: Subject, checkpoint: Path | None, rounds: int) -> Iterator[Row | Goal]:
+    """The service's own session ÷ a default one of the same int8 file, and ÷ stock int8."""
+    bundle = Bundle.open(subject.bundle)
+    path = bundle.variant_path("int8")
+    measured = {
+        OURS: _as_served(bundle, "int8"),
+        DEFAULT: _open(path),
+        OTHER_KERNELS: open_session(path, CPU, threads=1, kernels="U8U8"),
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        if checkpoint is not None:
+            stock = _stock(checkpoint, Path(directory))
+            measured |= {STOCK: _open(stock), STOCK_UNFUSED: _open(stock, ["SkipLayerNormFusion"])}
+        rates = _measure(measured, 32, 8, rounds)
+    medians = {f"{name}, texts/s": statistics.median(found) for name, found in rates.items()}
+    yield {"model": subject.name, **medians}
+    for other, least in ((DEFAULT, 1.0), (STOCK, 1.05)):
+        if other in rates:
+            ratios = [a / b for a, b in zip(rates[OURS], rates[other], strict=True)]
+            name = f"{subject.name}, 8 texts of 32 tokens: the service's session ÷ {other}"
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            yield Goal(name, statistics.median(ratios), least, remark=spread)
 
 
 def _speed(sessions: Sessions, rounds: int) -> None:
@@ -116,7 +153,8 @@ def _measure(sessions: Sessions, tokens: int, batch: int, rounds: int) -> dict[s
     rates: dict[str, list[float]] = {name: [] for name in sessions}
     for round_number in range(rounds + 1):
         for name, session in sessions.items():
-            rate = batch * _runs_per_second(partial(session.run, None, _feeds(ids)))
+            feeds = _feeds(session, ids, np.ones_like(ids))
+            rate = batch * _runs_per_second(partial(session.run, None, feeds))
             if round_number:  # the first round warms up
                 rates[name].append(rate)
     return rates
@@ -155,11 +193,11 @@ def _answers(sessions: Sessions) -> None:
 
 
 def _logits(session: ort.InferenceSession, batch: int) -> np.ndarray:
-    return np.concatenate([session.run(None, feeds)[0] for feeds in _padded(batch)])
+    return np.concatenate([session.run(None, _feeds(session, *one))[0] for one in _padded(batch)])
 
 
-def _padded(batch: int) -> Iterator[Feeds]:
-    """The same texts, in padded batches of this size."""
+def _padded(batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Ids and mask of the same texts, in padded batches of this size."""
     random = np.random.default_rng(1)
     texts = [random.integers(5, 300, random.integers(8, 65)) for _ in range(TEXTS)]
     for start in range(0, TEXTS, batch):
@@ -168,11 +206,17 @@ def _padded(batch: int) -> Iterator[Feeds]:
         mask = np.zeros_like(ids)
         for row, text in enumerate(chosen):
             ids[row, : len(text)], mask[row, : len(text)] = text, 1
-        yield _feeds(ids, mask)
+        yield ids, mask
 
 
-def _feeds(ids: np.ndarray, mask: np.ndarray | None = None) -> Feeds:
-    return {"input_ids": ids, "attention_mask": np.ones_like(ids) if mask is None else mask}
+def _feeds(session: ort.InferenceSession, ids: np.ndarray, mask: np.ndarray) -> Feeds:
+    """What the model takes of it."""
+    all_inputs = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "token_type_ids": np.zeros_like(ids),
+    }
+    return {node.name: all_inputs[node.name] for node in session.get_inputs()}
 
 
 if __name__ == "__main__":

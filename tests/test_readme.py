@@ -158,7 +158,7 @@ def test_links_to_files_lead_somewhere() -> None:
 
 
 def _default(value: Any) -> str:
-    return "none" if value in ("", ()) else f"`{value}`"
+    return "none" if value in ("", (), None) else f"`{value}`"
 
 
 def _rounded(value: Any) -> Any:

@@ -228,7 +228,8 @@ def batching() -> Panels:
         objective(
             graph(
                 "Wait in the queue",
-                "Of requests that were answered. The line is SentimentQueueing's.",
+                "Of requests that were answered: the time in which none of their texts was"
+                " computed. The line is SentimentQueueing's.",
                 "s",
                 *quantiles("sentiment_stage_duration_seconds", f'{MODEL},stage="queue"'),
             ),
