@@ -10,18 +10,18 @@ The queue and the measurements belong to the condition's lock, requests to the e
 
 import asyncio
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence, Sized
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from app.admission import RETRY_AFTER_S, Admission
 from app.budget import TokenBudget
 from app.errors import DeadlineExceeded, InferenceFailed, ServiceError, ShuttingDown
 from app.fair_queue import Entry, FairQueue
+from app.pending import Answer, Computing, PendingRequest
 
 # Batches in a row without one answer before inference counts as failing: a bad text that comes
 # alone is a batch of one, and should not take the service down.
@@ -46,76 +46,12 @@ class BatchReport:
     tags: tuple[object, ...] = ()  # those of the requests
 
 
-@dataclass(frozen=True, slots=True)
-class Answer(Generic[Result]):
-    """What became of a request's items, in their order: an item that failed is its error.
-
-    ``inference_seconds`` is the time in which at least one item was in a batch being computed,
-    ``queue_seconds`` the rest of the time until the last was done: together they are all of it.
-    """
-
-    results: list[Result | ServiceError]
-    queue_seconds: float
-    inference_seconds: float
-
-
-@dataclass(slots=True, eq=False)
-class _Computing:
-    """The time in which a batch is computed."""
-
-    started: float
-    ended: float = math.inf
-
-
-@dataclass(slots=True, eq=False)
-class _Request(Generic[Result]):
-    """A submit that waits for its results. Touched on the event loop only.
-
-    But for ``batches``, to which the runners append.
-    """
-
-    texts: int
-    done: asyncio.Future[None]
-    queued_at: float
-    tag: object = None
-    results: dict[int, Result | ServiceError] = field(default_factory=dict)
-    batches: list[_Computing] = field(default_factory=list)
-    ended_at: float = 0.0
-
-    def settle(self, index: int, result: Result | ServiceError, at: float) -> None:
-        """Give an item its result, unless it has one: what comes first stands."""
-        self.results.setdefault(index, result)
-        if len(self.results) == self.texts and not self.done.done():
-            self.ended_at = at
-            self.done.set_result(None)
-
-    def fail_rest(self, error: ServiceError) -> None:
-        now = time.monotonic()
-        for index in range(self.texts):
-            self.settle(index, error, now)
-
-    def answer(self) -> Answer[Result]:
-        results = [self.results[index] for index in range(self.texts)]
-        inference_seconds = self._inference_seconds()
-        waited = self.ended_at - self.queued_at - inference_seconds
-        return Answer(results, waited, inference_seconds)
-
-    def _inference_seconds(self) -> float:
-        """The time that the batches cover, once where they overlap."""
-        seconds, covered = 0.0, self.queued_at
-        for batch in sorted(self.batches, key=lambda batch: batch.started):
-            ended = min(batch.ended, self.ended_at)  # it may be late, and still be computed
-            seconds += max(0.0, ended - max(covered, batch.started))
-            covered = max(covered, ended)
-        return seconds
-
-
 @dataclass(slots=True, eq=False)
 class _Text(Entry, Generic[Item, Result]):
     """One item in the queue, and the place of its result."""
 
     item: Item
-    request: _Request[Result]
+    request: PendingRequest[Result]
     index: int
 
 
@@ -146,7 +82,7 @@ class MicroBatcher(Generic[Item, Result]):
         self._on_lag = on_lag
 
         self._loop = asyncio.get_running_loop()
-        self._requests: set[_Request[Result]] = set()
+        self._requests: set[PendingRequest[Result]] = set()
         self._runner_ends = [self._loop.create_future() for _ in range(runners)]
 
         self._condition = threading.Condition()
@@ -193,7 +129,9 @@ class MicroBatcher(Generic[Item, Result]):
         if not items:
             return Answer([], 0.0, 0.0)
         now = time.monotonic()
-        request: _Request[Result] = _Request(len(items), self._loop.create_future(), now, tag)
+        request: PendingRequest[Result] = PendingRequest(
+            len(items), self._loop.create_future(), now, tag
+        )
         texts = [
             _Text(len(item), now + timeout_s, item, request, index)
             for index, item in enumerate(items)
@@ -242,14 +180,14 @@ class MicroBatcher(Generic[Item, Result]):
         with self._condition:
             self._queue.clear()
         for request in self._requests:
-            request.fail_rest(_shutting_down())
+            request.fail_rest(_shutting_down(), time.monotonic())
         return not running
 
     def _expire(
-        self, request: _Request[Result], texts: list[_Text[Item, Result]], timeout_s: float
+        self, request: PendingRequest[Result], texts: list[_Text[Item, Result]], timeout_s: float
     ) -> None:
         self._take_back(texts)
-        request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:.3g} s"))
+        request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:.3g} s"), time.monotonic())
 
     def _take_back(self, texts: list[_Text[Item, Result]]) -> None:
         """Have those that still wait never computed."""
@@ -282,7 +220,7 @@ class MicroBatcher(Generic[Item, Result]):
     def _process(self, batch: list[_Text[Item, Result]]) -> None:
         """Infer a batch and deliver its results, whatever is raised on the way."""
         requests = {id(text.request): text.request for text in batch}.values()
-        computing = _Computing(time.monotonic())
+        computing = Computing(time.monotonic())
         for request in requests:
             request.batches.append(computing)
         results = self._infer_batch([text.item for text in batch])

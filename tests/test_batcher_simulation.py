@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.admission import CAUTION, REQUEST_SHARE, RETRY_AFTER_S, SPEED_DECAY
-from app.batcher import FAILING_AFTER, Answer, BatchReport, MicroBatcher
+from app.batcher import FAILING_AFTER, BatchReport, MicroBatcher
 from app.budget import TokenBudget
 from app.errors import (
     DeadlineExceeded,
@@ -29,6 +29,7 @@ from app.errors import (
     TooManyTexts,
 )
 from app.fair_queue import LOOK_AHEAD
+from app.pending import Answer
 from tests.virtual_time import Simulation, Stuck
 
 # Virtual seconds in which everything that was admitted is done many times over.

@@ -54,7 +54,7 @@ def test_the_service_never_imports_the_exporter_or_its_packages() -> None:
                 {"app.model", "app.metrics", "app.api", "app.settings"}
                 | {"fastapi", "onnxruntime", "tokenizers"},
             )
-            for module in ("batcher", "budget", "fair_queue")
+            for module in ("batcher", "budget", "fair_queue", "pending")
         ),
         ("model", {"app.api", "app.batcher"}),
         ("metrics", {"app.api"}),
