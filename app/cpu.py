@@ -41,9 +41,9 @@ def cpu_name() -> str:
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
-def cpu_flags() -> frozenset[str]:
+def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
     """The instruction sets that the system lists, in its spelling; empty where it lists none."""
-    return frozenset((_cpuinfo("flags") or _cpuinfo("Features")).split())  # x86, Arm
+    return frozenset((_cpuinfo("flags", root) or _cpuinfo("Features", root)).split())  # x86, Arm
 
 
 def vector_flags() -> str:
@@ -51,10 +51,10 @@ def vector_flags() -> str:
     return " ".join(flag for flag in VECTOR_FLAGS if flag in cpu_flags()) or "unknown"
 
 
-def _cpuinfo(name: str) -> str:
+def _cpuinfo(name: str, root: Path = Path("/")) -> str:
     """What the first processor's line of that name in Linux's list says; empty if nothing."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        for line in (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             key, _, value = line.partition(":")
             if key.strip() == name:
                 return value.strip()

@@ -61,11 +61,7 @@ def main() -> None:
         "embedded, lone request": lambda: serving.lone(embedded, rounds, most=None),
         "overload": lambda: serving.overload(int8, rounds),
         "mixed traffic": lambda: serving.mixed(int8, rounds),
-        "first starts": lambda: (
-            row
-            for subject, least in ((embedded, 19), (int8, None))
-            for row in first_starts(subject, rounds, least)
-        ),
+        "first starts": lambda: first_starts(embedded, rounds, least=19),
         "start and memory": lambda: (
             row for subject in (embedded, int8, fp32) for row in serving.start(subject)
         ),

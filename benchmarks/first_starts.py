@@ -21,7 +21,7 @@ PLAN = re.compile(r"runners (\d+) x threads (\d+), at most (\d+) tokens a batch,
 Way = tuple[int, int, int]  # runners, threads, tokens a batch
 
 
-def first_starts(subject: Subject, rounds: int, least: int | None) -> Iterator[Row | Goal]:
+def first_starts(subject: Subject, rounds: int, *, least: int) -> Iterator[Row | Goal]:
     """Start with an empty cache and one core kept busy; then measure every plan undisturbed."""
     chosen: list[Way] = []
     seconds = []
@@ -59,8 +59,7 @@ def first_starts(subject: Subject, rounds: int, least: int | None) -> Iterator[R
     good = sum(parts[way] >= WITHIN for way in chosen)
     name = f"{subject.name}, first starts of {STARTS} beside a busy neighbour: plan within 10 %"
     worst = min(parts[way] for way in chosen)
-    if least is not None:
-        yield Goal(name, good, least, remark=f"worst {worst:.2f} of the best plan")
+    yield Goal(name, good, least, remark=f"worst {worst:.2f} of the best plan")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cpu import available_cpus, ways_to_share
+from app.cpu import available_cpus, cpu_flags, ways_to_share
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +90,23 @@ def test_runners_times_threads_fit_the_cpus(
 ) -> None:
     """What is not set is filled in, at least one of each; what is set is taken as it is."""
     assert ways_to_share(cpus, runners=runners, threads=threads) == expected
+
+
+@pytest.mark.parametrize(
+    ("listed", "flags"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx2 avx512_vnni\n", {"fpu", "avx2", "avx512_vnni"}),
+        ("processor\t: 0\nFeatures\t: fp asimd asimddp\n", {"fp", "asimd", "asimddp"}),
+        ("processor\t: 0\nflags\t: avx2\n\nprocessor\t: 1\nflags\t: sse\n", {"avx2"}),
+        ("processor\t: 0\n", set()),
+    ],
+    ids=["x86", "Arm", "the first processor's", "none"],
+)
+def test_the_flags_are_those_that_linux_lists(tmp_path: Path, listed: str, flags: set[str]) -> None:
+    """Under the name that the architecture has for them."""
+    assert cpu_flags(_write(tmp_path, {"proc/cpuinfo": listed})) == flags
+
+
+def test_where_linux_lists_nothing_there_are_no_flags(tmp_path: Path) -> None:
+    """On macOS and Windows there is no such file."""
+    assert cpu_flags(tmp_path) == frozenset()
