@@ -40,6 +40,7 @@ class BatchReport:
     texts: int
     tokens: int
     padded_tokens: int  # texts × longest
+    max_tokens: int  # the budget, in padded tokens
     inference_seconds: float
     failed: int  # texts
     others_waited: bool  # when it was done
@@ -197,27 +198,29 @@ class MicroBatcher(Generic[Item, Result]):
     def _run(self, end: asyncio.Future[None]) -> None:
         """A runner's life."""
         try:
-            while batch := self._next_batch():
-                self._process(batch)
+            while taken := self._next_batch():
+                self._process(*taken)
         finally:
             self._call_on_loop(end.set_result, None)
 
-    def _next_batch(self) -> list[_Text[Item, Result]]:
-        """Wait for a batch; empty when there will be none any more."""
+    def _next_batch(self) -> tuple[list[_Text[Item, Result]], int] | None:
+        """Wait for a batch, and its budget; None when there will be none any more."""
         with self._condition:
             while True:
+                max_tokens = self._budget.next(self._queue.tokens)
                 batch = self._queue.take_batch(
-                    max_tokens=self._budget.next(self._queue.tokens),
+                    max_tokens=max_tokens,
                     share=self._queue.tokens / self._idle_runners,
                     now=time.monotonic(),
                 )
                 if batch:
                     self._idle_runners -= 1
-                if batch or self._closed:
-                    return batch
+                    return batch, max_tokens
+                if self._closed:
+                    return None
                 self._condition.wait()
 
-    def _process(self, batch: list[_Text[Item, Result]]) -> None:
+    def _process(self, batch: list[_Text[Item, Result]], max_tokens: int) -> None:
         """Infer a batch and deliver its results, whatever is raised on the way."""
         requests = {id(text.request): text.request for text in batch}.values()
         computing = Computing(time.monotonic())
@@ -229,6 +232,7 @@ class MicroBatcher(Generic[Item, Result]):
             texts=len(batch),
             tokens=sum(text.tokens for text in batch),
             padded_tokens=len(batch) * max(text.tokens for text in batch),
+            max_tokens=max_tokens,
             inference_seconds=computing.ended - computing.started,
             failed=sum(isinstance(result, ServiceError) for result in results),
             others_waited=len(self._queue) > 0,

@@ -2,18 +2,20 @@
 
 import logging
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from statistics import median
 
-# One batch in so many has half or twice the budget, to see whether that would be better.
+# Every so many batches, one tries half or twice the budget.
 TRY_EVERY = 8
-# Of each size, the latest so many batches are compared by their median speed ...
-SAMPLES = 32
+# Its speed is divided by the median of the latest so many full batches of today's size: machines
+# drift, and what is compared must have run at the same time.
+BESIDE = 8
+# The latest so many of these ratios decide, by their median ...
+TRIALS = 32
 # ... and another size is taken when it is faster by this share: less is noise.
 BETTER_BY = 0.05
-# A batch counts as one of its size when it fills this share of it: half of the next larger
-# size never does.
+# The share of its budget that a full batch fills.
 FULL = 0.75
 
 logger = logging.getLogger(__name__)
@@ -42,7 +44,12 @@ class TokenBudget:
         self._on_change = on_change
         self._batches = 0
         self._lock = threading.Lock()  # around what follows
-        self._speeds: dict[int, deque[float]] = {}
+        self._speeds: deque[float] = deque(maxlen=BESIDE)  # of today's size
+        self._ratios = defaultdict[int, deque[float]](lambda: deque(maxlen=TRIALS))
+
+    def again(self) -> "TokenBudget":
+        """The same budget for another model, whose batches change this one only."""
+        return TokenBudget(self.tokens, fixed=self.fixed, least=self._least, most=self._most)
 
     def next(self, waiting: int) -> int:
         """The budget of the next batch, for which so many tokens wait; one caller at a time."""
@@ -54,23 +61,30 @@ class TokenBudget:
         possible = self._least <= size <= self._most
         return size if possible and waiting >= 2 * self.tokens else self.tokens
 
-    def learn(self, *, tokens: int, padded_tokens: int, seconds: float) -> None:
-        """Take in a batch that was computed while others waited; only a full one counts."""
-        if self.fixed:
+    def learn(self, size: int, *, texts: int, longest: int, tokens: int, seconds: float) -> None:
+        """Take in a batch whose budget was ``size``, computed while others waited.
+
+        Only a full one counts. One with a text that does not fit half of today's budget does not:
+        smaller batches never have such a text, so they could not be compared.
+        """
+        full = FULL * size < texts * longest <= size
+        if self.fixed or not full or longest > self.tokens // 2 or seconds <= 0:
             return
         with self._lock:
             before = self.tokens
-            near = (before, before // 2, before * 2)
-            size = next((n for n in near if FULL * n < padded_tokens <= n), None)
-            if size is None:
+            if size == before:
+                self._speeds.append(tokens / seconds)
                 return
-            speeds = self._speeds.setdefault(size, deque(maxlen=SAMPLES))
-            speeds.append(tokens / seconds)
-            gain = self._gain(size)
-            if gain <= BETTER_BY:
+            if size not in (before // 2, before * 2) or len(self._speeds) < BESIDE:
+                return
+            ratios = self._ratios[size]
+            ratios.append(tokens / seconds / median(self._speeds))
+            gain = median(ratios) - 1
+            if len(ratios) < TRIALS or gain <= BETTER_BY:
                 return
             self.tokens = size
             self._speeds.clear()
+            self._ratios.clear()
         logger.info(
             "batches have at most %d tokens from now on, not %d: they compute %.0f %% more",
             size,
@@ -79,10 +93,3 @@ class TokenBudget:
         )
         if self._on_change is not None:
             self._on_change(size)
-
-    def _gain(self, size: int) -> float:
-        """The share by which batches of that size are faster than today's; 0 if not known."""
-        today, other = self._speeds.get(self.tokens, ()), self._speeds[size]
-        if size == self.tokens or min(len(today), len(other)) < SAMPLES:
-            return 0.0
-        return median(other) / median(today) - 1

@@ -7,8 +7,9 @@ thread, which does not count what the scheduler gave to others meanwhile.
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from statistics import mean, median
 from threading import Barrier
 from typing import Annotated
@@ -23,9 +24,13 @@ TEXT_TOKENS = 32  # of the texts that are measured; a tweet has 26
 # Texts in a batch. A few keep a CPU busy, and twice the largest is tried under load; a GPU needs
 # more.
 BATCHES, CUDA_BATCHES = (1, 2, 4, 8), (1, 8, 32, 128, 512)
-MEASURING_SECONDS = 2.0  # at most, in all
-# Rounds that count: of a slow model fewer than of a fast one, and at least one.
+MEASURING_SECONDS = 2.0  # about, in all
+LEAST_SECONDS = 0.005  # for which a batch is repeated, so that all runners compute at once
+# Rounds that count: of a slow model fewer than of a fast one, and at least one. From too few the
+# spread is not known; it is taken to be large.
 ROUNDS, ENOUGH_ROUNDS = 5, 3
+UNKNOWN_SPREAD = 0.2
+FINE_CLOCK_SECONDS = 0.0001  # the longest step of a clock that can time a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +83,10 @@ class _Candidate:
         self.found: dict[int, list[float]] = defaultdict(list)  # by texts; 0 for one text alone
         self._model = model.with_threads(threads)
         self._runners, self._threads = runners, threads
-        self._clock = (
-            time.thread_time if model.provider == CPU and threads == 1 else time.perf_counter
-        )
+        self._clock: Callable[[], float] = time.perf_counter
+        if model.provider == CPU and threads == 1 and _step(time.thread_time) < FINE_CLOCK_SECONDS:
+            self._clock = time.thread_time
+        self._pool = ThreadPoolExecutor(runners)
         ids = model.encode("measured " * TEXT_TOKENS).ids[:TEXT_TOKENS]
         self._text = Encoding(ids, len(ids))
 
@@ -92,19 +98,35 @@ class _Candidate:
 
         def compute(_: int) -> float:
             together.wait()
-            started = self._clock()
-            self._model.infer(batch)
-            return self._clock() - started
+            started, until, count = self._clock(), time.perf_counter() + LEAST_SECONDS, 0
+            while not count or time.perf_counter() < until:
+                self._model.infer(batch)
+                count += 1
+            return (self._clock() - started) / count
 
-        with ThreadPoolExecutor(runners) as pool:
-            return mean(pool.map(compute, range(runners)))
+        try:
+            return mean(self._pool.map(compute, range(runners)))
+        except BaseException:
+            together.abort()  # a thread could not be started: the others wait for it
+            raise
 
     def cost(self) -> Cost:
         """What the rounds found."""
         least = {texts: min(figures) for texts, figures in self.found.items()}
         spread = max(median(self.found[texts]) / least[texts] - 1 for texts in least)
+        if len(self.found[0]) < ENOUGH_ROUNDS:
+            spread = max(spread, UNKNOWN_SPREAD)
         alone = least.pop(0)
         return Cost(self._runners, self._threads, least, alone, spread)
+
+
+@cache
+def _step(clock: Callable[[], float]) -> float:
+    """Seconds between two values of a clock: on Windows a thread's moves 64 times a second."""
+    started = clock()
+    while (now := clock()) == started:
+        pass
+    return now - started
 
 
 def _beside(reference: _Candidate, candidate: _Candidate, seconds: float) -> Cost:

@@ -3,6 +3,7 @@
 import os
 import platform
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 # More threads for one batch gain nothing on texts.
@@ -48,9 +49,11 @@ def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
 
 def vector_flags() -> str:
     """Those of the flags that decide how fast a model is, in a few words."""
-    return " ".join(flag for flag in VECTOR_FLAGS if flag in cpu_flags()) or "unknown"
+    flags = cpu_flags()
+    return " ".join(flag for flag in VECTOR_FLAGS if flag in flags) or "unknown"
 
 
+@cache
 def _cpuinfo(name: str, root: Path = Path("/")) -> str:
     """What the first processor's line of that name in Linux's list says; empty if nothing."""
     with suppress(OSError):

@@ -11,6 +11,7 @@ import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -203,18 +204,17 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def _reload(self) -> None:
-        """Load all models again, one after the other."""
+        """Load all models again."""
 
-        async def reload_all() -> None:
-            for name in list(self._service.classifiers):
-                try:
-                    await self._service.reload(name)
-                except ServiceError:
-                    continue  # the log says why, or the service shuts down
-                except Exception:
-                    logger.exception("%s was not loaded again", name)
+        async def reload(name: str) -> None:
+            try:
+                await self._service.reload(name)
+            except ServiceError:
+                pass  # the log says why, or the service shuts down
+            except Exception:
+                logger.exception("%s was not loaded again", name)
 
-        self._reloading = asyncio.create_task(reload_all())
+        self._reloading = asyncio.gather(*map(reload, self._service.classifiers))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         logger.info("shutting down")
@@ -249,6 +249,8 @@ def _load(
     if plan is None:
         plan = tune(model, settings, cpus)
         logger.info("%s: %s", model.name, plan.summary())
+    else:
+        plan = replace(plan, budget=plan.budget.again())
     return model.with_threads(plan.threads), plan
 
 

@@ -65,13 +65,14 @@ class PendingRequest(Generic[Result]):
         results = [self.results[index] for index in range(self.texts)]
         inference_seconds = self._inference_seconds()
         waited = self.ended_at - self.queued_at - inference_seconds
-        return Answer(results, waited, inference_seconds)
+        return Answer(results, max(0.0, waited), inference_seconds)
 
     def _inference_seconds(self) -> float:
         """The time that the batches cover, once where they overlap."""
         seconds, covered = 0.0, self.queued_at
         for batch in sorted(self.batches, key=lambda batch: batch.started):
-            ended = min(batch.ended, self.ended_at)  # it may be late, and still be computed
+            # A batch may still run when its request has expired.
+            ended = min(batch.ended, self.ended_at)
             seconds += max(0.0, ended - max(covered, batch.started))
             covered = max(covered, ended)
         return seconds

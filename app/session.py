@@ -34,10 +34,10 @@ _ROWS, _DEPTH, _COLUMNS = 4, 64, 16
 
 @cache
 def int8_kernels() -> Int8Kernels:
-    """The faster int8 kernels whose products are exact on this CPU: computed once, not looked up.
+    """The faster of the int8 kernels that are exact on this CPU; it is asked once, by computing.
 
     x86 CPUs with AVX2 or AVX-512 but without VNNI add pairs of uint8 x int8 products in 16 bits,
-    which saturate. ONNX Runtime names this in docs/performance/model-optimizations/quantization.
+    which saturate (ONNX Runtime's documentation: "Quantize ONNX Models", S8S8 and U8S8).
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

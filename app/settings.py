@@ -44,7 +44,7 @@ class Settings(BaseSettings):
         default=0,
         ge=0,
         description="padded tokens in one batch (texts x longest text); 0 means: measured at "
-        "start and corrected under load",
+        "start and, without a target latency, corrected under load",
     )
     cache_dir: Path | None = Field(
         default=None,
@@ -91,7 +91,7 @@ class Settings(BaseSettings):
     rate_limit: str = Field(
         default="",
         description="requests that each key (without keys, each address) may send to this "
-        "process, such as '600/minute'; beyond that it gets 429; several replicas count apart",
+        "process, such as '600/minute'; beyond that it gets 429; each replica counts for itself",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
@@ -124,6 +124,14 @@ class Settings(BaseSettings):
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:
         return value or None
+
+    @field_validator("cache_dir")
+    @classmethod
+    def _expand_home(cls, value: Path | None) -> Path | None:
+        try:
+            return value.expanduser() if value else None
+        except RuntimeError:
+            raise ValueError("there is no home directory for '~'; give the whole path") from None
 
     @field_validator("model", mode="before")
     @classmethod

@@ -8,12 +8,14 @@ Under load the budget is corrected by what live batches cost. What is set by han
 
 import hashlib
 import logging
-import os
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from uuid import uuid4
 
 import onnxruntime
 import platformdirs
@@ -41,14 +43,17 @@ class Plan:
 
     runners: int
     threads: int
+    max_batch_tokens: int  # at the start
     budget: TokenBudget
     reason: str
 
     def summary(self) -> str:
         """The plan in a line."""
+        now, before = self.budget.tokens, self.max_batch_tokens
+        live = f" (live batches were better than with {before})" if now != before else ""
         return (
-            f"runners {self.runners} x threads {self.threads}, at most {self.budget.tokens} "
-            f"tokens a batch, {self.reason}"
+            f"runners {self.runners} x threads {self.threads}, at most {now} tokens a batch{live}, "
+            f"{self.reason}"
         )
 
 
@@ -70,7 +75,8 @@ def tune(model: Model, settings: Settings, cpus: float) -> Plan:
     else:
         ways = ways_to_share(cpus, runners=settings.runners, threads=settings.threads)
     if len(ways) == 1 and settings.max_batch_tokens:
-        return Plan(*ways[0], TokenBudget(settings.max_batch_tokens), "as set")
+        tokens = settings.max_batch_tokens
+        return Plan(*ways[0], tokens, TokenBudget(tokens), "as set")
     key = _key(model, cpus, ways)
     file = _file(settings, key)
     kept = _read(file, key)
@@ -83,17 +89,18 @@ def tune(model: Model, settings: Settings, cpus: float) -> Plan:
     cost, texts = choose(kept.costs, settings.target_latency_ms / 1000)
     figures = "; ".join([_figures(cost, texts), *(_figures(c) for c in kept.costs if c != cost)])
     reason = f"measured {measured} on texts of {TEXT_TOKENS} tokens: {figures}"
-    if settings.max_batch_tokens or settings.target_latency_ms:
-        budget = TokenBudget(settings.max_batch_tokens or texts * TEXT_TOKENS)
-    else:
+    tokens = settings.max_batch_tokens or texts * TEXT_TOKENS
+    budget = TokenBudget(tokens)
+    if not (settings.max_batch_tokens or settings.target_latency_ms):
+        most = 2 * TEXT_TOKENS * max(CUDA_BATCHES if model.provider == CUDA else BATCHES)
         budget = TokenBudget(
-            kept.max_batch_tokens or texts * TEXT_TOKENS,
+            min(kept.max_batch_tokens or tokens, most),
             fixed=False,
             least=TEXT_TOKENS,
-            most=2 * TEXT_TOKENS * max(CUDA_BATCHES if model.provider == CUDA else BATCHES),
+            most=most,
             on_change=partial(_correct, file, kept),
         )
-    return Plan(cost.runners, cost.threads, budget, reason)
+    return Plan(cost.runners, cost.threads, tokens, budget, reason)
 
 
 def choose(costs: Sequence[Cost], target_s: float) -> tuple[Cost, int]:
@@ -137,15 +144,18 @@ def _key(model: Model, cpus: float, ways: Sequence[tuple[int, int]]) -> str:
     flags = hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()[:16]
     return (
         f"{model.sha256} {model.provider} {model.kernels} {onnxruntime.__version__} "
-        f"{cpu_name()} {flags} {cpus:g} {ways}"
+        f"{cpu_name()} {flags} {cpus:g} {ways} {TEXT_TOKENS} {BATCHES}"
     )
 
 
 def _file(settings: Settings, key: str) -> Path | None:
     """Where the costs are kept; None if the system has no place for caches."""
-    directory = settings.cache_dir or platformdirs.user_cache_path("sentiment-service", False)
-    if not directory.is_absolute() and settings.cache_dir is None:
-        return None  # a user without a home directory
+    if settings.cache_dir is not None:
+        directory = settings.cache_dir
+    else:
+        directory = platformdirs.user_cache_path("sentiment-service", appauthor=False)
+        if not directory.is_absolute():
+            return None  # a user without a home directory
     return directory / f"tuning-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
@@ -161,15 +171,20 @@ def _read(file: Path | None, key: str) -> _Kept | None:
 def _write(file: Path | None, kept: _Kept) -> None:
     if file is None:
         return
-    partial_file = file.with_name(f".{file.name}.{os.getpid()}")
+    # Not by process id: containers that share the directory may have the same.
+    written = file.with_name(f".{file.name}.{uuid4().hex}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial_file.write_text(kept.model_dump_json(indent=1) + "\n", "utf-8")
-        partial_file.replace(file)
+        written.write_text(kept.model_dump_json(indent=1) + "\n", "utf-8")
+        written.replace(file)
     except OSError as error:  # a home directory may be read-only
         logger.info("what was measured is not kept: %s", error)
+        with suppress(OSError):
+            written.unlink(missing_ok=True)
 
 
 def _correct(file: Path | None, kept: _Kept, tokens: int) -> None:
     """Have the next start begin with the budget that live batches have found."""
-    _write(file, kept.model_copy(update={"max_batch_tokens": tokens}))
+    corrected = kept.model_copy(update={"max_batch_tokens": tokens})
+    # A slow disk must not hold up the runner, which has results to deliver.
+    threading.Thread(target=_write, args=(file, corrected), daemon=True).start()

@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
+from app.budget import TokenBudget
 from app.main import create_app
 from app.model import Model
 from app.settings import Settings
@@ -246,3 +247,27 @@ def test_waiting_for_others_is_no_computing(
     stages = dict(re.findall(r"(\w+);dur=([0-9.]+)", waiting.result().headers["server-timing"]))
     assert float(stages["queue"]) >= 300
     assert float(stages["inference"]) < 300
+
+
+def test_the_budget_learns_from_batches_for_which_others_waited(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that nobody waited for, or one that failed, says nothing of the best size."""
+    learned: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        TokenBudget, "learn", lambda budget, size, **report: learned.append(report | {"size": size})
+    )
+    client = serve(runners=1, max_batch_tokens=16)
+    assert _post(client, "love").status_code == 200
+    assert learned == []
+
+    for fails, expected in ((False, 1), (True, 0)):
+        learned.clear()
+        gate.fails = fails
+        running = _occupy(client, gate, pool)
+        waiting = pool.submit(_post, client, "worst")
+        eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 1)
+        gate.open.set()
+        running.result()
+        waiting.result()
+        assert [batch["size"] for batch in learned] == [16] * expected

@@ -94,13 +94,14 @@ async def batching(
     *,
     runners: int = 1,
     max_batch_tokens: int = 1000,
+    budget: TokenBudget | None = None,
     max_queue_tokens: int = 1000,
     on_batch: Callable[[BatchReport], None] = lambda report: None,
 ) -> AsyncIterator[MicroBatcher[str, str]]:
     batcher = MicroBatcher(
         infer,
         runners=runners,
-        budget=TokenBudget(max_batch_tokens),
+        budget=budget or TokenBudget(max_batch_tokens),
         max_queue_tokens=max_queue_tokens,
         on_batch=on_batch,
         on_lag=lambda seconds: None,
@@ -285,9 +286,32 @@ def test_a_batch_is_reported(clock: Clock) -> None:
             gate.open()
             await asyncio.gather(*tasks)
         assert reports == [
-            BatchReport(1, 10, 10, inference_seconds=4.0, failed=0, others_waited=True),
-            BatchReport(2, 40, 42, inference_seconds=4.0, failed=0, others_waited=False),
+            BatchReport(1, 10, 10, 1000, inference_seconds=4.0, failed=0, others_waited=True),
+            BatchReport(2, 40, 42, 1000, inference_seconds=4.0, failed=0, others_waited=False),
         ]
+
+    run(scenario())
+
+
+def test_batches_follow_the_budget(clock: Clock) -> None:
+    """While much waits, one batch in eight has half or twice today's budget, and says so."""
+
+    async def scenario() -> None:
+        reports: list[BatchReport] = []
+        budget = TokenBudget(20, fixed=False, least=10, most=40)
+        gate = Gate()
+        async with batching(
+            gate, budget=budget, max_queue_tokens=10**6, on_batch=reports.append
+        ) as batcher:
+            first = await queued(batcher, "a")
+            await gate.entered()
+            tasks = [await queued(batcher, "x" * 5) for _ in range(200)]
+            gate.open()
+            await asyncio.gather(first, *tasks)
+        full = [report for report in reports if report.others_waited]
+        assert {report.max_tokens for report in full} == {10, 20, 40}
+        assert all(report.padded_tokens <= report.max_tokens for report in reports)
+        assert {report.padded_tokens for report in full[1:]} == {10, 20, 40}
 
     run(scenario())
 

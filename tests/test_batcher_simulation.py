@@ -667,6 +667,7 @@ def check_the_reports(record: Record) -> None:
             texts=len(batch.texts),
             tokens=sum(map(len, batch.texts)),
             padded_tokens=len(batch.texts) * max(map(len, batch.texts)),
+            max_tokens=record.scenario.max_batch_tokens,
             inference_seconds=batch.finished.time - batch.started.time,
             failed=failed,
             others_waited=False,

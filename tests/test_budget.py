@@ -1,64 +1,71 @@
 """The budget of a batch: what live batches may change about it, and what not."""
 
-import threading
-from collections.abc import Mapping
-from itertools import count
+from collections.abc import Callable, Mapping
 
 import pytest
 
-from app.budget import SAMPLES, TRY_EVERY, TokenBudget
+from app.budget import TRIALS, TRY_EVERY, TokenBudget
+
+ENOUGH = 4 * TRY_EVERY * TRIALS  # batches for one decision
 
 
-def _budget(changes: list[int] | None = None) -> TokenBudget:
-    return TokenBudget(
-        256,
-        fixed=False,
-        least=32,
-        most=512,
-        on_change=(changes if changes is not None else []).append,
-    )
+def _budget(tokens: int = 256, changes: list[int] | None = None) -> TokenBudget:
+    changes = [] if changes is None else changes
+    return TokenBudget(tokens, fixed=False, least=32, most=512, on_change=changes.append)
 
 
-def _live(budget: TokenBudget, speeds: Mapping[int, float], batches: int) -> None:
+def _learn(budget: TokenBudget, size: int, speed: float) -> None:
+    budget.learn(size, texts=8, longest=size // 8, tokens=size, seconds=size / speed)
+
+
+def _live(
+    budget: TokenBudget,
+    speeds: Mapping[int, float],
+    batches: int,
+    drift: Callable[[int], float] = lambda number: 1.0,
+) -> None:
     """Batches under load; each size computes so many tokens a second, give or take a third."""
     for number in range(batches):
         size = budget.next(waiting=10_000)
         noise = (0.7, 1.0, 1.3)[number % 3]
-        budget.learn(tokens=size, padded_tokens=size, seconds=size / (speeds[size] * noise))
+        _learn(budget, size, speeds[size] * noise * drift(number))
 
 
 def test_it_goes_where_batches_compute_more() -> None:
     """Step by step to the best size, however bad the start was; each step is announced."""
-    changes: list[int] = []
-    budget = _budget(changes)
     speeds = {16: 1, 32: 50, 64: 70, 128: 80, 256: 60, 512: 50, 1024: 1}
-    _live(budget, speeds, 50 * SAMPLES)
-    assert changes == [128]
-    assert budget.tokens == 128
-
-    changes.clear()
-    budget = TokenBudget(32, fixed=False, least=32, most=512, on_change=changes.append)
-    _live(budget, speeds, 100 * SAMPLES)
-    assert changes == [64, 128]
+    for start, steps in ((256, [128]), (32, [64, 128]), (512, [256, 128])):
+        changes: list[int] = []
+        budget = _budget(start, changes)
+        _live(budget, speeds, 4 * ENOUGH)
+        assert changes == steps
+        assert budget.tokens == 128
 
 
 def test_noise_changes_nothing() -> None:
     """Sizes that differ by less than can be told apart stay as they were."""
     changes: list[int] = []
-    budget = _budget(changes)
-    _live(budget, {128: 102, 256: 100, 512: 103}, 200 * SAMPLES)
+    _live(_budget(256, changes), {128: 102, 256: 100, 512: 103}, 20 * ENOUGH)
+    assert changes == []
+
+
+def test_a_machine_that_drifts_changes_nothing() -> None:
+    """A neighbour that slows everything down for a while says nothing of sizes."""
+    changes: list[int] = []
+    speeds = dict.fromkeys((128, 256, 512), 100.0)
+    _live(_budget(256, changes), speeds, 20_000, lambda n: 0.85 if n % 400 < 60 else 1.0)
     assert changes == []
 
 
 def test_it_stays_within_its_bounds() -> None:
     """However well it may look beyond them."""
     for best in (16, 1024):
-        budget = TokenBudget(128, fixed=False, least=32, most=512)
+        budget = _budget(128)
         tried = set()
-        for _ in range(100 * SAMPLES):
+        for _ in range(4 * ENOUGH):
             size = budget.next(waiting=10_000)
             tried.add(size)
-            budget.learn(tokens=size, padded_tokens=size, seconds=size * abs(size - best))
+            _learn(budget, size, 1 / abs(size - best))
         assert (min(tried), max(tried)) == ((32, 256) if best == 16 else (64, 512))
 
 
@@ -74,42 +81,51 @@ def test_other_sizes_are_tried_only_where_they_cost_little() -> None:
 def test_batches_that_are_not_full_say_nothing() -> None:
     """A batch is small because little waited, and fast or slow for reasons of its own."""
     budget = _budget()
-    for _ in range(10 * SAMPLES):
-        budget.learn(tokens=180, padded_tokens=190, seconds=1.0)
-        budget.learn(tokens=90, padded_tokens=95, seconds=0.01)
+    for _ in range(4 * TRIALS):
+        budget.learn(256, texts=2, longest=95, tokens=180, seconds=1.0)
+        budget.learn(128, texts=2, longest=45, tokens=90, seconds=0.01)
+    assert budget.tokens == 256
+
+
+def test_texts_that_smaller_batches_cannot_have_say_nothing() -> None:
+    """A batch of one long text is slow by its length, not by its size."""
+    budget = _budget()
+    for _ in range(4 * TRIALS):
+        budget.learn(256, texts=1, longest=250, tokens=250, seconds=10.0)
+        budget.learn(256, texts=1, longest=400, tokens=400, seconds=10.0)
+        _learn(budget, 128, 1000.0)
+    assert budget.tokens == 256
+
+
+def test_a_clock_that_did_not_move_says_nothing() -> None:
+    """Nothing is divided by no time."""
+    budget = _budget()
+    budget.learn(256, texts=8, longest=32, tokens=256, seconds=0.0)
     assert budget.tokens == 256
 
 
 def test_what_is_fixed_stays() -> None:
     """A budget set by hand, or for a target of latency."""
     budget = TokenBudget(256)
-    for _ in range(10 * SAMPLES):
+    for _ in range(4 * TRIALS):
         assert budget.next(waiting=10_000) == 256
-        budget.learn(tokens=128, padded_tokens=128, seconds=0.01)
+        _learn(budget, 256, 1.0)
+        _learn(budget, 128, 9.0)
     assert budget.tokens == 256
 
 
-def test_runners_learn_at_the_same_time() -> None:
-    """Reports of many threads are taken one by one: one change for one proof."""
+def test_another_model_learns_for_itself() -> None:
+    """After a reload it begins with the same budget, and what it changes is its own."""
     changes: list[int] = []
-    budget = _budget(changes)
-    numbers = count()
-
-    def report() -> None:
-        while next(numbers) < 8 * SAMPLES:
-            budget.learn(tokens=256, padded_tokens=256, seconds=1.0)
-            budget.learn(tokens=128, padded_tokens=128, seconds=0.1)
-
-    threads = [threading.Thread(target=report) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert changes == [128]
+    budget = _budget(256, changes)
+    other = budget.again()
+    _live(other, {128: 90.0, 256: 60.0, 512: 60.0, 64: 1.0}, 2 * ENOUGH)
+    assert (other.tokens, budget.tokens) == (128, 256)
+    assert changes == []
 
 
 def test_a_change_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Whoever reads the log sees from which size to which, and what it brings."""
     with caplog.at_level("INFO", logger="app.budget"):
-        _live(_budget(), {128: 60.0, 256: 60.0, 512: 90.0}, 50 * SAMPLES)
+        _live(_budget(), {128: 60.0, 256: 60.0, 512: 90.0}, 2 * ENOUGH)
     assert "batches have at most 512 tokens from now on, not 256" in caplog.text

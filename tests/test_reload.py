@@ -192,7 +192,7 @@ TENSOR = {"inputs": EXAMPLE["inputs"]}  # with all outputs
 def test_a_body_that_ends_after_a_reload_is_answered_by_the_new_model(
     bundle: Path, path: str, body: Any, classes: Callable[[Any], float]
 ) -> None:
-    """Labels, shape and values are those of the model that answered, on every route."""
+    """Labels, shape and values are those of the model that answered."""
     settings = {"model": (bundle,), "admin_keys": "admin-key-1", **SET_BY_HAND}
     app = create_app(Settings.model_validate(settings))
     content = json.dumps(body).encode()

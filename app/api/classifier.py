@@ -229,8 +229,10 @@ class Classifier:
         self._metrics.batch(report)
         if report.others_waited and not report.failed:
             self.plan.budget.learn(
+                report.max_tokens,
+                texts=report.texts,
+                longest=report.padded_tokens // report.texts,
                 tokens=report.tokens,
-                padded_tokens=report.padded_tokens,
                 seconds=report.inference_seconds,
             )
         if self._tracer is not None:

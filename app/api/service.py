@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -34,7 +35,8 @@ class Service:
         self.metrics = Metrics()
         self.classifiers: dict[str, Classifier] = {}
         self.load: Load | None = None  # set while the service runs
-        self._reloading = asyncio.Lock()
+        self._reloading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by model
+        self._loading = asyncio.Lock()  # one model at a time: it takes memory and CPUs
         self.stopping = False
         self.closing = asyncio.Event()  # what goes on until its client ends it must end now
         self.abandoned = False  # a runner was still computing when the drain's time was over
@@ -73,7 +75,20 @@ class Service:
             ModelNotFound, NotReady, ShuttingDown: there is nothing to reload, or no more.
             InvalidBundle: what lies there now cannot be served; the old model goes on.
         """
-        async with self._reloading:
+        self.classifier(name)  # or an error, before there is a lock of that name
+        async with self._reloading[name]:
+            old = await self._replace(name)
+            # Other models need not wait for what this one has begun; the next of this name does,
+            # so that no more than two are in memory.
+            longest_ms = max(self.settings.drain_ms, self.settings.deadline_ms)
+            await old.retire(longest_ms / 1000)
+            del old
+            await asyncio.sleep(RUNNERS_END_S)
+            gc.collect()  # it refers to itself, and a model is large
+
+    async def _replace(self, name: str) -> Classifier:
+        """Load the named model's bundle and have it answer; gives the one that answered before."""
+        async with self._loading:
             if self.stopping:
                 raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
             old = self.classifier(name)
@@ -89,12 +104,7 @@ class Service:
                 raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
             self.classifiers[name] = new
             logger.info("%s was loaded again: %s", name, new.plan.summary())
-        # Other reloads need not wait for what the old one has begun.
-        longest_ms = max(self.settings.drain_ms, self.settings.deadline_ms)
-        await old.retire(longest_ms / 1000)
-        del old
-        await asyncio.sleep(RUNNERS_END_S)
-        gc.collect()  # it refers to itself, and a model is large
+            return old
 
     async def check_ready(self) -> None:
         """Return while every model answers.

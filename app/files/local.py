@@ -45,7 +45,7 @@ class _Started:
 class Local:
     """A bundle's model with runners and threads as the settings say.
 
-    ``measure`` has what they leave open measured, which takes up to 2 s the first time.
+    ``measure`` has what they leave open measured, which takes about 2 s the first time.
     """
 
     def __init__(self, settings: Settings, *, measure: bool) -> None:
