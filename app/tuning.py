@@ -22,7 +22,7 @@ import platformdirs
 from pydantic import BaseModel, Field, PositiveInt
 
 from app.budget import TokenBudget
-from app.costs import BATCHES, CUDA_BATCHES, TEXT_TOKENS, Cost, measure
+from app.costs import BATCHES, TEXT_TOKENS, Cost, measure
 from app.cpu import cpu_flags, cpu_name, ways_to_share
 from app.model import Model
 from app.session import CUDA
@@ -92,7 +92,9 @@ def tune(model: Model, settings: Settings, cpus: float) -> Plan:
     tokens = settings.max_batch_tokens or texts * TEXT_TOKENS
     budget = TokenBudget(tokens)
     if not (settings.max_batch_tokens or settings.target_latency_ms):
-        most = 2 * TEXT_TOKENS * max(CUDA_BATCHES if model.provider == CUDA else BATCHES)
+        # Twice what was measured only on a CPU: a GPU's memory may not hold it.
+        largest = max(cost.seconds) if model.provider == CUDA else 2 * max(BATCHES)
+        most = TEXT_TOKENS * largest
         budget = TokenBudget(
             min(kept.max_batch_tokens or tokens, most),
             fixed=False,

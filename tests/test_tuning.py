@@ -15,6 +15,7 @@ from app import costs, cpu, tuning
 from app.bundle import Bundle
 from app.costs import BATCHES, TEXT_TOKENS, Cost
 from app.model import Encoding, Model
+from app.session import CPU, CUDA
 from app.settings import Settings
 from app.tuning import choose, tune
 from tests.serving import COMMAND, Process, eventually
@@ -131,6 +132,20 @@ def test_the_budget_is_one_of_the_measured_batches(model: Model, settings: Setti
     """In tokens: texts of the measured length."""
     plan = tune(model, settings, cpus=2)
     assert plan.budget.tokens in {TEXT_TOKENS * texts for texts in BATCHES}
+
+
+@pytest.mark.parametrize("provider", [CPU, CUDA])
+def test_live_batches_may_be_larger_than_measured_only_on_a_cpu(
+    model: Model, settings: Settings, provider: str
+) -> None:
+    """A GPU that had no memory for a batch would fail it."""
+    model.provider = provider
+    plan = tune(model, settings, cpus=1)
+    (cost,) = json.loads(_kept(settings).read_text())["costs"]
+    measured = TEXT_TOKENS * max(map(int, cost["seconds"]))
+    plan.budget.tokens = measured
+    tried = {plan.budget.next(waiting=10**6) for _ in range(100)}
+    assert tried == {measured // 2, measured} | ({measured * 2} if provider == CPU else set())
 
 
 def test_time_that_others_had_does_not_count(
