@@ -186,7 +186,7 @@ def test_help_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture
     shown = " ".join(capsys.readouterr().out.split())
     for name, field in Settings.model_fields.items():
         assert flag(name) in shown
-        default = "none" if field.default in ("", ()) else field.default
+        default = "none" if field.default in ("", (), None) else field.default
         assert name == "model" or f"[default: {default}]" in shown
 
 
