@@ -122,14 +122,9 @@ class Settings(BaseSettings):
 
     @field_validator("cache_dir", mode="before")
     @classmethod
-    def _empty_is_unset(cls, value: Any) -> Any:
-        return value or None
-
-    @field_validator("cache_dir")
-    @classmethod
-    def _expand_home(cls, value: Path | None) -> Path | None:
+    def _expand_home(cls, value: Any) -> Any:
         try:
-            return value.expanduser() if value else None
+            return Path(value).expanduser() if value else None  # empty is as good as unset
         except RuntimeError:
             raise ValueError("there is no home directory for '~'; give the whole path") from None
 
