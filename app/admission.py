@@ -1,5 +1,7 @@
 """Who is admitted to the queue: its limit, and the wait that the measured speed predicts."""
 
+from collections.abc import Callable
+
 from app.budget import TokenBudget
 from app.errors import Overloaded, TooManyTexts
 from app.fair_queue import LOOK_AHEAD
@@ -21,9 +23,14 @@ RETRY_AFTER_S = 1.0
 
 
 class Admission:
-    """Measures how fast batches are done, and turns away what would wait in vain. No lock."""
+    """Measures how fast batches are done, and turns away what would wait in vain. No lock.
 
-    def __init__(self, *, runners: int, budget: TokenBudget, max_queue_tokens: int) -> None:
+    ``runners`` tells how many of them work at this moment: one or more.
+    """
+
+    def __init__(
+        self, *, runners: Callable[[], int], budget: TokenBudget, max_queue_tokens: int
+    ) -> None:
         self._runners = runners
         self._budget = budget
         self._max_queue_tokens = max_queue_tokens
@@ -48,7 +55,7 @@ class Admission:
         most = int(limit * REQUEST_SHARE)
         if tokens > most:
             raise TooManyTexts(
-                f"the texts have {tokens} tokens in all; at most {most} are accepted in one request"
+                f"the texts have more than the {most} tokens that are accepted in one request"
             )
         if queued + tokens > limit:
             raise Overloaded(
@@ -76,6 +83,10 @@ class Admission:
         batch_s = self._seconds / self._batches
         return CAUTION * (self._seconds_for(ahead + overtaking + tokens) + batch_s)
 
+    def batch_seconds(self, tokens: int) -> float:
+        """How long a runner takes for a batch of that many tokens; 0 before the first batch."""
+        return tokens * self._seconds / self._tokens if self._tokens else 0.0
+
     def _seconds_for(self, tokens: int) -> float:
         """How long all runners together take for that many tokens; 0 before the first batch."""
-        return tokens * self._seconds / self._tokens / self._runners if self._tokens else 0.0
+        return self.batch_seconds(tokens) / self._runners()

@@ -13,15 +13,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence, Sized
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from app.admission import RETRY_AFTER_S, Admission
 from app.budget import TokenBudget
-from app.errors import DeadlineExceeded, InferenceFailed, ServiceError, ShuttingDown
+from app.errors import DeadlineExceeded, InferenceFailed, NotReady, ServiceError, ShuttingDown
 from app.fair_queue import Entry, FairQueue
+from app.isolation import infer_each
 from app.pending import Answer, Computing, PendingRequest
+from app.report import BatchReport
+from app.runners import Runner, Runners
 
 # Batches in a row without one answer before inference counts as failing: a bad text that comes
 # alone is a batch of one, and should not take the service down.
@@ -31,20 +34,6 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item", bound=Sized)
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class BatchReport:
-    """What one batch was and took."""
-
-    texts: int
-    tokens: int
-    padded_tokens: int  # texts × longest
-    max_tokens: int  # the budget, in padded tokens
-    inference_seconds: float
-    failed: int  # texts
-    others_waited: bool  # when it was done
-    tags: tuple[object, ...] = ()  # those of the requests
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +51,8 @@ class MicroBatcher(Generic[Item, Result]):
     ``infer`` gets at most ``budget`` padded tokens at a time (or one longer item) and gives a
     result an item, in order; a ``ServiceError`` among them fails its item. ``on_batch``
     is called on a runner's thread after each batch, before its results are delivered; ``on_lag``
-    on the event loop, with the seconds for which the results waited for its turn.
+    on the event loop, with the seconds for which the results waited for its turn; ``on_loss``
+    there, too, whenever a runner's thread was lost and is to be replaced.
 
     Create it on the event loop that submits. The runners wait from then on, until ``drain``.
     """
@@ -76,28 +66,33 @@ class MicroBatcher(Generic[Item, Result]):
         max_queue_tokens: int,
         on_batch: Callable[[BatchReport], None],
         on_lag: Callable[[float], None],
+        on_loss: Callable[[], None],
     ) -> None:
-        self._infer = infer
+        self._infer = partial(infer_each, infer)
         self._budget = budget
         self._on_batch = on_batch
         self._on_lag = on_lag
 
         self._loop = asyncio.get_running_loop()
         self._requests: set[PendingRequest[Result]] = set()
-        self._runner_ends = [self._loop.create_future() for _ in range(runners)]
 
         self._condition = threading.Condition()
         self._queue: FairQueue[_Text[Item, Result]] = FairQueue()
         self._closed = False
-        self._idle_runners = runners
         self._failed_in_a_row = 0
         self._admission = Admission(
-            runners=runners, budget=budget, max_queue_tokens=max_queue_tokens
+            runners=lambda: self.runners.working, budget=budget, max_queue_tokens=max_queue_tokens
         )
 
-        for number, end in enumerate(self._runner_ends):
-            name = f"runner-{number}"
-            threading.Thread(target=self._run, args=(end,), name=name, daemon=True).start()
+        self.runners: Runners[_Text[Item, Result]] = Runners(
+            runners,
+            serve=self._serve,
+            expected_s=lambda batch: self._admission.batch_seconds(_tokens(batch)),
+            pending=lambda: bool(self._requests),
+            on_failure=self._fail,
+            on_loss=on_loss,
+        )
+        self.runners.start()
 
     @property
     def queued_texts(self) -> int:
@@ -111,8 +106,8 @@ class MicroBatcher(Generic[Item, Result]):
 
     @property
     def failing(self) -> bool:
-        """Whether the latest batches, several in a row, gave not one answer."""
-        return self._failed_in_a_row >= FAILING_AFTER
+        """Whether the latest batches, several in a row, gave not one answer, or did not end."""
+        return self._failed_in_a_row >= FAILING_AFTER or self.runners.hopeless
 
     async def submit(
         self, items: Sequence[Item], *, timeout_s: float, tag: object = None
@@ -121,11 +116,13 @@ class MicroBatcher(Generic[Item, Result]):
 
         The reports of the batches that they are in have the ``tag``. Returns within ``timeout_s``
         seconds. Whatever befalls an item once admitted stands in its place in the answer:
-        ``DeadlineExceeded`` where no result came in time, ``InferenceFailed``, ``ShuttingDown``.
-        Cancelled, it takes back the items that still wait.
+        ``DeadlineExceeded`` where no result came in time, ``InferenceFailed``, ``ShuttingDown``,
+        ``NotReady`` where no runner was left to compute it. Cancelled, it takes back the items
+        that still wait.
 
-        Raises ``Overloaded``, ``TooManyTexts`` (more tokens than one request may queue) or
-        ``ShuttingDown``, at once, when the request is not admitted.
+        Raises ``Overloaded``, ``TooManyTexts`` (more tokens than one request may queue),
+        ``NotReady`` (all runners hang) or ``ShuttingDown``, at once, when the request is not
+        admitted.
         """
         if not items:
             return Answer([], 0.0, 0.0)
@@ -137,12 +134,13 @@ class MicroBatcher(Generic[Item, Result]):
             _Text(len(item), now + timeout_s, item, request, index)
             for index, item in enumerate(items)
         ]
-        tokens = sum(text.tokens for text in texts)
+        tokens = _tokens(texts)
         with self._condition:
             self.check_admission(tokens, timeout_s=timeout_s)
             self._queue.add(texts)
             self._condition.notify(len(texts))
         self._requests.add(request)
+        self.runners.watch()
         expiry = self._loop.call_later(timeout_s, self._expire, request, texts, timeout_s)
         try:
             await request.done
@@ -157,7 +155,9 @@ class MicroBatcher(Generic[Item, Result]):
     def check_admission(self, tokens: int, *, timeout_s: float) -> None:
         """Raise what ``submit`` would, at this moment, for a request of that many tokens."""
         if self._closed:
-            raise _shutting_down()
+            raise ShuttingDown()
+        if self.runners.all_stuck:
+            raise _not_ready()
         with self._condition:  # submit has entered it already: it may be entered twice
             self._admission.check(
                 tokens,
@@ -177,12 +177,12 @@ class MicroBatcher(Generic[Item, Result]):
         with self._condition:
             self._closed = True
             self._condition.notify_all()
-        _, running = await asyncio.wait(self._runner_ends, timeout=timeout_s)
+        ended = await self.runners.join(timeout_s)
         with self._condition:
             self._queue.clear()
         for request in self._requests:
-            request.fail_rest(_shutting_down(), time.monotonic())
-        return not running
+            request.fail_rest(ShuttingDown(), time.monotonic())
+        return ended
 
     def _expire(
         self, request: PendingRequest[Result], texts: list[_Text[Item, Result]], timeout_s: float
@@ -195,42 +195,43 @@ class MicroBatcher(Generic[Item, Result]):
         with self._condition:
             self._queue.remove(texts)
 
-    def _run(self, end: asyncio.Future[None]) -> None:
-        """A runner's life."""
-        try:
-            while taken := self._next_batch():
-                self._process(*taken)
-        finally:
-            self._call_on_loop(end.set_result, None)
+    def _serve(self, runner: Runner[_Text[Item, Result]]) -> None:
+        """A runner's life: batch after batch."""
+        while max_tokens := self._take_batch(runner):
+            self._process(runner, max_tokens)
 
-    def _next_batch(self) -> tuple[list[_Text[Item, Result]], int] | None:
-        """Wait for a batch, and its budget; None when there will be none any more."""
+    def _take_batch(self, runner: Runner[_Text[Item, Result]]) -> int | None:
+        """Have the runner wait for a batch; its budget, or None when there will be none."""
         with self._condition:
             while True:
                 max_tokens = self._budget.next(self._queue.tokens)
-                batch = self._queue.take_batch(
+                # Nothing may fail between queue and runner: one of them has each text.
+                runner.batch = self._queue.take_batch(
                     max_tokens=max_tokens,
-                    share=self._queue.tokens / self._idle_runners,
+                    share=self._queue.tokens / self.runners.idle,
                     now=time.monotonic(),
                 )
-                if batch:
-                    self._idle_runners -= 1
-                    return batch, max_tokens
+                if runner.batch:
+                    runner.idle = False
+                    return max_tokens
                 if self._closed:
                     return None
                 self._condition.wait()
 
-    def _process(self, batch: list[_Text[Item, Result]], max_tokens: int) -> None:
-        """Infer a batch and deliver its results, whatever is raised on the way."""
+    def _process(self, runner: Runner[_Text[Item, Result]], max_tokens: int) -> None:
+        """Infer the runner's batch and deliver its results."""
+        batch = runner.batch
         requests = {id(text.request): text.request for text in batch}.values()
         computing = Computing(time.monotonic())
         for request in requests:
             request.batches.append(computing)
-        results = self._infer_batch([text.item for text in batch])
-        computing.ended = time.monotonic()
+        try:
+            results = self._infer([text.item for text in batch])
+        finally:
+            computing.ended = time.monotonic()
         report = BatchReport(
             texts=len(batch),
-            tokens=sum(text.tokens for text in batch),
+            tokens=_tokens(batch),
             padded_tokens=len(batch) * max(text.tokens for text in batch),
             max_tokens=max_tokens,
             inference_seconds=computing.ended - computing.started,
@@ -238,50 +239,29 @@ class MicroBatcher(Generic[Item, Result]):
             others_waited=len(self._queue) > 0,
             tags=tuple(request.tag for request in requests if request.tag is not None),
         )
-        self._finish(report)
+        self._finish(runner, report)
         try:
             self._on_batch(report)
         except BaseException:  # even SystemExit: the runner has work to deliver, and more to do
             logger.exception("on_batch raised")
-        self._call_on_loop(self._deliver, batch, results, computing.ended)
+        self.runners.call_on_loop(self._deliver, batch, results, computing.ended)
+        runner.batch = ()
 
-    def _infer_batch(
-        self, items: list[Item], *, retry: bool = False
-    ) -> list[Result | ServiceError]:
-        """A result or an error for each item, whatever ``infer`` does.
-
-        A batch that raises is retried in halves, and those in halves: only the culprits fail.
-        """
-        try:
-            results = list(self._infer(items))
-            if len(results) != len(items):
-                raise RuntimeError(f"infer gave {len(results)} results for {len(items)} items")
-            return results
-        except BaseException:  # SystemExit and MemoryError too: they fail texts, not the runner
-            if not retry:
-                logger.exception("inference raised on a batch of %d", len(items))
-        if len(items) == 1:
-            return [InferenceFailed("inference failed on this text")]
-        middle = len(items) // 2
-        return [
-            *self._infer_batch(items[:middle], retry=True),
-            *self._infer_batch(items[middle:], retry=True),
-        ]
-
-    def _finish(self, report: BatchReport) -> None:
+    def _finish(self, runner: Runner[_Text[Item, Result]], report: BatchReport) -> None:
         """Learn from a finished batch; its runner is free."""
         with self._condition:
-            self._idle_runners += 1
+            self.runners.done(runner)
             if report.failed < report.texts:
                 self._failed_in_a_row = 0
             else:
                 self._failed_in_a_row += 1
-            if not report.failed:  # retries would tell nothing of the speed
+            # Neither retries nor a runner that hung tell anything of the speed.
+            if not (report.failed or runner.stuck):
                 self._admission.learn(tokens=report.tokens, seconds=report.inference_seconds)
 
     def _deliver(
         self,
-        batch: list[_Text[Item, Result]],
+        batch: Sequence[_Text[Item, Result]],
         results: list[Result | ServiceError],
         done_at: float,
     ) -> None:
@@ -290,10 +270,23 @@ class MicroBatcher(Generic[Item, Result]):
         for text, result in zip(batch, results, strict=True):
             text.request.settle(text.index, result, done_at)
 
-    def _call_on_loop(self, callback: Callable[..., object], *arguments: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            self._loop.call_soon_threadsafe(callback, *arguments)
+    def _fail(self, batch: Sequence[_Text[Item, Result]]) -> None:
+        """On the event loop: a runner hangs with this batch, or was lost with it."""
+        now = time.monotonic()
+        for text in batch:
+            error = InferenceFailed("inference did not end on this text, or on one beside it")
+            text.request.settle(text.index, error, now)
+        with self._condition:
+            # Those who wait may have been woken by the runner that is lost.
+            self._condition.notify()
+            waiting = self._queue.clear() if self.runners.hopeless else ()
+        for text in waiting:
+            text.request.settle(text.index, _not_ready(), now)
 
 
-def _shutting_down() -> ShuttingDown:
-    return ShuttingDown("the service is shutting down", retry_after_s=RETRY_AFTER_S)
+def _tokens(texts: Sequence[Entry]) -> int:
+    return sum(text.tokens for text in texts)
+
+
+def _not_ready() -> NotReady:
+    return NotReady("every runner hangs or has failed", retry_after_s=RETRY_AFTER_S)

@@ -1,11 +1,11 @@
 """A bundle on disk: its manifest, its files, and the check that they belong together."""
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json  # its depth is bounded; json's is the interpreter's stack
 
 from app.errors import UserError
 from app.preprocessing import Preprocessing
@@ -102,7 +102,7 @@ class Bundle:
                 raise UserError(f"{path / MANIFEST} does not list {name}")
             _check_digest(path, name, manifest.files[name])
         try:
-            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+            config = from_json((path / "config.json").read_bytes())
             labels = [config["id2label"][str(index)] for index in range(len(config["id2label"]))]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path / 'config.json'} has no usable id2label: {error!r}") from error
@@ -136,7 +136,7 @@ def sha256(path: Path) -> str:
 
 def _read_manifest(path: Path) -> Manifest:
     try:
-        raw = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        raw = from_json((path / MANIFEST).read_bytes())
     except FileNotFoundError:
         raise UserError(
             f"{path} is not a bundle: it has no {MANIFEST} (sentiment-export makes one)"

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
+from app import logs
 from app.errors import UserError
+from app.server.process import open_standard_files, raise_file_limit
 from app.settings import Settings, flag, load_settings
 
 # What `classify` reads and writes, by the end of a file's name.
@@ -123,10 +125,17 @@ def _shown(default: object) -> object:
 def _serve(settings: Settings) -> int:
     # Until the server handles it: process 1 of a container would not even end by it.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    from app.main import run
+    # Nothing is loaded yet that could be loaded again.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    open_standard_files()
+    raise_file_limit()
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        from app.server.run import run
 
-    run(settings)
-    return 0
+        return run(settings)
+    finally:
+        logs.close()
 
 
 def _classify(options: argparse.Namespace, settings: Settings) -> int:

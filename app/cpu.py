@@ -6,6 +6,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from app.cgroups import groups
+
 # More threads for one batch gain nothing on texts.
 MAX_THREADS = 8
 # In Linux's spelling: of x86, then of Arm.
@@ -65,29 +67,10 @@ def _cpuinfo(name: str, root: Path = Path("/")) -> str:
 
 
 def _cgroup_quotas(root: Path) -> list[float]:
-    """CPUs granted by each cgroup (version 1 or 2) that holds this process."""
-    try:
-        memberships = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    quotas = []
-    for membership in memberships:
-        _, controllers, path = membership.split(":", 2)
-        if controllers == "":
-            mount, read = root / "sys/fs/cgroup", _read_v2
-        elif "cpu" in controllers.split(","):
-            mount, read = root / "sys/fs/cgroup/cpu", _read_v1
-        else:
-            continue
-        # A parent's quota binds its children. Inside a container the path may be the host's
-        # and not exist here; the walk then ends at the mount, which is the container's own.
-        group = mount / path.lstrip("/")
-        quotas += [
-            quota
-            for directory in (group, *group.parents)
-            if directory.is_relative_to(mount) and (quota := read(directory)) is not None
-        ]
-    return quotas
+    """CPUs granted by each cgroup that holds this process."""
+    readers = {1: _read_v1, 2: _read_v2}
+    quotas = (readers[version](directory) for version, directory in groups("cpu", root))
+    return [quota for quota in quotas if quota is not None]
 
 
 def _read_v2(directory: Path) -> float | None:

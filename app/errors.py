@@ -79,12 +79,17 @@ class HeadersTooLarge(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """``reason``: the queue has no room, or the wait would be longer than the deadline."""
+    """``reason``: the queue is full, the wait would be longer than the deadline, bodies take too
+    much memory."""
 
     status, code, title = 429, "overloaded", "Overloaded"
 
     def __init__(
-        self, detail: str, *, reason: Literal["queue_full", "deadline"], retry_after_s: float
+        self,
+        detail: str,
+        *,
+        reason: Literal["queue_full", "deadline", "inflight_bytes"],
+        retry_after_s: float,
     ) -> None:
         super().__init__(detail, retry_after_s=retry_after_s)
         self.reason = reason
@@ -104,6 +109,11 @@ class NotReady(ServiceError):
 
 class ShuttingDown(ServiceError):
     status, code, title = 503, "shutting_down", "Shutting down"
+
+    def __init__(
+        self, detail: str = "the service is shutting down", *, retry_after_s: float = 1.0
+    ) -> None:
+        super().__init__(detail, retry_after_s=retry_after_s)
 
 
 class DeadlineExceeded(ServiceError):

@@ -76,10 +76,11 @@ class FairQueue(Generic[E]):
                 del self._waiting[index]
                 self._tokens -= entry.tokens
 
-    def clear(self) -> None:
-        """Forget all that waits."""
-        self._waiting.clear()
+    def clear(self) -> list[E]:
+        """Forget all that waits, and return it."""
+        cleared, self._waiting = self._waiting, []
         self._tokens = 0
+        return cleared
 
     def take_batch(self, *, max_tokens: int, share: float, now: float) -> list[E]:
         """Remove and return the next batch: the entry whose turn it is, then those like it.
@@ -87,9 +88,12 @@ class FairQueue(Generic[E]):
         Count × longest stays within ``max_tokens``; a longer entry goes alone. A batch of
         ``share`` tokens takes no more: the rest is for others who are free. Entries whose
         deadline has come by ``now`` are dropped. Empty when nothing is left.
+
+        Whatever is raised, such as MemoryError: no entry is lost, and none is counted wrongly.
         """
         window: list[E] = []
         seen = tokens = 0
+        left = self._tokens
         while seen < len(self._waiting) and tokens < LOOK_AHEAD * max_tokens:
             entry = self._waiting[seen]
             seen += 1
@@ -97,17 +101,20 @@ class FairQueue(Generic[E]):
                 window.append(entry)
                 tokens += entry.tokens
             else:
-                self._tokens -= entry.tokens
+                left -= entry.tokens
         batch = _fill(window, max_tokens, share) if window else []
+        left -= sum(entry.tokens for entry in batch)
         taken = set(batch)
-        self._waiting[:seen] = [entry for entry in window if entry not in taken]
-        for entry in batch:
-            self._tokens -= entry.tokens
+        passed_over = [entry for entry in window if entry not in taken]
+        virtual_time = self._virtual_time
         if batch:
             # To the leader's end, not to its start: every request is a new flow, and time that
             # stood still while newcomers lead would let them hold a long list back for ever.
             leader = batch[0]
-            self._virtual_time = max(self._virtual_time, leader.turn[0] + leader.tokens)
+            virtual_time = max(virtual_time, leader.turn[0] + leader.tokens)
+        # All that can fail is done: a list's slice is replaced as a whole or not at all.
+        self._waiting[:seen] = passed_over
+        self._tokens, self._virtual_time = left, virtual_time
         return batch
 
 

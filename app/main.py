@@ -1,49 +1,37 @@
-"""The composition root: settings in, an application or a running server out."""
+"""The composition root: settings in, an application out."""
 
 import asyncio
-import gc
 import importlib.metadata
 import logging
 import math
-import os
-import signal
-import socket
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import FrameType
 
-import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
-from prometheus_client import start_http_server
+from fastapi.telemetry import TelemetryConfig
 from starlette_compress import CompressMiddleware, add_compress_type
 
-from app import logs
 from app.api import native, operations, page, stream
 from app.api.classifier import Classifier
-from app.api.middleware import RequestMiddleware
+from app.api.middleware import OTHER_METHOD, UNMATCHED, RequestMiddleware
 from app.api.problems import HANDLERS
 from app.api.protocols import huggingface, open_inference, tei, vllm
 from app.api.service import Service
 from app.bundle import EMBEDDED_BUNDLE, Bundle
 from app.cpu import available_cpus
-from app.errors import ClientDisconnected, ServiceError, UserError
-from app.http_protocol import HttpProtocol
+from app.errors import BadRequest, ClientDisconnected, HeadersTooLarge, ServiceError, UserError
 from app.metrics import Metrics, ModelMetrics
 from app.model import Model
 from app.settings import Settings
 from app.traces import Tracer
 from app.tuning import Plan, tune
+from app.worker import Steps, Worker
 
-# Longer than load balancers keep theirs (60 s mostly): the side that sends must close first.
-KEEP_ALIVE_S = 75
-FAREWELL_S = 0.2
 WARM_UP_TEXTS = (1, 8)
 # Smaller answers go out as they are: the event loop has other work.
 COMPRESS_BYTES = 8_192
@@ -53,6 +41,8 @@ Errors are `application/problem+json` with a stable `code`. `x-request-id` is ec
 Bodies may be compressed (gzip, br, deflate), and so are long answers for clients that accept it.
 The Open Inference Protocol's `POST /v2/models/{name}/infer` is described by that protocol.
 """
+# Ours has no paths and queries of clients in it.
+NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 ROUTERS = [
     module.router
     for module in (native, stream, huggingface, tei, open_inference, vllm, operations, page)
@@ -80,17 +70,20 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # One thread: large requests take turns there, and the event loop competes with one.
-        tokenizer = ThreadPoolExecutor(1, "tokenizer")
+        service.worker = Worker("tokenizer")
 
         def classifier(model: Model, plan: Plan) -> Classifier:
             metrics = ModelMetrics(service.metrics, model, version=service.version)
-            return Classifier(model, plan, settings, metrics, tokenizer=tokenizer, tracer=tracer)
+            return Classifier(model, plan, settings, metrics, worker=service.worker, tracer=tracer)
 
         async def load(old: Classifier) -> Classifier:
-            model, plan = await asyncio.to_thread(
-                _load, old.model.path, settings, cpus, plan=old.plan
-            )
+            # Not a thread of the event loop, which would wait for it at its end.
+            loader = Worker("loader")
+            try:
+                steps = _load_again(old.model.path, settings, cpus, old.plan)
+                model, plan = await loader.run(steps, deadline=math.inf)
+            finally:
+                loader.close()
             if model.name != old.model.name:
                 raise UserError(f"{model.path} now holds a model named {model.name}")
             return classifier(model, plan)
@@ -99,8 +92,9 @@ def create_app(settings: Settings) -> FastAPI:
         models.clear()  # those that are replaced should be freed
         service.load = load
         yield
-        await service.drain()
-        tokenizer.shutdown(wait=False, cancel_futures=True)
+        service.stop()
+        await service.drain(service.stop_by)
+        service.worker.close()
         if tracer:
             await asyncio.to_thread(tracer.close)
 
@@ -113,8 +107,7 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         openapi_url="/openapi.json" if settings.docs == "on" else None,
         redoc_url=None,
-        # Ours have no paths and queries of clients in them.
-        telemetry={"tracing": False, "metrics": False, "logs": False},
+        telemetry=NO_TELEMETRY,
     )
     app.state.service = service
     routers = [*ROUTERS, *([] if settings.metrics_port else [operations.metrics_router])]
@@ -126,6 +119,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.routes = routes
     for route in routes:
         _expect_requests(service.metrics, route)
+    for refusal in (BadRequest, HeadersTooLarge):
+        service.metrics.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)
     app.add_middleware(RequestMiddleware, service=service, routes=routes, tracer=tracer)
     add_compress_type("application/problem+json")
     add_compress_type("application/x-ndjson", streaming=True)
@@ -141,89 +136,14 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what was begun.
-
-    Raises:
-        UserError: the address or a bundle cannot be used.
-    """
-    logs.configure(settings.log_level, settings.log_format)
-    with _bind(settings.host, settings.port) as listener:
-        app = create_app(settings)
-        config = uvicorn.Config(
-            app,
-            # uvicorn asks for a class, and calls it.
-            http=partial(HttpProtocol, max_header_bytes=settings.max_header_bytes),  # type: ignore[arg-type]
-            lifespan="on",
-            ws="none",
-            log_config=None,
-            log_level="warning",  # of uvicorn's own messages
-            access_log=False,
-            server_header=False,
-            # Otherwise whoever asks from this host could say that he is somebody else.
-            proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=math.ceil(settings.drain_ms / 1000),
-        )
-        # The models stay: the garbage collector need not look at all that again and again.
-        gc.freeze()
-        service = app.state.service
-        if settings.metrics_port:
-            _serve_metrics(settings, service.metrics)
-        Server(config, service).run([listener])
-    if service.abandoned:
-        # Its thread cannot be interrupted, and the interpreter would abort at its end.
-        logger.warning("a batch was still running when drain-ms was over; its answer is lost")
-        logging.shutdown()
-        os._exit(0)
-
-
-class Server(uvicorn.Server):
-    """uvicorn's server, but the service knows of a shutdown before it begins."""
-
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
-        super().__init__(config)
-        self._service = service
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
-        for listener in sockets or []:
-            host, port = listener.getsockname()[:2]
-            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            logger.info("serving %s at http://%s", self._service.summary(), where)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at the first signal; a second Ctrl-C ends the process as it is."""
-        if self.should_exit and sig == signal.SIGINT:
-            # A runner inside a native call cannot be interrupted, only left behind.
-            os._exit(128 + sig)
-        self._service.stop()
-        # Not uvicorn's own handler: it raises the signal again after a graceful end, and the
-        # exit code would tell of a failure.
-        self.should_exit = True
-
-    def _reload(self) -> None:
-        """Load all models again."""
-
-        async def reload(name: str) -> None:
-            try:
-                await self._service.reload(name)
-            except ServiceError:
-                pass  # the log says why, or the service shuts down
-            except Exception:
-                logger.exception("%s was not loaded again", name)
-
-        self._reloading = asyncio.gather(*map(reload, self._service.classifiers))
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        logger.info("shutting down")
-        self._service.closing.set()
-        # uvicorn closes what is between two requests, and would lose the next if it is on its
-        # way. In this time clients get an answer that tells them to close.
-        await asyncio.sleep(FAREWELL_S)
-        await super().shutdown(sockets)
-        logger.info("stopped")
+def create_metrics_app(service: Service) -> FastAPI:
+    """Its metrics and nothing else, for a port of their own."""
+    app = FastAPI(openapi_url=None, exception_handlers=HANDLERS, telemetry=NO_TELEMETRY)
+    app.state.service = service
+    app.include_router(operations.metrics_router)
+    app.state.routes = operations.metrics_router.routes
+    app.add_middleware(RequestMiddleware, service=service, routes=app.state.routes, tracer=None)
+    return app
 
 
 def _load(
@@ -254,28 +174,16 @@ def _load(
     return model.with_threads(plan.threads), plan
 
 
+def _load_again(
+    path: Path, settings: Settings, cpus: float, plan: Plan
+) -> Steps[tuple[Model, Plan]]:
+    """``_load`` as a job of a worker, which takes it in one step."""
+    yield
+    return _load(path, settings, cpus, plan)
+
+
 def _expect_requests(metrics: Metrics, route: APIRoute) -> None:
     """Have the series of all answers that the route documents, and of clients that leave."""
     for method in route.methods or ():
         for status in (200, ClientDisconnected.status, *route.responses):
             metrics.expect_request(route.path, method, int(status))
-
-
-def _serve_metrics(settings: Settings, metrics: Metrics) -> None:
-    try:
-        start_http_server(settings.metrics_port, settings.host, metrics.registry)
-    except OSError as error:
-        where = f"{settings.host} port {settings.metrics_port}"
-        raise UserError(f"cannot listen on {where} for metrics: {error.strerror}") from error
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen: nobody connects before the models are warm."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise UserError(f"cannot listen on {host} port {port}: {error.strerror}") from error
-    return listener

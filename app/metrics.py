@@ -1,6 +1,6 @@
 """Every metric: its name, labels and buckets. What can be counted shows from the first scrape."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 from prometheus_client import (
@@ -11,14 +11,17 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
 )
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
-from app.batcher import BatchReport
+from app import logs
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,
     EmptyText,
     InferenceFailed,
     InvalidRequest,
+    NotReady,
     Overloaded,
     PayloadTooLarge,
     ShuttingDown,
@@ -26,6 +29,7 @@ from app.errors import (
     TooManyTexts,
 )
 from app.model import Model
+from app.report import BatchReport
 
 # Buckets lie where values were measured to lie, see docs/operations.md.
 SECONDS = (
@@ -51,6 +55,7 @@ OUTCOMES = (
             EmptyText,
             InferenceFailed,
             InvalidRequest,
+            NotReady,
             Overloaded,
             PayloadTooLarge,
             ShuttingDown,
@@ -59,7 +64,7 @@ OUTCOMES = (
         )
     ),
 )
-REJECTIONS = ("queue_full", "deadline", "shutting_down")
+REJECTIONS = ("queue_full", "deadline", "inflight_bytes", "not_ready", "shutting_down")
 
 
 class Metrics:
@@ -69,6 +74,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
+        self.registry.register(_LogCollector())
 
         self.requests = self._counter(
             "http_requests",
@@ -118,6 +124,12 @@ class Metrics:
         self.rejections = self._counter(
             "rejections", "Requests not admitted to the queue.", ["model", "reason"]
         )
+        self.runners_stuck = self._gauge(
+            "runners_stuck", "Runners whose batch takes far longer than predicted.", ["model"]
+        )
+        self.runners_lost = self._counter(
+            "runners_lost", "Threads of runners that ended and were to be replaced.", ["model"]
+        )
         self.loop_lag = self._histogram(
             "event_loop_lag_seconds",
             "From a batch's end to the event loop's turn to answer it.",
@@ -165,6 +177,17 @@ class Metrics:
         return Histogram(f"sentiment_{name}", text, labels, buckets=buckets, registry=self.registry)
 
 
+class _LogCollector(Collector):
+    """The log is the process's, and counts for itself."""
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        yield CounterMetricFamily(
+            "sentiment_log_lines_dropped",
+            "Log lines that were not written: standard error was not read in time, or is gone.",
+            value=logs.dropped_lines(),
+        )
+
+
 class ModelMetrics:
     """One model's series, looked up once: ``labels()`` costs as much as counting."""
 
@@ -187,6 +210,8 @@ class ModelMetrics:
         self._rejections = {
             reason: metrics.rejections.labels(name, reason) for reason in REJECTIONS
         }
+        self._runners_stuck = metrics.runners_stuck.labels(name)
+        self._runners_lost = metrics.runners_lost.labels(name)
         self._ready = metrics.model_ready.labels(name)
         metrics.show_model(name, model.revision or "", model.precision, model.provider, version)
 
@@ -199,11 +224,13 @@ class ModelMetrics:
         *,
         queue_texts: Callable[[], float],
         queue_tokens: Callable[[], float],
+        runners_stuck: Callable[[], float],
         ready: Callable[[], float],
     ) -> None:
         """Ask these for the gauges at each scrape."""
         self._queue_texts.set_function(queue_texts)
         self._queue_tokens.set_function(queue_tokens)
+        self._runners_stuck.set_function(runners_stuck)
         self._ready.set_function(ready)
 
     def prediction(self, label: str, score: float, *, tokens: int, truncated: bool) -> None:
@@ -233,6 +260,10 @@ class ModelMetrics:
     def lag(self, seconds: float) -> None:
         """Add how long finished work waited for the event loop."""
         self._loop_lag.observe(seconds)
+
+    def runner_lost(self) -> None:
+        """Count a thread that ended and is to be replaced."""
+        self._runners_lost.inc()
 
     def batch(self, report: BatchReport) -> None:
         """Add a batch; called on the runners' threads."""

@@ -24,6 +24,11 @@ Device = Literal["auto", "cpu", "cuda"]
 _VARIANTS: dict[str, tuple[Precision, ...]] = {CPU: ("int8", "fp32"), CUDA: ("fp16", "fp32")}
 # The share of a window's tokens that the next one begins with, so that each has its context.
 WINDOW_OVERLAP = 0.25
+# What fails raises. ONNX Runtime would write it to standard error as well, past the log and its
+# form, and a runner would wait there for whoever has stopped reading.
+SILENT = ort.RunOptions()
+SILENT.log_severity_level = 4
+
 logger = logging.getLogger(__name__)
 Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
 
@@ -182,7 +187,7 @@ class Model:
 
         A text whose logits are not finite fails alone.
         """
-        (logits,) = self._session.run(None, self._feeds(encodings))
+        (logits,) = self._session.run(None, self._feeds(encodings), SILENT)
         finite = np.isfinite(logits).all(axis=1)
         return [
             row if ok else InferenceFailed("the model gave no finite logits for this text")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 API_KEY = re.compile(r"[!-+\--~]{8,256}")  # a comma separates keys
@@ -65,6 +65,12 @@ class Settings(BaseSettings):
     max_texts: int = Field(default=1_000, ge=1, description="texts in one request")
     max_text_chars: int = Field(default=50_000, ge=1, description="characters in one text")
     max_body_bytes: int = Field(default=2_097_152, ge=1, description="bytes in a request body")
+    max_inflight_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="total bytes of request bodies held at once; more get 429; 0 means: an eighth "
+        "of the memory that the process may use",
+    )
     max_header_bytes: int = Field(
         default=32_768, ge=1_024, description="bytes of a request's line and headers"
     )
@@ -119,6 +125,26 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe messages to log"
     )
+
+    @field_validator("host", mode="before")
+    @classmethod
+    def _default_host(cls, value: Any) -> Any:
+        # Empty is as good as unset; a socket would take it for all addresses.
+        return value or cls.model_fields["host"].default
+
+    @field_validator("max_inflight_bytes")
+    @classmethod
+    def _holds_a_body(cls, value: int, info: ValidationInfo) -> int:
+        if 0 < value < (longest := info.data.get("max_body_bytes", 0)):
+            raise ValueError(f"one body may have {longest} bytes (--max-body-bytes)")
+        return value
+
+    @field_validator("metrics_port")
+    @classmethod
+    def _is_another_port(cls, value: int, info: ValidationInfo) -> int:
+        if 0 < value == info.data.get("port"):
+            raise ValueError("the service itself listens there (--port)")
+        return value
 
     @field_validator("cache_dir", mode="before")
     @classmethod

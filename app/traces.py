@@ -16,7 +16,7 @@ from starlette.types import Scope
 from app.errors import UserError
 
 if TYPE_CHECKING:
-    from app.batcher import BatchReport
+    from app.report import BatchReport
 
 # Seconds that a collector may take; it should hold up nobody's shutdown.
 TIMEOUT_S = 2

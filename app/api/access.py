@@ -3,11 +3,9 @@
 import hashlib
 import hmac
 import time
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from limits import parse
-from limits.aio.storage import MemoryStorage
-from limits.aio.strategies import MovingWindowRateLimiter
 from starlette.types import Scope
 
 from app.errors import RateLimited, Unauthorized
@@ -19,6 +17,8 @@ OPEN = frozenset(
 )
 ADMIN = "/models/"  # whatever is posted below it
 OPEN_PAGES = frozenset({"/", "/docs", "/openapi.json", "/metrics"})
+IPV4_MAPPED = "::ffff:"  # where a socket for IPv6 has a connection from IPv4
+PERIOD_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
 
 
 class Access:
@@ -27,10 +27,12 @@ class Access:
     def __init__(self, settings: Settings) -> None:
         self._digests = [digest.encode() for digest in settings.api_keys]
         self._admin_digests = [digest.encode() for digest in settings.admin_keys]
-        self._rate = parse(settings.rate_limit) if settings.rate_limit else None
-        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+        self._rate = settings.rate_limit
+        if self._rate:
+            requests, period = self._rate.split("/")
+            self._window = MovingWindow(int(requests), PERIOD_S[period])
 
-    async def check(self, scope: Scope) -> None:
+    def check(self, scope: Scope) -> None:
         """Let a request pass.
 
         Raises:
@@ -49,12 +51,39 @@ class Access:
             return
         address = (scope["client"] or ("",))[0]
         who = _key_digest(scope, self._digests) if self._digests else address
-        if self._rate is not None and not await self._limiter.hit(self._rate, who):
-            window = await self._limiter.get_window_stats(self._rate, who)
-            raise RateLimited(
-                f"at most {self._rate} are accepted",
-                retry_after_s=max(0.0, window.reset_time - time.time()),
-            )
+        if self._rate and (wait_s := self._window.hit(who)):
+            raise RateLimited(f"at most {self._rate} are accepted", retry_after_s=wait_s)
+
+
+class MovingWindow:
+    """At most ``most`` hits of each key in any ``seconds``, by a clock that nobody sets.
+
+    The package ``limits`` goes by the time of day: after that is set back, whoever has used up his
+    hits waits as much longer.
+    """
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most = most
+        self._seconds = seconds
+        # By key, the one that was let in last at the end: its hits, which are no more than count.
+        self._hits: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def hit(self, key: str) -> float:
+        """Let a hit in and count it, for 0; otherwise the seconds until the next may come."""
+        now = time.monotonic()
+        while self._hits and next(iter(self._hits.values()))[-1] + self._seconds <= now:
+            self._hits.popitem(last=False)
+        hits = self._hits.setdefault(key, deque(maxlen=self._most))
+        if len(hits) == self._most and (wait_s := hits[0] + self._seconds - now) > 0:
+            return wait_s
+        hits.append(now)
+        self._hits.move_to_end(key)
+        return 0.0
+
+
+def plain_address(host: str) -> str:
+    """The address as a socket for IPv4 has it, if it is one: 1.2.3.4, not ::ffff:1.2.3.4."""
+    return host.removeprefix(IPV4_MAPPED) if "." in host else host
 
 
 def _key_digest(scope: Scope, digests: Sequence[bytes]) -> str:

@@ -2,25 +2,27 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from app.admission import REQUEST_SHARE
 from app.api.explanation import contributions, without_each, word_spans
 from app.api.predictions import (
+    CHARS_PER_TEXT,
     DEFAULTS,
     EncodedText,
     Options,
     Scored,
     encode,
+    encode_steps,
     encodings,
     infer,
     predict,
 )
 from app.api.schemas import Prediction, Word
-from app.batcher import BatchReport, MicroBatcher
+from app.batcher import MicroBatcher
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -31,19 +33,34 @@ from app.errors import (
     TextTooLong,
     TooManyTexts,
 )
+from app.fair_queue import LOOK_AHEAD
 from app.metrics import STAGES, ModelMetrics
 from app.model import Encoding, Model
+from app.pending import Answer
+from app.report import BatchReport
 from app.settings import Settings
 from app.traces import Tracer, current_tag
 from app.tuning import Plan
+from app.worker import Worker
 
 # Characters of a request that are tokenised on the event loop, which they hold for about a
 # millisecond; more go to a thread, whose switches cost more than tokenising a few tweets.
 INLINE_CHARS = 4_000
-CHARS_PER_TEXT = 30  # that take as long as there being one text more
+SPLIT_COST = 8  # times as long as without, at worst, to find the sentences and tokenise them too
+
+# As far as a batch looks ahead, so many times over, streams fill the queue: what they have in it
+# comes and goes by groups.
+STREAM_LOOKS = 2
+
+# Has a batcher infer the items, with the tag, when it finds the time come.
+Submit = Callable[
+    [MicroBatcher[Encoding, Scored], Sequence[Encoding], object], Awaitable[Answer[Scored]]
+]
 
 PROBE_TEXT = "ready?"
 PROBE_TIMEOUT_S = 1.0
+
+RUNNERS_END_S = 0.1  # those without work
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +84,14 @@ class Classifier:
         settings: Settings,
         metrics: ModelMetrics,
         *,
-        tokenizer: Executor,
+        worker: Worker,
         tracer: Tracer | None,
     ) -> None:
         self.model = model
         self.plan = plan
         self._settings = settings
         self._metrics = metrics
-        self._tokenizer = tokenizer
+        self._worker = worker
         self._tracer = tracer
         self._stopped = False
         self._attempts = 0  # under way
@@ -86,12 +103,26 @@ class Classifier:
             max_queue_tokens=settings.max_queue_tokens,
             on_batch=self._on_batch,
             on_lag=metrics.lag,
+            on_loss=metrics.runner_lost,
         )
+        runners = self._batcher.runners
         metrics.watch(
             queue_texts=lambda: self._batcher.queued_texts,
             queue_tokens=lambda: self._batcher.queued_tokens,
-            ready=lambda: not (self._stopped or self._batcher.failing),
+            runners_stuck=lambda: runners.stuck,
+            ready=lambda: runners.complete and not (self._stopped or self._batcher.failing),
         )
+
+    @property
+    def stream_tokens(self) -> int:
+        """What all streams together may have in the queue and in batches.
+
+        It is enough to keep the runners in good batches, and no more than one request may have:
+        more would only make others wait, and those streams that come next.
+        """
+        batches = self.plan.runners + STREAM_LOOKS * LOOK_AHEAD
+        share = int(self._settings.max_queue_tokens * REQUEST_SHARE)
+        return min(batches * self.plan.budget.tokens, share)
 
     async def classify(
         self, texts: Sequence[str], options: Options = DEFAULTS, *, deadline: float
@@ -130,14 +161,40 @@ class Classifier:
         self.count([whole])
         return done, whole, words
 
+    def check_admission(self, *, timeout_s: float) -> None:
+        """Return while there is room for one token more.
+
+        Raises:
+            Overloaded, ShuttingDown: there is none.
+        """
+        with self.counting_failures(0):
+            self._batcher.check_admission(1, timeout_s=timeout_s)
+
+    def count_rejection(self, reason: str) -> None:
+        """Count a request that was not admitted, though not by the queue."""
+        self._metrics.rejection(reason)
+
+    def check_live(self) -> None:
+        """Return while a runner is left that can answer.
+
+        Raises:
+            NotReady: there is none, and only another process may have one.
+        """
+        if self._batcher.runners.hopeless:
+            raise NotReady(
+                f"every runner of {self.model.name} hangs or has failed", retry_after_s=1.0
+            )
+
     async def check(self) -> None:
-        """Return while inference works.
+        """Return while inference works, on every runner.
 
         After failures one short text decides, so that the service comes back by itself.
 
         Raises:
             NotReady: it does not.
         """
+        if not self._batcher.runners.complete:
+            raise NotReady(f"a runner of {self.model.name} hangs or was lost", retry_after_s=1.0)
         if not self._batcher.failing:
             return
         try:
@@ -154,47 +211,65 @@ class Classifier:
         """Admit nothing more. Safe in a signal handler."""
         self._stopped = True
 
-    async def retire(self, timeout_s: float) -> None:
-        """End when what was begun has its answer: another has taken this one's place."""
+    async def retire(self, timeout_s: float) -> bool:
+        """Finish what was begun, for at most ``timeout_s`` seconds; whether all of it was.
+
+        What is begun later finds no room: either ``stop`` was called, or another one has taken
+        this one's place.
+        """
+        until = time.monotonic() + timeout_s
         self._unused.clear()
         if self._attempts:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._unused.wait(), timeout_s)
-        await self.drain(timeout_s)
+        finished = not self._attempts
+        return await self._batcher.drain(max(RUNNERS_END_S, until - time.monotonic())) and finished
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Finish what was admitted, for at most ``timeout_s`` seconds; whether all ended."""
-        return await self._batcher.drain(timeout_s)
+    @property
+    def computing(self) -> bool:
+        """Whether a runner computes, though the time to end was over perhaps."""
+        return self._batcher.runners.running
 
     async def attempt(
-        self, texts: Sequence[str], options: Options, *, deadline: float
+        self,
+        texts: Sequence[str],
+        options: Options,
+        *,
+        deadline: float,
+        submit: Submit | None = None,
     ) -> Classification:
-        """``classify``, but the texts are not counted."""
+        """``classify``, but the texts are not counted.
+
+        With ``submit``, they are submitted by it: it may wait where others are turned away.
+        """
         if self._stopped:
-            raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
+            raise ShuttingDown()
         self._attempts += 1
         try:
-            return await self._attempt(texts, options, deadline)
+            return await self._attempt(texts, options, deadline, submit)
         finally:
             self._attempts -= 1
             if not self._attempts:
                 self._unused.set()
 
     async def _attempt(
-        self, texts: Sequence[str], options: Options, deadline: float
+        self, texts: Sequence[str], options: Options, deadline: float, submit: Submit | None
     ) -> Classification:
         loop = asyncio.get_running_loop()
         begun_ns, started = time.time_ns(), time.perf_counter()
         if (left_s := deadline - loop.time()) <= 0:
             raise DeadlineExceeded("the time allowed was over when the request was read")
-        # Before the tokenizer, which would be a third of what it costs to turn a request away.
-        self._batcher.check_admission(len(texts), timeout_s=left_s)
+        if submit is None:
+            # Before the tokenizer, which would be a third of what it costs to turn a request away.
+            self._batcher.check_admission(len(texts), timeout_s=left_s)
         encoded = await self._encode(texts, options, deadline)
         tokenize_seconds = time.perf_counter() - started
-        tag = current_tag()
-        answer = await self._batcher.submit(
-            encodings(encoded), timeout_s=max(0.0, deadline - loop.time()), tag=tag
-        )
+        tag, items = current_tag(), encodings(encoded)
+        if submit is None:
+            timeout_s = max(0.0, deadline - loop.time())
+            answer = await self._batcher.submit(items, timeout_s=timeout_s, tag=tag)
+        else:
+            answer = await submit(self._batcher, items, tag)
         if self._tracer is not None and tag is not None:
             stages = (tokenize_seconds, answer.queue_seconds, answer.inference_seconds)
             self._tracer.stages(self.model.name, begun_ns, zip(STAGES, stages, strict=True))
@@ -213,17 +288,19 @@ class Classifier:
     async def _encode(
         self, texts: Sequence[str], options: Options, deadline: float
     ) -> list[EncodedText | ServiceError]:
-        encode_all = partial(
-            encode, self.model, texts, max_chars=self._settings.max_text_chars, options=options
-        )
-        if sum(map(len, texts)) + CHARS_PER_TEXT * len(texts) <= INLINE_CHARS:
-            return encode_all()
-        try:
-            async with asyncio.timeout_at(deadline):
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._tokenizer, encode_all)
-        except TimeoutError:
-            raise DeadlineExceeded("not tokenised within the time it may take") from None
+        max_chars = self._settings.max_text_chars
+        cost = sum(map(len, texts)) + CHARS_PER_TEXT * len(texts)
+        if cost * (SPLIT_COST if options.split else 1) <= INLINE_CHARS:
+            return encode(self.model, texts, max_chars=max_chars, options=options)
+        loop = asyncio.get_running_loop()
+
+        def check(tokens: int) -> None:
+            # As ``submit`` will: what it would refuse need not be tokenised to its end.
+            left_s = max(0.0, deadline - loop.time())
+            self._batcher.check_admission(tokens, timeout_s=left_s)
+
+        steps = encode_steps(self.model, texts, max_chars=max_chars, options=options, check=check)
+        return await self._worker.run(steps, deadline=deadline)
 
     def _on_batch(self, report: BatchReport) -> None:
         self._metrics.batch(report)
@@ -247,7 +324,7 @@ class Classifier:
             self._metrics.failure(error.code, texts)
             if isinstance(error, Overloaded):
                 self._metrics.rejection(error.reason)
-            elif isinstance(error, ShuttingDown):
+            elif isinstance(error, (NotReady, ShuttingDown)):
                 self._metrics.rejection(error.code)
             raise
         except asyncio.CancelledError:

@@ -15,14 +15,14 @@ from opentelemetry.trace import set_span_in_context
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.access import Access
+from app.api.access import Access, plain_address
+from app.api.inflight import Body
 from app.api.problems import problem
 from app.api.service import Service
 from app.errors import (
-    DeadlineExceeded,
     InferenceFailed,
     InvalidRequest,
-    PayloadTooLarge,
+    NotFound,
     ServiceError,
     ShuttingDown,
 )
@@ -30,9 +30,14 @@ from app.settings import Settings
 from app.traces import Tracer, trace_id
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-TIMEOUT_MS = re.compile(rb"[1-9][0-9]{0,8}")
+TIMEOUT_MS = re.compile(rb"[1-9][0-9]*")
+TIMEOUT_DIGITS = 18  # what has more is longer than any deadline, in its first digits, too
+# A path with one of them, decoded, is of no route. Starlette would pass over a last line feed.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # A client may send any word as its method; each would be a series.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER_METHOD = "other"
+UNMATCHED = "unmatched"  # what is routed nowhere
 
 STAGE = re.compile(rb"(\w+);dur=([0-9.]+)")
 
@@ -83,14 +88,20 @@ class RequestMiddleware:
         request_id = _request_id(scope)
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        if scope["client"]:  # a proxy may have named it
+            host, port = scope["client"]
+            scope["client"] = plain_address(host), port
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # the server leaves out the body
         status: int | None = None
         stages = b""
+        body: Body | None = None
 
         async def send_and_note(message: Message) -> None:
             nonlocal status, stages
             if message["type"] == "http.response.start":
+                if body is not None:
+                    body.release()  # the client may take long to read
                 status = message["status"]
                 stages = next((v for k, v in message["headers"] if k == b"server-timing"), b"")
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
@@ -99,7 +110,7 @@ class RequestMiddleware:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
-        known_method = scope["method"] if scope["method"] in METHODS else "other"
+        known_method = scope["method"] if scope["method"] in METHODS else OTHER_METHOD
         span = self._tracer.request(scope, known_method) if self._tracer else None
         token = attach(set_span_in_context(span)) if span else None
         metrics = self._service.metrics
@@ -109,24 +120,30 @@ class RequestMiddleware:
             direct = self._direct.get((scope["method"], scope["path"]))
             if direct is not None:
                 scope["route"] = direct
-            await self._access.check(scope)
+            self._access.check(scope)
+            if direct is None and CONTROL.search(scope["path"]):
+                raise NotFound("nothing is here: the path has control characters")
             state["deadline"] = _deadline(scope, self._service.settings)
             if not isinstance(direct, StreamRoute):
-                receive = _limit_body(scope, receive, self._service.settings)
+                receive = body = Body(scope, receive, self._service)
             if direct is not None:
                 await _call(direct, scope, receive, send_and_note)
             else:
                 await self._app(scope, receive, send_and_note)
         except (Exception, asyncio.CancelledError) as error:
             if status is not None:
+                if isinstance(error, asyncio.CancelledError) and self._service.stopping:
+                    return  # the client did not read its answer while the server had time
                 raise
             failure = error if isinstance(error, ServiceError) else _last_resort(error, request_id)
             answer = problem(failure, request_id)
             await answer(scope, receive, send_and_note)
         finally:
             seconds = time.perf_counter() - started
-            route = self._route(scope)
             metrics.requests_in_flight.dec()
+            if body is not None:
+                body.release()
+            route = self._route(scope)
             trace = trace_id(scope)
             metrics.observe_request(route, known_method, status or 500, seconds, trace)
             if self._logs:
@@ -143,9 +160,24 @@ class RequestMiddleware:
             return str(scope["route"].path)
         if "endpoint" in scope:
             return "other"  # FastAPI's own pages
+        if CONTROL.search(scope["path"]):
+            return UNMATCHED
         # Refused before it was routed, perhaps.
         asked = (route for route in self._routes if route.matches(scope)[0] is not Match.NONE)
-        return next((route.path for route in asked), "unmatched")
+        return next((route.path for route in asked), UNMATCHED)
+
+
+def note_refusal(service: Service, error: ServiceError, request_id: str, client: str) -> None:
+    """Count and log what was answered to bytes that are no request."""
+    service.metrics.observe_request(UNMATCHED, OTHER_METHOD, error.status, 0.0, None)
+    if service.settings.access_log == "on":
+        fields: dict[str, Any] = {
+            "request_id": request_id,
+            "client": client,
+            "method": OTHER_METHOD,
+        }
+        fields |= {"route": UNMATCHED, "status": error.status, "reason": error.detail}
+        access.info("request", extra={"fields": fields})
 
 
 async def _call(route: DirectRoute, scope: Scope, receive: Receive, send: Send) -> None:
@@ -195,39 +227,10 @@ def _deadline(scope: Scope, settings: Settings) -> float:
         raise InvalidRequest(
             "x-request-timeout-ms must be a whole number of milliseconds, 1 or more"
         )
-    timeout_ms = min(int(asked or settings.deadline_ms), settings.deadline_ms)
-    return asyncio.get_running_loop().time() + timeout_ms / 1000
-
-
-def _limit_body(scope: Scope, receive: Receive, settings: Settings) -> Receive:
-    """``receive`` that raises ``PayloadTooLarge`` before it hands out too large a body.
-
-    A body that takes longer than the request may raises ``DeadlineExceeded``.
-    """
-    max_bytes = settings.max_body_bytes
-    deadline = scope["state"]["deadline"]
-    complete = False
-    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    received = 0
-
-    async def limited() -> Message:
-        nonlocal received, complete
-        if complete:
-            return await receive()
-        if int(announced) > max_bytes:
-            raise PayloadTooLarge(f"the body has {int(announced)} bytes, of {max_bytes} accepted")
-        try:
-            async with asyncio.timeout_at(deadline):
-                message = await receive()
-        except TimeoutError:
-            raise DeadlineExceeded("the body did not arrive within the time allowed") from None
-        complete = not message.get("more_body", False)
-        received += len(message.get("body", b""))
-        if received > max_bytes:
-            raise PayloadTooLarge(f"the body has more than the {max_bytes} bytes accepted")
-        return message
-
-    return limited
+    timeout_ms = min(int(asked[:TIMEOUT_DIGITS] or settings.deadline_ms), settings.deadline_ms)
+    # From when the head arrived, where the server knows: under load it lies a while unread.
+    arrived: float = scope["state"].get("arrived") or asyncio.get_running_loop().time()
+    return arrived + timeout_ms / 1000
 
 
 def _last_resort(error: BaseException, request_id: str) -> ServiceError:

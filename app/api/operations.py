@@ -25,9 +25,10 @@ router = APIRouter(tags=["operations"])
 metrics_router = APIRouter(tags=["operations"])  # which may have a port of its own
 
 
-@router.get("/health/live")
-async def live() -> Status:
+@router.get("/health/live", responses=documented(NotReady))
+async def live(request: Request) -> Status:
     """The process works, or can recover by itself; otherwise restart it."""
+    Service.of(request).check_live()
     return {"status": "live"}
 
 
@@ -65,6 +66,7 @@ async def info(request: Request) -> Info:
             "max_texts": settings.max_texts,
             "max_text_chars": settings.max_text_chars,
             "max_body_bytes": settings.max_body_bytes,
+            "max_inflight_bytes": service.inflight.limit,
             "max_header_bytes": settings.max_header_bytes,
             "deadline_ms": settings.deadline_ms,
         },

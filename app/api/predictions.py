@@ -1,7 +1,7 @@
 """A text's way through a model: its tokens, their logits, and what they say of it. No HTTP here."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import cast
 
@@ -15,9 +15,14 @@ from app.api.schemas import (
     Sentence,
     Split,
 )
-from app.api.sentences import sentence_spans
+from app.api.sentences import Span, sentence_spans
 from app.errors import ServiceError, TextTooLong
 from app.model import Encoding, Model
+from app.worker import Steps, finish
+
+# Characters of short texts that are tokenised in one step, which takes some 10 ms.
+STEP_CHARS = 10_000
+CHARS_PER_TEXT = 30  # that take as long as there being one text more
 
 Scored = tuple[list[float], list[float]]  # logits and scores, in the order of the labels
 
@@ -61,13 +66,45 @@ def encode(
     model: Model, texts: Sequence[str], *, max_chars: int, options: Options = DEFAULTS
 ) -> list[EncodedText | ServiceError]:
     """Each text's tokens, or why it cannot be classified."""
-    fitting = iter(model.encode_batch([text for text in texts if len(text) <= max_chars]))
-    return [
-        _encoded(text, next(fitting), model, options)
-        if len(text) <= max_chars
-        else TextTooLong(f"the text has {len(text)} characters; at most {max_chars} are accepted")
-        for text in texts
-    ]
+    return finish(
+        encode_steps(model, texts, max_chars=max_chars, options=options, check=_unlimited)
+    )
+
+
+def encode_steps(
+    model: Model,
+    texts: Sequence[str],
+    *,
+    max_chars: int,
+    options: Options,
+    check: Callable[[int], None],
+) -> Steps[list[EncodedText | ServiceError]]:
+    """``encode``, a few short texts, a long one or a window of sentences at a time.
+
+    After each step ``check`` is told how many tokens there are to be inferred so far. What it
+    raises ends the work.
+    """
+    encoded: list[EncodedText | ServiceError] = []
+    tokens = 0
+    for group in _groups(texts):
+        wholes = _encoded(model, group, max_chars, options)
+        encoded += wholes
+        tokens += sum(map(len, encodings(wholes)))
+        check(tokens)
+        yield
+    if options.split:
+        for index, text in enumerate(encoded):
+            if isinstance(text, ServiceError):
+                continue
+            sentences: list[EncodedSentence] = []
+            for spans in sentence_spans(texts[index], options.language):
+                found = _sentences(model, texts[index], spans, options)
+                sentences += found
+                tokens += sum(map(len, encodings([sentence.text for sentence in found])))
+                check(tokens)
+                yield
+            encoded[index] = replace(text, sentences=sentences)
+    return encoded
 
 
 def encodings(texts: Sequence[EncodedText | ServiceError]) -> list[Encoding]:
@@ -109,8 +146,35 @@ def document(outcome: Prediction | ServiceError) -> Prediction | FailedItem:
     return outcome
 
 
+def _unlimited(tokens: int) -> None:
+    """As many as there are."""
+
+
+def _groups(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The texts in their order, those of a group together at most a step long, or one longer."""
+    first = chars = 0
+    for index, text in enumerate(texts):
+        if chars and chars + len(text) > STEP_CHARS:
+            yield texts[first:index]
+            first, chars = index, 0
+        chars += len(text) + CHARS_PER_TEXT
+    yield texts[first:]
+
+
 def _encoded(
-    text: str, encoding: Encoding | ServiceError, model: Model, options: Options
+    model: Model, texts: Sequence[str], max_chars: int, options: Options
+) -> list[EncodedText | ServiceError]:
+    fitting = iter(model.encode_batch([text for text in texts if len(text) <= max_chars]))
+    return [
+        _checked(next(fitting), model, options)
+        if len(text) <= max_chars
+        else TextTooLong(f"the text has {len(text)} characters; at most {max_chars} are accepted")
+        for text in texts
+    ]
+
+
+def _checked(
+    encoding: Encoding | ServiceError, model: Model, options: Options
 ) -> EncodedText | ServiceError:
     if isinstance(encoding, ServiceError):
         return encoding
@@ -119,14 +183,14 @@ def _encoded(
             f"the text has {encoding.tokens} tokens; the model takes at most {model.max_tokens} "
             'and "overflow" is "error"'
         )
-    sentences = _sentences(text, model, options) if options.split else ()
-    return EncodedText(encoding, options, sentences)
+    return EncodedText(encoding, options)
 
 
-def _sentences(text: str, model: Model, options: Options) -> list[EncodedSentence]:
-    spans = sentence_spans(text, options.language)
+def _sentences(
+    model: Model, text: str, spans: Sequence[Span], options: Options
+) -> list[EncodedSentence]:
     alone = Options(overflow=options.overflow)
-    found = encode(model, [text[a:b] for a, b in spans], max_chars=len(text), options=alone)
+    found = _encoded(model, [text[start:end] for start, end in spans], len(text), alone)
     return [EncodedSentence(*span, one) for span, one in zip(spans, found, strict=True)]
 
 

@@ -215,6 +215,7 @@ class Limits(TypedDict):
     max_texts: int
     max_text_chars: int
     max_body_bytes: int
+    max_inflight_bytes: int
     max_header_bytes: int
     deadline_ms: int
 

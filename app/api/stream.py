@@ -1,32 +1,32 @@
 """POST /classify/stream: any number of texts in one request, at constant memory.
 
 Lines come in, answers go out at the same time and in the same order. A few groups of lines are in
-work at once; while the client does not read, nor the queue take more, nothing is read from it.
+work at once, and one waits for its turn among those of other streams; while it does, or the client
+does not read, nothing is read from it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import get_args
 
 from fastapi import APIRouter, Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from app.api.classifier import Classifier
 from app.api.decoding import Decoder, decoder
 from app.api.middleware import StreamRoute
 from app.api.ndjson import Line, LineReader, answer_line
 from app.api.openapi import ERRORS, documented
 from app.api.predictions import Options
-from app.api.schemas import Overflow, Prediction
+from app.api.schemas import Overflow
 from app.api.service import Service
+from app.api.stream_group import StreamGroup
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,
     InvalidRequest,
-    Overloaded,
     ServiceError,
     ShuttingDown,
-    TooManyTexts,
     UnsupportedMediaType,
 )
 
@@ -38,12 +38,11 @@ ACCEPTED = (
     "application/jsonlines",
     "application/octet-stream",
 )
-# Groups of lines that wait for their turn to be sent: enough for the batcher to choose from, and
-# few turns in a queue that gives each group its own.
+# Groups of lines that wait to be sent: enough for the batcher to choose from, and few turns in a
+# queue that gives each group its own.
 WAITING_GROUPS = 2
-MAX_WAIT_S = 1.0  # before a stream asks again whether the queue takes more
-MAX_TRIES = 5  # of texts that were admitted, but not reached in time
 IDLE_S = 300.0  # without anything from a client that has not ended its body
+FAREWELL_S = 0.1  # for the last word to a client that may not read
 
 router = APIRouter(tags=["classification"], route_class=StreamRoute)
 
@@ -82,8 +81,9 @@ async def classify_stream(request: Request) -> Response:
 
     Each line `{"id": ..., "text": ...}` is answered by a line with the same id and the result, or
     an `error`, in the same order; a bad line is answered in its place. The client must read while
-    it sends, as curl does. Where other requests would be turned away, a stream waits. When the
-    service shuts down, the last line is an error `shutting_down` with the id null.
+    it sends, as curl does. Where other requests would be turned away, a stream waits, and its
+    lines have no deadline; streams take turns. When the service shuts down, the last line is an
+    error `shutting_down` with the id null.
     """
     service = Service.of(request)
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -94,7 +94,6 @@ async def classify_stream(request: Request) -> Response:
     if overflow is None:
         raise InvalidRequest(f"overflow must be one of: {', '.join(get_args(Overflow))}")
     model = request.query_params.get("model")
-    service.classifier(model)  # or an error, while it can be one
     return StreamedAnswers(
         service,
         model,
@@ -118,13 +117,35 @@ class StreamedAnswers(Response):
         self._model = model
         self._options = options
         self._decoder = body
-        self._lines = LineReader(service.settings.max_body_bytes)
+        self._lines = LineReader(
+            service.settings.max_body_bytes,
+            reserve=service.stream_inflight.take,
+            release=service.stream_inflight.give,
+        )
+        self._gate = service.stream_gate(model)  # or an error, while it can be one
         self._messages: asyncio.Queue[Message] = asyncio.Queue(1)
         # In the order of their lines; None is the end.
         self._groups: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(WAITING_GROUPS)
         self._last_words = b""  # why not everything was read
+        self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._respond(receive, send)
+        except asyncio.CancelledError:
+            if not self._service.stopping:
+                raise
+            # The time for what was begun is over: some answers are missing, but not the end, for
+            # a client that reads.
+            if not self._ended:
+                last_words = _last_line(_shutting_down())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FAREWELL_S):
+                        await send({"type": "http.response.body", "body": last_words})
+        finally:
+            self._lines.close()
+
+    async def _respond(self, receive: Receive, send: Send) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 watching = [
@@ -142,15 +163,11 @@ class StreamedAnswers(Response):
                     body = await group
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                 await send({"type": "http.response.body", "body": self._last_words})
+                self._ended = True
                 for task in watching:
                     task.cancel()
         except* ClientDisconnected:
             pass  # what was in work is cancelled, and nobody waits for the end
-
-    @property
-    def _classifier(self) -> Classifier:
-        """Not kept: the model may be loaded again meanwhile."""
-        return self._service.classifier(self._model)
 
     async def _receive(self, receive: Receive) -> None:
         """Read one message ahead, and end everything when the client leaves."""
@@ -164,90 +181,65 @@ class StreamedAnswers(Response):
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected("before its answers")
             more = message.get("more_body", False)
+            await self._messages.join()  # so that no more than this one is read ahead
             await self._messages.put(message)
 
     async def _watch_shutdown(self) -> None:
+        """Have nothing more read, and no group wait for its turn any more."""
         await self._service.closing.wait()
-        error = ShuttingDown("the service is shutting down; send the rest again")
-        await self._messages.put(_end(error))
+        self._gate.close()
+        with suppress(asyncio.QueueFull):  # what comes next will not be looked at
+            self._messages.put_nowait(_end(_shutting_down()))
 
     async def _read(self, tasks: asyncio.TaskGroup) -> None:
         try:
             async for lines in self._arriving():
                 if lines:
-                    await self._groups.put(tasks.create_task(self._answer(lines)))
+                    group = StreamGroup(lines, self._service, self._model, self._options)
+                    await self._groups.put(tasks.create_task(self._answer(group)))
+                    # The next is cut when its turn is near: it depends on how many others wait.
+                    await group.admitted.wait()
                 else:
                     await asyncio.sleep(0)  # a piece may hold no line, and a few bytes many pieces
         except ServiceError as error:  # nothing can be read any more
-            self._last_words = answer_line(Line(None, error), error)
+            self._last_words = _last_line(error)
         await self._groups.put(None)
+
+    async def _answer(self, group: StreamGroup) -> bytes:
+        try:
+            return await group.answer()
+        finally:
+            self._lines.answered(group.lines)
 
     async def _arriving(self) -> AsyncIterator[list[Line]]:
         more = True
         while more:
+            self._check_shutdown()
             message = await self._messages.get()
             if "error" in message:
                 raise message["error"]
             for piece in self._decoder.decode(message.get("body", b"")):
-                for lines in self._lines.feed(piece):
+                self._check_shutdown()
+                for lines in self._lines.feed(piece, lambda: self._gate.group_bytes):
                     yield lines
                 yield []
             more = message.get("more_body", False)
+            self._messages.task_done()
         self._decoder.end()
         yield self._lines.end()
 
-    async def _answer(self, lines: Sequence[Line]) -> bytes:
-        texts = [line.text for line in lines if isinstance(line.text, str)]
-        outcomes = iter(await self._outcomes(texts))
-        self._classifier.count(line.text for line in lines if isinstance(line.text, ServiceError))
-        return b"".join(
-            answer_line(line, next(outcomes) if isinstance(line.text, str) else line.text)
-            for line in lines
-        )
-
-    async def _outcomes(self, texts: Sequence[str]) -> Sequence[Prediction | ServiceError]:
-        try:
-            with self._classifier.counting_failures(len(texts)):
-                outcomes = await self._insist(texts, tries=MAX_TRIES)
-        except ServiceError as error:
-            return [error] * len(texts)
-        self._classifier.count(outcomes)
-        return outcomes
-
-    async def _insist(
-        self, texts: Sequence[str], *, tries: int
-    ) -> Sequence[Prediction | ServiceError]:
-        """What became of each text: where others would be turned away, a stream waits.
-
-        Those that were not reached within the deadline are tried again.
-        """
-        outcomes = await self._admitted(texts)
-        late = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, DeadlineExceeded)]
-        if not late or tries == 1:
-            return outcomes
-        again = await self._insist([texts[n] for n in late], tries=tries - 1)
-        by_number = dict(zip(late, again, strict=True))
-        return [by_number.get(n, outcome) for n, outcome in enumerate(outcomes)]
-
-    async def _admitted(self, texts: Sequence[str]) -> Sequence[Prediction | ServiceError]:
-        deadline_s = self._service.settings.deadline_ms / 1000
-        while texts:
-            deadline = asyncio.get_running_loop().time() + deadline_s
-            try:
-                attempt = self._classifier.attempt(texts, self._options, deadline=deadline)
-                return (await attempt).outcomes
-            except Overloaded as error:
-                await asyncio.sleep(min(error.retry_after_s or MAX_WAIT_S, MAX_WAIT_S))
-            except DeadlineExceeded as error:
-                return [error] * len(texts)
-            except TooManyTexts as error:  # for the queue
-                if len(texts) == 1:
-                    return [error]
-                middle = len(texts) // 2
-                first = await self._admitted(texts[:middle])
-                return [*first, *await self._admitted(texts[middle:])]
-        return []
+    def _check_shutdown(self) -> None:
+        if self._service.stopping:
+            raise _shutting_down()
 
 
 def _end(error: ServiceError) -> Message:
     return {"type": "end", "error": error}
+
+
+def _last_line(error: ServiceError) -> bytes:
+    return answer_line(Line(None, error), error)
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("the service is shutting down; send the rest again")

@@ -165,10 +165,10 @@ async def read_inference_request(request: Request) -> tuple[InferRequest, list[s
     document, binary = content[:length], content[length:]
     body: JsonRequest | BinaryRequest
     if binary:
-        body = validated(document, BinaryRequest)
+        body = await validated(request, document, BinaryRequest)
         texts = _unpacked(binary, body.inputs[0].parameters.binary_data_size)
     else:
-        body = validated(document, JsonRequest)
+        body = await validated(request, document, JsonRequest)
         texts = body.inputs[0].data
     if len(texts) != body.inputs[0].shape:
         raise InvalidRequest(

@@ -93,9 +93,10 @@ async def server_metadata(request: Request) -> ServerMetadata:
     }
 
 
-@router.get("/health/live")
-async def server_live() -> Live:
+@router.get("/health/live", responses=documented(NotReady))
+async def server_live(request: Request) -> Live:
     """The process works, or can recover by itself; otherwise restart it."""
+    Service.of(request).check_live()
     return {"live": True}
 
 
@@ -131,7 +132,7 @@ async def model_ready(request: Request) -> ModelReady:
     """Send traffic for this model."""
     classifier = _served(request)
     if Service.of(request).stopping:
-        raise ShuttingDown("the service is shutting down", retry_after_s=1.0)
+        raise ShuttingDown()
     await classifier.check()
     return {"name": classifier.model.name, "ready": True}
 

@@ -1,0 +1,94 @@
+"""Bodies that are being read or answered: how long each may be, and all of them together."""
+
+import asyncio
+
+from starlette.types import Message, Receive, Scope
+
+from app.api.service import Service
+from app.errors import DeadlineExceeded, Overloaded, PayloadTooLarge
+
+# A body that is announced to be longer is asked for only where there is room in the queue: it
+# would be read and parsed in vain. A shorter one has mostly come with its head.
+LONG_BYTES = 65_536
+RETRY_AFTER_S = 1.0
+
+
+class Body:
+    """The body of one request, received within bounds; what it takes is given back at its end.
+
+    Called as ASGI's ``receive``, it raises ``PayloadTooLarge`` before it hands out more than a body
+    may have, ``DeadlineExceeded`` when the rest takes longer than the request may, and
+    ``Overloaded`` when the bodies of all requests together would take more than they may, or when
+    there is no room for the texts of a long one.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, service: Service) -> None:
+        self._receive = receive
+        self._service = service
+        self._deadline: float = scope["state"]["deadline"]
+        announced = (value for name, value in scope["headers"] if name == b"content-length")
+        self._announced = int(next(announced, 0))
+        # Our server knows, and a timer costs as much as all else here.
+        self._has_come: bool = scope["state"].get("complete", False)
+        self._asked = False
+        self._received = 0
+        self._complete = False
+        self._held = 0
+        scope["state"]["body"] = self
+
+    async def __call__(self) -> Message:
+        if self._complete:
+            return await self._receive()
+        if not self._asked:
+            self._ask()
+        message = await (self._receive() if self._has_come else self._receive_in_time())
+        self._complete = not message.get("more_body", False)
+        size = len(message.get("body", b""))
+        self._received += size
+        max_bytes = self._service.settings.max_body_bytes
+        if self._received > max_bytes:
+            raise PayloadTooLarge(f"the body has more than the {max_bytes} bytes accepted")
+        self.hold(size)
+        return message
+
+    async def _receive_in_time(self) -> Message:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await self._receive()
+        except TimeoutError:
+            raise DeadlineExceeded("the body did not arrive within the time allowed") from None
+
+    def hold(self, size: int) -> None:
+        """Take so many bytes of what all requests may hold.
+
+        Raises:
+            Overloaded: they hold too much already.
+        """
+        if not self._service.inflight.take(size):
+            raise self._no_room()
+        self._held += size
+
+    def release(self) -> None:
+        """Give back what this request holds."""
+        self._service.inflight.give(self._held)
+        self._held = 0
+
+    def _ask(self) -> None:
+        self._asked = True
+        max_bytes = self._service.settings.max_body_bytes
+        if self._announced > max_bytes:
+            raise PayloadTooLarge(f"the body has {self._announced} bytes, of {max_bytes} accepted")
+        if self._announced > LONG_BYTES:
+            if self._announced > self._service.inflight.left:
+                raise self._no_room()
+            left_s = self._deadline - asyncio.get_running_loop().time()
+            self._service.check_admission(timeout_s=left_s)
+
+    def _no_room(self) -> Overloaded:
+        inflight = self._service.inflight
+        self._service.classifier(None).count_rejection("inflight_bytes")
+        return Overloaded(
+            f"request bodies in flight take {inflight.taken} of the {inflight.limit} bytes allowed",
+            reason="inflight_bytes",
+            retry_after_s=RETRY_AFTER_S,
+        )

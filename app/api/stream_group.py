@@ -1,0 +1,90 @@
+"""Some lines of a stream that are classified together."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from app.api.classifier import Classifier
+from app.api.ndjson import Line, answer_line
+from app.api.predictions import Options
+from app.api.schemas import Prediction
+from app.api.service import Service
+from app.errors import ServiceError, ShuttingDown, TooManyTexts
+
+Outcomes = Sequence[Prediction | ServiceError]
+
+
+class StreamGroup:
+    """Lines on their way from their turn at the gate to their answers.
+
+    ``admitted`` is set when they have passed the gate, or never will.
+    """
+
+    def __init__(
+        self, lines: Sequence[Line], service: Service, model: str | None, options: Options
+    ) -> None:
+        self.admitted = asyncio.Event()
+        self.lines = lines
+        self._service = service
+        self._model = model
+        self._options = options
+        self._gate = service.stream_gate(model)
+
+    async def answer(self) -> bytes:
+        """The lines' answers, in their order: results, and what is wrong with others."""
+        lines = self.lines
+        texts = [line.text for line in lines if isinstance(line.text, str)]
+        try:
+            outcomes = iter(await self._outcomes(texts))
+        finally:
+            self.admitted.set()
+        self._classifier.count(line.text for line in lines if isinstance(line.text, ServiceError))
+        return b"".join(
+            answer_line(line, next(outcomes) if isinstance(line.text, str) else line.text)
+            for line in lines
+        )
+
+    @property
+    def _classifier(self) -> Classifier:
+        """Not kept: the model may be loaded again meanwhile."""
+        return self._service.classifier(self._model)
+
+    async def _outcomes(self, texts: Sequence[str]) -> Outcomes:
+        if not texts:
+            return []
+        try:
+            with self._classifier.counting_failures(len(texts)):
+                outcomes = await self._insist(texts)
+        except ServiceError as error:
+            return [error] * len(texts)
+        self._classifier.count(outcomes)
+        return outcomes
+
+    async def _insist(self, texts: Sequence[str]) -> Outcomes:
+        """What became of each text; what a replaced model left undone, the new one does."""
+        outcomes = await self._attempt(texts)
+        if self._service.stopping:
+            return outcomes
+        left = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ShuttingDown)]
+        if not left:
+            return outcomes
+        again = await self._insist([texts[n] for n in left])
+        by_number = dict(zip(left, again, strict=True))
+        return [by_number.get(n, outcome) for n, outcome in enumerate(outcomes)]
+
+    async def _attempt(self, texts: Sequence[str]) -> Outcomes:
+        submit = partial(self._gate.submit, admitted=self.admitted)
+        attempt = self._classifier.attempt(texts, self._options, deadline=math.inf, submit=submit)
+        try:
+            return (await attempt).outcomes
+        except ShuttingDown as error:
+            if self._service.stopping:
+                raise
+            return [error] * len(texts)
+        except TooManyTexts as error:  # for the queue
+            if len(texts) == 1:
+                return [error]
+            middle = len(texts) // 2
+            first = await self._attempt(texts[:middle])
+            return [*first, *await self._attempt(texts[middle:])]

@@ -1,0 +1,30 @@
+"""The Linux control groups that this process belongs to, and so their limits."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
+    """The version (1 or 2) and directory of each group that limits this process.
+
+    A parent's limit binds its children, so parents are among them. ``root`` is the directory that
+    holds ``proc`` and ``sys``; elsewhere than on Linux there is nothing.
+    """
+    try:
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for membership in memberships:
+        _, controllers, path = membership.split(":", 2)
+        if controllers == "":
+            version, mount = 2, root / "sys/fs/cgroup"
+        elif controller in controllers.split(","):
+            version, mount = 1, root / "sys/fs/cgroup" / controller
+        else:
+            continue
+        # Inside a container the path may be the host's and not exist here; the walk then ends
+        # at the mount, which is the container's own.
+        group = mount / path.lstrip("/")
+        for directory in (group, *group.parents):
+            if directory.is_relative_to(mount):
+                yield version, directory

@@ -1,0 +1,133 @@
+"""Listening sockets: bound before the models are loaded, and an accept loop of our own.
+
+libuv, under uvloop, accepts one connection in each turn of the event loop. When turns are long,
+connections wait in the kernel's queue for seconds, and among them the probes of an orchestrator.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+from app.errors import UserError
+from app.server.kernel import take_no_handshake
+
+# Connections that the kernel completes for us while we are busy; it takes its own limit if less.
+BACKLOG = 2048
+# In one turn of the event loop: some milliseconds.
+ACCEPTED_A_TURN = 32
+# Before the next try when the process has no file descriptor left.
+PAUSE_S = 0.25
+# For the end of a handshake whose first packet has arrived.
+HANDSHAKE_S = 0.1
+OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+logger = logging.getLogger(__name__)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen: nobody connects before the models are warm.
+
+    Raises:
+        UserError: the address cannot be used.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setblocking(False)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(host, port, error) from error
+    return listener
+
+
+class Listener:
+    """Accepts connections on a bound socket, many in a turn. Create it on the event loop.
+
+    ``protocol`` makes the protocol of a connection from its socket.
+
+    Raises:
+        UserError: another process listens there.
+    """
+
+    def __init__(
+        self, listener: socket.socket, protocol: Callable[[socket.socket], asyncio.Protocol]
+    ) -> None:
+        self._socket = listener
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._beginning: set[asyncio.Task[None]] = set()
+        self._resume: asyncio.TimerHandle | None = None
+        self.accepted = 0
+        try:
+            # Binding does not find a second server that has bound and does not listen yet.
+            listener.listen(BACKLOG)
+        except OSError as error:
+            host, port = listener.getsockname()[:2]
+            raise _cannot_listen(host, port, error) from error
+        self._loop.add_reader(listener, self._accept)
+
+    async def close(self) -> None:
+        """Stop listening, having taken every connection that the kernel has completed.
+
+        May be called again.
+        """
+        if self._socket.fileno() >= 0:
+            take_no_handshake(self._socket)
+            await asyncio.sleep(HANDSHAKE_S)
+            if self._resume is not None:
+                self._resume.cancel()
+            self._loop.remove_reader(self._socket)
+            with suppress(OSError):  # no file descriptor is left for them
+                while self._accept_some():
+                    pass
+            self._socket.close()
+        if self._beginning:
+            await asyncio.wait(self._beginning)
+
+    def _accept(self) -> None:
+        self._resume = None
+        try:
+            self._accept_some()
+        except OSError as error:
+            logger.warning(
+                "no connection can be accepted: %s; those that wait are tried again in %g s",
+                error.strerror,
+                PAUSE_S,
+            )
+            self._loop.remove_reader(self._socket)
+            self._resume = self._loop.call_later(PAUSE_S, self._listen_again)
+
+    def _listen_again(self) -> None:
+        self._loop.add_reader(self._socket, self._accept)
+
+    def _accept_some(self) -> bool:
+        """Whether there may be more."""
+        for _ in range(ACCEPTED_A_TURN):
+            try:
+                connection, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError as error:
+                if error.errno in OUT_OF_RESOURCES:
+                    raise
+                continue  # what befell the connection is told here, too
+            connection.setblocking(False)
+            self.accepted += 1
+            task = self._loop.create_task(self._begin(connection))
+            self._beginning.add(task)
+            task.add_done_callback(self._beginning.discard)
+        return True
+
+    async def _begin(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(lambda: self._protocol(connection), connection)
+        except OSError:  # it is gone already
+            connection.close()
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
+    return UserError(f"cannot listen on {host} port {port}: {error.strerror}")

@@ -1,0 +1,36 @@
+"""What the process asks of the system before it serves."""
+
+import os
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+# Each connection takes a file descriptor. More than this many would rather fill the memory.
+MOST_FILES = 65_536
+
+
+def open_standard_files() -> None:
+    """Open the null device in the place of standard files that are closed (``2>&-``).
+
+    Otherwise the next files and sockets would get their descriptors, and a client what is meant
+    for standard error.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, stream)
+
+
+def raise_file_limit() -> None:
+    """Let the process open as many files as the system allows it, 65,536 at most.
+
+    Without that it is 1,024 mostly, for the sake of programs that use select().
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    wanted = MOST_FILES if hard == unlimited else min(hard, MOST_FILES)
+    if soft == unlimited or soft >= wanted:
+        return
+    with suppress(OSError, ValueError):  # macOS allows less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,23 @@
+"""Answers to what is no request: nothing could be routed, so the protocol gives them itself."""
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from app.api.problems import problem
+from app.errors import BadRequest, NotReady, ServiceError
+
+
+def refusal(cause: BaseException | None) -> ServiceError:
+    """What to answer where the parser gave up because of this."""
+    if isinstance(cause, ServiceError):
+        return cause
+    if isinstance(cause, MemoryError):
+        return NotReady("there is no memory for this request", retry_after_s=1.0)
+    return BadRequest("what arrived is not HTTP/1.1")
+
+
+def answer(error: ServiceError, request_id: str) -> bytes:
+    """The problem as HTTP, which says that the connection closes."""
+    response = problem(error, request_id)
+    headers = [*response.raw_headers, (b"connection", b"close")]
+    lines = [name + b": " + value + b"\r\n" for name, value in headers]
+    return b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)])
