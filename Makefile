@@ -58,6 +58,10 @@ bench: install-dev ## Measure the service beside ONNX Runtime alone and other se
 	.venv/bin/python -m benchmarks --peers
 	.venv/bin/python -m benchmarks.int8_speed
 
+.PHONY: soak
+soak: install-dev ## Half an hour of traffic and faults: nothing wrong, nothing lost, nothing grows
+	.venv/bin/python -m benchmarks.soak
+
 # The dev lock comes first: transformers' limits bind what both environments share. It leaves
 # out the runtime, which the serving lock decides, and what torch asks of a GPU, which differs
 # between torch's builds; torch pins that itself.

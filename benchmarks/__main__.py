@@ -8,17 +8,12 @@ loopback; ratios are taken within one round, and the median of alternating round
 """
 
 import argparse
-import os
-import platform
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from app.bundle import EMBEDDED_BUNDLE
-from app.cpu import available_cpus, cpu_name, vector_flags
-from app.session import int8_kernels
 from benchmarks import int8_speed, peers_speed, report, serving
+from benchmarks.conditions import conditions
 from benchmarks.first_starts import first_starts
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
 from benchmarks.serving import Goal, Row, Subject
@@ -81,7 +76,7 @@ def main() -> None:
         for item in sections[name]():
             print("  " + report.line(item), flush=True)
             found.append(item)
-        report.keep(RESULTS, name, _conditions(), found)
+        report.keep(RESULTS, name, conditions(), found)
     report.write(RESULTS)
 
 
@@ -99,18 +94,6 @@ def _subjects(work: Path) -> tuple[Subject, Subject, Subject]:
         Subject(f"{SHAPE} int8", bundle, "int8", 384, 8.0, 32),
         Subject(f"{SHAPE} fp32", bundle, "fp32", 128, 12.0, 32),
     )
-
-
-def _conditions() -> dict[str, str]:
-    kernels = {"U8S8": "U8S8", "U8U8": "U8U8 (U8S8 saturates here)"}[int8_kernels()]
-    return {
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "machine": f"{cpu_name()} {platform.machine()} ({vector_flags()}; int8 kernels {kernels}), "
-        f"{available_cpus():g} CPUs, "
-        f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
-        "versions": f"Python {platform.python_version()}, "
-        + ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "tokenizers", "fastapi")),
-    }
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections import defaultdict
@@ -25,7 +26,6 @@ class Service:
         command = (str(Path(sys.executable).with_name("sentiment")), "serve", "--port", "0")
         started = time.perf_counter()
         self._process = subprocess.Popen(
-            # Its log is not read while it serves, and a full pipe would stop it.
             [*command, "--access-log", "off", "--model", str(bundle), *flags],
             stderr=subprocess.PIPE,
             text=True,
@@ -39,6 +39,10 @@ class Service:
             self.log += line
         self.start_seconds = time.perf_counter() - started
         self.port = int(address[1])
+        self.pid = self._process.pid
+        # A full pipe could stop it.
+        self._reading = threading.Thread(target=self._read_log, daemon=True)
+        self._reading.start()
 
     def __enter__(self) -> Self:
         return self
@@ -50,7 +54,23 @@ class Service:
         traceback: TracebackType | None,
     ) -> None:
         self._process.terminate()
-        self._process.communicate()
+        self.wait()
+
+    def _read_log(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as lines:
+            for line in lines:
+                self.log += line
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """The exit code, once it has ended; ``log`` is complete then."""
+        code = self._process.wait()
+        self._reading.join()
+        return code
 
     def cpu_seconds(self) -> float:
         """CPU time of the process so far."""

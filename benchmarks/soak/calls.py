@@ -1,0 +1,246 @@
+"""One request to each route, drawn at random, and whether its answer is right to the last bit."""
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from app.api.predictions import DEFAULTS, Options
+from app.api.protocols.bytes_tensor import pack, unpack
+from benchmarks.soak.truth import ODD, SENTENCES, WINDOWS, Truth
+from benchmarks.soak.wire import Answer, request
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+# Routes that only tell something, with words that their answer has.
+READ = {
+    "/health": b'"ready"',
+    "/health/live": b'"live"',
+    "/health/ready": b'"ready"',
+    "/metrics": b"sentiment_model_ready",
+    "/info": b'"limits"',
+    "/models": b'"parity"',
+    "/": b"<!doctype html>",
+    "/web/{name}": b"fetch(",
+    "/docs": b"swagger",
+    "/openapi.json": b'"/classify"',
+    "/v1/models": b'"data"',
+    "/v2": b"binary_tensor_data",
+    "/v2/health/live": b'"live"',
+    "/v2/health/ready": b'"ready"',
+    "/v2/models/{name}": b'"logits"',
+    "/v2/models/{name}/versions/{version}": b'"logits"',
+    "/v2/models/{name}/ready": b'"ready"',
+    "/v2/models/{name}/versions/{version}/ready": b'"ready"',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request, what it takes to answer it, and the check of its answer."""
+
+    route: str
+    request: bytes
+    tokens: int
+    sound: Callable[[Answer], bool]  # of an answer with 200
+    texts: int = 0  # whose answers are compared
+
+
+class Calls:
+    """Draws requests. Their shares are those of traffic that is mostly single texts."""
+
+    def __init__(self, truth: Truth, order: random.Random) -> None:
+        self._truth = truth
+        self._order = order
+        self._name = truth.model.name
+        self._drawn: dict[Callable[[], Call], float] = {
+            self.one: 40,
+            self.several: 10,
+            self.passage: 3,
+            self.windows: 1,
+            self.hugging_face: 8,
+            self.predict: 8,
+            self.infer: 6,
+            self.infer_binary: 6,
+            self.vllm: 8,
+            self.explain: 1,
+            self.stream: 2,
+            self.read: 15,
+        }
+
+    def draw(self) -> Call:
+        """Any of them."""
+        (make,) = self._order.choices(list(self._drawn), list(self._drawn.values()))
+        return make()
+
+    def one(self) -> Call:
+        """POST /classify with a text that is not odd."""
+        return self.classify(self._texts(1), single=True)
+
+    def several(self) -> Call:
+        """POST /classify with a list, in which a text may be odd or long."""
+        extra = self._order.choice([[], [], [self._order.choice(ODD)], [self._long()]])
+        return self.classify(self._texts(self._order.randint(2, 24)) + extra)
+
+    def passage(self) -> Call:
+        """POST /classify with sentences."""
+        return self.classify([self._order.choice(self._truth.passages)], SENTENCES)
+
+    def windows(self) -> Call:
+        """POST /classify with a text that is longer than the model takes."""
+        return self.classify([self._long()], WINDOWS)
+
+    def classify(
+        self, texts: Sequence[str], options: Options = DEFAULTS, *, single: bool = False
+    ) -> Call:
+        """POST /classify with these texts."""
+        body: dict[str, Any] = {"inputs": texts[0] if single else texts}
+        body |= {"overflow": options.overflow, "split": options.split}
+        return self._post(
+            "/classify",
+            body,
+            texts,
+            lambda answer: answer["results"] == [self._truth.of(text, options) for text in texts],
+        )
+
+    def hugging_face(self) -> Call:
+        """POST /."""
+        texts = self._texts(self._order.randint(1, 4))
+        top = self._order.randint(1, 3)
+        body = {"inputs": texts, "parameters": {"top_k": top}}
+        expected = [_ranking(self._truth.of(text)["scores"])[:top] for text in texts]
+        return self._post("/", body, texts, lambda answer: answer == expected)
+
+    def predict(self) -> Call:
+        """POST /predict."""
+        texts = self._texts(self._order.randint(1, 4))
+        raw = self._order.random() < 0.5
+        values = [self._truth.of(text)["logits" if raw else "scores"] for text in texts]
+        body = {"inputs": [[text] for text in texts], "raw_scores": raw}
+        expected = [_ranking(one) for one in values]
+        return self._post("/predict", body, texts, lambda answer: answer == expected)
+
+    def infer(self) -> Call:
+        """POST /v2/models/NAME/infer in JSON."""
+        texts = self._texts(self._order.randint(1, 4))
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+
+        def sound(answer: Any) -> bool:
+            found = {output["name"]: output["data"] for output in answer["outputs"]}
+            return found == self._tensors(texts)
+
+        route = "/v2/models/{name}/infer"
+        return self._post(route, {"inputs": [tensor]}, texts, sound)
+
+    def infer_binary(self) -> Call:
+        """POST /v2/models/NAME/versions/1/infer with bytes, both ways."""
+        texts = self._texts(self._order.randint(1, 4))
+        packed = pack(texts)
+        tensor: dict[str, Any] = {"name": "text", "datatype": "BYTES", "shape": [len(texts)]}
+        tensor["parameters"] = {"binary_data_size": len(packed)}
+        wanted = {"binary_data_output": True}
+        document = json.dumps({"inputs": [tensor], "parameters": wanted}).encode()
+
+        def sound(answer: Answer) -> bool:
+            start = int(answer.headers["inference-header-content-length"])
+            found = {}
+            for output in json.loads(answer.body[:start])["outputs"]:
+                end = start + output["parameters"]["binary_data_size"]
+                data, start = answer.body[start:end], end
+                if output["datatype"] == "FP32":
+                    found[output["name"]] = np.frombuffer(data, "<f4").tolist()
+                else:
+                    found[output["name"]] = unpack(data)
+            return found == self._tensors(texts)
+
+        route = "/v2/models/{name}/versions/{version}/infer"
+        sent = request(
+            "POST",
+            self._path(route),
+            document + packed,
+            content_type="application/octet-stream",
+            inference_header_content_length=str(len(document)),
+        )
+        return Call(f"POST {route}", sent, self._tokens(texts), sound, len(texts))
+
+    def vllm(self) -> Call:
+        """POST /v1/classify."""
+        texts = self._texts(self._order.randint(1, 4))
+        expected = [list(self._truth.of(text)["scores"].values()) for text in texts]
+
+        def sound(answer: Any) -> bool:
+            found = [item["probs"] for item in answer["data"]]
+            return found == expected
+
+        return self._post("/v1/classify", {"input": texts}, texts, sound)
+
+    def explain(self) -> Call:
+        """POST /explain."""
+        text = self._order.choice(self._truth.short)
+        expected = self._truth.explanation(text)
+
+        def sound(answer: Any) -> bool:
+            kept = {name: answer[name] for name in expected}
+            return bool(kept == expected)
+
+        computed = [text] * (len(text.split()) + 1)
+        return self._post("/explain", {"inputs": text}, computed, sound)
+
+    def stream(self) -> Call:
+        """POST /classify/stream, all lines at once."""
+        texts = self._texts(self._order.randint(5, 40))
+        lines = [json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(texts)]
+        expected = [{"id": n, **self._truth.of(text)} for n, text in enumerate(texts)]
+
+        def sound(answer: Answer) -> bool:
+            return [json.loads(line) for line in answer.body.splitlines()] == expected
+
+        body = "".join(lines).encode()
+        sent = request("POST", "/classify/stream", body, content_type=NDJSON)
+        return Call("POST /classify/stream", sent, self._tokens(texts), sound, len(texts))
+
+    def read(self) -> Call:
+        """GET of any page, description, probe or the metrics."""
+        route, words = self._order.choice(list(READ.items()))
+        sent = request("GET", self._path(route))
+        return Call(f"GET {route}", sent, 8, lambda answer: words in answer.body.lower())
+
+    def _post(
+        self, route: str, body: Any, texts: Sequence[str], sound: Callable[[Any], bool]
+    ) -> Call:
+        sent = request("POST", self._path(route), json.dumps(body).encode(), content_type=JSON)
+
+        def parsed_sound(answer: Answer) -> bool:
+            return sound(json.loads(answer.body))
+
+        return Call(f"POST {route}", sent, self._tokens(texts), parsed_sound, len(texts))
+
+    def _path(self, route: str) -> str:
+        name = "api.js" if route.startswith("/web") else self._name
+        return route.replace("{name}", name).replace("{version}", "1")
+
+    def _tokens(self, texts: Sequence[str]) -> int:
+        return sum(map(self._truth.tokens, texts))
+
+    def _texts(self, count: int) -> list[str]:
+        return self._order.choices(self._truth.tweets, k=count)
+
+    def _long(self) -> str:
+        return self._order.choice(self._truth.long)
+
+    def _tensors(self, texts: Sequence[str]) -> dict[str, list[Any]]:
+        found = [self._truth.of(text) for text in texts]
+        return {
+            "label": [one["label"] for one in found],
+            "score": [one["score"] for one in found],
+            "logits": [value for one in found for value in one["logits"].values()],
+            "scores": [value for one in found for value in one["scores"].values()],
+        }
+
+
+def _ranking(values: Mapping[str, float]) -> list[dict[str, Any]]:
+    ranked = sorted(values.items(), key=lambda item: -item[1])
+    return [{"label": label, "score": value} for label, value in ranked]

@@ -1,0 +1,109 @@
+"""A client's end of a connection, as light as can be: it shares the CPUs with the server."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+ANSWER_S = 120.0  # without an answer for so long, it is lost; under overload streams wait
+
+
+class Lost(Exception):
+    """The connection ended, or nothing came, before an answer that was due was whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def late(self) -> bool:
+        """Whether its time was over before it, or some text of it, was computed."""
+        return self.status == 504 or b'"error":{"code":"deadline_exceeded"' in self.body
+
+    @property
+    def closes(self) -> bool:
+        """Whether the server takes no more requests on this connection."""
+        return self.headers.get("connection", "").lower() == "close"
+
+
+def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
+    """The bytes of a request; an underscore in a header's name stands for a hyphen."""
+    lines = [f"{method} {path} HTTP/1.1", "host: soak"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    if method == "POST":
+        lines.append(f"content-length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+class Connection:
+    """One connection to the server."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, port: int) -> Self:
+        """Connect; raises ``OSError`` where nobody listens."""
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave at once, whatever is on its way."""
+        self._writer.transport.abort()
+
+    def end_sending(self) -> None:
+        """Close the sending side; answers still come."""
+        self._writer.write_eof()
+
+    async def send(self, data: bytes) -> None:
+        """Send, in whatever time the server takes to read it."""
+        self._writer.write(data)
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            raise Lost(f"while sending: {error!r}") from error
+
+    async def ask(self, data: bytes) -> Answer:
+        """Send a request and wait for its answer; raises ``Lost``."""
+        self._writer.write(data)
+        return await self.answer()
+
+    async def answer(self) -> Answer:
+        """The next answer; raises ``Lost``, and closes the connection then."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._answer()
+        except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+            self.close()
+            raise Lost(repr(error)) from error
+
+    async def _answer(self) -> Answer:
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        status_line, *lines = head.split("\r\n")[:-2]
+        status = int(status_line.split(" ")[1])
+        if status == 100:
+            return await self._answer()
+        pairs = (line.partition(":") for line in lines)
+        headers = {name.lower(): value.strip() for name, _, value in pairs}
+        if headers.get("transfer-encoding") == "chunked":
+            return Answer(status, headers, await self._chunks())
+        length = int(headers.get("content-length", 0))
+        return Answer(status, headers, await self._reader.readexactly(length))
+
+    async def _chunks(self) -> bytes:
+        body = b""
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            body += (await self._reader.readexactly(size + 2))[:-2]
+        await self._reader.readexactly(2)
+        return body
