@@ -9,19 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx2
-import uvicorn
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.http_protocol import HttpProtocol
 from app.model import Model
-from app.settings import Settings
+from app.server.listener import bind
+from app.server.run import Server
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())"]
@@ -85,25 +83,17 @@ _infer = Model.infer
 @contextmanager
 def listening(app: FastAPI, *, keep_alive_s: int = 5) -> Iterator[str]:
     """Serve the application on a real socket, from a thread; yields its URL."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        http = partial(HttpProtocol, max_header_bytes=Settings().max_header_bytes)
-        config = uvicorn.Config(
-            app,
-            http=http,  # type: ignore[arg-type]
-            log_config=None,
-            ws="none",
-            timeout_keep_alive=keep_alive_s,
-        )
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            eventually(lambda: server.started)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
+    listener = bind("127.0.0.1", 0)
+    server = Server({listener: app}, app.state.service, [], keep_alive_s=keep_alive_s)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        eventually(lambda: server.started)
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 class Process:
@@ -111,7 +101,7 @@ class Process:
 
     def __init__(self, *flags: str, command: Sequence[str] = COMMAND) -> None:
         self._process = subprocess.Popen(
-            # Nobody reads the log before the end, and a full pipe would stop the server.
+            # Nobody reads the log before the end: what a full pipe does not take may be dropped.
             [*command, "serve", "--port", "0", "--access-log", "off", *flags],
             cwd=ROOT,
             env=environment(),
@@ -120,7 +110,7 @@ class Process:
         )
         assert self._process.stderr is not None
         self.first_lines = ""
-        while not (match := re.search(r"http://127\.0\.0\.1:(\d+)", self.first_lines)):
+        while not (match := re.search(r"http://[\d.\[:\]]+:(\d+)", self.first_lines)):
             line = self._process.stderr.readline()
             assert line, f"the service did not start: {self.first_lines}"
             self.first_lines += line
@@ -148,11 +138,24 @@ class Process:
         """Send a signal."""
         self._process.send_signal(number)
 
-    def read_until(self, words: str) -> None:
-        """Read the log until a line has these words."""
+    def read_until(self, words: str) -> str:
+        """Read the log until a line has these words; what was read."""
         assert self._process.stderr is not None
+        log = ""
         while words not in (line := self._process.stderr.readline()):
             assert line, f"the process ended without saying {words!r}"
+            log += line
+        return log + line
+
+    def stop_reading(self) -> None:
+        """Close the log's other end."""
+        assert self._process.stderr is not None
+        with Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), self._process.stderr.fileno())
+
+    def wait_unread(self) -> int:
+        """The exit code, while nobody reads the log."""
+        return self._process.wait(30)
 
     def wait(self) -> tuple[int, str]:
         """The exit code, and what was logged after the first line."""

@@ -4,15 +4,18 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
+from app.api import access
 from app.cli import main
 from app.settings import Settings
 from tests.conftest import Serve
 from tests.serving import COMMAND, ROOT, Process, environment, metric
+from tests.test_stream import FLAGS
 
 KEYS = "first-key-1,second-key-2"
 PROTECTED = [
@@ -241,15 +244,62 @@ def test_a_metrics_port_in_use_is_one_line(bundle: Path) -> None:
             timeout=60,
         )
     assert done.returncode == 1
-    assert "for metrics: Address already in use" in done.stderr.splitlines()[-1]
+    assert "Address already in use" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
-def test_a_rate_s_window_ends(serve: Serve) -> None:
-    """What Retry-After says is when the next request is let in."""
+def test_a_rate_s_window_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Retry-After says is when the next is let in; a clock set back changes nothing."""
     client = serve(rate_limit="1/second")
     assert client.get("/info").status_code == 200
     refused = client.get("/info")
     assert refused.status_code == 429
+    an_hour_ago = time.time() - 3_600
+    monkeypatch.setattr(time, "time", lambda: an_hour_ago)
     time.sleep(int(refused.headers["retry-after"]))
     assert client.get("/info").status_code == 200
+
+
+def test_a_window_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most so many in any stretch of that length; a refused one does not count."""
+    times = iter([100, 106, 109, 109.5, 110, 111, 116])
+    monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    window = access.MovingWindow(2, 10)
+    assert [window.hit("key") for _ in range(7)] == [0, 0, 1, 0.5, 0, 5, 0]
+
+
+def test_who_has_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys take memory for as long as their hits count; those that go on asking are kept."""
+    now = 0.0
+    monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: now))
+    window = access.MovingWindow(2, 10)
+    for address in range(100):
+        window.hit(str(address))
+    now = 9.0
+    assert window.hit("7") == 0
+    now = 10.0
+    assert window.hit("new") == 0
+    assert list(window._hits) == ["7", "new"]
+    assert window.hit("7") == 0
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_proxies_and_clients_have_one_address(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a socket for both versions of IP, too: the same proxy is trusted, the same client counted.
+
+    A proxy may be written either way in FORWARDED_ALLOW_IPS, and may write either of a client.
+    """
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "127.0.0.1, ::ffff:127.0.0.2")
+    flags = ["--host", "::", "--rate-limit", "1/hour"]
+    with Process("--model", str(bundle), *FLAGS, *flags) as process:
+        for proxy, trusted in (("127.0.0.1", True), ("127.0.0.2", True), ("127.0.0.3", False)):
+            transport = httpx2.HTTPTransport(local_address=proxy)
+            network = f"198.51.100.{proxy[-1]}"
+            with httpx2.Client(base_url=process.url, transport=transport) as client:
+                codes = [
+                    client.get("/info", headers={"x-forwarded-for": address}).status_code
+                    for address in (f"{network}1", f"{network}2", f"::ffff:{network}1")
+                ]
+            assert codes == ([200, 200, 429] if trusted else [200, 429, 429])

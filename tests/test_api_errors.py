@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from app.api.answers import every_prediction
 from app.errors import DeadlineExceeded
-from tests.serving import Process, exchange
+from tests.serving import Process, exchange, metric
 
 JSON = "application/json"
 
@@ -32,7 +32,8 @@ BAD = [
     _case("null", _inputs(None), 422, "invalid_request", "a string or a list of strings"),
     _case("mixed list", _inputs(["a", 1]), 422, "invalid_request", "a string or a list of strings"),
     _case("no texts", _inputs([]), 422, "invalid_request", "at least one text"),
-    _case("million", _inputs([1] * 600_000), 422, "invalid_request", "a list of strings"),
+    _case("many", _inputs([1] * 90_000), 422, "invalid_request", "a list of strings"),
+    _case("million", _inputs([1] * 600_000), 422, "invalid_request", "values, names"),
     _case("empty text", _inputs(""), 422, "empty_text", "empty or blank"),
     _case("blank text", _inputs(" \t\n"), 422, "empty_text", "empty or blank"),
     _case("lone surrogate", _inputs("\ud800"), 422, "invalid_request", "surrogate"),
@@ -172,3 +173,25 @@ def test_the_error_of_one_text_is_not_changed_for_another() -> None:
             every_prediction([shared, shared])
         assert raised.value.detail == "text 0, counted from 0: no result within 1 s"
     assert shared.detail == "no result within 1 s"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/health/live%0a"),
+        ("GET", "/docs%0A"),
+        ("GET", "/v2/models/tiny%0a"),
+        ("GET", "/info%00"),
+        ("GET", "/%7f"),
+        ("GET", "/health%c2%85"),
+        ("POST", "/classify%0a"),
+    ],
+)
+def test_a_path_with_a_control_character_is_nowhere(
+    client: TestClient, method: str, path: str
+) -> None:
+    """404, counted with all that has no route; a line feed at the end is no exception."""
+    answer = client.request(method, path, json={"inputs": "love"} if method == "POST" else None)
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+    labels = {"route": "unmatched", "method": method, "status": "404"}
+    assert metric(client, "sentiment_http_requests_total", **labels) == 1

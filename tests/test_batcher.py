@@ -1,23 +1,32 @@
 """Items are strings here: a letter is a token, and the answer is the string in capitals."""
 
 import asyncio
+import itertools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from app.admission import CAUTION
-from app.batcher import FAILING_AFTER, BatchReport, MicroBatcher
+from app.admission import CAUTION, Admission
+from app.batcher import FAILING_AFTER, MicroBatcher
 from app.budget import TokenBudget
 from app.errors import (
     DeadlineExceeded,
     InferenceFailed,
+    NotReady,
     Overloaded,
     ServiceError,
     ShuttingDown,
     TooManyTexts,
 )
+from app.fair_queue import FairQueue
+from app.report import BatchReport
+from app.runners import WATCH_S, Runners
+from tests.serving import eventually
+from tests.virtual_time import Simulation, Stuck
 
 # Far beyond what a test takes, so that only a hang comes to it.
 PATIENCE_S = 30.0
@@ -97,6 +106,7 @@ async def batching(
     budget: TokenBudget | None = None,
     max_queue_tokens: int = 1000,
     on_batch: Callable[[BatchReport], None] = lambda report: None,
+    on_loss: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[MicroBatcher[str, str]]:
     batcher = MicroBatcher(
         infer,
@@ -105,6 +115,7 @@ async def batching(
         max_queue_tokens=max_queue_tokens,
         on_batch=on_batch,
         on_lag=lambda seconds: None,
+        on_loss=on_loss,
     )
     try:
         yield batcher
@@ -395,7 +406,7 @@ def test_one_request_may_fill_half_of_the_queue() -> None:
 
     async def scenario() -> None:
         async with batching(max_queue_tokens=10) as batcher:
-            with pytest.raises(TooManyTexts, match="6 tokens in all; at most 5"):
+            with pytest.raises(TooManyTexts, match="more than the 5 tokens"):
                 await ask(batcher, "xxx", "xxx")
             assert await ask(batcher, "xxx", "xx") == ["XXX", "XX"]
 
@@ -690,6 +701,7 @@ def test_a_closed_loop_does_not_end_the_runner() -> None:
             max_queue_tokens=100,
             on_batch=lambda report: None,
             on_lag=lambda seconds: None,
+            on_loss=lambda: None,
         )
         return [await queued(batcher, "aaaa"), await queued(batcher, "bbbb")]
 
@@ -700,6 +712,301 @@ def test_a_closed_loop_does_not_end_the_runner() -> None:
     gate.wait_entered()
     assert gate.batches == [["aaaa"], ["bbbb"]]
     assert not any(task.done() for task in tasks)
+
+
+# Runners that are lost, and runners that hang
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runners are replaced, and found to hang, within a test's patience."""
+    monkeypatch.setattr("app.runners.RESTART_PAUSE_S", 0.01)
+    monkeypatch.setattr("app.runners.STUCK_LEAST_S", 0.3)
+    monkeypatch.setattr("app.runners.WATCH_S", 0.05)
+
+
+def raising(
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    error: type[BaseException],
+    times: int,
+) -> None:
+    """Have a method raise at its next calls."""
+    method = getattr(owner, name)
+    left = itertools.repeat(error, times)
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        for kind in left:
+            raise kind("a fault")
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, replacement)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    await asyncio.to_thread(eventually, condition)
+
+
+@pytest.mark.parametrize("error", [ValueError, MemoryError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("runners", [1, 2])
+def test_a_runner_that_is_lost_while_it_waits_is_replaced(
+    error: type[BaseException],
+    runners: int,
+    quick: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each is counted and logged with its traceback; the text is answered by a later one."""
+    lost: list[None] = []
+
+    async def scenario() -> None:
+        async with batching(runners=runners, on_loss=lambda: lost.append(None)) as batcher:
+            assert await ask(batcher, "before") == ["BEFORE"]
+            raising(monkeypatch, FairQueue, "take_batch", error, 2)
+            assert await ask(batcher, "a", "b") == ["A", "B"]
+            await until(lambda: batcher.runners.complete)
+            assert not batcher.failing
+            assert (batcher.queued_texts, batcher.queued_tokens) == (0, 0)
+
+    run(scenario())
+    assert len(lost) == 2
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [error] * 2
+
+
+def test_what_a_lost_runner_was_woken_for_another_takes(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text does not wait for the thread that comes in the place of the lost one."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr("app.runners.RESTART_PAUSE_S", 600.0)
+        async with batching(runners=2) as batcher:
+            assert await ask(batcher, "before") == ["BEFORE"]
+            raising(monkeypatch, FairQueue, "take_batch", MemoryError, 1)
+            assert await ask(batcher, "a") == ["A"]
+            await batcher.drain(0.1)
+
+    run(scenario())
+
+
+def test_a_runner_that_cannot_tell_its_end_is_replaced(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no memory for a message to the event loop, the next look finds it."""
+
+    async def scenario() -> None:
+        async with batching() as batcher:
+            assert await ask(batcher, "before") == ["BEFORE"]
+            monkeypatch.setattr("threading.excepthook", lambda args: None)
+            raising(monkeypatch, Runners, "call_on_loop", MemoryError, 2)
+            results = await ask(batcher, "a")  # this has a result that cannot be told, either
+            assert kinds(results) == [InferenceFailed]
+            assert await ask(batcher, "b") == ["B"]
+
+    run(scenario())
+
+
+def test_the_batch_of_a_lost_runner_fails(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it held gets an error at once; what waits is computed by the next."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate) as batcher:
+            first = await queued(batcher, "a", "b")
+            await gate.entered()
+            waiting = await queued(batcher, "c")
+            raising(monkeypatch, Admission, "learn", MemoryError, 1)
+            gate.open()
+            assert kinds(await first) == [InferenceFailed] * 2
+            assert await waiting == ["C"]
+
+    run(scenario())
+
+
+def test_a_thread_that_cannot_be_started_is_tried_again(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start and later: as soon as there may be threads, texts are answered."""
+
+    async def scenario() -> None:
+        raising(monkeypatch, threading.Thread, "start", RuntimeError, 2)
+        async with batching() as batcher:
+            assert not batcher.runners.complete
+            assert await ask(batcher, "a") == ["A"]
+            assert batcher.runners.complete
+
+    run(scenario())
+
+
+def test_without_hope_nothing_waits(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When runners are lost again and again, texts fail; the first batch done is the end of it."""
+
+    async def scenario() -> None:
+        async with batching(runners=2) as batcher:
+            with monkeypatch.context() as patch:
+                raising(patch, FairQueue, "take_batch", MemoryError, 10**9)
+                assert kinds(await ask(batcher, "a", "b")) == [NotReady] * 2
+                assert batcher.runners.hopeless
+                assert batcher.failing
+            assert await ask(batcher, "c") == ["C"]
+            assert not batcher.runners.hopeless
+            await until(lambda: batcher.runners.complete)
+
+    run(scenario())
+
+
+def test_a_batch_that_hangs_fails_before_its_deadline(
+    quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its texts get an error, once in the log; when all runners hang, nothing is admitted.
+
+    What its runner gives when it is back is dropped, and all is well.
+    """
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate) as batcher:
+            stuck = await queued(batcher, "a", "b", timeout_s=10**6)
+            await gate.entered()
+            waiting = await queued(batcher, "c", timeout_s=10**6)
+            assert kinds(await stuck) == [InferenceFailed] * 2
+            assert kinds(await waiting) == [NotReady]
+            assert batcher.runners.stuck == 1
+            assert batcher.runners.hopeless
+            with pytest.raises(NotReady):
+                await ask(batcher, "d")
+            gate.open()
+            await until(lambda: batcher.runners.complete)
+            assert await ask(batcher, "e") == ["E"]
+
+    run(scenario())
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+
+
+def test_a_batch_that_is_expected_to_take_long_does_not_hang(quick: None, clock: Clock) -> None:
+    """It may take many times what it is expected to, by the measured speed."""
+
+    async def scenario() -> None:
+        gate = Gate(clock.ten_tokens_a_second)
+        async with batching(gate) as batcher:
+            gate.open(1)
+            await ask(batcher, "x" * 10)
+            await gate.entered()
+            slow = await queued(batcher, "x" * 10)  # about 1 s
+            await asyncio.sleep(0.8)
+            gate.open()
+            assert await slow == ["X" * 10]
+
+    run(scenario())
+
+
+def test_where_one_runner_hangs_the_other_answers(quick: None) -> None:
+    """Only the text that hangs fails."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate, runners=2) as batcher:
+            stuck = await queued(batcher, "stuck")
+            await gate.entered()
+            assert kinds(await stuck) == [InferenceFailed]
+            assert not batcher.runners.complete
+            assert not batcher.runners.hopeless
+            other = await queued(batcher, "other")
+            await gate.entered()
+            gate.open()
+            assert await other == ["OTHER"]
+
+    run(scenario())
+
+
+def test_the_predicted_wait_is_that_for_the_runners_that_work(
+    quick: None, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one of two hangs, what waits takes twice the time."""
+    monkeypatch.setattr("app.runners.STUCK_FACTOR", 1)
+
+    async def scenario() -> None:
+        gate = Gate(clock.ten_tokens_a_second)
+        async with batching(gate, runners=2) as batcher:
+            gate.open(1)
+            await ask(batcher, "x" * 10)
+            await gate.entered()
+            await ask(batcher, "stuck")
+            await gate.entered()
+            running = await queued(batcher, "x")
+            await gate.entered()
+            waiting = await queued(batcher, "x" * 30)
+            with pytest.raises(Overloaded) as refusal:
+                await ask(batcher, "x", timeout_s=1)
+            assert refusal.value.retry_after_s == pytest.approx(7.1 * CAUTION - 1)
+            gate.open()
+            await asyncio.gather(running, waiting)
+
+    run(scenario())
+
+
+def test_time_in_which_the_process_stood_still_is_not_the_batchs(
+    quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After SIGCONT, or when a machine wakes up, a batch may go on; its text has its answer."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate) as batcher:
+            task = await queued(batcher, "a")
+            gate.wait_entered()
+            time.sleep(0.6)  # noqa: ASYNC251 - nothing moves meanwhile
+            gate.open()
+            assert await task == ["A"]
+
+    run(scenario())
+    assert caplog.records == []
+
+
+def test_a_hang_tells_nothing_of_the_speed(quick: None, clock: Clock) -> None:
+    """A batch that hung and came back does not make later requests seem hopeless."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate) as batcher:
+            gate.open(1)
+            await ask(batcher, "x")
+            await gate.entered()
+            stuck = await queued(batcher, "x")
+            await gate.entered()
+            assert kinds(await stuck) == [InferenceFailed]
+            clock.now += 1000
+            gate.open(1)
+            await until(lambda: batcher.runners.complete)
+            tasks = [await queued(batcher, "x")]
+            await gate.entered()
+            tasks += [await queued(batcher, "x"), await queued(batcher, "x")]  # or it refuses
+            gate.open()
+            assert await asyncio.gather(*tasks) == [["X"]] * 3
+
+    run(scenario())
+
+
+def test_an_idle_batcher_sets_no_timer() -> None:
+    """When the last request has its answer, the event loop is not woken any more."""
+
+    async def scenario() -> None:
+        batcher = MicroBatcher(
+            capitals,
+            runners=2,
+            budget=TokenBudget(100),
+            max_queue_tokens=100,
+            on_batch=lambda report: None,
+            on_lag=lambda seconds: None,
+            on_loss=lambda: None,
+        )
+        assert await ask(batcher, "a") == ["A"]
+        await asyncio.sleep(2 * WATCH_S)
+        await asyncio.get_running_loop().create_future()  # with a timer, this would be endless
+
+    with pytest.raises(Stuck, match="2 threads idle"):
+        Simulation().run(scenario())
 
 
 # Shutdown
@@ -756,6 +1063,38 @@ def test_drain_gives_up_in_time() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize(("pause_s", "answer"), [(0.01, "A"), (600.0, ShuttingDown)])
+def test_drain_ends_with_a_lost_runner(
+    pause_s: float, answer: object, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits is computed by the thread that comes in time, or fails when drain gives up."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr("app.runners.RESTART_PAUSE_S", pause_s)
+        raising(monkeypatch, FairQueue, "take_batch", MemoryError, 1)
+        async with batching() as batcher:
+            await until(lambda: not batcher.runners.complete)
+            task = await queued(batcher, "a")
+            assert await batcher.drain(PATIENCE_S if pause_s < 1 else 0.1)
+            assert kinds(await task) == [answer]
+
+    run(scenario())
+
+
+def test_drain_ends_with_a_runner_that_hangs(quick: None) -> None:
+    """It gives up in time, and tells that not all have ended."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate) as batcher:
+            stuck = await queued(batcher, "stuck")
+            await gate.entered()
+            assert kinds(await stuck) == [InferenceFailed]
+            assert not await batcher.drain(0.1)
+
+    run(scenario())
+
+
 def test_a_single_text_is_admitted_beside_a_long_list(clock: Clock) -> None:
     """Its wait is that for its turn, not that for everything that waits."""
 
@@ -772,6 +1111,7 @@ def test_a_single_text_is_admitted_beside_a_long_list(clock: Clock) -> None:
             assert batcher.queued_texts == 41
             gate.open()
             assert await single == ["X"]
-            await asyncio.gather(running, bulk)
+            bulk.cancel()  # on this clock its deadline has passed, but no timer will tell
+            await asyncio.wait([running, bulk])
 
     run(scenario())

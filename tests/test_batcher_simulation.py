@@ -12,17 +12,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.admission import CAUTION, REQUEST_SHARE, RETRY_AFTER_S, SPEED_DECAY
-from app.batcher import FAILING_AFTER, BatchReport, MicroBatcher
+from app.batcher import FAILING_AFTER, MicroBatcher
 from app.budget import TokenBudget
 from app.errors import (
     DeadlineExceeded,
     InferenceFailed,
+    NotReady,
     Overloaded,
     ServiceError,
     ShuttingDown,
@@ -30,15 +32,22 @@ from app.errors import (
 )
 from app.fair_queue import LOOK_AHEAD
 from app.pending import Answer
+from app.report import BatchReport
+from app.runners import HOPELESS_AFTER
 from tests.virtual_time import Simulation, Stuck
 
 # Virtual seconds in which everything that was admitted is done many times over.
 ENOUGH_S = 1e6
 
+# A batch that hangs takes far longer than any other, which takes less than a quarter of this.
+HANGS_AFTER_S = 20_000.0
+LOOKS_EVERY_S = 5_000.0
+KNOWN_AFTER_S = 50_000.0  # at the most
+
 # In seconds that were computed here in another way than there.
 ROUNDING_S = 1e-6
 
-Fate = Literal["good", "culprit", "refused"]
+Fate = Literal["good", "culprit", "refused", "hangs"]
 
 # Scenarios
 
@@ -81,6 +90,9 @@ class Scenario:
     outage: tuple[float, float] = (0.0, 0.0)  # infer raises, whatever it is given
     misbehaviour: Literal["raise", "raise at once", "exit", "short"] = "raise"
     report_raises: bool = False
+    hang_s: float = math.inf
+    lost_takes: frozenset[int] = frozenset()  # a runner is lost while it takes: of all, in order
+    lost_batches: frozenset[int] = frozenset()  # and after it has computed
     eager: bool = True
     work_first: bool = True
 
@@ -107,6 +119,9 @@ drains = st.lists(one_drain, max_size=2)
 budgets = st.integers(1, 150) | st.just(150)
 limits = st.sampled_from([100_000, 500, 200, 60])
 
+no_hangs = st.just(math.inf)
+no_losses: st.SearchStrategy[frozenset[int]] = st.just(frozenset())
+
 
 @st.composite
 def scenarios(
@@ -121,6 +136,8 @@ def scenarios(
     drains: st.SearchStrategy[list[tuple[float, float]]] = drains,
     budgets: st.SearchStrategy[int] = budgets,
     limits: st.SearchStrategy[int] = limits,
+    hangs: st.SearchStrategy[float] = no_hangs,
+    losses: st.SearchStrategy[frozenset[int]] = no_losses,
 ) -> Scenario:
     asks = []
     now = 0.0
@@ -140,6 +157,9 @@ def scenarios(
         outage=draw(outages),
         misbehaviour=draw(st.sampled_from(["raise", "raise at once", "exit", "short"])),
         report_raises=draw(st.booleans()),
+        hang_s=draw(hangs),
+        lost_takes=draw(losses),
+        lost_batches=draw(losses),
         eager=draw(st.booleans()),
         work_first=draw(st.booleans()),
     )
@@ -183,6 +203,7 @@ class Batch:
     calls: list[Call] = field(default_factory=list)
     report: BatchReport | None = None
     failing: bool = False
+    lost: bool = False  # with its runner's thread
 
     @property
     def leader(self) -> Text:
@@ -233,6 +254,22 @@ class Pause:
     queued_tokens: int
 
 
+class FaultyBudget(TokenBudget):
+    """There is no memory for some of the takes."""
+
+    def __init__(self, tokens: int, faults: frozenset[int]) -> None:
+        super().__init__(tokens)
+        self._faults = faults
+        self._takes = count()
+        self.raised = 0
+
+    def next(self, waiting: int) -> int:
+        if next(self._takes) in self._faults:
+            self.raised += 1
+            raise MemoryError
+        return super().next(waiting)
+
+
 class Record:
     """Plays a scenario; what happened stands in its lists then, each in order."""
 
@@ -242,10 +279,16 @@ class Record:
         self.visits: list[Visit] = []
         self.drains: list[Drain] = []
         self.pauses: list[Pause] = []
+        self.budget = FaultyBudget(scenario.max_batch_tokens, scenario.lost_takes)
+        self.losses = 0
         self._orders = count()
         self._running: dict[threading.Thread, Batch] = {}
         self.simulation = Simulation(eager=scenario.eager, work_first=scenario.work_first)
-        self.simulation.run(self._play())
+        with (
+            patch.multiple("app.runners", WATCH_S=LOOKS_EVERY_S, STUCK_LEAST_S=HANGS_AFTER_S),
+            patch("app.batcher.BatchReport", self._report),
+        ):
+            self.simulation.run(self._play())
 
         self.closed = min(drain.began for drain in self.drains)
         self.gave_up = min(
@@ -295,10 +338,11 @@ class Record:
         batcher: MicroBatcher[Text, Done] = MicroBatcher(
             self._infer,
             runners=scenario.runners,
-            budget=TokenBudget(scenario.max_batch_tokens),
+            budget=self.budget,
             max_queue_tokens=scenario.max_queue_tokens,
             on_batch=self._on_batch,
             on_lag=lambda seconds: None,
+            on_loss=self._on_loss,
         )
         self._batcher = batcher
         self.simulation.before_advance = self._pause
@@ -310,6 +354,12 @@ class Record:
                     loop.call_at(ask.at + ask.goes_after_s, visit.cancel)
             for at, timeout_s in scenario.drains:
                 tasks.create_task(self._drain(at, timeout_s))
+        await asyncio.sleep(KNOWN_AFTER_S)
+        self.threads = len(self.simulation.threads) - self.simulation.ended_threads
+        self.stuck, self.complete = batcher.runners.stuck, batcher.runners.complete
+        self.hanging = len(self._running)
+        self.replaced = self.losses
+        self.faults = self.budget.raised + sum(batch.lost for batch in self.batches)
         await self._drain(loop.time(), ENOUGH_S)
         await self._visit(Ask(loop.time(), (Text(-1, 0, 1, "good"),), ENOUGH_S, math.inf))
 
@@ -333,6 +383,8 @@ class Record:
 
     def _infer(self, texts: Sequence[Text]) -> Sequence[Done | ServiceError]:
         scenario, now = self.scenario, self.simulation.now
+        if self.simulation.over:
+            raise SystemExit
         runner = threading.current_thread()
         if runner not in self._running:
             self._running[runner] = Batch(tuple(texts), self._moment(), NEVER)
@@ -347,11 +399,27 @@ class Record:
         if not (bad and scenario.misbehaviour == "raise at once"):
             padded_tokens = len(texts) * max(map(len, texts))
             self.simulation.work(scenario.batch_seconds + padded_tokens)
+        if any(text.fate == "hangs" for text in texts):
+            self.simulation.work(scenario.hang_s)
         if bad and scenario.misbehaviour == "short":
             return results[1:]
         if bad:
             raise SystemExit if scenario.misbehaviour == "exit" else ValueError
         return results
+
+    def _report(self, **facts: Any) -> BatchReport:
+        """Stands in for the class, where a runner is lost with a batch that it has computed."""
+        if self.simulation.over:
+            raise SystemExit
+        batch = self._running[threading.current_thread()]
+        if self.batches.index(batch) in self.scenario.lost_batches:
+            del self._running[threading.current_thread()]
+            batch.finished, batch.lost = self._moment(), True
+            raise MemoryError
+        return BatchReport(**facts)
+
+    def _on_loss(self) -> None:
+        self.losses += 1
 
     def _on_batch(self, report: BatchReport) -> None:
         batch = self._running.pop(threading.current_thread())
@@ -681,6 +749,62 @@ def check_nothing_is_raised_where_nobody_looks(record: Record) -> None:
     assert record.simulation.errors == []
 
 
+# Where runners hang or are lost
+
+
+def check_nobody_is_stranded(record: Record) -> None:
+    """A patient client has its answer long before a batch that hangs gives one.
+
+    It waits at most for every text that is computed, for those that hang until they are given
+    up, and for a new thread in the place of each that was lost.
+    """
+    texts = [text for batch in record.batches for text in batch.texts]
+    hanging = sum(text.fate == "hangs" for text in texts)
+    computing_s = sum(
+        record.scenario.batch_seconds + 2 * len(call.texts) * max(map(len, call.texts))
+        for batch in record.batches
+        for call in batch.calls
+    )
+    longest_s = computing_s + record.losses + (hanging + 1) * KNOWN_AFTER_S
+    for visit in record.admitted:
+        if visit.answer is not None:
+            assert visit.left.time - visit.asked.time <= longest_s
+
+
+def check_each_text_is_answered_or_told_why(record: Record) -> None:
+    """A text has its result, unless its batch hung or was lost, or no runner was left for it."""
+    for visit in record.admitted:
+        if visit.answer is None:
+            continue
+        for text, result in zip(visit.ask.texts, visit.answer.results, strict=True):
+            batch = record.batch_of.get(text)
+            if isinstance(result, Done):
+                assert result.text == text
+                assert batch
+                assert not batch.lost
+            elif isinstance(result, InferenceFailed):
+                assert batch
+                took_s = batch.finished.time - batch.started.time
+                assert batch.lost or batch.outcomes[text] is None or took_s > HANGS_AFTER_S
+            elif isinstance(result, NotReady):
+                hung = sum(b.finished.time - b.started.time > HANGS_AFTER_S for b in record.batches)
+                runners = record.scenario.runners
+                assert batch is None
+                assert hung >= runners or record.losses >= HOPELESS_AFTER * runners
+
+
+def check_the_lost_are_replaced(record: Record) -> None:
+    """Each lost thread is told once, and there are as many threads as ever."""
+    assert record.replaced == record.faults
+    assert record.threads == record.scenario.runners
+
+
+def check_the_stuck_are_known(record: Record) -> None:
+    """What hangs is known to hang; when it is back, all is well."""
+    assert record.stuck == record.hanging
+    assert record.complete == (record.hanging == 0)
+
+
 CHECKS = (
     check_nothing_is_raised_where_nobody_looks,
     check_every_item_gets_its_own_answer,
@@ -779,6 +903,33 @@ def test_a_crowd_before_a_small_queue(scenario: Scenario) -> None:
 def test_shutdown(scenario: Scenario) -> None:
     """Drain ends a busy batcher in its time, called once or again while it still waits."""
     check_all(Record(scenario))
+
+
+@settings(deadline=None)
+@given(
+    scenarios(
+        timeouts=st.just(math.inf),
+        departures=departures,
+        fates=st.sampled_from([*["good"] * 8, "culprit", "hangs"]),
+        hangs=st.sampled_from([2 * KNOWN_AFTER_S, ENOUGH_S]),
+        losses=st.frozensets(st.integers(0, 20), max_size=8),
+        drains=st.just([]),
+    )
+)
+def test_runners_that_hang_or_are_lost(scenario: Scenario) -> None:
+    """Whatever becomes of the runners: no client without a deadline waits for ever."""
+    record = Record(scenario)
+    for check in (
+        check_nothing_is_raised_where_nobody_looks,
+        check_every_item_gets_its_own_answer,
+        check_each_text_is_computed_once,
+        check_the_budget_is_kept,
+        check_nobody_is_stranded,
+        check_each_text_is_answered_or_told_why,
+        check_the_lost_are_replaced,
+        check_the_stuck_are_known,
+    ):
+        check(record)
 
 
 # The simulation itself

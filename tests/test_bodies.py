@@ -56,7 +56,7 @@ def test_a_decompression_bomb_is_refused(
 def test_pieces_are_bounded_however_the_body_arrives(encoding: str, compress: Compress) -> None:
     """What is decoded at a time does not depend on the ratio of compression."""
     words = [b"love", b"it", b"worst", b"day", b"so", b"\n"]
-    body = b" ".join(random.Random(1).choices(words, k=800_000))
+    body = b" ".join(random.Random(1).choices(words, k=300_000))
     packed = compress(body)
     for step in (1, 1_000, len(packed)):
         stream = decoder(encoding)
@@ -143,16 +143,17 @@ def test_time_that_is_over_at_the_start_is_no_overload(client: TestClient) -> No
 
 
 def test_a_request_cannot_ask_for_more_time(serve: Serve, gate: Gate) -> None:
-    """The service's own limit stands."""
+    """The service's own limit stands, however many digits the number has."""
     client = serve(deadline_ms=50)
     gate.close()
-    answer = client.post(
-        "/classify", json={"inputs": "love"}, headers={"x-request-timeout-ms": "600000"}
-    )
-    assert answer.status_code == 504
+    for timeout in ("600000", "9999999999", "1" + "0" * 5_000):
+        answer = client.post(
+            "/classify", json={"inputs": "love"}, headers={"x-request-timeout-ms": timeout}
+        )
+        assert answer.status_code == 504, timeout
 
 
-@pytest.mark.parametrize("timeout", ["0", "-1", "1.5", "soon", "1e3", "9999999999"])
+@pytest.mark.parametrize("timeout", ["0", "-1", "1.5", "soon", "1e3", "007"])
 def test_an_odd_timeout_is_refused(client: TestClient, timeout: str) -> None:
     """Rather than guessed."""
     answer = client.post(

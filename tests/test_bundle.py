@@ -57,6 +57,17 @@ def _not_a_tokenizer(path: Path) -> None:
     write_manifest(path)
 
 
+def _nest(name: str) -> Callable[[Path], None]:
+    def nest(path: Path) -> None:
+        document = {**json.loads((path / name).read_text()), "model": "DEEP"}
+        deep = "[" * 200_000 + "]" * 200_000
+        (path / name).write_text(json.dumps(document).replace('"DEEP"', deep))
+        if name != "manifest.json":
+            write_manifest(path)
+
+    return nest
+
+
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
@@ -75,6 +86,9 @@ def _not_a_tokenizer(path: Path) -> None:
         pytest.param(_two_labels_in_config, "contradicts", id="labels of the config"),
         pytest.param(_three_labels_two_outputs, "2 outputs", id="outputs of the model"),
         pytest.param(_manifest(max_tokens="x"), "max_tokens", id="manifest of the wrong type"),
+        pytest.param(_nest("manifest.json"), "recursion", id="200,000 levels in the manifest"),
+        pytest.param(_nest("config.json"), "recursion", id="200,000 levels in the config"),
+        pytest.param(_nest("tokenizer.json"), "recursion", id="200,000 levels in the tokenizer"),
         pytest.param(_manifest(files={}), "config.json", id="unlisted file"),
     ],
 )

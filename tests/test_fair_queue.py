@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -208,10 +209,46 @@ def test_removed_entries_never_come_out(
     assert {entry for batch in take_all(queue) for entry in batch} == remaining
 
 
+class Fragile(Entry):
+    """An entry that cannot be read any more after so many reads of all of them."""
+
+    reads_left = math.inf
+
+    def __getattribute__(self, name: str) -> Any:
+        Fragile.reads_left -= 1
+        if Fragile.reads_left < 0:
+            raise MemoryError
+        return super().__getattribute__(name)
+
+
+def test_a_fault_while_taking_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is raised: what waited waits and is counted, and comes out at the next try."""
+    monkeypatch.setattr(Fragile, "reads_left", math.inf)
+    faults = 0
+    while True:
+        waiting: list[Entry] = [Fragile(tokens, 9.0) for tokens in (3, 5, 4, 5, 20)]
+        expired: list[Entry] = [Fragile(tokens, 1.0) for tokens in (2, 5)]
+        queue = queue_of(expired, waiting)
+        Fragile.reads_left = faults
+        try:
+            take(queue, max_tokens=15, now=5.0)
+            break
+        except MemoryError:
+            faults += 1
+        finally:
+            Fragile.reads_left = math.inf
+        assert (len(queue), queue.tokens) == (7, 44)
+        first = take(queue, max_tokens=15, now=5.0)
+        assert {*first, *(entry for batch in take_all(queue) for entry in batch)} == {*waiting}
+        assert (len(queue), queue.tokens) == (0, 0)
+    assert faults > 20
+
+
 def test_clear_forgets_everything() -> None:
-    """After clear nothing waits and nothing comes out."""
-    queue = queue_of(entries(1, 2, 3))
-    queue.clear()
+    """After clear nothing waits and nothing comes out; it gives what waited."""
+    request = entries(1, 2, 3)
+    queue = queue_of(request)
+    assert queue.clear() == request
     assert (len(queue), queue.tokens) == (0, 0)
     assert take(queue) == []
 

@@ -1,6 +1,7 @@
 """What arrives before a request is one: heads without end, silence, offers to upgrade."""
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -113,11 +114,10 @@ def test_a_body_is_no_part_of_the_next_head(process: Process) -> None:
 
 
 def test_an_answer_under_way_comes_before_a_refusal(process: Process) -> None:
-    """What follows a request as garbage does not take its place."""
+    """What follows a request as garbage is refused after its answer, not before it."""
     request = REQUEST.replace(b"connection: close\r\n", b"")
     answer = exchange(process.port, request + b"\x00 garbage \r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 200 OK")
-    assert answer.count(b"HTTP/1.1 ") == 1
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"400"]
 
 
 def test_a_chunk_that_is_none_is_refused(process: Process) -> None:
@@ -133,14 +133,9 @@ def test_trailers_without_end_are_cut_off(process: Process) -> None:
     chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\nx: "
     with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
         connection.sendall(chunked)
-        with suppress(ConnectionError):
-            for _ in range(1_000):
-                connection.sendall(b"a" * 1_000)
-                time.sleep(0.001)
-            pytest.fail("a megabyte was taken")
-        with suppress(ConnectionError):
-            received = connection.recv(65536)
-            assert received == b"" or received.startswith(b"HTTP/1.1 431 ")
+        for _ in range(100):
+            connection.sendall(b"a" * 1_000)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 431 ")
 
 
 @pytest.mark.parametrize(
@@ -212,7 +207,7 @@ def test_head_is_answered_like_get_without_a_body(process: Process, path: str) -
 
 def test_a_head_that_trickles_in_ends(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time for a head is bounded: the connection closes."""
-    monkeypatch.setattr("app.http_protocol.HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("app.server.http_protocol.HEAD_TIMEOUT_S", 0.1)
     app = create_app(Settings(model=(bundle,), runners=1, threads=1, max_batch_tokens=32))
     with listening(app) as url:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))

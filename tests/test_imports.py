@@ -54,7 +54,10 @@ def test_the_service_never_imports_the_exporter_or_its_packages() -> None:
                 {"app.model", "app.metrics", "app.api", "app.settings"}
                 | {"fastapi", "onnxruntime", "tokenizers"},
             )
-            for module in ("batcher", "budget", "fair_queue", "pending")
+            for module in (
+                *("batcher", "admission", "budget", "fair_queue"),
+                *("isolation", "pending", "report", "runners", "worker"),
+            )
         ),
         ("model", {"app.api", "app.batcher"}),
         ("metrics", {"app.api"}),
@@ -65,11 +68,13 @@ def test_imports_run_one_way(module: str, forbidden: set[str]) -> None:
     assert not _violations(ROOT / "app" / f"{module}.py", forbidden)
 
 
-def test_only_the_commands_know_the_composition_root() -> None:
-    """Nothing but main.py itself and cli.py imports app.main."""
-    allowed = {ROOT / "app" / "main.py", ROOT / "app" / "cli.py"}
-    others = [path for path in _modules("app", "model_export") if path not in allowed]
+def test_only_the_server_knows_the_composition_root() -> None:
+    """Nothing but server/run.py imports app.main, and nothing but cli.py the server."""
+    cli, server = ROOT / "app/cli.py", ROOT / "app/server"
+    others = [path for path in _modules("app", "model_export") if path.parent != server]
     assert not [line for path in others for line in _violations(path, {"app.main"})]
+    others.remove(cli)
+    assert not [line for path in others for line in _violations(path, {"app.server"})]
 
 
 def test_package_files_are_empty() -> None:

@@ -13,12 +13,12 @@ from typing import cast
 
 import httpx2
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app.cli import main
-from app.main import Server
+from app.server.listener import bind
+from app.server.run import Server
 from tests.serving import (
     COMMAND,
     ROOT,
@@ -74,7 +74,8 @@ def test_sigterm_ends_a_start() -> None:
 def test_the_signal_itself_ends_readiness(client: TestClient) -> None:
     """Load balancers and clients are told at once, while connections are still accepted."""
     app = cast(FastAPI, client.app)
-    server = Server(uvicorn.Config(app), app.state.service)
+    with bind("127.0.0.1", 0) as listener:
+        server = Server({listener: app}, app.state.service, [])
     server.handle_exit(signal.SIGTERM, None)
     assert server.should_exit
     assert client.get("/health/ready").json()["code"] == "shutting_down"
@@ -178,7 +179,7 @@ def test_a_taken_port_is_said_in_one_line(bundle: Path, capsys: pytest.CaptureFi
 
 
 def test_a_stuck_batch_cannot_hold_or_break_the_exit(bundle: Path) -> None:
-    """When the grace ends, its client gets 503; the process says so and exits 0."""
+    """When the grace ends, its client gets 503; the process says so, and exits with 1."""
     with (
         Process("--model", str(bundle), "--drain-ms", "500", command=STUCK_COMMAND) as process,
         ThreadPoolExecutor(1) as pool,
@@ -189,6 +190,6 @@ def test_a_stuck_batch_cannot_hold_or_break_the_exit(bundle: Path) -> None:
         process.signal(signal.SIGTERM)
         code, log = process.wait()
         assert answer.result().status_code == 503
-    assert code == 0
+    assert code == 1
     assert "still running" in log
     assert "Traceback" not in log

@@ -26,6 +26,9 @@ CONTRACT = {
     "rejections_total": {"model", "reason"},
     "model_info": {"model", "revision", "precision", "provider", "version"},
     "model_ready": {"model"},
+    "log_lines_dropped_total": set(),
+    "runners_lost_total": {"model"},
+    "runners_stuck": {"model"},
 }
 
 
@@ -56,7 +59,7 @@ def test_every_series_exists_from_the_first_scrape(client: TestClient) -> None:
     assert list(values.values()) == [
         set(LABELS),
         {"tokenize", "queue", "inference"},
-        {"queue_full", "deadline", "shutting_down"},
+        {"queue_full", "deadline", "inflight_bytes", "not_ready", "shutting_down"},
     ]
     for status in ("200", "429", "499"):
         requests = {"route": "/classify", "method": "POST", "status": status}

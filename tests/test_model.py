@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from app.bundle import EMBEDDED_BUNDLE, Bundle, Precision
 from app.errors import EmptyText, InferenceFailed, InvalidRequest, UserError
-from app.model import Model
+from app.model import Encoding, Model
 from app.preprocessing import normalise_tweet
 from tests.checkpoints import exported
 from tests.tiny_bundle import MAX_TOKENS, make_bundle, write_manifest
@@ -232,3 +232,12 @@ def test_cuda_on_a_runtime_without_it_is_refused(
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
     with pytest.raises(UserError, match="CUDA was asked for and cannot be used"):
         Model.load(Bundle.open(bundle), device="cuda", precision="auto", threads=1)
+
+
+def test_a_failing_batch_writes_nothing_past_the_log(
+    tiny: Model, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime would write to standard error, whose reader may have stopped."""
+    with pytest.raises(Exception, match="out of data bounds"):
+        tiny.infer([Encoding([1, 99_999, 2], 3)])
+    assert capfd.readouterr().err == ""

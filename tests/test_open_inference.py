@@ -264,7 +264,7 @@ def test_what_clients_send_besides_is_ignored(url: str) -> None:
         ([], "the body must be a JSON object"),
         ({}, "inputs: Field required"),
         ({"inputs": []}, "inputs: List should have at least 1 item"),
-        ({"inputs": [{}] * 500_000}, "inputs: List should have at most 1 item"),
+        ({"inputs": [{}] * 45_000}, "inputs: List should have at most 1 item"),
         ({"inputs": [None]}, "inputs.0: "),
         ({"inputs": [_input([])]}, "shape: must be [n] or [n, 1]"),
         ({"inputs": [_input(["a"], shape=[2])]}, "shape says 2 texts; there are 1"),

@@ -14,7 +14,7 @@ from app.api.openapi import ERRORS
 from app.api.schemas import Problem
 from tests.serving import Process, environment
 
-CASES = 2_000
+CASES = 1_000
 
 
 @pytest.fixture
@@ -73,9 +73,9 @@ def test_request_bodies_have_examples(
 
 
 def test_requests_made_up_from_the_document_find_no_fault(tmp_path: Path) -> None:
-    """Thousands of them, valid and not: no 5xx, and no answer that the document does not allow."""
+    """Over a thousand, valid and not: no 5xx, and no answer that the document does not allow."""
     st = str(Path(sys.executable).parent / "st")
-    command = [st, "run", "--seed", "1", "--max-examples", "100"]
+    command = [st, "run", "--seed", "1", "--max-examples", "60"]
     with Process() as process:
         done = subprocess.run(
             [*command, f"{process.url}/openapi.json"],

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app.api.classifier import Classifier
@@ -136,6 +137,35 @@ def test_a_stream_goes_on_with_the_new_model(bundle: Path) -> None:
             assert json.loads(answer)["id"] == number
             _release(bundle, REVISIONS[number])
             assert _reload(client).status_code == 200
+
+
+def test_lines_that_a_model_leaves_undone_go_to_the_next(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no deadline, and a model that is replaced does not stay for ever."""
+    client = serve(admin_keys="admin-key-1", deadline_ms=100, drain_ms=100)
+    stuck = cast(FastAPI, client.app).state.service.classifier(None).model
+    reached, over = threading.Event(), threading.Event()
+    infer = Model.infer
+
+    def infer_unless_stuck(model: Model, encodings: Any) -> Any:
+        if model is stuck:
+            reached.set()
+            over.wait(30)
+        return infer(model, encodings)
+
+    monkeypatch.setattr(Model, "infer", infer_unless_stuck)
+    content = "".join(f'{{"id":{n},"text":"love"}}\n' for n in range(300))
+    headers = {"content-type": "application/x-ndjson"}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.post, "/classify/stream", content=content, headers=headers)
+        assert reached.wait(30)
+        assert _reload(client).status_code == 200
+        lines = [json.loads(line) for line in answer.result().text.splitlines()]
+        over.set()
+    assert [(line["id"], line.get("label")) for line in lines] == [
+        (n, "positive") for n in range(300)
+    ]
 
 
 @pytest.mark.parametrize("damage", ["manifest", "model", "name", "gone"])

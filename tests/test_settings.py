@@ -27,6 +27,13 @@ def test_several_models_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert load_settings({}).model == (Path("/a"), Path("/b,c"))
 
 
+def test_an_empty_host_is_as_good_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that a script left empty does not open the service to every network."""
+    monkeypatch.setenv("SENTIMENT_HOST", "")
+    assert load_settings({}).host == "127.0.0.1"
+    assert load_settings({"host": ""}).host == "127.0.0.1"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -111,7 +111,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
-def _texts(count: int = 10_000) -> list[str]:
+def _texts(count: int = 5_000) -> list[str]:
     """Pieces of sentences with one to six disturbances; none comes between letter and mark."""
     draw = random.Random(5)
     texts = [*SENTENCES, *EMOJI, *CONTROLS, *SPACES, *FORMS, *SPECIAL, "▁", " ▁▁ ", "▁a ▁", "a\x85"]
@@ -146,7 +146,7 @@ def test_ids_equal_those_of_the_slow_reference(
     differing = [t for t, a, b in zip(texts, expected, fast_ids, strict=True) if a != b]
     assert differing == []
     assert served_ids == expected
-    assert len({tuple(ids) for ids in expected}) > 8000
+    assert len({tuple(ids) for ids in expected}) > 4000
 
 
 def test_bert_that_keeps_case_equals_the_reference_too(checkpoints: Path, tmp_path: Path) -> None:

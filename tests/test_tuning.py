@@ -1,6 +1,7 @@
 """Self-tuning: what is chosen from costs, what is measured, what is kept for the next start."""
 
 import json
+import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -273,7 +274,10 @@ ODD_COSTS: list[object] = [
 ]
 
 
-@pytest.mark.parametrize("kept", ["", "{", "[]", '{"key": 1}', "null", *ODD_COSTS])
+DEEP = pytest.param("[" * 200_000 + "]" * 200_000, id="200,000 levels")
+
+
+@pytest.mark.parametrize("kept", ["", "{", "[]", '{"key": 1}', "null", DEEP, *ODD_COSTS])
 def test_a_damaged_cache_is_measured_anew(
     model: Model, settings: Settings, batches: list[int], kept: object
 ) -> None:
@@ -332,6 +336,21 @@ def test_a_cache_that_cannot_be_written_is_done_without(model: Model, tmp_path: 
     plan = tune(model, Settings(cache_dir=file / "cache"), cpus=2)
     assert "measured in" in plan.reason
     assert file.read_text() == "not a directory"
+
+
+def test_a_cache_that_is_no_file_holds_up_nobody(
+    model: Model, settings: Settings, batches: list[int]
+) -> None:
+    """A pipe, which nobody writes to, is replaced; a directory stays, and what is measured goes."""
+    tune(model, settings, cpus=2)
+    cache = _kept(settings)
+    for make, repaired in ((os.mkfifo, True), (os.mkdir, False)):
+        cache.unlink()
+        make(cache)
+        batches.clear()
+        tune(model, settings, cpus=2)
+        assert batches
+        assert _kept(settings).is_file() == repaired
 
 
 def test_a_tilde_is_the_home_directory(

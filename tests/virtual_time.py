@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 # Where `threading` and `time` are replaced by what stands under virtual time.
-PATCHED_MODULES = ("app.batcher",)
+PATCHED = {"app.batcher": ("threading", "time"), "app.runners": ("threading",)}
 
 # Real seconds; far beyond what a runner takes, so that only one that is lost comes to it.
 PATIENCE_S = 10.0
@@ -63,14 +63,17 @@ class Simulation:
             "time": SimpleNamespace(monotonic=lambda: self.now),
         }
         with ExitStack() as stack:
-            for module in PATCHED_MODULES:
-                stack.enter_context(patch.multiple(module, **standing_in))
+            for module, names in PATCHED.items():
+                replaced = {name: standing_in[name] for name in names}
+                stack.enter_context(patch.multiple(module, **replaced))
             stack.callback(self._end)
             runner = asyncio.Runner(loop_factory=partial(_Loop, self))
             return stack.enter_context(runner).run(main)
 
     def work(self, seconds: float) -> None:
         """On a runner's thread: return when that much virtual time has passed."""
+        if self.over:
+            raise SystemExit
         ended = threading.Event()
         heapq.heappush(self._works, (self.now + seconds, next(self._starts), ended))
         self.stands_still()
