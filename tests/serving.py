@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPResponse
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -190,6 +191,13 @@ def exchange(port: int, *parts: bytes) -> bytes:
         while chunk := connection.recv(65536):
             received += chunk
     return received
+
+
+def read_answer(connection: socket.socket) -> tuple[int, bytes]:
+    """Status and body of one answer, on a connection that stays open: no more is read."""
+    with HTTPResponse(connection) as response:
+        response.begin()
+        return response.status, response.read()
 
 
 def eventually(condition: Callable[[], bool]) -> None:
