@@ -88,9 +88,9 @@ class Metrics:
         # makes up is no route and no method.
         self._answers = cache(self.requests.labels)
         self._durations = cache(self.request_seconds.labels)
-        self.requests_in_flight = self._gauge(
-            "http_requests_in_flight", "HTTP requests being answered.", []
-        )
+        self.requests_in_flight = 0  # a gauge of its own would take a lock twice a request
+        in_flight = self._gauge("http_requests_in_flight", "HTTP requests being answered.", [])
+        in_flight.set_function(lambda: self.requests_in_flight)
 
         self.texts = self._counter("texts", "Texts by what became of them.", ["model", "outcome"])
         self.predictions = self._counter(

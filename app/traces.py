@@ -6,7 +6,7 @@ The SDK is an extra. What is used here besides, its API, does nothing while no s
 import re
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
@@ -114,13 +114,9 @@ def current_tag() -> trace.SpanContext | None:
     return span.get_span_context() if span.is_recording() else None
 
 
-def trace_id(scope: Scope) -> str | None:
+def trace_id(span: trace.Span | None, headers: Mapping[bytes, bytes]) -> str | None:
     """The trace that a request belongs to, ours or its caller's, as 32 hexadecimal digits."""
-    span = trace.get_current_span()
-    if span.is_recording():
+    if span is not None and span.is_recording():
         return f"{span.get_span_context().trace_id:032x}"
-    for name, value in scope["headers"]:
-        if name == b"traceparent":
-            found = TRACEPARENT.fullmatch(value.decode("latin-1"))
-            return found[1] if found else None
-    return None
+    found = TRACEPARENT.fullmatch(headers.get(b"traceparent", b"").decode("latin-1"))
+    return found[1] if found else None

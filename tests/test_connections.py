@@ -1,5 +1,6 @@
 """One connection: what is sent ahead, early refusals, half-closed clients, what is no request."""
 
+import asyncio
 import json
 import re
 import socket
@@ -10,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar, cast
 
 import httpx2
 import pytest
@@ -19,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from app.main import create_app
 from app.server import http_protocol, run
 from app.server.http_protocol import HttpProtocol
+from app.server.transport import ResponseTransport
 from app.settings import Settings
 from tests.conftest import SET_BY_HAND
 from tests.serving import Gate, Process, exchange, listening, metric, read_answer
@@ -237,8 +240,8 @@ def test_a_refused_body_does_not_cost_the_connection(process: Process) -> None:
 
 def test_a_refused_body_is_not_read_for_ever(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither more bytes than the bound, nor longer than silence lasts."""
-    monkeypatch.setattr("app.server.lingering.LINGER_BYTES", 5_000_000)
-    monkeypatch.setattr("app.server.lingering.SILENCE_S", 0.2)
+    monkeypatch.setattr("app.server.transport.LINGER_BYTES", 5_000_000)
+    monkeypatch.setattr("app.server.transport.SILENCE_S", 0.2)
     app = create_app(Settings.model_validate({"model": (bundle,), **SET_BY_HAND}))
     head = HEAD + b"connection: close\r\ncontent-length: 999000000\r\n\r\n"
     with listening(app) as url:
@@ -286,6 +289,34 @@ def test_a_client_that_reads_nothing_is_cut_off(
             while chunk := client.recv(65536):
                 received += chunk
     assert len(_statuses(received)) < 200
+
+
+def test_head_and_body_of_an_answer_leave_together() -> None:
+    """A write waits for the next one, until the next turn of the loop or the close at most."""
+
+    class Recorder:
+        written: ClassVar[list[bytes]] = []
+
+        def write(self, data: bytes) -> None:
+            self.written.append(data)
+
+        def is_closing(self) -> bool:
+            return False
+
+        def close(self) -> None:
+            self.written.append(b"closed")
+
+    async def run() -> list[bytes]:
+        transport = ResponseTransport(cast(asyncio.Transport, Recorder()), lambda: False)
+        for data in (b"head ", b"body", b"alone"):
+            transport.write(data)
+        await asyncio.sleep(0)
+        transport.write(b"last")
+        transport.close()
+        await asyncio.sleep(0)
+        return Recorder.written
+
+    assert asyncio.run(run()) == [b"head body", b"alone", b"last", b"closed"]
 
 
 def test_a_begun_head_does_not_cut_the_answer_before_it(

@@ -21,7 +21,7 @@ from app.errors import (
     PayloadTooLarge,
     UnsupportedMediaType,
 )
-from app.worker import Steps, finish
+from app.worker import Steps
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -80,15 +80,19 @@ async def validated(request: Request, body: bytes, schema: type[Body]) -> Body:
     """
     service = Service.of(request)
     max_values = MAX_VALUES + VALUES_PER_TEXT * service.settings.max_texts
-    steps = _validating(body, schema, max_values)
     if len(body) <= INLINE_BYTES:
-        return finish(steps)
+        return _checked(parse(body, "the body", max_values=max_values), schema)
+    steps = _validating(body, schema, max_values)
     return await service.worker.run(steps, deadline=request.state.deadline)
 
 
 def _validating(body: bytes, schema: type[Body], max_values: int) -> Steps[Body]:
     value = parse(body, "the body", max_values=max_values)
     yield
+    return _checked(value, schema)
+
+
+def _checked(value: Any, schema: type[Body]) -> Body:
     try:
         return schema.model_validate(value)
     except ValidationError as error:

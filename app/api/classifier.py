@@ -264,7 +264,8 @@ class Classifier:
             self._batcher.check_admission(len(texts), timeout_s=left_s)
         encoded = await self._encode(texts, options, deadline)
         tokenize_seconds = time.perf_counter() - started
-        tag, items = current_tag(), encodings(encoded)
+        tag = current_tag() if self._tracer is not None else None
+        items = encodings(encoded)
         if submit is None:
             timeout_s = max(0.0, deadline - loop.time())
             answer = await self._batcher.submit(items, timeout_s=timeout_s, tag=tag)

@@ -1,6 +1,7 @@
 """Bodies that are being read or answered: how long each may be, and all of them together."""
 
 import asyncio
+from collections.abc import Mapping
 
 from starlette.types import Message, Receive, Scope
 
@@ -22,12 +23,13 @@ class Body:
     there is no room for the texts of a long one.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, service: Service) -> None:
+    def __init__(
+        self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, service: Service
+    ) -> None:
         self._receive = receive
         self._service = service
         self._deadline: float = scope["state"]["deadline"]
-        announced = (value for name, value in scope["headers"] if name == b"content-length")
-        self._announced = int(next(announced, 0))
+        self._announced = int(headers.get(b"content-length", 0))
         # Our server knows, and a timer costs as much as all else here.
         self._has_come: bool = scope["state"].get("complete", False)
         self._asked = False

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
+import random
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -85,7 +85,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
+        headers = dict(scope["headers"])
+        request_id = _request_id(headers)
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         if scope["client"]:  # a proxy may have named it
@@ -103,7 +104,8 @@ class RequestMiddleware:
                 if body is not None:
                     body.release()  # the client may take long to read
                 status = message["status"]
-                stages = next((v for k, v in message["headers"] if k == b"server-timing"), b"")
+                if self._logs:
+                    stages = dict(message["headers"]).get(b"server-timing", b"")
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
                 if self._service.stopping:
                     # The client must not send its next request on this connection.
@@ -114,7 +116,7 @@ class RequestMiddleware:
         span = self._tracer.request(scope, known_method) if self._tracer else None
         token = attach(set_span_in_context(span)) if span else None
         metrics = self._service.metrics
-        metrics.requests_in_flight.inc()
+        metrics.requests_in_flight += 1
         started = time.perf_counter()
         try:
             direct = self._direct.get((scope["method"], scope["path"]))
@@ -123,9 +125,9 @@ class RequestMiddleware:
             self._access.check(scope)
             if direct is None and CONTROL.search(scope["path"]):
                 raise NotFound("nothing is here: the path has control characters")
-            state["deadline"] = _deadline(scope, self._service.settings)
+            state["deadline"] = _deadline(scope, headers, self._service.settings)
             if not isinstance(direct, StreamRoute):
-                receive = body = Body(scope, receive, self._service)
+                receive = body = Body(scope, headers, receive, self._service)
             if direct is not None:
                 await _call(direct, scope, receive, send_and_note)
             else:
@@ -140,11 +142,11 @@ class RequestMiddleware:
             await answer(scope, receive, send_and_note)
         finally:
             seconds = time.perf_counter() - started
-            metrics.requests_in_flight.dec()
+            metrics.requests_in_flight -= 1
             if body is not None:
                 body.release()
             route = self._route(scope)
-            trace = trace_id(scope)
+            trace = trace_id(span, headers)
             metrics.observe_request(route, known_method, status or 500, seconds, trace)
             if self._logs:
                 _log(scope, trace, known_method, route, status or 500, seconds, stages)
@@ -210,19 +212,20 @@ def _log(
     access.info("request", extra={"fields": fields})
 
 
-def _request_id(scope: Scope) -> str:
+def new_request_id() -> str:
+    """Not a secret: the system's random bytes would cost a system call, and Python's lock."""
+    return f"{random.getrandbits(128):032x}"
+
+
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
     """The client's own id where it is sane, otherwise a new one."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
-            return bytes(value).decode()
-    return uuid4().hex
+    own = headers.get(b"x-request-id")
+    return own.decode() if own and REQUEST_ID.fullmatch(own) else new_request_id()
 
 
-def _deadline(scope: Scope, settings: Settings) -> float:
+def _deadline(scope: Scope, headers: Mapping[bytes, bytes], settings: Settings) -> float:
     """When the request must be answered, by the event loop's clock."""
-    asked = next(
-        (value for name, value in scope["headers"] if name == b"x-request-timeout-ms"), b""
-    )
+    asked = headers.get(b"x-request-timeout-ms", b"")
     if asked and not TIMEOUT_MS.fullmatch(asked):
         raise InvalidRequest(
             "x-request-timeout-ms must be a whole number of milliseconds, 1 or more"

@@ -66,6 +66,8 @@ def encode(
     model: Model, texts: Sequence[str], *, max_chars: int, options: Options = DEFAULTS
 ) -> list[EncodedText | ServiceError]:
     """Each text's tokens, or why it cannot be classified."""
+    if not options.split:
+        return _encoded(model, texts, max_chars, options)
     return finish(
         encode_steps(model, texts, max_chars=max_chars, options=options, check=_unlimited)
     )

@@ -11,16 +11,16 @@ import socket
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, cast
-from uuid import uuid4
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.api.access import plain_address
+from app.api.middleware import new_request_id
 from app.errors import BadRequest, HeadersTooLarge, ServiceError
 from app.server.kernel import has_unread, unread_seconds
-from app.server.lingering import LingeringTransport
 from app.server.refusals import answer, refusal
+from app.server.transport import ResponseTransport
 from app.server.turns import Turns
 
 # What is overridden of uvicorn's protocol; a test compares. Its other methods are as they were.
@@ -93,6 +93,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._stage = Stage.HEAD
         self._received = bytearray()  # and not given to the parser
         self._head_begun = False
+        self._head_length = 0  # bytes, when it is whole
         self._body_left: int | None = 0  # bytes; None while it comes in chunks
         self._unheard = 0  # bytes of chunks' heads and of trailers since the last of a body
         self._half_closed = False
@@ -103,8 +104,8 @@ class HttpProtocol(HttpToolsProtocol):
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._lingering = LingeringTransport(transport, self._is_sending)
-        super().connection_made(cast(asyncio.Transport, self._lingering))
+        self._transport = ResponseTransport(transport, self._is_sending)
+        super().connection_made(cast(asyncio.Transport, self._transport))
         if self.client:
             host, port = self.client
             self.client = plain_address(host), port  # FORWARDED_ALLOW_IPS is compared with it
@@ -113,12 +114,12 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_waiting_for_reader()
-        self._lingering.stop()
+        self._transport.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._lingering.is_closing():
-            self._lingering.drop(len(data))
+        if self._transport.is_closing():
+            self._transport.drop(len(data))
         elif self._stage is Stage.HEAD:
             self._received += data
             self._take_head(unread_s=unread_seconds(self._connection))
@@ -130,7 +131,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self.flow.pause_reading()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        if self._stage not in (Stage.TURN, Stage.ANSWER) or self._lingering.is_closing():
+        if self._stage not in (Stage.TURN, Stage.ANSWER) or self._transport.is_closing():
             return False  # close
         self._half_closed = True
         if self._stage is Stage.ANSWER:
@@ -144,7 +145,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unsent = self.loop.call_later(SEND_TIMEOUT_S, self._lingering.abort)
+        self._unsent = self.loop.call_later(SEND_TIMEOUT_S, self._transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -161,9 +162,9 @@ class HttpProtocol(HttpToolsProtocol):
         quiet_s = now - max(self._stopping_since, self._idle_since)
         if self._stage is Stage.HEAD and not self._received:
             if quiet_s >= QUIET_S and not has_unread(self._connection):
-                self._lingering.close()
+                self._transport.close()
         elif self._stage is Stage.BODY and self.cycle.response_complete:
-            self._lingering.close()
+            self._transport.close()
 
     def _is_sending(self) -> bool:
         """Whether the client may still be sending."""
@@ -189,6 +190,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._stop_timer()
             self._head_begun = False
             self._stage = Stage.TURN
+            self._head_length = end + len(HEAD_END)
             self._arrived = self.loop.time() - unread_s
             if head.startswith(b"POST"):
                 self._turns.take(self._begin, self._patience_s)
@@ -205,17 +207,17 @@ class HttpProtocol(HttpToolsProtocol):
         return min(timeout_ms, self._deadline_ms) / 1000 * PATIENCE
 
     def _begin(self) -> None:
-        if self._lingering.is_closing():  # the client has left
+        if self._transport.is_closing():  # the client has left
             return
         try:
             self._give_head()
         except BaseException:  # there is no memory: no timer would close the connection
-            self._lingering.abort()
+            self._transport.abort()
             raise
 
     def _give_head(self) -> None:
         """Give the parser the head, and what is there of the body."""
-        end = self._received.find(HEAD_END) + len(HEAD_END)
+        end = self._head_length
         head, rest = bytes(self._received[:end]), bytes(self._received[end:])
         self._received.clear()
         if self._parse(UPGRADE.sub(b"", head)):
@@ -227,7 +229,7 @@ class HttpProtocol(HttpToolsProtocol):
             if self._half_closed and self._stage is Stage.ANSWER:
                 self._answer_soon()
             elif self._half_closed:
-                self._lingering.close()
+                self._transport.close()
 
     def _take_body(self, data: bytes) -> None:
         if self._body_left is None:
@@ -254,7 +256,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self.cycle.keep_alive = False
                 self._received += data
             else:
-                self._lingering.close()
+                self._transport.close()
             return False
         return True
 
@@ -281,14 +283,14 @@ class HttpProtocol(HttpToolsProtocol):
                 self._body_left = None
         if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
             raise BadRequest("a request of HTTP/1.1 has one Host header")
-        self._unheard = self._lingering.dropped = 0
+        self._unheard = self._transport.dropped = 0
         super().on_headers_complete()
         self._stage = Stage.BODY
 
     def on_body(self, body: bytes) -> None:
         self._unheard = 0
         if self.cycle.response_complete:
-            self._lingering.drop(len(body))
+            self._transport.drop(len(body))
         else:
             super().on_body(body)
 
@@ -296,18 +298,18 @@ class HttpProtocol(HttpToolsProtocol):
         self._stage = Stage.ANSWER
         super().on_message_complete()
         if self.cycle.response_complete:
-            self._lingering.stop()
+            self._transport.stop()
             self._await_head()
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
-        if self._lingering.is_closing():
+        if self._transport.is_closing():
             return
         self.flow.resume_reading()
         if self._stage is Stage.ANSWER:
             self._await_head()
         else:  # an early refusal
-            self._lingering.await_rest()
+            self._transport.await_rest()
 
     def _await_head(self) -> None:
         self._stage = Stage.HEAD
@@ -326,7 +328,7 @@ class HttpProtocol(HttpToolsProtocol):
                 return
             self.cycle.disconnected = True  # nobody waits for an answer to the rest
             self.cycle.message_event.set()
-        request_id = uuid4().hex
+        request_id = new_request_id()
         self.transport.write(answer(error, request_id))
         self._stop_timer()
         self._on_refusal(error, request_id, self.client[0] if self.client else "")

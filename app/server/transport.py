@@ -1,4 +1,4 @@
-"""Closing a connection so that its client can read the last answer."""
+"""A connection's transport: an answer leaves in one packet, and a client can read the last one."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,8 +13,12 @@ LINGER_S = 30.0
 SILENCE_S = 2.0
 
 
-class LingeringTransport:
-    """A transport that ends our side first where the client may still be sending.
+class ResponseTransport:
+    """A transport that joins writes, and ends our side first where a client may be sending.
+
+    uvicorn writes the head of an answer and its body apart: two system calls, and two packets
+    that wake the client twice. So a write waits for the next one, until the event loop's next
+    turn at most.
 
     The kernel resets a connection that is closed before all that arrived is read, and the client
     loses the answer with it (RFC 9112, section 9.6). So our side is ended, what arrives is
@@ -31,10 +35,24 @@ class LingeringTransport:
         self._seen = 0  # bytes dropped at the last look
         self._left_s = LINGER_S
         self._look: asyncio.TimerHandle | None = None
-        self.write = transport.write
+        self._unsent = b""
+        self._loop = asyncio.get_running_loop()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send what waited with it, or have it wait itself."""
+        if self._unsent:
+            joined, self._unsent = self._unsent + data, b""
+            self._transport.write(joined)
+        elif data:
+            self._unsent = data
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._unsent and not self._transport.is_closing():
+            self.write(b"")
 
     def is_closing(self) -> bool:
         """Whether nothing more can be sent."""
@@ -45,6 +63,7 @@ class LingeringTransport:
         if self._closing:
             return
         self._closing = True
+        self._flush()
         if self._transport.is_closing() or not self._sending():
             self._transport.close()
             return
@@ -71,7 +90,7 @@ class LingeringTransport:
             self._transport.close()
 
     def _look_later(self) -> None:
-        self._look = asyncio.get_running_loop().call_later(SILENCE_S, self._end_if_silent)
+        self._look = self._loop.call_later(SILENCE_S, self._end_if_silent)
 
     def _end_if_silent(self) -> None:
         self._left_s -= SILENCE_S
