@@ -142,7 +142,7 @@ def _classify(options: argparse.Namespace, settings: Settings) -> int:
     if fault := _usage_fault(options, settings):
         print(f"sentiment: {fault}", file=sys.stderr)
         return 2
-    from app.classify import classify
+    from app.files.command import classify
 
     classify(options, settings)
     return 0

@@ -17,20 +17,20 @@ from fastapi.telemetry import TelemetryConfig
 from starlette_compress import CompressMiddleware, add_compress_type
 
 from app.api import native, operations, page, stream
-from app.api.classifier import Classifier
-from app.api.middleware import OTHER_METHOD, UNMATCHED, RequestMiddleware
+from app.api.middleware.request import OTHER_METHOD, UNMATCHED, RequestMiddleware
 from app.api.problems import HANDLERS
 from app.api.protocols import huggingface, open_inference, tei, vllm
 from app.api.service import Service
-from app.bundle import EMBEDDED_BUNDLE, Bundle
-from app.cpu import available_cpus
+from app.engine.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.classifier import Classifier
+from app.engine.machine.cpu import available_cpus
+from app.engine.model import Model
+from app.engine.tuning import Plan, tune
+from app.engine.worker import Steps, Worker
 from app.errors import BadRequest, ClientDisconnected, HeadersTooLarge, ServiceError, UserError
-from app.metrics import Metrics, ModelMetrics
-from app.model import Model
+from app.observability.metrics import Metrics, ModelMetrics
+from app.observability.traces import Tracer
 from app.settings import Settings
-from app.traces import Tracer
-from app.tuning import Plan, tune
-from app.worker import Steps, Worker
 
 WARM_UP_TEXTS = (1, 8)
 # Smaller answers go out as they are: the event loop has other work.

@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from app.bundle import EMBEDDED_BUNDLE
+from app.engine.bundle import EMBEDDED_BUNDLE
 from benchmarks import int8_speed, peers_speed, report, serving
 from benchmarks.conditions import conditions
 from benchmarks.first_starts import first_starts

@@ -5,8 +5,8 @@ import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
 
-from app.cpu import available_cpus, cpu_name, vector_flags
-from app.session import int8_kernels
+from app.engine.machine.cpu import available_cpus, cpu_name, vector_flags
+from app.engine.session import int8_kernels
 
 
 def conditions() -> dict[str, str]:

@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from app.costs import BATCHES, TEXT_TOKENS
-from app.cpu import available_cpus, ways_to_share
+from app.engine.costs import BATCHES, TEXT_TOKENS
+from app.engine.machine.cpu import available_cpus, ways_to_share
 from benchmarks.service import Service
 from benchmarks.serving import Goal, Row, Subject
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from app.model import Encoding, Model
+from app.engine.model import Encoding, Model
 
 BATCH_TOKENS = (128, 256, 512)
 

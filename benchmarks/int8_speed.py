@@ -23,13 +23,13 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from app.bundle import Bundle, Precision
-from app.cpu import cpu_name, vector_flags
-from app.session import CPU, int8_kernels, open_session
+from app.engine.bundle import Bundle, Precision
+from app.engine.machine.cpu import cpu_name, vector_flags
+from app.engine.session import CPU, int8_kernels, open_session
 from benchmarks.random_checkpoint import SHAPES, random_checkpoint, timed_export
 from benchmarks.serving import Goal, Row, Subject
-from model_export.checkpoint import load_checkpoint
-from model_export.onnx_graph import export_graph
+from model_export.checkpoint.checkpoint import load_checkpoint
+from model_export.graph.variants import export_graph
 
 RUNNERS = 2
 TOKENS = (8, 32, 128)

@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from app.bundle import Bundle, Precision
-from app.cpu import available_cpus
-from app.model import Model
+from app.engine.bundle import Bundle, Precision
+from app.engine.machine.cpu import available_cpus
+from app.engine.model import Model
 from benchmarks.ideal import Ideal, lone_ms
 from benchmarks.load import Generator, Load, Outcome, run
 from benchmarks.service import Service

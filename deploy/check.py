@@ -1,7 +1,7 @@
 """Holds the Dockerfile, the Compose files and the manifests to their schemas: make deploy-check.
 
 Kubernetes' own kinds are checked against Kubernetes' schemas, unknown fields included. Those of
-KEDA and of the Prometheus operator have none in a package; tests/test_deploy.py reads them.
+KEDA and of the Prometheus operator have none in a package; tests/deploy/test_deploy.py reads them.
 """
 
 import json

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
-from app.bundle import Bundle, Precision
+from app.engine.bundle import Bundle, Precision
+from app.engine.preprocessing import Preprocessing
 from app.errors import UserError
-from app.preprocessing import Preprocessing
-from model_export.source import find_checkpoint
+from model_export.checkpoint.source import find_checkpoint
 
 EXPORTED: tuple[Precision, ...] = ("fp32", "int8", "fp16")
 DEFAULT: tuple[Precision, ...] = ("fp32", "int8")
@@ -107,9 +107,9 @@ def _export(words: list[str]) -> None:
     options = parser.parse_args(words)
 
     # These load torch and transformers: only after the usage was found right.
-    from model_export.checkpoint import load_checkpoint
+    from model_export.checkpoint.checkpoint import load_checkpoint
     from model_export.export import export
-    from model_export.labelled import read_examples
+    from model_export.quality.labelled import read_examples
 
     path = find_checkpoint(options.source, options.revision)
     checkpoint = load_checkpoint(path, options.preprocessing, options.labels)
@@ -143,7 +143,7 @@ def _describe(words: list[str]) -> None:
     options = parser.parse_args(words)
     path = find_checkpoint(options.source, options.revision)
 
-    from model_export.describe import describe
+    from model_export.checkpoint.describe import describe
 
     description = describe(path)
     print(json.dumps(description.as_dict(), indent=2) if options.json else description.text())
@@ -158,9 +158,9 @@ def _evaluate(words: list[str]) -> None:
     parser.add_argument("file", type=Path, help=LABELLED)
     options = parser.parse_args(words)
 
-    from app.model import Model
-    from model_export.evaluation import evaluate
-    from model_export.labelled import read_examples
+    from app.engine.model import Model
+    from model_export.quality.evaluation import evaluate
+    from model_export.quality.labelled import read_examples
 
     bundle = Bundle.open(options.bundle)
     examples = read_examples(options.file, bundle.manifest.labels)
@@ -188,7 +188,7 @@ def _finetune(words: list[str]) -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="(default: %(default)s)")
     options = parser.parse_args(words)
 
-    from model_export.finetune import Recipe, finetune
+    from model_export.training.finetune import Recipe, finetune
 
     recipe = Recipe(
         base=options.base,

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from app.bundle import (
+from app.engine.bundle import (
     FORMAT_VERSION,
     MANIFEST,
     SIDE_FILES,
@@ -20,17 +20,23 @@ from app.bundle import (
     Variant,
     sha256,
 )
+from app.engine.model import Model
 from app.errors import UserError
-from app.model import Model
-from model_export.accuracy_gate import MAX_ACCURACY_LOSS, AccuracyGate
-from model_export.checkpoint import Checkpoint
-from model_export.labelled import Example
-from model_export.layer_parity import layer_parity
+from model_export.checkpoint.checkpoint import Checkpoint
+from model_export.checkpoint.source import origin
+from model_export.graph.variants import (
+    export_graph,
+    external_data,
+    write_fp16,
+    write_fp32,
+    write_int8,
+)
 from model_export.model_card import model_card
-from model_export.onnx_graph import export_graph, external_data, write_fp16, write_fp32, write_int8
-from model_export.placing import replaced_at_the_end
-from model_export.source import origin
-from model_export.verification import TEXTS, verify
+from model_export.quality.accuracy_gate import MAX_ACCURACY_LOSS, AccuracyGate
+from model_export.quality.labelled import Example
+from model_export.quality.layer_parity import layer_parity
+from model_export.quality.verification import TEXTS, verify
+from model_export.replacement import replaced_at_the_end
 
 ONNX_FILES: dict[Precision, str] = {
     "fp32": "onnx/model.onnx",

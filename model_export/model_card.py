@@ -1,6 +1,6 @@
 """The README.md of a bundle."""
 
-from app.bundle import Manifest
+from app.engine.bundle import Manifest
 
 CARD = """\
 ---

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from app.engine.model import Model
 from app.main import create_app
-from app.model import Model
 from app.settings import Settings
-from tests.serving import Gate
-from tests.tiny_bundle import make_bundle
+from tests.support.serving import Gate
+from tests.support.tiny_bundle import make_bundle
 
 # So that nothing is measured.
 SET_BY_HAND = {"runners": 2, "threads": 1, "max_batch_tokens": 512}

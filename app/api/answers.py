@@ -6,13 +6,13 @@ from typing import Any
 from fastapi import Request, Response
 from pydantic_core import to_json
 
-from app.api.classifier import Classification
 from app.api.connection import while_connected
-from app.api.predictions import DEFAULTS, Options
 from app.api.schemas import ModelVersion, Prediction
 from app.api.service import Service
+from app.engine.classifier import Classification
+from app.engine.model import Model
+from app.engine.predictions import DEFAULTS, Options
 from app.errors import ServiceError, TooManyTexts
-from app.model import Model
 
 
 async def classify_texts(

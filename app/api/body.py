@@ -15,13 +15,13 @@ from pydantic import BaseModel, ValidationError
 from app.api.collector import collector_paused
 from app.api.decoding import decoder
 from app.api.service import Service
+from app.engine.worker import Steps
 from app.errors import (
     ClientDisconnected,
     InvalidRequest,
     PayloadTooLarge,
     UnsupportedMediaType,
 )
-from app.worker import Steps
 
 Body = TypeVar("Body", bound=BaseModel)
 

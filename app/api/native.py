@@ -7,9 +7,8 @@ from fastapi import APIRouter, Request, Response
 from app.api.answers import classify_texts, json_answer, version
 from app.api.body import read_body
 from app.api.connection import while_connected
-from app.api.middleware import DirectRoute
+from app.api.middleware.request import DirectRoute
 from app.api.openapi import ERRORS, documented, documented_body, example
-from app.api.predictions import Options, document
 from app.api.schemas import (
     ClassifyRequest,
     ClassifyResponse,
@@ -18,6 +17,7 @@ from app.api.schemas import (
     Prediction,
 )
 from app.api.service import Service
+from app.engine.predictions import Options, document
 from app.errors import ServiceError
 
 router = APIRouter(tags=["classification"], route_class=DirectRoute)

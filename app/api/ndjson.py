@@ -8,8 +8,8 @@ from typing import Any
 from pydantic_core import to_json
 
 from app.api.body import parse
-from app.api.predictions import document
 from app.api.schemas import Prediction
+from app.engine.predictions import document
 from app.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
 
 # Lines that are classified together, at most.

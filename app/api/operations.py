@@ -10,7 +10,8 @@ from prometheus_client.exposition import choose_encoder
 from app.api.openapi import documented
 from app.api.schemas import Info, ModelInfo, Models, Status
 from app.api.service import Service
-from app.cpu import cpu_name, vector_flags
+from app.engine.machine.cpu import cpu_name, vector_flags
+from app.engine.session import CUDA
 from app.errors import (
     InvalidBundle,
     ModelNotFound,
@@ -19,7 +20,6 @@ from app.errors import (
     ShuttingDown,
     Unauthorized,
 )
-from app.session import CUDA
 
 router = APIRouter(tags=["operations"])
 metrics_router = APIRouter(tags=["operations"])  # which may have a port of its own

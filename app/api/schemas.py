@@ -14,9 +14,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from app.bundle import Parity, Precision
-from app.preprocessing import VISIBLE, Preprocessing
-from app.session import Int8Kernels
+from app.engine.bundle import Parity, Precision
+from app.engine.preprocessing import VISIBLE, Preprocessing
+from app.engine.session import Int8Kernels
 
 Overflow = Literal["truncate", "error", "window"]
 Split = Literal["sentences"]

@@ -10,8 +10,10 @@ from typing import cast
 
 from fastapi import Request
 
-from app.api.classifier import Classifier
-from app.api.stream_gate import StreamGate
+from app.engine.batching.stream_gate import StreamGate
+from app.engine.classifier import Classifier
+from app.engine.machine.memory import available_memory
+from app.engine.worker import Worker
 from app.errors import (
     InvalidBundle,
     ModelNotFound,
@@ -20,10 +22,8 @@ from app.errors import (
     ShuttingDown,
     UserError,
 )
-from app.memory import available_memory
-from app.metrics import Metrics
+from app.observability.metrics import Metrics
 from app.settings import Settings
-from app.worker import Worker
 
 # A classifier of the bundle where another one's lies.
 Load = Callable[[Classifier], Awaitable[Classifier]]

@@ -14,13 +14,13 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.decoding import Decoder, decoder
-from app.api.middleware import StreamRoute
+from app.api.middleware.request import StreamRoute
 from app.api.ndjson import Line, LineReader, answer_line
 from app.api.openapi import ERRORS, documented
-from app.api.predictions import Options
 from app.api.schemas import Overflow
 from app.api.service import Service
 from app.api.stream_group import StreamGroup
+from app.engine.predictions import Options
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,

@@ -5,11 +5,11 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from app.api.classifier import Classifier
 from app.api.ndjson import Line, answer_line
-from app.api.predictions import Options
 from app.api.schemas import Prediction
 from app.api.service import Service
+from app.engine.classifier import Classifier
+from app.engine.predictions import Options
 from app.errors import ServiceError, ShuttingDown, TooManyTexts
 
 Outcomes = Sequence[Prediction | ServiceError]

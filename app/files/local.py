@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from app.api.predictions import (
+from app.engine.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
+from app.engine.machine.cpu import available_cpus, ways_to_share
+from app.engine.model import Encoding, Model
+from app.engine.predictions import (
     EncodedText,
     Scored,
     document,
@@ -16,14 +19,11 @@ from app.api.predictions import (
     infer,
     predict,
 )
-from app.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
-from app.cpu import available_cpus, ways_to_share
+from app.engine.tuning import tune
 from app.errors import ServiceError, UserError
 from app.files.classifier import Answered
 from app.files.tables import Chunk
-from app.model import Encoding, Model
 from app.settings import Settings
-from app.tuning import tune
 
 # Where the settings say nothing. Who serves may want less, to answer sooner; here that gains
 # nothing, and each batch has its cost.

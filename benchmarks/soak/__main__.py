@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from app.bundle import EMBEDDED_BUNDLE
+from app.engine.bundle import EMBEDDED_BUNDLE
 from benchmarks.conditions import conditions
 from benchmarks.service import Service
 from benchmarks.soak import report

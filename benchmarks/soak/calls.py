@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from app.api.predictions import DEFAULTS, Options
 from app.api.protocols.bytes_tensor import pack, unpack
+from app.engine.predictions import DEFAULTS, Options
 from benchmarks.soak.truth import ODD, SENTENCES, WINDOWS, Truth
 from benchmarks.soak.wire import Answer, request
 

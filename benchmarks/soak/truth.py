@@ -7,12 +7,12 @@ from typing import Any, cast
 
 from pydantic_core import to_json
 
-from app.api.explanation import contributions, without_each, word_spans
-from app.api.predictions import DEFAULTS, Options, document, encode, encodings, infer, predict
 from app.api.schemas import Prediction
-from app.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.explanation import contributions, without_each, word_spans
+from app.engine.model import Model
+from app.engine.predictions import DEFAULTS, Options, document, encode, encodings, infer, predict
 from app.errors import ServiceError
-from app.model import Model
 from app.settings import Settings
 from benchmarks.texts import texts_of, tweet_lengths
 

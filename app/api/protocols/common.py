@@ -7,7 +7,7 @@ from pydantic import Field, TypeAdapter, WithJsonSchema
 from typing_extensions import TypedDict
 
 from app.api.schemas import Prediction, Text, Texts
-from app.model import Model
+from app.engine.model import Model
 
 
 def whole(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from app.api.protocols.bytes_tensor import pack
 from app.api.protocols.inference_request import ALL_OUTPUTS, JSON_LENGTH, InferRequest, OutputName
 from app.api.schemas import Prediction
-from app.model import Model
+from app.engine.model import Model
 
 VERSION = "1"  # of every model; its revision is another thing
 DataType = Literal["BYTES", "FP32"]

@@ -6,9 +6,7 @@ from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
 from app.api.answers import classify_texts, every_prediction, timing
-from app.api.classifier import Classifier
 from app.api.openapi import ERRORS, documented
-from app.api.predictions import Options
 from app.api.protocols.inference_request import ALL_OUTPUTS, read_inference_request
 from app.api.protocols.inference_response import (
     VERSION,
@@ -17,6 +15,8 @@ from app.api.protocols.inference_response import (
     tensor_metadata,
 )
 from app.api.service import Service
+from app.engine.classifier import Classifier
+from app.engine.predictions import Options
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 
 # Not DirectRoute, which is for paths without parameters.

@@ -18,10 +18,8 @@ from pydantic_core import PydanticCustomError
 
 from app.api.answers import classify_texts, every_prediction, json_answer
 from app.api.body import read_body
-from app.api.classifier import Classification
-from app.api.middleware import DirectRoute
+from app.api.middleware.request import DirectRoute
 from app.api.openapi import ERRORS, documented, documented_body
-from app.api.predictions import Options
 from app.api.problems import problem
 from app.api.protocols.common import (
     LabelScore,
@@ -30,6 +28,9 @@ from app.api.protocols.common import (
     tokens_computed,
 )
 from app.api.schemas import Prediction, Problem, Text, Texts
+from app.engine.classifier import Classification
+from app.engine.predictions import Options
+from app.engine.session import CUDA
 from app.errors import (
     DeadlineExceeded,
     EmptyText,
@@ -39,7 +40,6 @@ from app.errors import (
     ServiceError,
     ShuttingDown,
 )
-from app.session import CUDA
 
 router = APIRouter(tags=["compatibility"], route_class=DirectRoute)
 

@@ -1,0 +1,173 @@
+"""A bundle on disk: its manifest, its files, and the check that they belong together."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json  # its depth is bounded; json's is the interpreter's stack
+
+from app.engine.preprocessing import Preprocessing
+from app.errors import UserError
+
+FORMAT_VERSION: Final = 1
+MANIFEST = "manifest.json"
+# Side files whose digests the manifest carries beside those of the variants.
+SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+MODELS_DIRECTORY = Path(__file__).resolve().parents[2] / "models"
+EMBEDDED_BUNDLE = MODELS_DIRECTORY / "minilm-l6-tweet-sentiment"
+
+Precision = Literal["fp32", "fp16", "int8"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Parity(_Record):
+    """How far a variant is from the PyTorch checkpoint on ``samples`` texts."""
+
+    samples: int
+    max_abs_logit_diff: float
+    label_agreement: float
+
+
+class DataFile(_Record):
+    """A file beside the bundle's manifest; ``file`` is relative to it."""
+
+    file: str
+    sha256: str
+    bytes: int
+
+
+class Variant(DataFile):
+    """One ONNX file, written once it was verified.
+
+    ``data`` holds its weights where they exceed the 2 GB of one protobuf file.
+    """
+
+    data: DataFile | None = None
+    parity: Parity | None = None
+    accuracy: dict[str, Any] | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the file and of the weights beside it."""
+        return self.bytes + (self.data.bytes if self.data is not None else 0)
+
+
+class Source(_Record):
+    """Where the checkpoint came from; ``files`` maps its files to their SHA-256."""
+
+    repo_id: str | None = None
+    path: str | None = None
+    revision: str | None = None
+    files: dict[str, str]
+
+
+class Manifest(_Record):
+    """``manifest.json``: what the bundle is, what it holds and where it came from."""
+
+    format_version: Literal[1]
+    name: str = Field(min_length=1)
+    source: Source
+    architecture: str
+    labels: list[str] = Field(min_length=1)
+    max_tokens: int = Field(gt=2)
+    preprocessing: Preprocessing
+    variants: dict[Precision, Variant] = Field(min_length=1)
+    files: dict[str, str]
+    created_with: dict[str, str]
+
+
+class Bundle:
+    """A directory whose manifest was read and understood; files are checked on use."""
+
+    def __init__(self, path: Path, manifest: Manifest, config: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.pad_token_id: int = config.get("pad_token_id") or 0
+        self.multi_label = config.get("problem_type") == "multi_label_classification"
+
+    @classmethod
+    def open(cls, path: Path) -> "Bundle":
+        """Read the manifest and check the side files.
+
+        Raises:
+            UserError: not a bundle, of a newer format, or a file is missing or changed.
+        """
+        manifest = _read_manifest(path)
+        for name in SIDE_FILES:
+            if name not in manifest.files:
+                raise UserError(f"{path / MANIFEST} does not list {name}")
+            _check_digest(path, name, manifest.files[name])
+        try:
+            config = from_json((path / "config.json").read_bytes())
+            labels = [config["id2label"][str(index)] for index in range(len(config["id2label"]))]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path / 'config.json'} has no usable id2label: {error!r}") from error
+        if labels != manifest.labels:
+            raise UserError(
+                f"bundle {path} contradicts itself: {MANIFEST} has the labels "
+                f"{manifest.labels}, config.json {labels}"
+            )
+        return cls(path, manifest, config)
+
+    def variant_path(self, precision: Precision) -> Path:
+        """The ONNX file of a variant, its digest checked.
+
+        Raises:
+            UserError: the bundle has no such variant, or its file is missing or changed.
+        """
+        variant = self.manifest.variants.get(precision)
+        if variant is None:
+            held = ", ".join(sorted(self.manifest.variants))
+            raise UserError(f"bundle {self.path} has no {precision} variant; it holds: {held}")
+        if variant.data is not None:
+            _check_digest(self.path, variant.data.file, variant.data.sha256)
+        return _check_digest(self.path, variant.file, variant.sha256)
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256 as lower-case hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_manifest(path: Path) -> Manifest:
+    try:
+        raw = from_json((path / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} is not a bundle: it has no {MANIFEST} (sentiment-export makes one)"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path / MANIFEST}: {error}") from error
+    version = raw.get("format_version") if isinstance(raw, dict) else None
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise UserError(
+            f"bundle {path} has format_version {version}; this service reads up to "
+            f"{FORMAT_VERSION}: upgrade the service or export the model again"
+        )
+    try:
+        return Manifest.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise UserError(f"{path / MANIFEST}: {where}: {first['msg']}") from None
+
+
+def _check_digest(bundle: Path, name: str, expected: str) -> Path:
+    path = (bundle / name).resolve()
+    if not path.is_relative_to(bundle.resolve()):
+        raise UserError(f"bundle {bundle} names a file outside itself: {name}")
+    try:
+        found = sha256(path)
+    except OSError as error:
+        raise UserError(f"bundle {bundle} lacks {name}: {error.strerror}") from error
+    if found != expected:
+        raise UserError(
+            f"bundle {bundle}: {name} is damaged or was changed (SHA-256 {found[:12]}…, "
+            f"the manifest says {expected[:12]}…): copy or export it again"
+        )
+    return path

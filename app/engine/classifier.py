@@ -1,0 +1,346 @@
+"""One served model: texts in, predictions out, everything counted and timed."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from app.api.schemas import Prediction, Word
+from app.engine.batching.admission import REQUEST_SHARE
+from app.engine.batching.batcher import MicroBatcher
+from app.engine.batching.fair_queue import LOOK_AHEAD
+from app.engine.batching.pending import Answer
+from app.engine.batching.report import BatchReport
+from app.engine.explanation import contributions, without_each, word_spans
+from app.engine.model import Encoding, Model
+from app.engine.predictions import (
+    CHARS_PER_TEXT,
+    DEFAULTS,
+    EncodedText,
+    Options,
+    Scored,
+    encode,
+    encode_steps,
+    encodings,
+    infer,
+    predict,
+)
+from app.engine.tuning import Plan
+from app.engine.worker import Worker
+from app.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    NotReady,
+    Overloaded,
+    ServiceError,
+    ShuttingDown,
+    TextTooLong,
+    TooManyTexts,
+)
+from app.observability.metrics import STAGES, ModelMetrics
+from app.observability.traces import Tracer, current_tag
+from app.settings import Settings
+
+# Characters of a request that are tokenised on the event loop, which they hold for about a
+# millisecond; more go to a thread, whose switches cost more than tokenising a few tweets.
+INLINE_CHARS = 4_000
+SPLIT_COST = 8  # times as long as without, at worst, to find the sentences and tokenise them too
+
+# As far as a batch looks ahead, so many times over, streams fill the queue: what they have in it
+# comes and goes by groups.
+STREAM_LOOKS = 2
+
+# Has a batcher infer the items, with the tag, when it finds the time come.
+Submit = Callable[
+    [MicroBatcher[Encoding, Scored], Sequence[Encoding], object], Awaitable[Answer[Scored]]
+]
+
+PROBE_TEXT = "ready?"
+PROBE_TIMEOUT_S = 1.0
+
+RUNNERS_END_S = 0.1  # those without work
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """What became of a request's texts, in their order, and where its time went."""
+
+    model: Model
+    outcomes: list[Prediction | ServiceError]
+    tokenize_seconds: float
+    queue_seconds: float
+    inference_seconds: float
+
+
+class Classifier:
+    """A model behind its batcher. Create it on the event loop."""
+
+    def __init__(
+        self,
+        model: Model,
+        plan: Plan,
+        settings: Settings,
+        metrics: ModelMetrics,
+        *,
+        worker: Worker,
+        tracer: Tracer | None,
+    ) -> None:
+        self.model = model
+        self.plan = plan
+        self._settings = settings
+        self._metrics = metrics
+        self._worker = worker
+        self._tracer = tracer
+        self._stopped = False
+        self._attempts = 0  # under way
+        self._unused = asyncio.Event()
+        self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
+            partial(infer, model),
+            runners=plan.runners,
+            budget=plan.budget,
+            max_queue_tokens=settings.max_queue_tokens,
+            on_batch=self._on_batch,
+            on_lag=metrics.lag,
+            on_loss=metrics.runner_lost,
+        )
+        runners = self._batcher.runners
+        metrics.watch(
+            queue_texts=lambda: self._batcher.queued_texts,
+            queue_tokens=lambda: self._batcher.queued_tokens,
+            runners_stuck=lambda: runners.stuck,
+            ready=lambda: runners.complete and not (self._stopped or self._batcher.failing),
+        )
+
+    @property
+    def stream_tokens(self) -> int:
+        """What all streams together may have in the queue and in batches.
+
+        It is enough to keep the runners in good batches, and no more than one request may have:
+        more would only make others wait, and those streams that come next.
+        """
+        batches = self.plan.runners + STREAM_LOOKS * LOOK_AHEAD
+        share = int(self._settings.max_queue_tokens * REQUEST_SHARE)
+        return min(batches * self.plan.budget.tokens, share)
+
+    async def classify(
+        self, texts: Sequence[str], options: Options = DEFAULTS, *, deadline: float
+    ) -> Classification:
+        """Classify the texts of one request, until ``deadline`` by the event loop's clock.
+
+        Raises:
+            Overloaded, TooManyTexts, ShuttingDown: the request was not admitted.
+            DeadlineExceeded: tokenising alone took longer than it may.
+        """
+        with self.counting_failures(len(texts)):
+            done = await self.attempt(texts, options, deadline=deadline)
+        self.count(done.outcomes)
+        return done
+
+    async def explain(
+        self, text: str, *, deadline: float
+    ) -> tuple[Classification, Prediction, list[Word]]:
+        """Classify one text, and say what each of its words contributes.
+
+        Raises:
+            TextTooLong: it has more words, or with them more tokens, than are explained.
+            ServiceError: it could not be classified, or as ``classify``.
+        """
+        with self.counting_failures(1):
+            spans = word_spans(text)
+            texts = [text, *without_each(text, spans)]
+            try:
+                done = await self.attempt(texts, DEFAULTS, deadline=deadline)
+            except TooManyTexts as error:
+                raise TextTooLong(f"without each of its {len(spans)} words, {error}") from None
+            whole, *without = done.outcomes
+            if isinstance(whole, ServiceError):
+                raise whole
+            words = contributions(whole, spans, without, multi_label=self.model.multi_label)
+        self.count([whole])
+        return done, whole, words
+
+    def check_admission(self, *, timeout_s: float) -> None:
+        """Return while there is room for one token more.
+
+        Raises:
+            Overloaded, ShuttingDown: there is none.
+        """
+        with self.counting_failures(0):
+            self._batcher.check_admission(1, timeout_s=timeout_s)
+
+    def count_rejection(self, reason: str) -> None:
+        """Count a request that was not admitted, though not by the queue."""
+        self._metrics.rejection(reason)
+
+    def check_live(self) -> None:
+        """Return while a runner is left that can answer.
+
+        Raises:
+            NotReady: there is none, and only another process may have one.
+        """
+        if self._batcher.runners.hopeless:
+            raise NotReady(
+                f"every runner of {self.model.name} hangs or has failed", retry_after_s=1.0
+            )
+
+    async def check(self) -> None:
+        """Return while inference works, on every runner.
+
+        After failures one short text decides, so that the service comes back by itself.
+
+        Raises:
+            NotReady: it does not.
+        """
+        if not self._batcher.runners.complete:
+            raise NotReady(f"a runner of {self.model.name} hangs or was lost", retry_after_s=1.0)
+        if not self._batcher.failing:
+            return
+        try:
+            probe = await self._batcher.submit(
+                [self.model.encode(PROBE_TEXT)], timeout_s=PROBE_TIMEOUT_S
+            )
+            works = not isinstance(probe.results[0], ServiceError)
+        except Overloaded:
+            works = False
+        if not works:
+            raise NotReady(f"inference with {self.model.name} keeps failing", retry_after_s=1.0)
+
+    def stop(self) -> None:
+        """Admit nothing more. Safe in a signal handler."""
+        self._stopped = True
+
+    async def retire(self, timeout_s: float) -> bool:
+        """Finish what was begun, for at most ``timeout_s`` seconds; whether all of it was.
+
+        What is begun later finds no room: either ``stop`` was called, or another one has taken
+        this one's place.
+        """
+        until = time.monotonic() + timeout_s
+        self._unused.clear()
+        if self._attempts:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._unused.wait(), timeout_s)
+        finished = not self._attempts
+        return await self._batcher.drain(max(RUNNERS_END_S, until - time.monotonic())) and finished
+
+    @property
+    def computing(self) -> bool:
+        """Whether a runner computes, though the time to end was over perhaps."""
+        return self._batcher.runners.running
+
+    async def attempt(
+        self,
+        texts: Sequence[str],
+        options: Options,
+        *,
+        deadline: float,
+        submit: Submit | None = None,
+    ) -> Classification:
+        """``classify``, but the texts are not counted.
+
+        With ``submit``, they are submitted by it: it may wait where others are turned away.
+        """
+        if self._stopped:
+            raise ShuttingDown()
+        self._attempts += 1
+        try:
+            return await self._attempt(texts, options, deadline, submit)
+        finally:
+            self._attempts -= 1
+            if not self._attempts:
+                self._unused.set()
+
+    async def _attempt(
+        self, texts: Sequence[str], options: Options, deadline: float, submit: Submit | None
+    ) -> Classification:
+        loop = asyncio.get_running_loop()
+        begun_ns, started = time.time_ns(), time.perf_counter()
+        if (left_s := deadline - loop.time()) <= 0:
+            raise DeadlineExceeded("the time allowed was over when the request was read")
+        if submit is None:
+            # Before the tokenizer, which would be a third of what it costs to turn a request away.
+            self._batcher.check_admission(len(texts), timeout_s=left_s)
+        encoded = await self._encode(texts, options, deadline)
+        tokenize_seconds = time.perf_counter() - started
+        tag = current_tag() if self._tracer is not None else None
+        items = encodings(encoded)
+        if submit is None:
+            timeout_s = max(0.0, deadline - loop.time())
+            answer = await self._batcher.submit(items, timeout_s=timeout_s, tag=tag)
+        else:
+            answer = await submit(self._batcher, items, tag)
+        if self._tracer is not None and tag is not None:
+            stages = (tokenize_seconds, answer.queue_seconds, answer.inference_seconds)
+            self._tracer.stages(self.model.name, begun_ns, zip(STAGES, stages, strict=True))
+        self._metrics.stage("tokenize", tokenize_seconds)
+        if answer.results:
+            self._metrics.stage("queue", answer.queue_seconds)
+            self._metrics.stage("inference", answer.inference_seconds)
+        return Classification(
+            self.model,
+            predict(self.model, encoded, answer.results),
+            tokenize_seconds,
+            answer.queue_seconds,
+            answer.inference_seconds,
+        )
+
+    async def _encode(
+        self, texts: Sequence[str], options: Options, deadline: float
+    ) -> list[EncodedText | ServiceError]:
+        max_chars = self._settings.max_text_chars
+        cost = sum(map(len, texts)) + CHARS_PER_TEXT * len(texts)
+        if cost * (SPLIT_COST if options.split else 1) <= INLINE_CHARS:
+            return encode(self.model, texts, max_chars=max_chars, options=options)
+        loop = asyncio.get_running_loop()
+
+        def check(tokens: int) -> None:
+            # As ``submit`` will: what it would refuse need not be tokenised to its end.
+            left_s = max(0.0, deadline - loop.time())
+            self._batcher.check_admission(tokens, timeout_s=left_s)
+
+        steps = encode_steps(self.model, texts, max_chars=max_chars, options=options, check=check)
+        return await self._worker.run(steps, deadline=deadline)
+
+    def _on_batch(self, report: BatchReport) -> None:
+        self._metrics.batch(report)
+        if report.others_waited and not report.failed:
+            self.plan.budget.learn(
+                report.max_tokens,
+                texts=report.texts,
+                longest=report.padded_tokens // report.texts,
+                tokens=report.tokens,
+                seconds=report.inference_seconds,
+            )
+        if self._tracer is not None:
+            self._tracer.batch(self.model.name, report)
+
+    @contextmanager
+    def counting_failures(self, texts: int) -> Iterator[None]:
+        """Count so many texts as failed by what is raised."""
+        try:
+            yield
+        except ServiceError as error:
+            self._metrics.failure(error.code, texts)
+            if isinstance(error, Overloaded):
+                self._metrics.rejection(error.reason)
+            elif isinstance(error, (NotReady, ShuttingDown)):
+                self._metrics.rejection(error.code)
+            raise
+        except asyncio.CancelledError:
+            self._metrics.failure(ClientDisconnected.code, texts)
+            raise
+
+    def count(self, outcomes: Iterable[Prediction | ServiceError]) -> None:
+        """Count what became of texts."""
+        for outcome in outcomes:
+            if isinstance(outcome, ServiceError):
+                self._metrics.failure(outcome.code)
+            else:
+                self._metrics.prediction(
+                    outcome["label"],
+                    outcome["score"],
+                    tokens=outcome["tokens"],
+                    truncated=outcome["truncated"],
+                )

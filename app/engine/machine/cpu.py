@@ -1,0 +1,90 @@
+"""How many CPUs this process may use: its affinity and its container's quota."""
+
+import os
+import platform
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from app.engine.machine.cgroups import groups
+
+# More threads for one batch gain nothing on texts.
+MAX_THREADS = 8
+# In Linux's spelling: of x86, then of Arm.
+VECTOR_FLAGS = (
+    *("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
+    *("asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
+
+
+def available_cpus(root: Path = Path("/")) -> float:
+    """CPUs that the scheduler gives this process; may be a fraction under a cgroup quota.
+
+    ``root`` is the directory that holds ``proc`` and ``sys``.
+    """
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min([float(affinity or 1), *_cgroup_quotas(root)])
+
+
+def ways_to_share(cpus: float, *, runners: int, threads: int) -> list[tuple[int, int]]:
+    """Runners and threads a runner whose product fits ``cpus``, those of one thread last.
+
+    What is not 0 is taken as it is, even if it does not fit.
+    """
+    if runners:
+        return [(runners, threads or max(1, int(cpus / runners)))]
+    if threads:
+        return [(max(1, int(cpus / threads)), threads)]
+    powers = [2**power for power in range(MAX_THREADS.bit_length()) if 2**power <= max(1.0, cpus)]
+    return [(int(cpus / number) or 1, number) for number in reversed(powers)]
+
+
+def cpu_name() -> str:
+    """The processor, as far as the system tells."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
+    """The instruction sets that the system lists, in its spelling; empty where it lists none."""
+    return frozenset((_cpuinfo("flags", root) or _cpuinfo("Features", root)).split())  # x86, Arm
+
+
+def vector_flags() -> str:
+    """Those of the flags that decide how fast a model is, in a few words."""
+    flags = cpu_flags()
+    return " ".join(flag for flag in VECTOR_FLAGS if flag in flags) or "unknown"
+
+
+@cache
+def _cpuinfo(name: str, root: Path = Path("/")) -> str:
+    """What the first processor's line of that name in Linux's list says; empty if nothing."""
+    with suppress(OSError):
+        for line in (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.strip()
+    return ""
+
+
+def _cgroup_quotas(root: Path) -> list[float]:
+    """CPUs granted by each cgroup that holds this process."""
+    readers = {1: _read_v1, 2: _read_v2}
+    quotas = (readers[version](directory) for version, directory in groups("cpu", root))
+    return [quota for quota in quotas if quota is not None]
+
+
+def _read_v2(directory: Path) -> float | None:
+    try:
+        quota, period = (directory / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _read_v1(directory: Path) -> float | None:
+    try:
+        quota = int((directory / "cpu.cfs_quota_us").read_text())
+        period = int((directory / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 else None

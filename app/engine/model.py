@@ -1,0 +1,251 @@
+"""A bundle loaded into ONNX Runtime: text → encoding → logits → scores."""
+
+import logging
+import os
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import onnxruntime as ort
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from app.engine.bundle import Bundle, Precision
+from app.engine.preprocessing import VISIBLE, preprocess
+from app.engine.session import CPU, CUDA, NO_CUDA, Int8Kernels, int8_kernels, open_session
+from app.errors import EmptyText, InferenceFailed, InvalidRequest, ServiceError, UserError
+
+Device = Literal["auto", "cpu", "cuda"]
+
+# What `auto` takes on each, best first.
+_VARIANTS: dict[str, tuple[Precision, ...]] = {CPU: ("int8", "fp32"), CUDA: ("fp16", "fp32")}
+# The share of a window's tokens that the next one begins with, so that each has its context.
+WINDOW_OVERLAP = 0.25
+# What fails raises. ONNX Runtime would write it to standard error as well, past the log and its
+# form, and a runner would wait there for whoever has stopped reading.
+SILENT = ort.RunOptions()
+SILENT.log_severity_level = 4
+
+logger = logging.getLogger(__name__)
+Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Token ids as the model will see them; ``tokens`` counts them before truncation.
+
+    ``overflow`` has the ids of the windows that follow, each overlapping the one before.
+    """
+
+    ids: list[int]
+    tokens: int
+    overflow: tuple[list[int], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the end of the text was cut off."""
+        return bool(self.overflow)
+
+    @property
+    def windows(self) -> list["Encoding"]:
+        """The whole text, cut into overlapping parts that the model takes."""
+        if not self.overflow:
+            return [self]
+        return [Encoding(ids, len(ids)) for ids in (self.ids, *self.overflow)]
+
+
+class Model:
+    """One variant of a bundle in one session. ``infer`` may be called from many threads."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        precision: Precision,
+        session: ort.InferenceSession,
+        *,
+        threads: int,
+        kernels: Int8Kernels | None,
+    ) -> None:
+        manifest = bundle.manifest
+        self.name = manifest.name
+        self.revision = manifest.source.revision
+        self.labels = manifest.labels
+        self.max_tokens = manifest.max_tokens
+        self.preprocessing = manifest.preprocessing
+        self.multi_label = bundle.multi_label
+        self.parity = manifest.variants[precision].parity
+        self.precision = precision
+        self.provider: str = session.get_providers()[0]
+        self.threads = threads
+        self.kernels = kernels
+        self.path = bundle.path
+        self.sha256 = manifest.variants[precision].sha256
+        self._file = bundle.path / manifest.variants[precision].file
+        self._session = session
+        self._input_names = [node.name for node in session.get_inputs()]
+        self._pad_token_id = bundle.pad_token_id
+        self._tokenizer = _load_tokenizer(bundle)
+        self._special_tokens: int = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        known = map(self._tokenizer.token_to_id, ("[UNK]", "<unk>"))
+        self._unknown_id = next((token for token in known if token is not None), None)
+        self._stride = int((self.max_tokens - self._special_tokens) * WINDOW_OVERLAP)
+        self._tokenizer.enable_truncation(self.max_tokens, stride=self._stride)
+
+    @classmethod
+    def load(
+        cls, bundle: Bundle, *, device: Device, precision: Precision | Literal["auto"], threads: int
+    ) -> "Model":
+        """Open the session, with ``threads`` intra-op threads a batch (0: one a core).
+
+        ``auto`` takes CUDA where it works and the bundle has a variant for it, and the variant
+        made for the device.
+
+        Raises:
+            UserError: a file is damaged, the variant is not in the bundle, its output does
+                not fit the labels, or CUDA was asked for and cannot be had.
+        """
+        if device == "auto":
+            cuda = CUDA in ort.get_available_providers() and precision != "int8"
+            if cuda and not bundle.manifest.variants.keys().isdisjoint(_VARIANTS[CUDA]):
+                try:
+                    return cls.load(bundle, device="cuda", precision=precision, threads=threads)
+                except UserError as error:
+                    logger.warning("serving on the CPU: %s", error)
+            return cls.load(bundle, device="cpu", precision=precision, threads=threads)
+        provider = CUDA if device == "cuda" else CPU
+        chosen = _preferred(bundle, provider) if precision == "auto" else precision
+        if provider not in ort.get_available_providers():
+            raise UserError(NO_CUDA)
+        kernels = int8_kernels() if chosen == "int8" and provider == CPU else None
+        path = bundle.variant_path(chosen)
+        session = open_session(path, provider, threads=threads, kernels=kernels)
+        outputs = session.get_outputs()[0].shape[-1]
+        if outputs != len(bundle.manifest.labels):
+            raise UserError(
+                f"bundle {bundle.path}: the {chosen} model has {outputs} outputs, the "
+                f"manifest {len(bundle.manifest.labels)} labels"
+            )
+        return cls(bundle, chosen, session, threads=threads, kernels=kernels)
+
+    def with_threads(self, threads: int) -> "Model":
+        """The same model with that many intra-op threads a batch."""
+        if threads == self.threads:
+            return self
+        other = copy(self)
+        other.threads = threads
+        other._session = open_session(
+            self._file, self.provider, threads=threads, kernels=self.kernels
+        )
+        return other
+
+    def encode(self, text: str) -> Encoding:
+        """Tokenise one text, keeping at most ``max_tokens`` tokens of it.
+
+        Raises:
+            EmptyText: nothing is left to classify.
+            InvalidRequest: the text is not well-formed Unicode or holds a NUL character.
+        """
+        (outcome,) = self.encode_batch([text])
+        if isinstance(outcome, ServiceError):
+            raise outcome
+        return outcome
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Encoding | EmptyText | InvalidRequest]:
+        """``encode`` for many: what it would raise stands in the place of its text.
+
+        Other threads run meanwhile: the tokenizer releases Python's lock.
+        """
+        faults = [_fault(text) for text in texts]
+        sound = [
+            preprocess(text, self.preprocessing)
+            for text, fault in zip(texts, faults, strict=True)
+            if fault is None
+        ]
+        encodings = iter(self._tokenizer.encode_batch_fast(sound))
+        return [fault or self._encoding(next(encodings)) for fault in faults]
+
+    def _encoding(self, encoding: tokenizers.Encoding) -> Encoding | EmptyText:
+        ids: list[int] = encoding.ids
+        if len(ids) <= self._special_tokens:
+            # The tokenizer drops characters that it does not know, and knew no other.
+            if self._unknown_id is None:
+                return EmptyText("the model knows none of the text's characters")
+            ids = [*ids[:1], self._unknown_id, *ids[1:]]
+        overflow = tuple(part.ids for part in encoding.overflowing)
+        repeated = self._special_tokens + self._stride
+        tokens = len(ids) + sum(len(part) - repeated for part in overflow)
+        return Encoding(ids, tokens, overflow)
+
+    def infer(self, encodings: Sequence[Encoding]) -> list[Logits | InferenceFailed]:
+        """Logits [labels] for each encoding, computed as one padded batch.
+
+        A text whose logits are not finite fails alone.
+        """
+        (logits,) = self._session.run(None, self._feeds(encodings), SILENT)
+        finite = np.isfinite(logits).all(axis=1)
+        return [
+            row if ok else InferenceFailed("the model gave no finite logits for this text")
+            for row, ok in zip(logits, finite, strict=True)
+        ]
+
+    def _feeds(self, encodings: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
+        """The session's inputs, each [texts, longest]."""
+        shape = (len(encodings), max(len(encoding) for encoding in encodings))
+        ids = np.full(shape, self._pad_token_id, dtype=np.int64)
+        mask = np.zeros(shape, dtype=np.int64)
+        for row, encoding in enumerate(encodings):
+            ids[row, : len(encoding)] = encoding.ids
+            mask[row, : len(encoding)] = 1
+        feeds = {"input_ids": ids, "attention_mask": mask}
+        if "token_type_ids" in self._input_names:
+            feeds["token_type_ids"] = np.zeros(shape, dtype=np.int64)
+        return feeds
+
+    def scores(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Softmax of logits [..., labels], or their sigmoid for a multi-label checkpoint."""
+        scores: NDArray[np.float32]
+        if self.multi_label:
+            scores = np.exp(-np.logaddexp(0, -logits))  # sigmoid that cannot overflow
+        else:
+            exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+            scores = exponentials / exponentials.sum(axis=-1, keepdims=True)
+        return scores
+
+
+def _fault(text: str) -> EmptyText | InvalidRequest | None:
+    """Why a text cannot be tokenised."""
+    if "\0" in text:
+        return InvalidRequest("the text holds a NUL character (U+0000); remove it")
+    if not VISIBLE.search(text):
+        return EmptyText("the text is empty or blank; send at least one visible character")
+    try:
+        text.encode()  # the normalisation may drop what makes the text ill-formed
+    except UnicodeEncodeError:
+        return InvalidRequest(
+            "the text holds half of a surrogate pair, so it is not well-formed Unicode"
+        )
+    return None
+
+
+def _preferred(bundle: Bundle, provider: str) -> Precision:
+    wanted = _VARIANTS[provider]
+    return next((p for p in wanted if p in bundle.manifest.variants), wanted[-1])
+
+
+def _load_tokenizer(bundle: Bundle) -> Tokenizer:
+    path = bundle.path / "tokenizer.json"
+    # The runners have the CPUs. The tokenizer's threads would be as many as the host has cores,
+    # and handing one text to them takes as long as tokenising it.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises plain Exception
+        raise UserError(f"cannot load {path}: {error}") from error
+    tokenizer.no_padding()
+    return tokenizer

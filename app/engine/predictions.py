@@ -1,0 +1,243 @@
+"""A text's way through a model: its tokens, their logits, and what they say of it. No HTTP here."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import cast
+
+import numpy as np
+
+from app.api.schemas import (
+    FailedItem,
+    FailedSentence,
+    Overflow,
+    Prediction,
+    Sentence,
+    Split,
+)
+from app.engine.model import Encoding, Model
+from app.engine.sentences import Span, sentence_spans
+from app.engine.worker import Steps, finish
+from app.errors import ServiceError, TextTooLong
+
+# Characters of short texts that are tokenised in one step, which takes some 10 ms.
+STEP_CHARS = 10_000
+CHARS_PER_TEXT = 30  # that take as long as there being one text more
+
+Scored = tuple[list[float], list[float]]  # logits and scores, in the order of the labels
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to do with a text; ``language`` is a BCP 47 tag, for its abbreviations."""
+
+    overflow: Overflow = "truncate"
+    split: Split | None = None
+    language: str = "en"
+
+
+DEFAULTS = Options()
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSentence:
+    """A sentence of a text, from character ``start`` to before ``end``."""
+
+    start: int
+    end: int
+    text: "EncodedText | ServiceError"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """A text as the model will see it: in ``windows``, and each sentence by itself."""
+
+    encoding: Encoding
+    options: Options
+    sentences: Sequence[EncodedSentence] = ()
+
+    @property
+    def windows(self) -> list[Encoding]:
+        """What of it is classified."""
+        return self.encoding.windows if self.options.overflow == "window" else [self.encoding]
+
+
+def encode(
+    model: Model, texts: Sequence[str], *, max_chars: int, options: Options = DEFAULTS
+) -> list[EncodedText | ServiceError]:
+    """Each text's tokens, or why it cannot be classified."""
+    if not options.split:
+        return _encoded(model, texts, max_chars, options)
+    return finish(
+        encode_steps(model, texts, max_chars=max_chars, options=options, check=_unlimited)
+    )
+
+
+def encode_steps(
+    model: Model,
+    texts: Sequence[str],
+    *,
+    max_chars: int,
+    options: Options,
+    check: Callable[[int], None],
+) -> Steps[list[EncodedText | ServiceError]]:
+    """``encode``, a few short texts, a long one or a window of sentences at a time.
+
+    After each step ``check`` is told how many tokens there are to be inferred so far. What it
+    raises ends the work.
+    """
+    encoded: list[EncodedText | ServiceError] = []
+    tokens = 0
+    for group in _groups(texts):
+        wholes = _encoded(model, group, max_chars, options)
+        encoded += wholes
+        tokens += sum(map(len, encodings(wholes)))
+        check(tokens)
+        yield
+    if options.split:
+        for index, text in enumerate(encoded):
+            if isinstance(text, ServiceError):
+                continue
+            sentences: list[EncodedSentence] = []
+            for spans in sentence_spans(texts[index], options.language):
+                found = _sentences(model, texts[index], spans, options)
+                sentences += found
+                tokens += sum(map(len, encodings([sentence.text for sentence in found])))
+                check(tokens)
+                yield
+            encoded[index] = replace(text, sentences=sentences)
+    return encoded
+
+
+def encodings(texts: Sequence[EncodedText | ServiceError]) -> list[Encoding]:
+    """What is to be inferred, in the order in which ``predict`` wants the results."""
+    found: list[Encoding] = []
+    for text in texts:
+        if isinstance(text, EncodedText):
+            found += text.windows
+            found += encodings([sentence.text for sentence in text.sentences])
+    return found
+
+
+def infer(model: Model, encodings: Sequence[Encoding]) -> list[Scored | ServiceError]:
+    """Logits and scores of each encoding, computed as one batch."""
+    logits = model.infer(encodings)
+    rows = [row for row in logits if not isinstance(row, ServiceError)]
+    # All at once: one by one the scores would take longer than the rest of a short answer.
+    values = np.array(rows, dtype=np.float32).reshape(-1, len(model.labels))
+    scored = zip(values.tolist(), model.scores(values).tolist(), strict=True)
+    return [row if isinstance(row, ServiceError) else next(scored) for row in logits]
+
+
+def predict(
+    model: Model,
+    texts: Sequence[EncodedText | ServiceError],
+    results: Sequence[Scored | ServiceError],
+) -> list[Prediction | ServiceError]:
+    """What became of each text; ``results`` has one for each of its ``encodings``."""
+    left = iter(results)
+    return [
+        text if isinstance(text, ServiceError) else _prediction(model, text, left) for text in texts
+    ]
+
+
+def document(outcome: Prediction | ServiceError) -> Prediction | FailedItem:
+    """An item of ``results``."""
+    if isinstance(outcome, ServiceError):
+        return {"error": {"code": outcome.code, "message": outcome.detail}}
+    return outcome
+
+
+def _unlimited(tokens: int) -> None:
+    """As many as there are."""
+
+
+def _groups(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The texts in their order, those of a group together at most a step long, or one longer."""
+    first = chars = 0
+    for index, text in enumerate(texts):
+        if chars and chars + len(text) > STEP_CHARS:
+            yield texts[first:index]
+            first, chars = index, 0
+        chars += len(text) + CHARS_PER_TEXT
+    yield texts[first:]
+
+
+def _encoded(
+    model: Model, texts: Sequence[str], max_chars: int, options: Options
+) -> list[EncodedText | ServiceError]:
+    fitting = iter(model.encode_batch([text for text in texts if len(text) <= max_chars]))
+    return [
+        _checked(next(fitting), model, options)
+        if len(text) <= max_chars
+        else TextTooLong(f"the text has {len(text)} characters; at most {max_chars} are accepted")
+        for text in texts
+    ]
+
+
+def _checked(
+    encoding: Encoding | ServiceError, model: Model, options: Options
+) -> EncodedText | ServiceError:
+    if isinstance(encoding, ServiceError):
+        return encoding
+    if encoding.truncated and options.overflow == "error":
+        return TextTooLong(
+            f"the text has {encoding.tokens} tokens; the model takes at most {model.max_tokens} "
+            'and "overflow" is "error"'
+        )
+    return EncodedText(encoding, options)
+
+
+def _sentences(
+    model: Model, text: str, spans: Sequence[Span], options: Options
+) -> list[EncodedSentence]:
+    alone = Options(overflow=options.overflow)
+    found = _encoded(model, [text[start:end] for start, end in spans], len(text), alone)
+    return [EncodedSentence(*span, one) for span, one in zip(spans, found, strict=True)]
+
+
+def _prediction(
+    model: Model, text: EncodedText, results: Iterator[Scored | ServiceError]
+) -> Prediction | ServiceError:
+    windows = text.windows
+    answers = list(islice(results, len(windows)))
+    sentences = [_sentence(model, sentence, results) for sentence in text.sentences]
+    scored: list[Scored] = []
+    for answer in answers:
+        if isinstance(answer, ServiceError):
+            return answer
+        scored.append(answer)
+    logits, scores = scored[0] if len(scored) == 1 else _mean(model, windows, scored)
+    score = max(scores)
+    prediction: Prediction = {
+        "label": model.labels[scores.index(score)],
+        "score": score,
+        "scores": dict(zip(model.labels, scores, strict=True)),
+        "logits": dict(zip(model.labels, logits, strict=True)),
+        "tokens": text.encoding.tokens,
+        "truncated": text.encoding.truncated,
+    }
+    if text.options.overflow == "window":
+        prediction["truncated"] = False
+        prediction["windows"] = len(windows)
+    if text.options.split:
+        prediction["sentences"] = sentences
+    return prediction
+
+
+def _sentence(
+    model: Model, sentence: EncodedSentence, results: Iterator[Scored | ServiceError]
+) -> Sentence | FailedSentence:
+    if isinstance(sentence.text, ServiceError):
+        outcome: Prediction | ServiceError = sentence.text
+    else:
+        outcome = _prediction(model, sentence.text, results)
+    found = {"start": sentence.start, "end": sentence.end, **document(outcome)}
+    return cast(Sentence | FailedSentence, found)
+
+
+def _mean(model: Model, windows: Sequence[Encoding], scored: Sequence[Scored]) -> Scored:
+    """One text's logits from those of its windows: their mean, weighted by tokens."""
+    logits = np.average([logits for logits, _ in scored], axis=0, weights=[*map(len, windows)])
+    scores = model.scores(logits.astype(np.float32))
+    return logits.tolist(), scores.tolist()

@@ -1,0 +1,122 @@
+"""Traces for OpenTelemetry: a span for each request, its stages, and the batches they share.
+
+The SDK is an extra. What is used here besides, its API, does nothing while no span is recorded.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from opentelemetry import trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.types import Scope
+
+from app.errors import UserError
+
+if TYPE_CHECKING:
+    from app.engine.batching.report import BatchReport
+
+# Seconds that a collector may take; it should hold up nobody's shutdown.
+TIMEOUT_S = 2
+# W3C Trace Context, version 00: the trace, the caller's span, and flags.
+TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class Tracer:
+    """Makes spans and sends them to an OTLP endpoint over HTTP, from a thread of its own."""
+
+    def __init__(self, endpoint: str, *, version: str) -> None:
+        """``endpoint`` is a collector's address, such as http://localhost:4318.
+
+        Raises:
+            UserError: the SDK is not installed.
+        """
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError:
+            raise UserError(
+                "traces need the OpenTelemetry SDK: pip install 'sentiment-service[otel]'"
+            ) from None
+        attributes = {"service.name": "sentiment", "service.version": version}
+        self._provider = TracerProvider(resource=Resource.create(attributes))
+        exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=TIMEOUT_S)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("sentiment", version)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def request(self, scope: Scope, method: str) -> trace.Span:
+        """The span of a request, a child of the caller's if it says so."""
+        carrier = {
+            name.decode(): value.decode("latin-1")
+            for name, value in scope["headers"]
+            if name in (b"traceparent", b"tracestate")
+        }
+        parent = self._propagator.extract(carrier)
+        return self._tracer.start_span(
+            method,
+            parent,
+            kind=trace.SpanKind.SERVER,
+            attributes={"http.request.method": method},
+        )
+
+    def end_request(self, span: trace.Span, *, method: str, route: str, status: int) -> None:
+        """What is known when it is answered."""
+        span.update_name(f"{method} {route}")
+        span.set_attribute("http.route", route)
+        span.set_attribute("http.response.status_code", status)
+        if status >= 500:
+            span.set_status(trace.StatusCode.ERROR)
+        span.end()
+
+    def stages(self, model: str, begun_ns: int, stages: Iterable[tuple[str, float]]) -> None:
+        """The stages of the current request, one after the other, in seconds."""
+        for name, seconds in stages:
+            span = self._tracer.start_span(
+                name, start_time=begun_ns, attributes={"sentiment.model": model}
+            )
+            begun_ns += int(seconds * 1e9)
+            span.end(begun_ns)
+
+    def batch(self, model: str, report: "BatchReport") -> None:
+        """A batch that is done; it belongs to no request, but is linked to all that were in it."""
+        links = [trace.Link(tag) for tag in report.tags if isinstance(tag, trace.SpanContext)]
+        if not links:
+            return
+        now_ns = time.time_ns()
+        span = self._tracer.start_span(
+            "batch",
+            trace.set_span_in_context(trace.INVALID_SPAN),
+            links=links,
+            start_time=now_ns - int(report.inference_seconds * 1e9),
+            attributes={
+                "sentiment.model": model,
+                "sentiment.texts": report.texts,
+                "sentiment.padded_tokens": report.padded_tokens,
+            },
+        )
+        span.end(now_ns)
+
+    def close(self) -> None:
+        """Send what is left, if the collector takes it in time."""
+        sending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        sending.start()
+        sending.join(TIMEOUT_S)
+
+
+def current_tag() -> trace.SpanContext | None:
+    """What links a batch to the current request; None if it is not traced."""
+    span = trace.get_current_span()
+    return span.get_span_context() if span.is_recording() else None
+
+
+def trace_id(span: trace.Span | None, headers: Mapping[bytes, bytes]) -> str | None:
+    """The trace that a request belongs to, ours or its caller's, as 32 hexadecimal digits."""
+    if span is not None and span.is_recording():
+        return f"{span.get_span_context().trace_id:032x}"
+    found = TRACEPARENT.fullmatch(headers.get(b"traceparent", b"").decode("latin-1"))
+    return found[1] if found else None

@@ -1,0 +1,169 @@
+"""A checkpoint: found complete, loaded safely, its meaning read from the config."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers.modeling_utils import no_init_weights
+
+from app.engine.bundle import sha256
+from app.engine.preprocessing import Preprocessing
+from app.errors import UserError
+from model_export.checkpoint.layout import choose, shards
+from model_export.checkpoint.source import origin
+from model_export.checkpoint.tokenizer import load_tokenizer
+from model_export.checkpoint.weights import Fit, load_weights
+
+# Position ids of these start at padding_idx + 1, so that many rows of the table are no use.
+OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"}
+CANONICAL = ["negative", "neutral", "positive"]
+SPELLINGS = {
+    "negative": {"negative", "neg"},
+    "neutral": {"neutral", "neu"},
+    "positive": {"positive", "pos"},
+}
+# cardiffnlp's first checkpoints number the three sentiments in this order.
+NUMBERED = ["label_0", "label_1", "label_2"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A sequence classifier as PyTorch module (fp32, eager attention) and its tokenizer."""
+
+    path: Path
+    model: Any
+    tokenizer: PreTrainedTokenizerFast
+    fit: Fit
+    labels: list[str]
+    max_tokens: int
+    preprocessing: Preprocessing
+    files: dict[str, str]
+
+    @property
+    def architecture(self) -> str:
+        """The model class."""
+        return type(self.model).__name__
+
+    @torch.inference_mode()
+    def logits(self, ids: list[int]) -> torch.Tensor:
+        """Reference logits [labels] of one unpadded text."""
+        logits: torch.Tensor = self.model(input_ids=torch.tensor([ids])).logits[0]
+        return logits
+
+
+def load_checkpoint(
+    path: Path,
+    preprocessing: Preprocessing | None = None,
+    labels: Sequence[str] | None = None,
+) -> Checkpoint:
+    """Load a local checkpoint; pickled weights are read as plain tensors, never run.
+
+    ``labels`` name the outputs in logit order where config.json does not.
+
+    Raises:
+        UserError: a file is missing or damaged, the weights do not hold the whole classifier
+            that config.json describes, or the model is not a sequence classifier.
+    """
+    if not path.is_dir():
+        raise UserError(f"{path} is not a directory; give a local checkpoint directory")
+    side_files, weights = choose((file.name for file in path.iterdir()), str(path))
+    model = empty_classifier(path)
+    spelled = [model.config.id2label[index] for index in range(model.config.num_labels)]
+    if labels is not None and (len(set(labels)) != len(labels) or len(labels) != len(spelled)):
+        raise UserError(f"{path} has {len(spelled)} outputs: name as many different labels")
+    try:
+        fit = load_weights(model, path / weights)
+    except UserError as error:
+        raise UserError(f"cannot load the checkpoint {path}: {error}") from error
+    tokenizer = load_tokenizer(path)
+    if len(tokenizer) > model.config.vocab_size:
+        raise UserError(
+            f"{path}: the tokenizer has {len(tokenizer)} tokens, the model's embedding "
+            f"{model.config.vocab_size} rows: they are of two checkpoints"
+        )
+    return Checkpoint(
+        path=path,
+        model=model.eval(),
+        tokenizer=tokenizer,
+        fit=fit,
+        labels=list(labels) if labels is not None else canonical_labels(spelled),
+        max_tokens=max_tokens(model.config),
+        preprocessing=preprocessing or trained_with(path),
+        files=_digests(path, [*side_files, weights, *shards(path / weights)]),
+    )
+
+
+def empty_classifier(path: Path) -> Any:
+    """The model that config.json describes (eager attention, fp32), its weights not set.
+
+    Raises:
+        UserError: config.json cannot be read, or describes no sequence classifier that
+            transformers has; code that a checkpoint brings is never run.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        with no_init_weights():
+            model = AutoModelForSequenceClassification.from_config(
+                config, trust_remote_code=False, attn_implementation="eager", dtype=torch.float32
+            )
+    except Exception as error:  # whatever transformers meets in the file
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        if "Unrecognized configuration class" in reason or "does not support" in reason:
+            reason = f"unsupported architecture: {config.model_type} has no sequence classifier"
+        raise UserError(f"cannot load the checkpoint {path}: {reason}") from error
+    other = [name for name in config.architectures or () if "SequenceClassification" not in name]
+    if other:
+        raise UserError(
+            f"{path} is a {other[0]}, not a sequence classifier: fine-tune it first, or name "
+            "the classifier's own checkpoint"
+        )
+    if config.num_labels < 2:
+        raise UserError(f"{path} has one output, a regression: a classifier has two or more")
+    return model
+
+
+def canonical_labels(labels: list[str]) -> list[str]:
+    """``negative``, ``neutral``, ``positive`` however the checkpoint spells them.
+
+    Two or three of them by name, or three numbered ones; other label sets stay as they are.
+    """
+    lower = [label.lower() for label in labels]
+    if lower == NUMBERED:
+        return CANONICAL
+    found = [next((name for name in CANONICAL if word in SPELLINGS[name]), "") for word in lower]
+    distinct = len(set(found)) == len(found)
+    return (
+        found if distinct and {"negative", "positive"} <= set(found) <= set(CANONICAL) else labels
+    )
+
+
+def max_tokens(config: Any) -> int:
+    """How many tokens have a position, whatever the tokenizer says (514 rows are 512).
+
+    Raises:
+        UserError: the architecture has no table of positions.
+    """
+    if getattr(config, "max_position_embeddings", None) is None:
+        raise UserError(f"unsupported architecture: {config.model_type} has no position table")
+    rows = int(config.max_position_embeddings)
+    if config.model_type in OFFSET_POSITIONS:
+        return rows - int(config.pad_token_id) - 1
+    return rows
+
+
+def trained_with(path: Path) -> Preprocessing:
+    """``tweet`` for our own fine-tuned checkpoints and for cardiffnlp's twitter models."""
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    hub = origin(path)
+    name = hub[0].split("/")[-1] if hub else path.resolve().name
+    names = f"{name} {config.get('_name_or_path', '')}".lower()
+    recorded = config.get("preprocessing", "tweet" if "twitter" in names else "none")
+    return "tweet" if recorded == "tweet" else "none"
+
+
+def _digests(path: Path, names: Sequence[str]) -> dict[str, str]:
+    return {name: sha256(path / name) for name in sorted(set(names))}

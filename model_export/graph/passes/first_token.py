@@ -1,0 +1,64 @@
+"""The last layer computes its output for the first token only.
+
+The classifier reads the hidden state of ``<s>`` (``[CLS]``) and nothing else, so the last
+layer's queries, attention output and feed-forward of all other tokens are never read.
+Exact: the first token's values come from the same operations on the same numbers.
+
+The queries of two tokens are kept, not of one: ONNX Runtime multiplies a single row by
+another kernel, whose sums change in the last bit with the padding of the batch.
+"""
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnx_ir.tape import Tape
+
+from app.errors import UserError
+from model_export.graph.anchors import find_layers
+
+QUERIES_KEPT = 2
+
+
+def keep_first_token(model: ir.Model) -> None:
+    """Slice the last layer's queries to two tokens and the rest of it to one, in place.
+
+    Raises:
+        UserError: the classifier reads more than the first token.
+    """
+    last = find_layers(model.graph)[-1]
+    for use in last.output_norm.outputs[0].uses():
+        if not _selects_first_token(use.node):
+            raise UserError(
+                f"unsupported architecture: {use.node.op_type} {use.node.name} reads more of "
+                "the last layer than its first token"
+            )
+    tape = Tape()
+    first = _constant(tape, "first", [0])
+    kept = _constant(tape, "kept", list(range(QUERIES_KEPT)))
+    queries = tape.op("Gather", [last.hidden, kept], {"axis": 1})
+    residual = tape.op("Gather", [last.hidden, first], {"axis": 1})
+    model.graph.insert_before(last.query.matmul, tape.nodes)
+    last.query.matmul.replace_input_with(0, queries)
+    add = last.attention_residual
+    add.replace_input_with(tuple(add.inputs).index(last.hidden), residual)
+
+    shape = _constant(tape, "shape", [0, 1, last.hidden_size])
+    after = Tape()
+    by_head = last.context_reshape.inputs[0]
+    last.context_reshape.replace_input_with(0, after.op("Gather", [by_head, first], {"axis": 1}))
+    last.context_reshape.replace_input_with(1, shape)
+    model.graph.insert_before(last.context_reshape, after.nodes)
+    for initializer in tape.initializers:
+        model.graph.register_initializer(initializer)
+    RemoveUnusedNodesPass()(model)
+
+
+def _selects_first_token(node: ir.Node) -> bool:
+    if node.op_type != "Gather" or node.attributes["axis"].as_int() != 1:
+        return False
+    index = node.inputs[1].const_value if node.inputs[1] is not None else None
+    return index is not None and not index.numpy().any()
+
+
+def _constant(tape: Tape, name: str, values: list[int]) -> ir.Value:
+    return tape.initializer(ir.tensor(np.array(values, np.int64), name=f"first_token.{name}"))

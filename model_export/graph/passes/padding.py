@@ -1,0 +1,173 @@
+"""Padding is left out of everything but attention.
+
+A batch is padded to its longest text, and a padded place costs what a token costs. But linear
+layers, norms and activations treat each token by itself and need no rectangle. So from the
+embeddings to the last layer the hidden state is [tokens, hidden]: the real tokens of all texts,
+one after the other. ByteDance's Effective Transformer (2020) does it with kernels of its own.
+
+Only attention has to know which tokens share a text. In ONNX operators, with every token cut
+into its heads: a Gather puts the heads of query, key and value into their padded places, in the
+layout [batch, heads, sequence, width] that a Transpose made before; another takes the context of
+the real tokens back. What stands in a padded place is masked, as padding was. The answers are
+the same to the last bit.
+"""
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnx_ir.tape import Tape
+
+from app.errors import UserError
+from model_export.graph.anchors import EncoderLayer, find_layers
+from model_export.graph.passes.editor import Editor, producer, scope_of
+from model_export.graph.passes.first_token import QUERIES_KEPT
+
+TO_HEADS, TO_KEYS = (0, 2, 1, 3), (0, 2, 3, 1)  # [batch, heads, sequence, width]; keys transposed
+SCOPE = "/padding"
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where tokens stand, by row of the flat arrays; computed once a batch."""
+
+    tokens: ir.Value  # [tokens], in [batch * sequence]
+    spread: ir.Value  # [batch, heads, sequence], in [tokens * heads]
+    join: ir.Value  # [tokens, heads], in [batch * heads * sequence]
+    kept: ir.Value  # [batch * QUERIES_KEPT], in [tokens]
+    first: ir.Value  # [batch], in [tokens]
+
+
+def drop_padding(model: ir.Model) -> None:
+    """Keep the hidden state as [tokens, hidden] without padding, in place.
+
+    ``keep_first_token`` has to come first.
+
+    Raises:
+        UserError: the graph is not a post-norm encoder, or has no attention mask.
+    """
+    _PaddingPass(model.graph).run()
+    RemoveUnusedNodesPass()(model)
+
+
+class _PaddingPass:
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._edit = Editor(graph, "padding")
+        self._layers = find_layers(graph)
+        self._heads = heads = self._layers[0].heads
+        size = self._layers[0].hidden_size
+        width = size // heads
+        self._flat = self._edit.integers("flat", [-1, size])
+        self._by_head = self._edit.integers("by_head", [-1, width])
+        self._kept_by_head = self._edit.integers("kept", [-1, QUERIES_KEPT, heads, width])
+        self._size = self._edit.integers("size", [size])
+
+    def run(self) -> None:
+        places = self._places()
+        self._keep_shape()
+        self._gather_tokens(self._layers[0].hidden, places)
+        *inner, last = self._layers
+        for layer in inner:
+            for reshape in layer.head_reshapes:
+                self._spread(reshape, places)
+            self._join(layer, places)
+        for reshape in last.head_reshapes[1:]:  # not its few queries
+            self._spread(reshape, places)
+        self._keep_first_token(last, places)
+
+    def _places(self) -> _Places:
+        mask = next((i for i in self._graph.inputs if i.name == "attention_mask"), None)
+        if mask is None:
+            raise UserError("unsupported architecture: the graph has no attention_mask")
+        tape, number = Tape(), self._edit.integers
+        axis, vector, heads = (
+            number("axis", [1]),
+            number("vector", [-1]),
+            number("heads", self._heads),
+        )
+        sequence = tape.op("Shape", [mask], {"start": 1, "end": 2})
+
+        real = tape.op("NonZero", [mask])
+        text = tape.op("Gather", [real, number("text", 0)], {"axis": 0})
+        position = tape.op("Gather", [real, number("position", 1)], {"axis": 0})
+        tokens = tape.op("Add", [tape.op("Mul", [text, sequence]), position])
+
+        head = tape.op("Mul", [tape.op("Unsqueeze", [text, axis]), heads])
+        head = tape.op("Add", [head, number("head", [list(range(self._heads))])])
+        position = tape.op("Unsqueeze", [position, axis])
+        join = tape.op("Add", [tape.op("Mul", [head, sequence]), position])
+
+        # A padded place takes the token before it, or the last one: any finite number will do.
+        count = tape.op("CumSum", [tape.op("Reshape", [mask, vector]), number("rows", 0)])
+        token = tape.op("Sub", [count, number("one", 1)])
+        token = tape.op("Reshape", [token, tape.op("Shape", [mask])])
+        spread = tape.op("Mul", [tape.op("Unsqueeze", [token, axis]), heads])
+        spread = tape.op("Add", [spread, number("head_of", [[[h] for h in range(self._heads)]])])
+
+        kept = tape.op("Gather", [token, number("queries", list(range(QUERIES_KEPT)))], {"axis": 1})
+        first = tape.op("Gather", [token, number("first", [0])], {"axis": 1})
+        kept, first = (tape.op("Reshape", [rows, vector]) for rows in (kept, first))
+        self._edit.insert_at_start(tape, SCOPE)
+        return _Places(tokens, spread, join, kept, first)
+
+    def _keep_shape(self) -> None:
+        """Let who asks for a hidden state's shape (DistilBERT's mask) find three axes."""
+        readers = [
+            use.node
+            for layer in self._layers
+            for use in layer.hidden.uses()
+            if use.node.op_type == "Shape"
+        ]
+        tape = Tape()
+        shape = tape.op("Shape", [self._graph.inputs[0]])
+        shape = tape.op("Concat", [shape, self._size], {"axis": 0})
+        self._edit.insert_at_start(tape, f"{SCOPE}/shape")
+        for reader in readers:
+            self._edit.replace(reader, shape)
+
+    def _gather_tokens(self, hidden: ir.Value, places: _Places) -> None:
+        """Hand [batch, sequence, hidden] to its readers as [tokens, hidden]."""
+        readers = tuple(hidden.uses())
+        tape = Tape()
+        rows = tape.op("Gather", [tape.op("Reshape", [hidden, self._flat]), places.tokens])
+        self._edit.insert_after(hidden, tape, f"{scope_of(hidden)}/by_token")
+        for reader in readers:
+            reader.node.replace_input_with(reader.idx, rows)
+
+    def _spread(self, reshape: ir.Node, places: _Places) -> None:
+        """Put the heads of every token into their padded places, where a Transpose did."""
+        (use,) = reshape.outputs[0].uses()
+        transpose = use.node
+        permutation = tuple(transpose.attributes.get_ints("perm", ()))
+        if transpose.op_type != "Transpose" or permutation not in (TO_HEADS, TO_KEYS):
+            raise UserError(f"unsupported architecture: {transpose.name} does not split heads")
+        reshape.replace_input_with(1, self._by_head)
+        tape = Tape()
+        heads = tape.op("Gather", [reshape.outputs[0], places.spread])
+        if permutation == TO_KEYS:  # ONNX Runtime fuses it with the product
+            heads = tape.op("Transpose", [heads], {"perm": [0, 1, 3, 2]})
+        self._edit.insert_before(transpose, tape, f"{reshape.name}/spread")
+        self._edit.replace(transpose, heads)
+
+    def _join(self, layer: EncoderLayer, places: _Places) -> None:
+        """Take the context of the real tokens, their heads side by side again."""
+        transpose = producer(layer.context_reshape.inputs[0])
+        tape = Tape()
+        heads = tape.op("Reshape", [transpose.inputs[0], self._by_head])
+        rows = tape.op("Gather", [heads, places.join])
+        self._edit.insert_before(transpose, tape, f"{layer.context_reshape.name}/join")
+        self._edit.replace(transpose, rows)
+        layer.context_reshape.replace_input_with(1, self._flat)
+
+    def _keep_first_token(self, last: EncoderLayer, places: _Places) -> None:
+        """The last layer's few queries, and from its context on one row a text."""
+        for kept, rows in ((last.query.input, places.kept), (last.residual, places.first)):
+            gather = producer(kept)
+            gather.replace_input_with(1, rows)
+            gather.attributes["axis"] = ir.AttrInt64("axis", 0)
+        last.head_reshapes[0].replace_input_with(1, self._kept_by_head)
+        last.context_reshape.replace_input_with(1, self._flat)
+        rows = last.output_norm.outputs[0]
+        for use in tuple(rows.uses()):  # the classifier's Gather of the first token
+            self._edit.replace(use.node, rows)

@@ -1,0 +1,121 @@
+"""PyTorch → ONNX: Optimum's export, simplified, then our passes; one file a variant."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx_ir as ir
+import onnxruntime as ort
+import transformers
+from optimum.exporters.onnx import onnx_export_from_model
+
+from model_export.checkpoint.checkpoint import Checkpoint
+from model_export.graph.passes.first_token import keep_first_token
+from model_export.graph.passes.half_precision import to_half_precision
+from model_export.graph.passes.int8 import quantize_encoder
+from model_export.graph.passes.int8_embedding import quantize_word_embedding
+from model_export.graph.passes.padding import drop_padding
+
+OPSET = 18
+# One protobuf message holds at most 2 GiB; weights beyond that go into a file beside it.
+LARGEST_FILE = 2**31 - 2**20
+
+
+def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
+    """Export the checkpoint at opset 18 and fold its constants.
+
+    Returns:
+        The plain fp32 graph in ``directory``, its batch and sequence axes dynamic, and its
+        large weights in a file beside it.
+    """
+    with _quiet():
+        onnx_export_from_model(
+            checkpoint.model,
+            directory,
+            opset=OPSET,
+            task="text-classification",
+            do_validation=False,  # verification.py checks what is served, and more of it
+        )
+    plain = directory / "plain.onnx"
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(plain)
+    external = "session.optimized_model_external_initializers_"
+    options.add_session_config_entry(external + "file_name", "plain.onnx_data")
+    options.add_session_config_entry(external + "min_size_in_bytes", str(2**20))
+    ort.InferenceSession(directory / "model.onnx", options, providers=["CPUExecutionProvider"])
+    for exported in directory.glob("model.onnx*"):
+        exported.unlink()
+    return plain
+
+
+def write_fp32(plain: Path, target: Path) -> None:
+    """The exported graph, its last layer cut to the first token, without padding."""
+    model = _load(plain)
+    keep_first_token(model)
+    drop_padding(model)
+    _save(model, target)
+
+
+def write_int8(plain: Path, target: Path) -> None:
+    """The same with per-token int8 linear layers and int8 embedding rows."""
+    model = _load(plain)
+    keep_first_token(model)
+    drop_padding(model)
+    quantize_encoder(model)
+    quantize_word_embedding(model)
+    _save(model, target)
+
+
+def write_fp16(plain: Path, target: Path) -> None:
+    """In half precision but for layer norms and softmax; for CUDA.
+
+    With padding: how many tokens are real is known on the GPU only, and waiting for the
+    number would stop the CPU in the middle of the graph.
+    """
+    model = _load(plain)
+    keep_first_token(model)
+    to_half_precision(model)
+    _save(model, target)
+
+
+def external_data(target: Path) -> Path:
+    """Where the weights of a large ``target`` go, by the name that Optimum uses."""
+    return target.with_name(target.name + "_data")
+
+
+def _load(path: Path) -> ir.Model:
+    model = ir.load(path)
+    # ONNX Runtime lists every domain it knows; other readers may refuse those they do not.
+    for domain in [domain for domain in model.opset_imports if domain]:
+        del model.opset_imports[domain]
+    return model
+
+
+def _save(model: ir.Model, target: Path) -> None:
+    values = tuple(model.graph.initializers.values())
+    if sum(v.const_value.nbytes for v in values if v.const_value is not None) > LARGEST_FILE:
+        ir.save(model, target, external_data=external_data(target).name)
+        return
+    for value in values:
+        if isinstance(value.const_value, ir.ExternalTensor):
+            # Mapped from the disk: loaded, the weights would be in memory once more.
+            value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
+    ir.save(model, target)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporters' tracing and deprecation notes off the user's screen."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous)

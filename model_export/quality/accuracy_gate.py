@@ -1,0 +1,66 @@
+"""Whether a variant is as good as fp32 on labelled texts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from app.engine.bundle import Precision
+from app.engine.model import Model
+from model_export.quality.evaluation import compare, predict
+from model_export.quality.labelled import Example
+from model_export.quality.scores import Scores
+
+MAX_ACCURACY_LOSS = 0.01
+LEAST_AGREEMENT = 0.98
+
+
+class AccuracyGate:
+    """Scores variants on labelled ``examples``, fp32 first, and refuses those that lose.
+
+    A variant may lose ``max_loss`` of fp32's accuracy and of its macro recall, and has to
+    agree with fp32 on 98 % of the labels.
+    """
+
+    def __init__(self, examples: Sequence[Example], max_loss: float) -> None:
+        self._examples = examples
+        self._max_loss = max_loss
+        self._fp32_labels: list[str] = []
+        self._fp32: Scores | None = None
+        self.refused: dict[Precision, str] = {}
+
+    def scored(self, model: Model, say: Callable[[str], None]) -> dict[str, Any] | None:
+        """The variant's scores for the manifest, if there are examples.
+
+        Raises:
+            UserError: a text cannot be classified.
+        """
+        if not self._examples:
+            return None
+        labels = predict(model, self._examples)
+        scores = compare(self._examples, labels, model.labels)
+        if self._fp32 is None:
+            self._fp32, self._fp32_labels = scores, labels
+        agreeing = sum(a == b for a, b in zip(labels, self._fp32_labels, strict=True))
+        scores = replace(scores, agreement_with_fp32=agreeing / len(labels))
+        say(f"{model.precision}: {scores.table()}")
+        self._judge(model.precision, self._fp32, scores)
+        return scores.as_dict()
+
+    def verdict(self) -> str:
+        """Which variants were left out, and why."""
+        return "; ".join(f"{name} was left out, {why}" for name, why in self.refused.items())
+
+    def _judge(self, precision: Precision, fp32: Scores, scores: Scores) -> None:
+        agreement = scores.agreement_with_fp32 or 0.0
+        if agreement < LEAST_AGREEMENT:
+            self.refused[precision] = (
+                f"it agrees with fp32 on {agreement:.2%} of the labels (at least "
+                f"{LEAST_AGREEMENT:.0%})"
+            )
+        for name in ("accuracy", "macro_recall"):
+            loss = getattr(fp32, name) - getattr(scores, name)
+            if loss > self._max_loss:
+                self.refused[precision] = (
+                    f"it loses {loss:.4f} of fp32's {name.replace('_', ' ')} "
+                    f"(--max-accuracy-loss {self._max_loss:g})"
+                )

@@ -1,0 +1,92 @@
+"""Compares what will be served with the PyTorch checkpoint, on real texts."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from app.engine.bundle import Parity, Precision
+from app.engine.model import Encoding, Logits, Model
+from app.errors import InferenceFailed, UserError
+from model_export.checkpoint.checkpoint import Checkpoint
+
+# Largest logit difference allowed, and the share of labels that has to agree among texts that
+# PyTorch is decided about: where two labels are nearly level, any rounding may pick the other.
+TOLERANCE: dict[Precision, float] = {"fp32": 1e-3, "fp16": 0.1, "int8": 0.5}
+LABEL_AGREEMENT: dict[Precision, float] = {"fp32": 1.0, "fp16": 1.0, "int8": 0.95}
+DECIDED_BY = 0.1  # logit of the best label above the second best
+
+TEXTS = (
+    "ok",
+    "I love this!",
+    "worst service ever",
+    "The meeting is at 3pm.",
+    "meh",
+    "Not bad at all, honestly better than I expected 😀",
+    "@user thanks for nothing, my order never arrived http",
+    "Qué día tan bonito, me encanta esta ciudad ❤️",
+    "Das Essen war kalt und der Kellner unfreundlich.",
+    "Le train part à huit heures de la gare du Nord.",
+    "O jogo foi horrível, perdemos tudo outra vez",
+    "Che bello rivedervi tutti domani!",
+    "यह फिल्म बहुत अच्छी थी",
+    "الخدمة سيئة جدا ولن أعود",
+    "So the update broke my phone twice in one week. Great job. Really. 👏👏",
+    "Tickets for the Friday show go on sale tomorrow morning at nine, doors open at seven.",
+    "I waited forty minutes on the phone only to be told that I had the wrong department.",
+    "Drove up the coast, windows down, swam until sunset: not been this happy for a long time",
+    "The committee publishes its report on the second of May; copies can be had by letter.",
+)
+
+
+def verify(model: Model, checkpoint: Checkpoint) -> Parity:
+    """Check a loaded variant against PyTorch, each text alone and in padded batches.
+
+    The texts run from one token to more than ``max_tokens``.
+
+    Raises:
+        UserError: the variant departs from the checkpoint beyond its tolerance.
+    """
+    encodings = _encodings(model)
+    expected = np.stack([checkpoint.logits(encoding.ids).numpy() for encoding in encodings])
+    alone = [result for encoding in encodings for result in model.infer([encoding])]
+    batched = [result for batch in _batches(encodings) for result in model.infer(batch)]
+    found = np.stack([_logits(result) for result in (*alone, *batched)])
+    expected = np.concatenate([expected, expected])
+    agrees = found.argmax(1) == expected.argmax(1)
+    parity = Parity(
+        samples=len(found),
+        max_abs_logit_diff=float(np.abs(found - expected).max()),
+        label_agreement=float(agrees.mean()),
+    )
+    best = np.sort(expected, axis=1)
+    decided = best[:, -1] - best[:, -2] > DECIDED_BY
+    agreement = float(agrees[decided].mean()) if decided.any() else 1.0
+    tolerance, least = TOLERANCE[model.precision], LABEL_AGREEMENT[model.precision]
+    if not parity.max_abs_logit_diff <= tolerance or agreement < least:
+        raise UserError(
+            f"the {model.precision} model departs from the PyTorch checkpoint: logits by up to "
+            f"{parity.max_abs_logit_diff:.2g} (allowed {tolerance}), label agreement "
+            f"{agreement:.3f} where PyTorch is decided (at least {least})"
+        )
+    return parity
+
+
+def _encodings(model: Model) -> list[Encoding]:
+    """Real texts, and the start of a long one cut to every power of two of tokens."""
+    paragraph = " ".join(TEXTS)
+    repeated = " ".join([paragraph] * (model.max_tokens // 100 + 1))
+    encodings = [model.encode(text) for text in (*TEXTS, paragraph[:400], paragraph, repeated)]
+    ids = encodings[-1].ids  # longer than max_tokens, so cut to exactly that
+    sizes = [3, *(2**power for power in range(2, 16) if 2**power < len(ids)), len(ids) - 1]
+    return encodings + [Encoding([*ids[: size - 1], ids[-1]], size) for size in sizes]
+
+
+def _batches(encodings: list[Encoding]) -> Iterable[list[Encoding]]:
+    """Neighbours as they come: short beside long, so that padding is checked."""
+    return (encodings[start : start + 4] for start in range(0, len(encodings), 4))
+
+
+def _logits(result: Logits | InferenceFailed) -> Logits:
+    if isinstance(result, InferenceFailed):
+        raise UserError(f"the exported model fails on a text: {result.detail}")
+    return result

@@ -1,0 +1,163 @@
+"""Bodies that come or go compressed, and the time that a request may take."""
+
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Callable
+
+import brotli
+import httpx2
+import pytest
+import zstandard
+from fastapi.testclient import TestClient
+
+from app.api.decoding import PIECE_BYTES, decoder
+from app.errors import InvalidRequest
+from tests.conftest import Serve
+from tests.support.serving import Gate
+
+Compress = Callable[[bytes], bytes]
+ENCODINGS: list[tuple[str, Compress]] = [
+    ("gzip", gzip.compress),
+    ("x-gzip", gzip.compress),
+    ("deflate", zlib.compress),
+    ("br", brotli.compress),
+]
+
+
+def _post(client: TestClient, content: bytes, encoding: str) -> httpx2.Response:
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    return client.post("/classify", content=content, headers=headers)
+
+
+@pytest.mark.parametrize(("encoding", "compress"), ENCODINGS)
+def test_a_compressed_request_is_a_request(
+    client: TestClient, encoding: str, compress: Compress
+) -> None:
+    """It gets the answer that it would get uncompressed."""
+    body = json.dumps({"inputs": ["love", "worst"] * 100}).encode()
+    answer = _post(client, compress(body), encoding)
+    assert answer.status_code == 200
+    assert len(answer.json()["results"]) == 200
+
+
+@pytest.mark.parametrize(("encoding", "compress"), ENCODINGS)
+def test_a_decompression_bomb_is_refused(
+    client: TestClient, encoding: str, compress: Compress
+) -> None:
+    """100 MB in a few bytes: 413 as soon as the limit is passed."""
+    answer = _post(client, compress(b" " * 100_000_000), encoding)
+    assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
+    assert "decompressed" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(("encoding", "compress"), ENCODINGS)
+def test_pieces_are_bounded_however_the_body_arrives(encoding: str, compress: Compress) -> None:
+    """What is decoded at a time does not depend on the ratio of compression."""
+    words = [b"love", b"it", b"worst", b"day", b"so", b"\n"]
+    body = b" ".join(random.Random(1).choices(words, k=300_000))
+    packed = compress(body)
+    for step in (1, 1_000, len(packed)):
+        stream = decoder(encoding)
+        pieces = [
+            piece
+            for start in range(0, len(packed), step)
+            for piece in stream.decode(packed[start : start + step])
+        ]
+        stream.end()
+        assert b"".join(pieces) == body
+        assert max(map(len, pieces)) <= 2 * PIECE_BYTES
+
+
+@pytest.mark.parametrize(("encoding", "compress"), ENCODINGS)
+def test_broken_compression_is_a_clear_error(
+    client: TestClient, encoding: str, compress: Compress
+) -> None:
+    """Not compressed at all, cut off, or followed by something else."""
+    packed = compress(b'{"inputs": "love"}')
+    for content in (b'{"inputs": "love"}', packed[:-3], packed + b"junk", packed + packed):
+        answer = _post(client, content, encoding)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+        assert encoding.removeprefix("x-").replace("br", "brotli") in answer.json()["detail"]
+
+
+def test_many_gzip_members_are_refused_at_the_second() -> None:
+    """Each would have the rest copied: a body of tiny ones would take minutes."""
+    with pytest.raises(InvalidRequest):
+        list(decoder("gzip").decode(gzip.compress(b"x") * 50_000))
+
+
+@pytest.mark.parametrize("encoding", ["zstd", "gzip, br", "no such"])
+def test_an_unknown_encoding_is_named(client: TestClient, encoding: str) -> None:
+    """415, and what is accepted."""
+    answer = _post(client, b"x", encoding)
+    assert answer.status_code == 415
+    assert "gzip, br and deflate" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd"])
+def test_a_long_answer_is_compressed_for_who_asks(client: TestClient, encoding: str) -> None:
+    """And a short one is not."""
+    headers = {"accept-encoding": encoding}
+    inputs = {"inputs": ["love"] * 200}
+    with client.stream("POST", "/classify", json=inputs, headers=headers) as long:
+        packed = b"".join(long.iter_raw())
+    assert long.headers["content-encoding"] == encoding
+    assert "accept-encoding" in long.headers["vary"].lower()
+    unpack = {"gzip": gzip.decompress, "br": brotli.decompress, "zstd": zstandard.decompress}
+    assert len(json.loads(unpack[encoding](packed))["results"]) == 200
+    short = client.post("/classify", json={"inputs": "love"}, headers=headers)
+    assert "content-encoding" not in short.headers
+
+
+def test_who_does_not_ask_gets_plain_bytes(client: TestClient) -> None:
+    """Also a long answer."""
+    headers = {"accept-encoding": "identity"}
+    answer = client.post("/classify", json={"inputs": ["love"] * 200}, headers=headers)
+    assert "content-encoding" not in answer.headers
+
+
+def test_a_request_may_ask_for_less_time(serve: Serve, gate: Gate) -> None:
+    """x-request-timeout-ms: 504 when it is over, however long the service would wait."""
+    client = serve()
+    gate.close()
+    answer = client.post(
+        "/classify", json={"inputs": "love"}, headers={"x-request-timeout-ms": "50"}
+    )
+    assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
+    assert "0.0" in answer.json()["detail"]
+
+
+def test_time_that_is_over_at_the_start_is_no_overload(client: TestClient) -> None:
+    """504 as well: the client asked for less than it takes to read a request."""
+    codes = {
+        client.post(
+            "/classify",
+            json={"inputs": ["love " * 400] * 900},
+            headers={"x-request-timeout-ms": "1"},
+        ).json()["code"]
+        for _ in range(3)
+    }
+    assert codes == {"deadline_exceeded"}
+
+
+def test_a_request_cannot_ask_for_more_time(serve: Serve, gate: Gate) -> None:
+    """The service's own limit stands, however many digits the number has."""
+    client = serve(deadline_ms=50)
+    gate.close()
+    for timeout in ("600000", "9999999999", "1" + "0" * 5_000):
+        answer = client.post(
+            "/classify", json={"inputs": "love"}, headers={"x-request-timeout-ms": timeout}
+        )
+        assert answer.status_code == 504, timeout
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "1.5", "soon", "1e3", "007"])
+def test_an_odd_timeout_is_refused(client: TestClient, timeout: str) -> None:
+    """Rather than guessed."""
+    answer = client.post(
+        "/classify", json={"inputs": "love"}, headers={"x-request-timeout-ms": timeout}
+    )
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert "x-request-timeout-ms" in answer.json()["detail"]

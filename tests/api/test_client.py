@@ -1,0 +1,438 @@
+"""The Python client, against the service itself and against servers that misbehave."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sentiment_client
+from sentiment_client import (
+    AsyncClient,
+    Client,
+    ConnectionFailed,
+    ItemError,
+    Prediction,
+    SentimentError,
+)
+from tests.support.serving import Process
+
+Call = Callable[[str, Any, dict[str, Any]], Any]
+SOUND = {
+    "label": "positive",
+    "score": 0.9,
+    "scores": {"positive": 0.9},
+    "logits": {"positive": 2.0},
+    "tokens": 3,
+    "truncated": False,
+}
+POSITIVE = Prediction("positive", 0.9, {"positive": 0.9}, {"positive": 2.0}, 3, False)
+
+
+def _sync(url: str, texts: Any, options: dict[str, Any]) -> Any:
+    with Client(url, **options) as client:
+        return client.classify(texts)
+
+
+def _async(url: str, texts: Any, options: dict[str, Any]) -> Any:
+    async def call() -> Any:
+        async with AsyncClient(url, **options) as client:
+            return await client.classify(texts)
+
+    return asyncio.run(call())
+
+
+@pytest.fixture(params=[_sync, _async])
+def classify(request: pytest.FixtureRequest) -> Call:
+    """The call with either client: URL, texts, options."""
+    call: Call = request.param
+    return call
+
+
+@pytest.fixture(scope="module")
+def service(bundle: Path) -> Iterator[Process]:
+    """The tiny bundle, served."""
+    with Process("--model", str(bundle), "--max-texts", "40") as process:
+        yield process
+
+
+class Server:
+    """Answers with what its script says, then well; ``seen`` has what it was asked.
+
+    A step is a status, headers and a body, or None for a connection that is closed.
+    """
+
+    def __init__(self, script: Sequence[tuple[int, dict[str, str], bytes] | None]) -> None:
+        self.script = list(script)
+        self.seen: list[tuple[dict[str, str], Any]] = []
+        self.times: list[float] = []
+
+    def answer(self, body: Any) -> tuple[int, dict[str, str], bytes]:
+        """What a well-behaved service says."""
+        inputs = body["inputs"]
+        results = (
+            [SOUND] if isinstance(inputs, str) else [SOUND | {"tokens": len(one)} for one in inputs]
+        )
+        return 200, {"content-type": "application/json"}, json.dumps({"results": results}).encode()
+
+
+@contextmanager
+def _listening(server: Server) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            server.seen.append((dict(self.headers), body))
+            server.times.append(time.monotonic())
+            step = server.script.pop(0) if server.script else server.answer(body)
+            if step is None:
+                self.close_connection = True
+                return
+            status, headers, content = step
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            """Quietly."""
+
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=listener.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.server_port}"
+    finally:
+        listener.shutdown()
+        thread.join()
+        listener.server_close()
+
+
+def _problem(status: int, code: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+    document = {"status": status, "code": code, "detail": f"it is {code}", "request_id": "r1"}
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return (
+        status,
+        {"content-type": "application/problem+json", **named},
+        json.dumps(document).encode(),
+    )
+
+
+def test_one_text(service: Process, classify: Call) -> None:
+    """A string gives one prediction, with every field of the service's answer."""
+    found = classify(service.url, "I love this", {})
+    assert isinstance(found, Prediction)
+    assert (found.label, found.tokens, found.truncated) == ("positive", 5, False)
+    assert list(found.scores) == list(found.logits) == ["negative", "neutral", "positive"]
+    assert found.score == found.scores["positive"] > 0.9
+
+
+def test_a_text_that_fails_is_an_error(service: Process, classify: Call) -> None:
+    """A single bad text raises the service's error: status, code, words, request."""
+    with pytest.raises(SentimentError, match="empty") as raised:
+        classify(service.url, "", {})
+    assert (raised.value.status, raised.value.code) == (422, "empty_text")
+    assert raised.value.request_id
+    assert raised.value.request_id in str(raised.value)
+
+
+def test_many_texts_come_back_in_order(service: Process, classify: Call) -> None:
+    """Of many batches at a time, bad texts in their places, and more than the service's limit."""
+    texts = [("love " * (n % 5) + "worst " * (n % 3)) for n in range(500)]
+    found = classify(service.url, texts, {"batch_size": 60, "concurrency": 3})
+    assert len(found) == 500
+    for text, outcome in zip(texts, found, strict=True):
+        if text:
+            assert isinstance(outcome, Prediction)
+            assert outcome.tokens == len(text.split()) + 2
+        else:
+            assert isinstance(outcome, ItemError)
+            assert outcome.code == "empty_text"
+
+
+def test_no_texts_are_no_request(classify: Call) -> None:
+    """An empty list has an answer without asking anybody."""
+    assert classify("http://127.0.0.1:9", [], {}) == []
+
+
+def test_half_of_a_surrogate_pair_fails_alone(service: Process, classify: Call) -> None:
+    """Whatever a Python string may hold can be sent; emojis arrive whole."""
+    good, bad = classify(service.url, ["love \U0001f600", "\ud83d"], {})
+    assert good.tokens == 4
+    assert bad.code == "invalid_request"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_retry_after_is_waited_for(classify: Call, status: int) -> None:
+    """Not a moment less, and the next try has less time left than the first."""
+    server = Server([_problem(status, "busy", retry_after="0.2")] * 2)
+    with _listening(server) as url:
+        assert classify(url, "love", {"timeout_s": 20.0}) == POSITIVE
+    first, second, third = server.times
+    assert second - first >= 0.2
+    assert third - second >= 0.2
+    left = [int(headers["x-request-timeout-ms"]) for headers, _ in server.seen]
+    assert 19_000 < left[0] <= 20_000
+    assert left[1] <= left[0] - 200
+
+
+def test_without_retry_after_a_few_tries_are_made(
+    classify: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the last error is raised."""
+    monkeypatch.setattr(sentiment_client, "FIRST_BACKOFF_S", 0.001)
+    server = Server([_problem(503, "not_ready")] * 50)
+    with _listening(server) as url, pytest.raises(SentimentError) as raised:
+        classify(url, "love", {})
+    assert (raised.value.status, raised.value.code) == (503, "not_ready")
+    assert len(server.seen) == sentiment_client.MAX_BLIND_TRIES
+
+
+def test_a_closed_connection_is_tried_again(classify: Call) -> None:
+    """Asking twice does no harm."""
+    server = Server([None, None])
+    with _listening(server) as url:
+        assert classify(url, "love", {}) == POSITIVE
+    assert len(server.seen) == 3
+
+
+def test_nobody_listens(classify: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a few tries the error says where, and that it is the connection."""
+    monkeypatch.setattr(sentiment_client, "FIRST_BACKOFF_S", 0.001)
+    with pytest.raises(ConnectionFailed, match=r"cannot reach http://127\.0\.0\.1:9"):
+        classify("http://user:secret@127.0.0.1:9", "love", {})
+    with pytest.raises(ConnectionFailed) as raised:
+        classify("http://user:secret@127.0.0.1:9", "love", {})
+    assert "secret" not in str(raised.value)
+
+
+def test_a_wait_beyond_the_deadline_is_not_begun(classify: Call) -> None:
+    """The error comes at once, with the seconds that were asked for."""
+    server = Server([_problem(429, "overloaded", retry_after="60")])
+    with _listening(server) as url, pytest.raises(SentimentError) as raised:
+        classify(url, "love", {"timeout_s": 5.0})
+    assert raised.value.retry_after_s == 60
+    assert len(server.seen) == 1
+
+
+def test_a_service_that_does_not_answer(classify: Call, bundle: Path) -> None:
+    """The deadline ends it, whatever else happens."""
+
+    class Slow(Server):
+        def answer(self, body: Any) -> tuple[int, dict[str, str], bytes]:
+            released.wait(30)
+            return super().answer(body)
+
+    released = threading.Event()
+    server = Slow([])
+    with _listening(server) as url:
+        started = time.monotonic()
+        with pytest.raises(ConnectionFailed, match="in time") as raised:
+            classify(url, "love", {"timeout_s": 0.3})
+        assert time.monotonic() - started < 20
+        released.set()
+    assert raised.value.code == "timed_out"
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422, 500, 502, 504])
+def test_other_errors_are_not_tried_again(classify: Call, status: int) -> None:
+    """They would only come again."""
+    server = Server([_problem(status, "wrong", retry_after="0")])
+    with _listening(server) as url, pytest.raises(SentimentError, match="it is wrong") as raised:
+        classify(url, ["love"], {})
+    assert (raised.value.status, raised.value.request_id) == (status, "r1")
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("status", [200, 302, 502])
+def test_a_page_of_a_proxy_is_an_error(classify: Call, status: int) -> None:
+    """HTML where JSON should be: the error has the status and names what came."""
+    server = Server([(status, {"content-type": "text/html"}, b"<h1>Bad Gateway</h1>")])
+    with _listening(server) as url, pytest.raises(SentimentError, match="text/html") as raised:
+        classify(url, "love", {})
+    assert (raised.value.status, raised.value.code) == (status, None)
+
+
+@pytest.mark.parametrize("document", [b"[]", b"{}", b'{"results": []}', b'{"results": [{}]}', b"7"])
+def test_json_of_another_service_is_an_error(classify: Call, document: bytes) -> None:
+    """And not a KeyError."""
+    server = Server([(200, {"content-type": "application/json"}, document)])
+    with _listening(server) as url, pytest.raises(SentimentError, match="sentiment service"):
+        classify(url, ["love"], {})
+
+
+def test_batches_have_few_bytes(classify: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch ends where its body would exceed the limit; a longer text goes alone."""
+    monkeypatch.setattr(sentiment_client, "MAX_BATCH_BYTES", 1_000)
+    texts = ["x" * 300, "x" * 300, "é" * 100, "x" * 2_000, "x"]
+    server = Server([])
+    with _listening(server) as url:
+        found = classify(url, texts, {"concurrency": 1})
+    assert [one.tokens for one in found] == [300, 300, 100, 2_000, 1]
+    sent = [body["inputs"] for _, body in server.seen]
+    assert sent == [texts[:2], texts[2:3], texts[3:4], texts[4:]]
+
+
+def test_what_is_too_large_is_sent_in_halves(classify: Call) -> None:
+    """Down to a text that is too large by itself, which fails in its place."""
+
+    class Strict(Server):
+        def answer(self, body: Any) -> tuple[int, dict[str, str], bytes]:
+            if sum(map(len, body["inputs"])) > 10:
+                return _problem(413, "payload_too_large")
+            return super().answer(body)
+
+    texts = ["x" * 4, "x" * 5, "x" * 50, "x" * 6, "x" * 7]
+    with _listening(Strict([])) as url:
+        found = classify(url, texts, {})
+    assert [getattr(one, "tokens", None) for one in found] == [4, 5, None, 6, 7]
+    assert found[2] == ItemError("payload_too_large", "it is payload_too_large")
+
+
+def test_model_and_overflow_are_sent() -> None:
+    """As the service wants them; without them, its defaults."""
+    server = Server([])
+    with _listening(server) as url, Client(url) as client:
+        client.classify("love", model="large", overflow="error")
+        client.classify("love")
+    bodies = [body for _, body in server.seen]
+    assert bodies[0] == {"inputs": "love", "model": "large", "overflow": "error"}
+    assert bodies[1] == {"inputs": "love", "overflow": "truncate"}
+
+
+def test_the_key_is_sent_and_not_shown(classify: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a bearer's token; it is in no message and no representation."""
+    monkeypatch.setattr(sentiment_client, "FIRST_BACKOFF_S", 0.001)
+    server = Server([_problem(401, "unauthorized")])
+    with _listening(server) as url, pytest.raises(SentimentError) as raised:
+        classify(url, "love", {"api_key": "s3cret"})
+    assert server.seen[0][0]["authorization"] == "Bearer s3cret"
+    shown = [str(raised.value), repr(raised.value), repr(vars(raised.value))]
+    shown += [repr(Client(url, api_key="s3cret")), repr(AsyncClient(url, api_key="s3cret"))]
+    assert not [text for text in shown if "s3cret" in text]
+
+
+@pytest.mark.parametrize("key", ["s3cret\n", "s3crét", "", "two s3cret"])
+def test_a_key_that_cannot_be_sent_is_not_shown(key: str) -> None:
+    """It is refused before anything is sent, in words that do not repeat it."""
+    with pytest.raises(ValueError, match="api_key") as raised:
+        Client(api_key=key)
+    assert "cr" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://localhost", "http://", "http://[::1"])
+def test_a_url_that_is_none(url: str) -> None:
+    """It is refused at once."""
+    with pytest.raises(ValueError, match="URL"):
+        Client(url)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("7", 7), ("0.5", 0.5), ("-1", 0), ("soon", None), ("", None), ("nan", None), ("inf", None)],
+)
+def test_retry_after(value: str, seconds: float | None) -> None:
+    """Seconds, or nothing that could be understood."""
+    assert sentiment_client._retry_after_s(value) == seconds
+
+
+def test_retry_after_as_a_date() -> None:
+    """HTTP allows it; a date that has passed means now."""
+    now = datetime.now(UTC)
+    later = format_datetime(now + timedelta(seconds=90), usegmt=True)
+    assert 85 < (sentiment_client._retry_after_s(later) or 0) <= 90
+    earlier = format_datetime(now - timedelta(seconds=90)).replace("+0000", "-0000")
+    assert sentiment_client._retry_after_s(earlier) == 0
+
+
+def test_backoff_doubles_with_full_jitter() -> None:
+    """Each pause is anywhere between nothing and twice what the last one could be."""
+    error = ConnectionFailed("", code="connection_failed")
+    for tries in range(1, sentiment_client.MAX_BLIND_TRIES):
+        pauses = [sentiment_client._pause_s(error, tries, 1_000) or 0 for _ in range(300)]
+        most = 0.1 * 2 ** (tries - 1)
+        assert 0 <= min(pauses) < 0.1 * most
+        assert 0.9 * most < max(pauses) <= most
+
+
+def _endless(taken: list[int]) -> Iterator[str]:
+    for n in range(1_000_000):
+        taken.append(n)
+        yield "x" * (1 + n % 10)
+
+
+def test_an_endless_input_is_read_as_it_is_answered() -> None:
+    """Only so far ahead as batches are under way; the answers are in order."""
+    taken: list[int] = []
+    with _listening(Server([])) as url, Client(url, batch_size=10, concurrency=3) as client:
+        results = client.classify_iter(_endless(taken))
+        for n in range(95):
+            outcome = next(results)
+            assert isinstance(outcome, Prediction)
+            assert outcome.tokens == 1 + n % 10
+        assert len(taken) <= 95 + 4 * 10
+
+
+def test_an_endless_input_is_read_as_it_is_answered_async() -> None:
+    """The same; and who wants no more does not wait for what is under way."""
+
+    class Stuck(Server):
+        def answer(self, body: Any) -> tuple[int, dict[str, str], bytes]:
+            if body["inputs"][0].startswith("stuck"):
+                released.wait(30)
+            return super().answer(body)
+
+    released = threading.Event()
+    taken: list[int] = []
+
+    async def run(url: str) -> None:
+        async with AsyncClient(url, batch_size=10, concurrency=3) as client:
+            texts = (f"stuck {t}" if taken[-1] >= 80 else t for t in _endless(taken))
+            results = client.classify_iter(texts)
+            for n in range(75):
+                outcome = await anext(results)
+                assert isinstance(outcome, Prediction)
+                assert outcome.tokens == 1 + n % 10
+            assert len(taken) <= 75 + 4 * 10
+            await results.aclose()
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with _listening(Stuck([])) as url:
+        started = time.monotonic()
+        asyncio.run(run(url))
+        assert time.monotonic() - started < 20
+        released.set()
+
+
+def test_several_batches_are_under_way(classify: Call) -> None:
+    """As many as ``concurrency`` says: none of them is answered before all are there."""
+
+    class Together(Server):
+        def answer(self, body: Any) -> tuple[int, dict[str, str], bytes]:
+            barrier.wait(30)
+            return super().answer(body)
+
+    barrier = threading.Barrier(3)
+    with _listening(Together([])) as url:
+        found = classify(url, ["x"] * 6, {"batch_size": 1, "concurrency": 3})
+    assert len(found) == 6
+
+
+def test_the_served_models(service: Process) -> None:
+    """With their labels, in the order of the scores."""
+    with Client(service.url) as client:
+        (model,) = client.models()
+    assert (model.name, model.precision) == ("tiny", "fp32")
+    assert model.labels == ("negative", "neutral", "positive")

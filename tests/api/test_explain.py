@@ -1,0 +1,98 @@
+"""POST /explain: what each word contributes."""
+
+import math
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.engine.explanation import MAX_CHARS, MAX_WORDS, without_each, word_spans
+from tests.conftest import Serve
+from tests.support.serving import metric
+
+
+def _positive(words: dict[str, int]) -> float:
+    """The tiny model's score of positive for so many of its words."""
+    love, worst, other = (words.get(word, 0) for word in ("love", "worst", "other"))
+    logits = [4 * worst - love, 0.5 * other, 4 * love - worst]
+    return math.exp(logits[2]) / sum(map(math.exp, logits))
+
+
+def test_each_word_has_its_signed_contribution(client: TestClient) -> None:
+    """How much lower the label's score is without it; a word against the label is negative."""
+    text = " 😍  love love\tworst "
+    answer = client.post("/explain", json={"inputs": text})
+    document = answer.json()
+    assert answer.status_code == 200
+    assert (document["label"], document["tokens"], document["truncated"]) == ("positive", 6, False)
+    whole = _positive({"love": 2, "worst": 1, "other": 1})
+    assert document["score"] == pytest.approx(whole)
+    words = document["words"]
+    assert [text[w["start"] : w["end"]] for w in words] == ["😍", "love", "love", "worst"]
+    without_love = whole - _positive({"love": 1, "worst": 1, "other": 1})
+    assert [w["contribution"] for w in words] == pytest.approx(
+        [
+            whole - _positive({"love": 2, "worst": 1}),
+            without_love,
+            without_love,
+            whole - _positive({"love": 2, "other": 1}),
+        ],
+        abs=1e-6,
+    )
+    assert words[1]["contribution"] > 0 > words[3]["contribution"]
+    assert answer.headers["server-timing"].startswith("tokenize;dur=")
+
+
+def test_an_only_word_is_measured_by_knowing_nothing(client: TestClient) -> None:
+    """Without it nothing is left to classify: every label is as likely as another."""
+    document = client.post("/explain", json={"inputs": "love"}).json()
+    (word,) = document["words"]
+    assert word["contribution"] == pytest.approx(_positive({"love": 1}) - 1 / 3)
+
+
+def test_an_explanation_is_the_same_each_time(serve: Serve) -> None:
+    """Also in batches of another size."""
+    text = "love this worst thing of all things I love"
+    first, second = (
+        serve(max_batch_tokens=tokens).post("/explain", json={"inputs": text}).json()
+        for tokens in (16, 512)
+    )
+    assert first == second
+
+
+def test_one_space_goes_with_its_word() -> None:
+    """Texts without a word have no double space, which some tokenizers would see."""
+    assert without_each("a b\nc", word_spans("a b\nc")) == ["b\nc", "a\nc", "a b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        (" ", "empty_text", "empty or blank"),
+        ("nan", "inference_failed", "no finite logits"),
+        ("a " * (MAX_WORDS + 1), "text_too_long", f"at most {MAX_WORDS}"),
+        ("a" * (MAX_CHARS + 1), "text_too_long", f"at most {MAX_CHARS}"),
+        ("a " * 14, "text_too_long", "without each of its 14 words, the texts have more"),
+    ],
+)
+def test_what_cannot_be_explained(serve: Serve, text: str, code: str, says: str) -> None:
+    """It is a problem that says why."""
+    client = serve(max_queue_tokens=400)
+    problem = client.post("/explain", json={"inputs": text}).json()
+    assert problem["code"] == code
+    assert says in problem["detail"]
+
+
+def test_a_list_is_refused(client: TestClient) -> None:
+    """One text at a time."""
+    answer = client.post("/explain", json={"inputs": ["love"]})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+
+
+def test_only_the_text_is_counted(client: TestClient) -> None:
+    """One text, one prediction; what was left out for it shows in no metric of texts."""
+    client.post("/explain", json={"inputs": "love the day"})
+    client.post("/explain", json={"inputs": " "})
+    assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 1
+    assert metric(client, "sentiment_texts_total", model="tiny", outcome="empty_text") == 1
+    labels = {"model": "tiny", "label": "positive"}
+    assert metric(client, "sentiment_predictions_total", **labels) == 1

@@ -1,0 +1,148 @@
+"""POST / with Hugging Face's own clients, against a server."""
+
+import asyncio
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from huggingface_hub import AsyncInferenceClient, InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+
+from tests.support.serving import Process
+
+BY_HAND = ("--runners", "2", "--threads", "1", "--max-batch-tokens", "512")
+LOGITS = {"positive": 4.0, "neutral": 0.0, "negative": -1.0}  # of "love", highest first
+POWERS = {label: math.exp(logit) for label, logit in LOGITS.items()}
+SOFTMAX = {label: power / sum(POWERS.values()) for label, power in POWERS.items()}
+SIGMOID = {label: power / (1 + power) for label, power in POWERS.items()}
+KEY = "key-of-the-test"
+
+
+@pytest.fixture(scope="module")
+def url(bundle: Path) -> Iterator[str]:
+    """The tiny model, served."""
+    with Process("--model", str(bundle), *BY_HAND) as process:
+        yield process.url
+
+
+def _scores(answer: Any) -> dict[str, float]:
+    return {element["label"]: element["score"] for element in answer}
+
+
+def test_the_client_gets_labels_and_scores(url: str) -> None:
+    """All labels, the highest score first, as the native route has them."""
+    answer = InferenceClient(model=url).text_classification("love")
+    native = httpx2.post(f"{url}/classify", json={"inputs": "love"}).json()["results"][0]
+    assert list(_scores(answer)) == ["positive", "neutral", "negative"]
+    assert _scores(answer) == native["scores"]
+
+
+def test_top_k_cuts_the_answer(url: str) -> None:
+    """The client's top_k leaves the best; more than there are leave all; JSON knows no floats."""
+    client = InferenceClient(model=url)
+    assert list(_scores(client.text_classification("love", top_k=2))) == ["positive", "neutral"]
+    assert len(client.text_classification("love", top_k=9)) == 3
+    assert len(_post(url, {"inputs": "love", "parameters": {"top_k": 2.0}}).json()[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"), [("softmax", SOFTMAX), ("sigmoid", SIGMOID), ("none", LOGITS)]
+)
+def test_a_function_is_applied_to_the_logits(
+    url: str, function: Any, expected: dict[str, float]
+) -> None:
+    """Softmax, sigmoid or none of them, whatever the model declares."""
+    answer = InferenceClient(model=url).text_classification("love", function_to_apply=function)
+    assert _scores(answer) == pytest.approx(expected)
+
+
+def test_the_asynchronous_client_gets_the_same(url: str) -> None:
+    """It speaks through aiohttp; several requests share its connections."""
+
+    async def classify() -> list[Any]:
+        async with AsyncInferenceClient(model=url) as client:
+            return await asyncio.gather(*map(client.text_classification, ["love", "worst"] * 4))
+
+    labels = [answer[0].label for answer in asyncio.run(classify())]
+    assert labels == ["positive", "negative"] * 4
+
+
+def test_the_client_shows_what_was_wrong(url: str) -> None:
+    """Its exception has our detail."""
+    with pytest.raises(HfHubHTTPError, match="the text is empty or blank"):
+        InferenceClient(model=url).text_classification("")
+    with pytest.raises(HfHubHTTPError, match="top_k: Input should be greater than or equal to 1"):
+        InferenceClient(model=url).text_classification("love", top_k=0)
+
+
+def test_the_token_is_an_api_key(bundle: Path) -> None:
+    """The client's token opens the service; another or none shows 401 and how to do better."""
+    with Process("--model", str(bundle), *BY_HAND, "--api-keys", KEY) as process:
+        client = InferenceClient(model=process.url, token=KEY)
+        assert client.text_classification("love")[0].label == "positive"
+        for token in ("another-key", None):
+            with pytest.raises(HfHubHTTPError, match="401 ") as caught:
+                InferenceClient(model=process.url, token=token).text_classification("love")
+            assert "Authorization: Bearer KEY" in str(caught.value)
+
+
+def _post(url: str, body: Any) -> httpx2.Response:
+    return httpx2.post(f"{url}/", json=body)
+
+
+def test_two_texts_are_two_documents(url: str) -> None:
+    """A list of two is never a pair: each has its list of labels, in order."""
+    answer = _post(url, {"inputs": ["love", "worst"]}).json()
+    assert [item[0]["label"] for item in answer] == ["positive", "negative"]
+    assert [len(item) for item in answer] == [3, 3]
+    assert len(_post(url, {"inputs": ["love"]}).json()) == len(
+        _post(url, {"inputs": "love"}).json()
+    )
+
+
+def test_what_other_clients_send_besides_is_ignored(url: str) -> None:
+    """Unknown parameters, options, headers and null do no harm."""
+    answer = httpx2.post(
+        f"{url}/",
+        json={
+            "inputs": "love",
+            "parameters": {"top_k": None, "function_to_apply": None, "padding": True},
+            "options": {"wait_for_model": True, "use_cache": False},
+        },
+        headers={"x-wait-for-model": "true", "x-use-cache": "0"},
+    )
+    assert answer.status_code == 200
+    assert len(answer.json()[0]) == 3
+    assert _post(url, {"inputs": "love", "parameters": None}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "says"),
+    [
+        ({}, "invalid_request", "inputs: Field required"),
+        ({"inputs": None}, "invalid_request", "inputs: must be a string or a list of strings"),
+        ({"inputs": {"text": "a", "text_pair": "b"}}, "invalid_request", "a string or a list"),
+        ({"inputs": [["a", "b"]]}, "invalid_request", "a string or a list of strings"),
+        ({"inputs": []}, "invalid_request", "at least one text"),
+        ({"inputs": ["a"] * 1001}, "too_many_texts", "there are 1001 texts; at most 1000"),
+        ({"inputs": ["love", " ", ""]}, "empty_text", "text 1, counted from 0: the text is empty"),
+        ({"inputs": "a", "parameters": []}, "invalid_request", "parameters: "),
+        ({"inputs": "a", "parameters": {"top_k": True}}, "invalid_request", "parameters.top_k: "),
+        ({"inputs": "a", "parameters": {"top_k": 1.5}}, "invalid_request", "parameters.top_k: "),
+        ({"inputs": "a", "parameters": {"top_k": "1"}}, "invalid_request", "parameters.top_k: "),
+        (
+            {"inputs": "a", "parameters": {"function_to_apply": "relu"}},
+            "invalid_request",
+            "function_to_apply: Input should be 'softmax', 'sigmoid' or 'none'",
+        ),
+    ],
+)
+def test_a_bad_request_is_a_clear_problem(url: str, body: Any, code: str, says: str) -> None:
+    """Code and words fit, and the words stand where the clients look for them."""
+    answer = _post(url, body)
+    assert (answer.status_code, answer.json()["code"]) == (422, code)
+    assert says in answer.json()["error"]
+    assert answer.headers["content-type"] == "application/problem+json"

@@ -1,0 +1,402 @@
+"""The Open Inference Protocol with tritonclient, and by hand where it would not go, to a server."""
+
+import asyncio
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.http import aio
+from tritonclient.utils import InferenceServerException
+
+from tests.conftest import Serve
+from tests.support.serving import Process, metric
+from tests.support.tiny_bundle import make_bundle
+
+BY_HAND = ("--runners", "2", "--threads", "1", "--max-batch-tokens", "512")
+OUTPUTS = ["label", "score", "logits", "scores"]
+LOGITS = [[-1, 0, 4], [4, 0.5, -1]]  # of "love" and "worst été"
+FLAT = [-1, 0, 4, 4, 0.5, -1]
+
+
+@pytest.fixture(scope="module")
+def url(bundle: Path) -> Iterator[str]:
+    """The tiny model, served."""
+    with Process("--model", str(bundle), *BY_HAND) as process:
+        yield process.url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[triton.InferenceServerClient]:
+    """Triton's client."""
+    with triton.InferenceServerClient(url.removeprefix("http://")) as client:
+        yield client
+
+
+def _tensor(texts: list[Any], *, binary: bool = True, column: bool = False) -> triton.InferInput:
+    array = np.array(texts, dtype=object).reshape((-1, 1) if column else (-1,))
+    tensor = triton.InferInput("text", array.shape, "BYTES")
+    tensor.set_data_from_numpy(array, binary_data=binary)
+    return tensor
+
+
+def test_server_and_model_are_live_and_ready(client: triton.InferenceServerClient) -> None:
+    """With and without a version; a model or a version that is not there is not ready."""
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("tiny")
+    assert client.is_model_ready("tiny", "1")
+    assert not client.is_model_ready("tiny", "2")
+    assert not client.is_model_ready("other")
+
+
+def test_metadata_describe_server_and_model(client: triton.InferenceServerClient) -> None:
+    """The client reads tensors, labels in their order, and that binary tensors are understood."""
+    server = client.get_server_metadata()
+    assert server["name"] == "sentiment-service"
+    assert server["version"]
+    assert "binary_tensor_data" in server["extensions"]
+    model = client.get_model_metadata("tiny")
+    assert model == client.get_model_metadata("tiny", "1")
+    assert (model["name"], model["versions"]) == ("tiny", ["1"])
+    assert model["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
+    assert model["outputs"] == [
+        {"name": "label", "datatype": "BYTES", "shape": [-1]},
+        {"name": "score", "datatype": "FP32", "shape": [-1]},
+        {"name": "logits", "datatype": "FP32", "shape": [-1, 3]},
+        {"name": "scores", "datatype": "FP32", "shape": [-1, 3]},
+    ]
+    assert model["parameters"]["labels"] == ["negative", "neutral", "positive"]
+
+
+@pytest.mark.parametrize("binary_input", [True, False])
+@pytest.mark.parametrize("binary_output", [True, False, None])
+@pytest.mark.parametrize("column", [False, True])
+def test_inference_with_numpy(
+    client: triton.InferenceServerClient,
+    url: str,
+    binary_input: bool,
+    binary_output: bool | None,
+    column: bool,
+) -> None:
+    """Two texts are two documents, as JSON and as bytes, flat and as a column."""
+    outputs = None  # all of them, which the client wants as bytes
+    if binary_output is not None:
+        outputs = [triton.InferRequestedOutput(name, binary_output) for name in OUTPUTS]
+    tensor = _tensor(["love", "worst été"], binary=binary_input, column=column)
+    result = client.infer("tiny", [tensor], outputs=outputs, request_id="seven")
+    assert result.get_response()["id"] == "seven"
+    assert result.get_response()["model_name"] == "tiny"
+    labels = result.as_numpy("label").tolist()
+    assert [x if isinstance(x, str) else x.decode() for x in labels] == ["positive", "negative"]
+    assert result.as_numpy("logits").tolist() == LOGITS
+    native = httpx2.post(f"{url}/classify", json={"inputs": ["love", "worst été"]}).json()
+    expected = np.array([[*item["scores"].values()] for item in native["results"]], np.float32)
+    assert result.as_numpy("scores").tolist() == expected.tolist()
+    assert result.as_numpy("score").tolist() == expected.max(axis=1).tolist()
+    assert result.as_numpy("score").dtype == np.float32
+
+
+def test_only_the_outputs_asked_for_are_answered(client: triton.InferenceServerClient) -> None:
+    """Each as it is asked for: one as bytes, another as JSON, the rest not at all."""
+    outputs = [
+        triton.InferRequestedOutput("score", binary_data=True),
+        triton.InferRequestedOutput("label", binary_data=False),
+    ]
+    result = client.infer("tiny", [_tensor(["love"])], model_version="1", outputs=outputs)
+    score, label = result.get_response()["outputs"]
+    assert (score["name"], score["parameters"]) == ("score", {"binary_data_size": 4})
+    assert (label["name"], label["data"]) == ("label", ["positive"])
+    assert result.as_numpy("score").shape == (1,)
+    assert result.as_numpy("logits") is None
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False])
+def test_bodies_may_be_compressed(
+    client: triton.InferenceServerClient, algorithm: str, binary: bool
+) -> None:
+    """The length of the JSON counts what is decompressed; the answer may be compressed."""
+    result = client.infer(
+        "tiny",
+        [_tensor(["love"] * 100, binary=binary)],
+        request_compression_algorithm=algorithm,
+        response_compression_algorithm=algorithm,
+    )
+    assert result.as_numpy("label").tolist() == [b"positive"] * 100
+
+
+def test_the_asynchronous_client_gets_the_same(url: str) -> None:
+    """It speaks through aiohttp; several requests are under way at once."""
+
+    async def classify() -> list[Any]:
+        async with aio.InferenceServerClient(url.removeprefix("http://")) as client:
+            assert await client.is_model_ready("tiny")
+            inputs = [_tensor(["love"], binary=bool(number % 2)) for number in range(8)]
+            return await asyncio.gather(*(client.infer("tiny", [tensor]) for tensor in inputs))
+
+    results = asyncio.run(classify())
+    assert [result.as_numpy("label").tolist() for result in results] == [[b"positive"]] * 8
+
+
+def test_a_long_text_is_truncated_unless_refused(client: triton.InferenceServerClient) -> None:
+    """The parameter overflow is the native route's; the client's exception has our detail."""
+    long = _tensor(["love " * 20])
+    assert client.infer("tiny", [long]).as_numpy("label").tolist() == [b"positive"]
+    with pytest.raises(InferenceServerException, match="the text has 22 tokens"):
+        client.infer("tiny", [long], parameters={"overflow": "error"})
+
+
+def test_the_client_shows_what_was_wrong(client: triton.InferenceServerClient) -> None:
+    """Its exceptions have our status and detail."""
+    love = _tensor(["love"])
+    for model, version, says in (
+        ("other", "", "no model of that name; served are: tiny"),
+        ("tiny", "2", "tiny is served in version 1 only"),
+    ):
+        with pytest.raises(InferenceServerException, match=says) as caught:
+            client.infer(model, [love], model_version=version)
+        assert caught.value.status() == "404"
+        with pytest.raises(InferenceServerException, match=says):
+            client.get_model_metadata(model, version)
+    number = triton.InferInput("text", [1], "FP32")
+    number.set_data_from_numpy(np.zeros(1, dtype=np.float32))
+    for tensors, says in (
+        ([_tensor(["love", " "])], "text 1, counted from 0: the text is empty"),
+        ([_tensor([b"\xff"])], "element 0 of the binary data, counted from 0, is not UTF-8"),
+        ([_tensor(["love"] * 1001)], "there are 1001 texts; at most 1000"),
+        ([number], "datatype: Input should be 'BYTES'"),
+        ([love, love], "inputs: List should have at most 1 item"),
+        ([triton.InferInput("title", [1], "BYTES")], "inputs.0.name: Input should be 'text'"),
+        ([triton.InferInput("text", [1], "BYTES")], "inputs.0.data: Field required"),
+    ):
+        with pytest.raises(InferenceServerException, match=says) as caught:
+            client.infer("tiny", tensors)
+        assert caught.value.status() == "422"
+    shared = triton.InferRequestedOutput("label")
+    shared.set_shared_memory("region", 8)
+    classes = triton.InferRequestedOutput("scores", class_count=2)
+    for output, name in ((shared, "shared_memory_region"), (classes, "classification")):
+        with pytest.raises(InferenceServerException, match=f"{name}: Input should be None"):
+            client.infer("tiny", [love], outputs=[output])
+
+
+def _input(texts: Any, **changes: Any) -> dict[str, Any]:
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+    return tensor | changes
+
+
+def _post(url: str, body: Any, model: str = "tiny") -> httpx2.Response:
+    # Not httpx's own JSON, which cannot say half of a surrogate pair.
+    return httpx2.post(f"{url}/v2/models/{model}/infer", content=json.dumps(body))
+
+
+def test_json_without_binary_data(url: str) -> None:
+    """What the specification shows: outputs row by row, and no id unless there was one."""
+    body = {"inputs": [_input(["love", "worst été"])], "outputs": [{"name": "logits"}]}
+    assert _post(url, body).json() == {
+        "model_name": "tiny",
+        "model_version": "1",
+        "outputs": [{"name": "logits", "datatype": "FP32", "shape": [2, 3], "data": FLAT}],
+    }
+    answer = _post(url, {"inputs": [_input(["love"])], "outputs": []})
+    assert [output["name"] for output in answer.json()["outputs"]] == OUTPUTS
+    assert "tokenize;dur=" in answer.headers["server-timing"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_output_may_differ_from_the_request(url: str, whole: bool) -> None:
+    """binary_data of an output wins over binary_data_output of the request."""
+    body = {
+        "inputs": [_input(["love"])],
+        "outputs": [
+            {"name": "label", "parameters": {"binary_data": not whole}},
+            {"name": "score"},
+        ],
+        "parameters": {"binary_data_output": whole},
+    }
+    answer = _post(url, body)
+    document = answer.content[: int(answer.headers["inference-header-content-length"])]
+    label, score = json.loads(document)["outputs"]
+    assert ("data" in label, "data" in score) == (whole, not whole)
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"), [([2], [["love"], ["worst"]]), ([2.0, 1], [["love"], ["worst"]])]
+)
+def test_data_may_be_nested(url: str, shape: list[float], data: Any) -> None:
+    """Rows of one text are texts."""
+    tensor = {"name": "text", "datatype": "BYTES", "shape": shape, "data": data}
+    outputs = _post(url, {"inputs": [tensor]}).json()["outputs"]
+    assert outputs[0]["data"] == ["positive", "negative"]
+
+
+@pytest.mark.parametrize("name", ["", "ü\n\0", "\ud800", "x" * 10_000])
+def test_any_id_comes_back(url: str, name: str) -> None:
+    """Whatever JSON can say, as JSON and beside bytes."""
+    inputs = [_input(["love"])]
+    assert _post(url, {"id": name, "inputs": inputs}).json()["id"] == name
+    body = {"id": name, "inputs": inputs, "parameters": {"binary_data_output": True}}
+    answer = _post(url, body)
+    length = int(answer.headers["inference-header-content-length"])
+    assert json.loads(answer.content[:length])["id"] == name
+
+
+def test_what_clients_send_besides_is_ignored(url: str) -> None:
+    """Parameters and fields that say nothing to a classifier do no harm."""
+    body = {
+        "inputs": [_input(["love"], parameters={"content_type": "str"})],
+        "outputs": [{"name": "label", "parameters": {"content_type": "str"}}],
+        "parameters": {"sequence_id": 1, "priority": 1, "timeout": 1000},
+        "model_name": "whatever",
+    }
+    assert _post(url, body).json()["outputs"][0]["data"] == ["positive"]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ([], "the body must be a JSON object"),
+        ({}, "inputs: Field required"),
+        ({"inputs": []}, "inputs: List should have at least 1 item"),
+        ({"inputs": [{}] * 45_000}, "inputs: List should have at most 1 item"),
+        ({"inputs": [None]}, "inputs.0: "),
+        ({"inputs": [_input([])]}, "shape: must be [n] or [n, 1]"),
+        ({"inputs": [_input(["a"], shape=[2])]}, "shape says 2 texts; there are 1"),
+        ({"inputs": [_input(["a"], shape=[10**4000])]}, "texts; there are 1"),
+        ({"inputs": [_input(["a", "b"], shape=[1, 2])]}, "shape: must be [n] or [n, 1]"),
+        ({"inputs": [_input(["a"], shape=[True])]}, "shape: must be [n] or [n, 1]"),
+        ({"inputs": [_input(["a"], shape=["1"])]}, "shape: must be [n] or [n, 1]"),
+        ({"inputs": [_input(["a"], shape=1)]}, "shape: must be [n] or [n, 1]"),
+        ({"inputs": [_input([["a", "b"]])]}, "data: must be a list of strings, or of lists"),
+        ({"inputs": [_input([["a"], "b"])]}, "data: must be a list of strings, or of lists"),
+        ({"inputs": [_input([1])]}, "data: must be a list of strings, or of lists"),
+        ({"inputs": [_input(["a"], data="a")]}, "data: must be a list of strings, or of lists"),
+        ({"inputs": [_input(["a"], data=None)]}, "data: must be a list of strings, or of lists"),
+        ({"inputs": [_input(["\ud800"])]}, "surrogate"),
+        ({"inputs": [_input(["a"])], "id": 7}, "id: Input should be a valid string"),
+        ({"inputs": [_input(["a"])], "outputs": [{"name": "x"}]}, "outputs.0.name: Input should"),
+        ({"inputs": [_input(["a"])], "outputs": [{"name": "label"}] * 9}, "outputs: List should"),
+        ({"inputs": [_input(["a"])], "parameters": {"overflow": "x"}}, "parameters.overflow: "),
+        (
+            {"inputs": [_input(["a"])], "parameters": {"binary_data_output": "yes"}},
+            "parameters.binary_data_output: ",
+        ),
+    ],
+)
+def test_a_bad_request_is_a_clear_problem(url: str, body: Any, says: str) -> None:
+    """The words stand where clients of the protocol look for them."""
+    answer = _post(url, body)
+    assert (answer.status_code, says in answer.json()["error"]) == (422, True), answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def _binary(url: str, binary: bytes, *, shape: int = 1, **changes: Any) -> httpx2.Response:
+    """Post a binary tensor whose size, header or JSON may be said to be another."""
+    size = changes.get("size", len(binary))
+    tensor: dict[str, Any] = {"name": "text", "datatype": "BYTES", "shape": [shape]}
+    tensor |= {"parameters": {"binary_data_size": size}} if size is not None else {}
+    document = json.dumps({"inputs": [tensor | changes.get("tensor", {})]}).encode()
+    header = changes.get("header", str(len(document)))
+    headers = {"inference-header-content-length": header} if header is not None else {}
+    headers["content-type"] = "application/octet-stream"
+    content = document + binary
+    return httpx2.post(f"{url}/v2/models/tiny/infer", content=content, headers=headers)
+
+
+def _element(data: bytes, length: int | None = None) -> bytes:
+    return struct.pack("<I", len(data) if length is None else length) + data
+
+
+def test_a_binary_tensor_by_hand(url: str) -> None:
+    """Length in four bytes, little-endian, and UTF-8; the answer is JSON unless asked otherwise."""
+    binary = _element(b"love") + _element("worst été".encode())
+    outputs = _binary(url, binary, shape=2).json()["outputs"]
+    assert outputs[0]["data"] == ["positive", "negative"]
+    assert outputs[2]["data"] == FLAT
+
+
+LOVE = _element(b"love")
+
+
+@pytest.mark.parametrize(
+    ("binary", "changes", "says"),
+    [
+        (_element(b"love", 2**32 - 1), {}, "is to have 4294967295 bytes; 4 are left"),
+        (_element(b"love", 5), {}, "element 0 of the binary data, counted from 0, is to have 5"),
+        (_element(b"love", 3), {}, "ends within the length of an element"),
+        (LOVE[:3], {}, "ends within the length of an element"),
+        (LOVE + _element(b"\xc3"), {"shape": 2}, "element 1 of the binary data, counted from 0"),
+        (LOVE, {"shape": 2}, "shape says 2 texts; there are 1"),
+        (LOVE * 2, {}, "shape says 1 texts; there are 2"),
+        (b"", {}, "inputs.0.data: Field required"),
+        (_element(b"") * 500_000, {"shape": 500_000}, "there are 500000 texts; at most 1000"),
+        (_element(b""), {}, "the text is empty"),
+        (LOVE, {"size": 7}, "binary_data_size is 7, but 8 bytes follow the JSON"),
+        (LOVE, {"size": 10**12}, "binary_data_size is 1000000000000, but 8 bytes follow"),
+        (LOVE, {"size": -8}, "binary_data_size: Input should be greater than or equal to 0"),
+        (LOVE, {"size": "8"}, "binary_data_size: Input should be a valid integer"),
+        (LOVE, {"size": None}, "inputs.0.parameters: Field required"),
+        (LOVE, {"tensor": {"data": ["a"]}}, "inputs.0.data: Input should be None"),
+        (b"", {"size": 8, "header": None}, "inputs.0.data: Field required"),
+        (LOVE, {"header": None}, "not valid JSON: Extra data"),
+        (LOVE, {"header": "0"}, "not valid JSON"),
+        (LOVE, {"header": "9"}, "not valid JSON"),
+        (LOVE, {"header": "999999999"}, "must be the length of the JSON"),
+        (LOVE, {"header": "9" * 5_000}, "must be the length of the JSON"),
+        (LOVE, {"header": "-1"}, "must be the length of the JSON"),
+        (LOVE, {"header": "1e2"}, "must be the length of the JSON"),
+        (LOVE, {"header": ""}, "must be the length of the JSON"),
+    ],
+)
+def test_bad_binary_data_is_a_clear_problem(
+    url: str, binary: bytes, changes: Any, says: str
+) -> None:
+    """Lengths are believed only as far as the bytes go."""
+    answer = _binary(url, binary, **changes)
+    assert (answer.status_code, says in answer.json()["error"]) == (422, True), answer.text
+
+
+def test_media_types(url: str) -> None:
+    """tritonclient declares none or bytes, others JSON; what is something else is told so."""
+    content = json.dumps({"inputs": [_input(["love"])]})
+    for declared, status in (
+        ({}, 200),
+        ({"content-type": "application/json; charset=utf-8"}, 200),
+        ({"content-type": "application/octet-stream"}, 200),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+    ):
+        answer = httpx2.post(f"{url}/v2/models/tiny/infer", content=content, headers=declared)
+        assert answer.status_code == status
+
+
+def test_paths_that_name_nothing(url: str) -> None:
+    """They are 404, also the template of a route and what Triton has besides."""
+    for model in ("%7Bname%7D", "tiny/versions/1.0", "tiny/versions/", "a/b", "%ff"):
+        assert _post(url, {"inputs": [_input(["love"])]}, model).status_code == 404
+    for path in ("models/tiny/config", "models/tiny/stats", "repository/index", "models"):
+        assert httpx2.get(f"{url}/v2/{path}").json()["code"] == "not_found"
+
+
+def test_the_path_chooses_the_model(serve: Serve, bundle: Path, tmp_path: Path) -> None:
+    """The second of two is the one that computes."""
+    client = serve(model=(bundle, make_bundle(tmp_path / "other", name="other")))
+    answer = client.post("/v2/models/other/infer", json={"inputs": [_input(["love"])]})
+    assert answer.json()["model_name"] == "other"
+    computed = {"model": "other", "outcome": "ok"}
+    assert metric(client, "sentiment_texts_total", **computed) == 1
+
+
+def test_readiness_ends_with_the_service(serve: Serve) -> None:
+    """Once it shuts down, neither server nor model is ready, but it lives."""
+    client = serve()
+    client.app.state.service.stop()  # type: ignore[attr-defined]
+    for path in ("health/ready", "models/tiny/ready"):
+        answer = client.get(f"/v2/{path}")
+        assert (answer.status_code, answer.json()["code"]) == (503, "shutting_down")
+    assert client.get("/v2/health/live").json() == {"live": True}

@@ -1,0 +1,532 @@
+"""The page at /, in a real browser on a real server."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from fastapi.testclient import TestClient
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
+
+from tests.support.serving import SLOW_COMMAND, STUCK_COMMAND, Process
+from tests.support.tiny_bundle import LABELS, make_bundle, write_manifest
+
+BY_HAND = ("--runners", "2", "--threads", "1", "--max-batch-tokens", "512")
+TOO_LONG = "x" * 60_000
+KEY = "correct-horse"
+
+# The machine may be busy.
+expect.set_options(timeout=30_000)
+
+# What the page said of its progress, and whether it was busy then.
+WATCH = """() => {
+  window.seen = [];
+  const answer = document.getElementById("answer");
+  const done = document.getElementById("done");
+  const note = () => seen.push([answer.getAttribute("aria-busy"), done.textContent]);
+  const observer = new MutationObserver(note);
+  observer.observe(answer, { attributeFilter: ["aria-busy"] });
+  observer.observe(done, { childList: true });
+}"""
+
+# The least contrast of any text on the page with what is behind it, and that text.
+LEAST_CONTRAST = """() => {
+  const channels = (colour) => {
+    const numbers = colour.match(/[\\d.]+/g).map(Number);
+    const scale = colour.startsWith("rgb") ? 255 : 1;
+    return [...numbers.slice(0, 3).map((n) => n / scale), numbers[3] ?? 1];
+  };
+  const over = ([r, g, b, a], below) => [r, g, b].map((n, i) => n * a + below[i] * (1 - a));
+  const behind = (element) => {
+    if (!element) return [1, 1, 1];
+    return over(channels(getComputedStyle(element).backgroundColor), behind(element.parentElement));
+  };
+  const luminance = (colour) => {
+    const [r, g, b] = colour.map((n) => n <= 0.04045 ? n / 12.92 : ((n + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const contrast = (element) => {
+    const back = behind(element);
+    const front = over(channels(getComputedStyle(element).color), back);
+    const [low, high] = [luminance(front), luminance(back)].sort((a, b) => a - b);
+    return (high + 0.05) / (low + 0.05);
+  };
+  return [...document.querySelectorAll("body *")]
+    .filter((element) => element.checkVisibility() && [...element.childNodes].some(
+      (node) => node.nodeType === Node.TEXT_NODE && node.data.trim()))
+    .map((element) => [contrast(element), element.textContent.trim().slice(0, 40)])
+    .sort(([a], [b]) => a - b)[0];
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium."""
+    chromium = shutil.which("chromium")
+    if not chromium:
+        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+        give_up("the page's tests need chromium: apt-get install chromium")
+    # Chromium's sandbox refuses root.
+    flags = ["--no-sandbox"] if os.getuid() == 0 else []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def tiny(bundle: Path) -> Iterator[str]:
+    """The URL of a server of the tiny bundle."""
+    with Process("--model", str(bundle), *BY_HAND) as process:
+        yield process.url
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[str]:
+    """The URL of a server of the embedded model."""
+    with Process(*BY_HAND) as process:
+        yield process.url
+
+
+class Visits:
+    """Opens pages; remembers what they asked for, and what went wrong in them."""
+
+    def __init__(self, context: BrowserContext) -> None:
+        self.context = context
+        self.requests: list[str] = []
+        self.errors: list[str] = []
+
+    def open(self, url: str) -> Page:
+        """The page of a server, when it knows what is served."""
+        page = self.context.new_page()
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda message: self.errors.append(message.text))
+        with page.expect_response("**/models"):
+            page.goto(url)
+        return page
+
+
+@pytest.fixture
+def visits(browser: Browser) -> Iterator[Visits]:
+    """Every test also proves that nothing from elsewhere is asked for and that no script fails."""
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    visits = Visits(context)
+    yield visits
+    context.close()
+    assert all(url.startswith("http://127.0.0.1:") for url in visits.requests)
+    # An answer that is an error is one to the browser's console, too.
+    assert not [error for error in visits.errors if not error.startswith("Failed to load resource")]
+
+
+@pytest.fixture
+def page(visits: Visits, tiny: str) -> Page:
+    """The page of the tiny bundle's server."""
+    return visits.open(tiny)
+
+
+def paste(page: Page, *texts: str) -> None:
+    """Put in lines at once, as pasting does."""
+    # Playwright's own way takes half a minute for thousands of lines.
+    page.get_by_role("textbox", name="Your text").evaluate(
+        "(box, text) => { box.value = text; box.dispatchEvent(new Event('input')); }",
+        "\n".join(texts),
+    )
+
+
+def classify(page: Page, *texts: str) -> None:
+    """Put in lines and press the button."""
+    paste(page, *texts)
+    page.get_by_role("button", name="Classify").click()
+
+
+def rows(page: Page) -> list[list[str]]:
+    """The cells of the table, but its head."""
+    expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
+    script = "rows => rows.map(row => [...row.cells].map(cell => cell.innerText.trim()))"
+    table: list[list[str]] = page.locator("tbody tr").evaluate_all(script)
+    return table
+
+
+def test_one_text(page: Page) -> None:
+    """Its label with the score, a bar for every class, its tokens and the times."""
+    classify(page, "love")
+    answer = page.get_by_role("region", name="Answer")
+    expect(answer.get_by_role("heading", name="positive")).to_be_visible()
+    bars = answer.get_by_role("list", name="Scores").get_by_role("listitem")
+    expect(bars).to_have_text([re.compile(rf"{label}\s*\d+\.\d%") for label in LABELS])
+    widths = bars.locator(".bar i").evaluate_all("bars => bars.map(bar => bar.offsetWidth)")
+    assert widths == sorted(widths)
+    assert widths[2] > 10 * widths[1]
+    facts = answer.locator(".facts div").all_inner_texts()
+    assert facts[0].split("\n") == ["Tokens", "3"]
+    for fact, name in zip(facts[1:], ["Tokenize", "Queue", "Inference", "Round trip"], strict=True):
+        assert re.fullmatch(rf"{name}\n\d+(\.\d+)? m?s", fact)
+    expect(page.get_by_role("status")).to_have_text(re.compile(r"positive, 9\d\.\d%"))
+
+
+def test_lines(page: Page) -> None:
+    """Each line that is not blank is a row; the labels are counted; a row opens and closes."""
+    classify(page, "love", "", "  ", "worst day", "so so", "worst")
+    assert [row[::2] for row in rows(page)] == [
+        ["positive", "love"],
+        ["negative", "worst day"],
+        ["neutral", "so so"],
+        ["negative", "worst"],
+    ]
+    expect(page.locator(".counts li")).to_have_text(["2 negative", "1 neutral", "1 positive"])
+    page.get_by_role("cell", name="worst day").click()
+    details = page.locator("tr.details")
+    expect(details.get_by_role("list", name="Scores").get_by_role("listitem")).to_have_count(3)
+    expect(details.locator(".word.for")).to_contain_text("worst")
+    page.get_by_role("cell", name="love").click()
+    expect(details.locator(".word.for")).to_contain_text("love")
+    page.get_by_role("cell", name="love").first.click()
+    expect(details).to_have_count(0)
+
+
+def test_keyboard_alone(page: Page) -> None:
+    """Typing, Ctrl+Enter, Tab to the rows, arrow keys among them, Enter to open one."""
+    page.keyboard.type("love")
+    page.keyboard.press("Enter")
+    page.keyboard.type("worst")
+    page.keyboard.press("Control+Enter")
+    assert len(rows(page)) == 2
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.closest('tbody') !== null"):
+            break
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("button", name="worst")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="worst")).to_have_attribute("aria-expanded", "true")
+    expect(page.locator("tr.details")).to_be_visible()
+    page.keyboard.press("ArrowUp")
+    expect(page.get_by_role("button", name="love")).to_be_focused()
+
+
+def test_a_bad_line_fails_in_its_place(page: Page) -> None:
+    """The row of a text that is too long says so, and the others are answered."""
+    classify(page, "love", TOO_LONG, "worst")
+    labels = [row[0] for row in rows(page)]
+    assert labels == ["positive", "error", "negative"]
+    expect(page.locator("tbody tr").nth(1)).to_contain_text("at most 50000")
+    expect(page.locator(".counts")).to_contain_text("1 error")
+
+
+def test_a_request_that_fails(page: Page) -> None:
+    """The problem is said in words, with the id of the request; the next request works."""
+    classify(page, "love")
+    expect(page.get_by_role("heading", name="positive")).to_be_visible()
+    with page.expect_response("**/classify") as response:
+        classify(page, TOO_LONG)
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("at most 50000")
+    expect(alert).to_contain_text(response.value.headers["x-request-id"])
+    expect(page.get_by_role("heading", name="positive")).to_have_count(0)
+    classify(page, "love")
+    expect(page.get_by_role("heading", name="positive")).to_be_visible()
+    expect(alert).to_be_empty()
+
+
+def test_the_server_is_gone(bundle: Path, visits: Visits) -> None:
+    """A page that is left open says that nothing answers."""
+    with Process("--model", str(bundle), *BY_HAND) as process:
+        page = visits.open(process.url)
+    classify(page, "love")
+    expect(page.get_by_role("alert")).to_contain_text("The service cannot be reached.")
+
+
+def test_a_busy_server(bundle: Path, visits: Visits) -> None:
+    """When it turns a request away, the page says when to try again."""
+    with Process("--model", str(bundle), *BY_HAND, "--rate-limit", "1/minute") as process:
+        page = visits.open(process.url)
+        expect(page.get_by_role("alert")).to_contain_text(re.compile(r"Try again in \d+ seconds?"))
+        expect(page.get_by_role("alert")).to_contain_text("HTTP 429")
+
+
+def test_a_slow_answer(bundle: Path, visits: Visits) -> None:
+    """While it is on its way the page is busy and tells how far it is; then the answer is there."""
+    with Process("--model", str(bundle), *BY_HAND, command=SLOW_COMMAND) as process:
+        page = visits.open(process.url)
+        page.evaluate(WATCH)
+        classify(page, *["love"] * 250)
+        assert len(rows(page)) == 250
+        expect(page.get_by_role("progressbar")).to_be_hidden()
+        assert page.evaluate("seen") == [
+            ["true", "0 of 250 texts"],
+            ["true", "200 of 250 texts"],
+            ["true", "250 of 250 texts"],
+            ["false", "250 of 250 texts"],
+        ]
+
+
+@pytest.mark.parametrize("texts", [["love"], ["love", "worst"]], ids=["one", "many"])
+def test_cancel(bundle: Path, visits: Visits, texts: list[str]) -> None:
+    """An answer that never comes can be given up; the focus is back at the text."""
+    with Process("--model", str(bundle), *BY_HAND, command=STUCK_COMMAND) as process:
+        page = visits.open(process.url)
+        classify(page, *texts)
+        expect(page.locator("#answer")).to_have_attribute("aria-busy", "true")
+        with page.expect_event("requestfailed") as failed:
+            page.get_by_role("button", name="Cancel").click()
+        assert failed.value.url == f"{process.url}/classify"
+        expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
+        expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
+        expect(page.get_by_role("textbox", name="Your text")).to_be_focused()
+        expect(page.get_by_role("status")).to_have_text("Cancelled")
+        expect(page.get_by_role("alert")).to_be_empty()
+
+
+def test_cancel_keeps_what_was_answered(bundle: Path, visits: Visits) -> None:
+    """The rows that were there when it was cancelled stay, and open."""
+    with Process("--model", str(bundle), *BY_HAND, command=SLOW_COMMAND) as process:
+        page = visits.open(process.url)
+        classify(page, *["love"] * 5_000)
+        expect(page.locator("tbody tr").first).to_be_visible()
+        page.get_by_role("button", name="Cancel").click()
+        assert 200 <= len(rows(page)) < 5_000
+        page.get_by_role("cell", name="love").first.click()
+        expect(page.locator("tr.details .word.for")).to_contain_text("love")
+
+
+def test_a_thousand_lines(page: Page, visits: Visits) -> None:
+    """All are answered, in their order, in requests one after another."""
+    classify(page, *(f"{'love' if i % 2 else 'worst'} {i}" for i in range(1_000)))
+    expect(page.get_by_role("status")).to_have_text("1,000 texts classified")
+    table = rows(page)
+    assert [row[2].split()[1] for row in table] == [str(i) for i in range(1_000)]
+    assert [row[0] for row in table] == ["negative", "positive"] * 500
+    expect(page.locator(".counts li")).to_have_text(["500 negative", "500 positive"])
+    assert len([url for url in visits.requests if url.endswith("/classify")]) > 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "texts"),
+    [("--max-texts=10", ["love"] * 25), ("--max-queue-tokens=100", ["love love love love"] * 10)],
+)
+def test_the_servers_limits_hold(
+    bundle: Path, visits: Visits, limit: str, texts: list[str]
+) -> None:
+    """More lines than a request may have, or than its part of the queue, go in several."""
+    with Process("--model", str(bundle), *BY_HAND, limit) as process:
+        page = visits.open(process.url)
+        classify(page, *texts)
+        assert [row[0] for row in rows(page)] == ["positive"] * len(texts)
+        expect(page.get_by_role("alert")).to_be_empty()
+        page.get_by_text("The same call with curl").click()
+        expect(page.get_by_text("With the first 10 texts")).to_be_visible(visible=len(texts) > 10)
+
+
+def test_text_is_never_markup(page: Page) -> None:
+    """A text that is HTML is shown as it is, alone and in the table."""
+    markup = "<img src=x onerror=alert(1)> <b>love</b>"
+    classify(page, markup)
+    expect(page.locator("#result .words")).to_contain_text("<img")
+    classify(page, markup, "love")
+    assert rows(page)[0][2] == markup
+    page.get_by_role("cell", name="<img").click()
+    expect(page.locator("#result .words")).to_contain_text("onerror=alert(1)>")
+    expect(page.locator("#result :is(img, b)")).to_have_count(0)
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_and_widths(
+    visits: Visits, tiny: str, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    """Light or dark as the user likes, each text legible (WCAG AA), nothing wider than a phone."""
+    page = visits.open(tiny)
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 740})
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (int(re.findall(r"\d+", background)[0]) > 128) == (scheme == "light")
+    page.get_by_text("The same call with curl").click()
+    for texts in (
+        ["worst love day"],
+        ["love " * 60],
+        ["x" * 400],
+        [TOO_LONG],
+        ["love", "worst", TOO_LONG],
+    ):
+        classify(page, *texts)
+        expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
+        if len(texts) > 1:
+            page.get_by_role("cell", name="worst").click()
+        expect(page.get_by_text("Weighing")).to_have_count(0)
+        assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+        ratio, text = page.evaluate(LEAST_CONTRAST)
+        assert ratio >= 4.5, text
+
+
+def test_every_control_has_a_name(page: Page) -> None:
+    """Whatever can be operated has a role and a name that a screen reader says."""
+    page.get_by_text("The same call with curl").click()
+    classify(page, "love", "worst")
+    rows(page)
+    session = page.context.new_cdp_session(page)
+    nodes = session.send("Accessibility.getFullAXTree")["nodes"]
+    focusable = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in nodes
+        for item in node.get("properties", [])
+        if item["name"] == "focusable" and item["value"].get("value")
+    ]
+    assert {role for role, _ in focusable} >= {"button", "link", "textbox"}
+    assert not [role for role, name in focusable if not name and role != "RootWebArea"]
+
+
+def test_words_are_coloured(page: Page) -> None:
+    """Words for and against the label carry signs; offsets count code points, not UTF-16."""
+    classify(page, "😀😀 love, love is not so very much")
+    words = page.locator("#result .words .word")
+    expect(words.nth(0)).to_have_text(re.compile(r"^😀😀−\d+\.\d$"))  # noqa: RUF001
+    expect(words.nth(0)).to_have_class("word against")
+    expect(words.nth(2)).to_have_text(re.compile(r"^love\+\d+\.\d$"))
+    expect(words.nth(2)).to_have_class("word for")
+    expect(page.locator("#result .note")).to_contain_text("speaks for “positive”")
+
+
+def test_what_cannot_be_explained_is_classified(page: Page) -> None:
+    """A text of too many words shows its label, its words uncoloured, and why."""
+    text = "love " * 200
+    classify(page, text)
+    expect(page.get_by_role("heading", name="positive")).to_be_visible()
+    expect(page.locator("#result .note")).to_contain_text("200 words; at most")
+    expect(page.locator("#result .words")).to_have_text(text.strip())
+    expect(page.locator("#result .facts").first).to_contain_text("202 (truncated)")
+    expect(page.get_by_role("alert")).to_be_empty()
+
+
+def test_an_api_key(bundle: Path, visits: Visits) -> None:
+    """A server that wants a key gets it from a field; the tab keeps it, the disk does not."""
+    with Process("--model", str(bundle), *BY_HAND, "--api-keys", KEY) as process:
+        page = visits.open(process.url)
+        field = page.get_by_label("API key")
+        expect(field).to_be_focused()
+        expect(page.get_by_role("alert")).to_contain_text("HTTP 401")
+        page.keyboard.type("of another door")
+        with page.expect_response("**/models") as response:
+            page.keyboard.press("Enter")
+        assert response.value.status == 401
+        expect(field).to_be_focused()
+        field.fill(KEY)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_be_empty()
+        expect(page.locator("#served")).to_contain_text("tiny")
+        classify(page, "love")
+        expect(page.get_by_role("heading", name="positive")).to_be_visible()
+        assert KEY in page.evaluate("Object.values(sessionStorage)")
+        assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+        expect(page.locator("#curl")).not_to_contain_text(KEY)
+
+
+@pytest.mark.parametrize(
+    "texts", [["it's 'fine' $HOME `x` \\ \"y\""], ["don't", "\N{GRINNING FACE}!!"], ["a" * 40_000]]
+)
+def test_the_curl_command(page: Page, texts: list[str]) -> None:
+    """What is copied is the same call, whatever a shell would make of the text."""
+    paste(page, *texts)
+    page.get_by_text("The same call with curl").click()
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    command = page.evaluate("navigator.clipboard.readText()")
+    shell = subprocess.run(
+        ["sh", "-c", f"curl() {{ printf '%s\\0' \"$@\"; cat; }}\n{command}"],
+        input="",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    url, option, header, *body = shell.stdout.rstrip("\0\n").split("\0")
+    assert [url, option, header] == [f"{page.url}classify", "-H", "content-type: application/json"]
+    assert json.loads(body[-1]) == {"inputs": texts[0] if len(texts) == 1 else texts}
+
+
+def test_copying_by_hand(page: Page) -> None:
+    """A page without TLS has no clipboard: the whole command is selected instead."""
+    page.evaluate("delete Navigator.prototype.clipboard")
+    paste(page, "it's " * 1_000)
+    page.get_by_text("The same call with curl").click()
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Selected")).to_be_visible()
+    command = page.evaluate("getSelection().toString()")
+    assert command.count(r"it'\''s") == 1_000
+
+
+def test_examples(visits: Visits, embedded: str, tiny: str) -> None:
+    """Each is classified at a click; the embedded model's page says that it knows English only."""
+    page = visits.open(embedded)
+    expect(page.get_by_text("learned English only")).to_be_visible()
+    page.get_by_role("button", name="English").click()
+    expect(page.get_by_role("heading", name="negative")).to_be_visible()
+    page.get_by_role("button", name="العربية").click()
+    expect(page.get_by_role("heading", name="neutral")).to_be_visible()
+    expect(page.locator("#texts")).to_have_css("direction", "rtl")
+    expect(page.locator("#result .words")).to_have_css("direction", "rtl")
+    page.get_by_role("button", name="Several lines").click()
+    assert len(rows(page)) == 5
+    expect(visits.open(tiny).get_by_text("learned English only")).to_be_hidden()
+
+
+def test_several_models(bundle: Path, tmp_path: Path, visits: Visits) -> None:
+    """One is chosen by its name; its own labels are shown, each in a colour of its own."""
+    moods = make_bundle(tmp_path / "moods")
+    labels = ["anger", "calm", "joy"]
+    config = {"id2label": dict(enumerate(labels)), "pad_token_id": 0}
+    (moods / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_manifest(moods, name="moods", labels=labels)
+    with Process("--model", str(bundle), "--model", str(moods), *BY_HAND) as process:
+        page = visits.open(process.url)
+        page.get_by_label("Model").select_option("moods")
+        expect(page.locator("#served")).to_have_text(
+            "moods, fp32 · anger, calm, joy · up to 16 tokens"
+        )
+        classify(page, "love")
+        expect(page.get_by_role("heading", name="joy")).to_be_visible()
+        colours = page.locator(".bar i").evaluate_all(
+            "bars => bars.map(bar => getComputedStyle(bar).backgroundColor)"
+        )
+        assert len(set(colours)) == 3
+        expect(page.locator("#curl")).to_contain_text('"model":"moods"')
+
+
+def test_an_answer_that_is_no_answer(page: Page) -> None:
+    """What a proxy says in HTML is not shown, only that it cannot be read."""
+
+    def bad_gateway(route: Route) -> None:
+        route.fulfill(status=502, content_type="text/html", body="<h1>Bad gateway</h1>")
+
+    page.route("**/classify", bad_gateway)
+    classify(page, "love")
+    expect(page.get_by_role("alert")).to_contain_text("No readable answer")
+
+
+@pytest.mark.parametrize("path", ["/", "/web/page.js", "/web/style.css", "/web/icon.svg"])
+def test_headers(client: TestClient, path: str) -> None:
+    """Nothing but the service's own files may run or be asked for; a copy is checked each time."""
+    answer = client.get(path)
+    assert answer.status_code == 200
+    policy = answer.headers["content-security-policy"].split("; ")
+    assert policy[:2] == ["default-src 'none'", "script-src 'self'"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["cache-control"] == "no-cache"
+    again = client.get(path, headers={"if-none-match": answer.headers["etag"]})
+    assert again.status_code == 304
+    assert client.head(path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/web/none.js", "/web/", "/web/..%2fmain.py", "/web/%2e%2e", "/web/%00", "/web/a/b"]
+)
+def test_no_other_file(client: TestClient, path: str) -> None:
+    """What is no file of the page is not found, as everywhere."""
+    answer = client.get(path)
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")

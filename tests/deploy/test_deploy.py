@@ -1,0 +1,392 @@
+"""The image, Compose and Kubernetes files agree with the service and with each other."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from app.settings import Settings
+from deploy.check import OVERLAYS, Object, kubectl, load, render
+from deploy.dockerfile import Copy, Run, Stage, context, stages
+from tests.support.serving import ROOT, Process
+
+STAGES = stages((ROOT / "Dockerfile").read_text(encoding="utf-8"))
+IMAGES = [STAGES[name] for name in ("cpu", "gpu", "export")]
+COMPOSE = load(ROOT / "docker-compose.yml")[0]
+COMPOSE_GPU = load(ROOT / "docker-compose.gpu.yml")[0]
+KUSTOMIZATIONS = sorted((ROOT / "deploy/kubernetes").rglob("kustomization.yaml"))
+MARGIN_S = 5  # of a grace period, beside the drain: the farewell, the last threads
+SETTINGS = {f"SENTIMENT_{name.upper()}" for name in Settings.model_fields}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Process]:
+    """The embedded model, served."""
+    with Process() as process:
+        yield process
+
+
+def _only(objects: list[Object], kind: str) -> Object:
+    (found,) = (one for one in objects if one["kind"] == kind)
+    return found
+
+
+def _spec(overlay: Path) -> dict[str, Any]:
+    spec: dict[str, Any] = _only(render(overlay), "Deployment")["spec"]["template"]["spec"]
+    return spec
+
+
+def _container(overlay: Path) -> Object:
+    container: Object
+    (container,) = _spec(overlay)["containers"]
+    return container
+
+
+def _seconds(duration: str) -> float:
+    (number,) = re.fullmatch(r"(\d+)s", duration).groups()  # type: ignore[union-attr]
+    return float(number)
+
+
+# The image
+
+
+def test_the_default_image_is_the_cpu_one() -> None:
+    """`docker build .` builds the last stage."""
+    assert list(STAGES)[-1] == "cpu"
+
+
+def test_one_base_image_that_a_builder_can_pin() -> None:
+    """Every stage derives from BASE_IMAGE, an exact tag and no invented digest."""
+    outer = {stage.base for stage in STAGES.values()} - STAGES.keys()
+    (base,) = outer
+    assert re.fullmatch(r"debian:\d+\.\d+-slim", base)
+
+
+def test_copy_names_what_the_context_holds() -> None:
+    """.dockerignore lets through all that COPY takes from a clone, and every stage exists."""
+    files = list(context())
+    copies = [step for stage in STAGES.values() for step in stage.steps if isinstance(step, Copy)]
+    assert copies
+    for copy in copies:
+        if copy.stage is not None:
+            assert copy.stage in STAGES
+            continue
+        for source in copy.sources:
+            assert any(path == source or path.startswith(f"{source}/") for path in files), source
+
+
+def test_the_context_is_what_the_wheel_needs_and_the_locks() -> None:
+    """Of what git tracks in these places everything, of anything else nothing."""
+    places = ["app", "model_export", "models", "requirements", "sentiment_client.py"]
+    places += ["pyproject.toml", "README.md", "LICENSE"]
+    listed = subprocess.run(
+        ["git", "ls-files", *places], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    files = set(context())
+    assert set(listed) <= files
+    assert {Path(path).parts[0] for path in files} <= set(places)
+
+
+@pytest.mark.parametrize("path", ["models/mine/manifest.json", ".env", "app/__pycache__/a.pyc"])
+def test_what_is_one_s_own_stays_out_of_the_context(tmp_path: Path, path: str) -> None:
+    """Neither own bundles, nor settings, nor caches, get into an image."""
+    for name in (path, "app/main.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".dockerignore").write_text((ROOT / ".dockerignore").read_text(encoding="utf-8"))
+    assert list(context(tmp_path)) == ["app/main.py"]
+
+
+def test_serving_images_are_installed_from_hashed_locks_alone() -> None:
+    """cpu and gpu take every package from their lock, with hashes, and the code from our wheel."""
+    for name in ("cpu", "gpu"):
+        sources = {step.stage for step in STAGES[name].steps if isinstance(step, Copy)}
+        assert sources == {f"{name}-packages", "code"}
+        (install,) = (s.command for s in STAGES[f"{name}-packages"].steps if isinstance(s, Run))
+        assert f"--require-hashes --requirement requirements/{name}.txt" in install
+    installs = [s.command for s in STAGES["code"].steps if isinstance(s, Run)]
+    assert all("--no-deps" in command for command in installs)
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)
+def test_an_image_starts_as_a_user_without_rights(image: Stage) -> None:
+    """A number, so that runAsNonRoot can be checked; SIGTERM asks to stop."""
+    assert image.user == "10001:10001"
+    assert image.stop_signal == "SIGTERM"
+
+
+def test_images_listen_where_manifests_expect_it() -> None:
+    """The port of the image is Kubernetes' container port and Compose's."""
+    for name in ("cpu", "gpu"):
+        image = STAGES[name]
+        assert image.entrypoint + image.command == ["sentiment", "serve"]
+        assert image.env["SENTIMENT_HOST"] == "0.0.0.0"  # noqa: S104
+        assert [image.env["SENTIMENT_PORT"]] == image.ports
+    assert COMPOSE["services"]["sentiment"]["ports"][0].endswith(f":{STAGES['cpu'].ports[0]}")
+    for overlay in OVERLAYS:
+        (port,) = _container(overlay)["ports"]
+        assert [str(port["containerPort"])] == STAGES["cpu"].ports
+
+
+def test_images_export_and_serve_in_one_place() -> None:
+    """What the export image writes to /models, the service's finds there."""
+    services = COMPOSE["services"]
+    assert services["export"]["volumes"] == ["models:/models"]
+    assert services["sentiment"]["volumes"] == ["models:/models:ro"]
+    assert STAGES["export"].entrypoint == ["sentiment-export"]
+    owners = [s.command for s in STAGES["runtime"].steps if isinstance(s, Run)]
+    assert any("--owner=10001 --group=10001 /models" in command for command in owners)
+
+
+def test_the_image_says_which_version_it_is() -> None:
+    """The label is the project's version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert STAGES["cpu"].labels["org.opencontainers.image.version"] == project["version"]
+
+
+def test_the_health_check_tells_ready_from_not(served: Process) -> None:
+    """Exit code 0 while the service is ready, 1 when nobody listens; no proxy is asked."""
+    _, *arguments = STAGES["cpu"].healthcheck
+    for port, code in ((served.port, 0), (1, 1)):
+        variables = {"SENTIMENT_PORT": str(port), "http_proxy": "http://127.0.0.1:1"}
+        done = subprocess.run(
+            [sys.executable, *arguments], env=variables, capture_output=True, check=False
+        )
+        assert done.returncode == code
+
+
+def test_no_image_sends_anything_anywhere() -> None:
+    """ONNX Runtime's telemetry is off."""
+    assert all(image.env["ORT_DISABLE_TELEMETRY"] == "1" for image in IMAGES)
+
+
+# Compose
+
+
+def test_compose_builds_the_stages_of_the_dockerfile() -> None:
+    """Each build target exists and gives the image its tag."""
+    built = [s for s in COMPOSE["services"].values() if "build" in s]
+    built += COMPOSE_GPU["services"].values()
+    assert len(built) == 3
+    for service in built:
+        assert service["build"]["target"] in STAGES
+        assert service["image"] == f"sentiment-service:{service['build']['target']}"
+
+
+def test_compose_gives_the_drain_its_time() -> None:
+    """The grace period is longer than the drain and what comes after it."""
+    service = COMPOSE["services"]["sentiment"]
+    drain_s = int(service["environment"]["SENTIMENT_DRAIN_MS"]) / 1000
+    assert _seconds(service["stop_grace_period"]) >= drain_s + MARGIN_S
+
+
+def test_compose_starts_one_after_the_other() -> None:
+    """Who waits for a service waits until it is healthy, and each of these can tell."""
+    services = COMPOSE["services"]
+    waits = [
+        (name, condition)
+        for service in services.values()
+        for name, condition in service.get("depends_on", {}).items()
+    ]
+    assert [name for name, _ in waits] == ["sentiment", "prometheus"]
+    for name, condition in waits:
+        assert condition == {"condition": "service_healthy"}
+        assert STAGES["cpu"].healthcheck if name == "sentiment" else services[name]["healthcheck"]
+
+
+def test_compose_gives_no_container_more_than_it_needs() -> None:
+    """Read-only roots, no capabilities, no new privileges, limits; images by exact tag."""
+    for name, service in COMPOSE["services"].items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["tmpfs"] == "/tmp"  # noqa: S108
+        assert "memory" in service["deploy"]["resources"]["limits"]
+        assert re.search(r":(v?\d+\.\d+\.\d+|cpu|export)$", service["image"])
+
+
+def test_compose_mounts_what_is_there() -> None:
+    """Every path that is mounted exists, and is mounted read-only."""
+    mounts = [v for s in COMPOSE["services"].values() for v in s.get("volumes", [])]
+    paths = [mount.split(":") for mount in mounts if mount.startswith(".")]
+    assert len(paths) == 3
+    for path, _, mode in paths:
+        assert (ROOT / path).is_dir()
+        assert mode == "ro"
+
+
+def test_localhost_in_the_monitoring_s_files_is_right_in_compose() -> None:
+    """Prometheus and Grafana share the service's network, and their ports are what it publishes."""
+    services = COMPOSE["services"]
+    assert services["prometheus"]["network_mode"] == "service:sentiment"
+    assert services["grafana"]["network_mode"] == "service:sentiment"
+    (scrape,) = load(ROOT / "deploy/prometheus/prometheus.yml")[0]["scrape_configs"]
+    assert scrape["static_configs"] == [{"targets": ["localhost:8000"]}]
+    sources = load(ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml")[0]
+    assert sources["datasources"][0]["url"] == "http://localhost:9090"
+    providers = load(ROOT / "deploy/grafana/provisioning/dashboards/sentiment.yml")[0]
+    folder = providers["providers"][0]["options"]["path"]
+    assert f"./deploy/grafana/dashboards:{folder}:ro" in services["grafana"]["volumes"]
+
+
+# Kubernetes
+
+
+def test_every_manifest_is_used() -> None:
+    """No file lies beside a kustomization that no overlay or component names."""
+    for path in KUSTOMIZATIONS:
+        text = path.read_text(encoding="utf-8")
+        for other in path.parent.glob("*.yaml"):
+            assert other == path or other.name in text
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_what_is_checked_is_what_kubectl_applies(overlay: Path) -> None:
+    """Our rendering of an overlay is kubectl's, but for the order."""
+    applied = kubectl(overlay)
+    if applied is None:
+        pytest.skip("kubectl is not installed")
+    assert _sorted(render(overlay)) == _sorted(applied)
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _sorted(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return sorted(map(_sorted, value), key=lambda one: json.dumps(one, sort_keys=True))
+    return value
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_probes_ask_what_the_service_answers(served: Process, overlay: Path) -> None:
+    """Each probe's path is a route that answers 200, on the container's own port."""
+    container = _container(overlay)
+    probes = [container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")]
+    assert {probe["port"] for probe in probes} == {port["name"] for port in container["ports"]}
+    for probe in probes:
+        assert httpx2.get(served.url + probe["path"]).status_code == 200
+    # A full queue or a drain must never get a pod killed.
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_a_pod_has_time_to_finish(overlay: Path) -> None:
+    """The preStop sleep, the drain and a margin fit into the grace period."""
+    container = _container(overlay)
+    drain_ms = {e["name"]: e.get("value") for e in container["env"]}["SENTIMENT_DRAIN_MS"]
+    sleep_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    needed = sleep_s + int(drain_ms) / 1000 + MARGIN_S
+    assert needed <= _spec(overlay)["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_a_pod_keeps_to_the_restricted_standard(overlay: Path) -> None:
+    """The image's user, no privileges, no token, a read-only root with /tmp to write to."""
+    spec, container = _spec(overlay), _container(overlay)
+    user = spec["securityContext"]
+    assert f"{user['runAsUser']}:{user['runAsGroup']}" == STAGES["cpu"].user
+    assert user["runAsNonRoot"]
+    assert user["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert spec["automountServiceAccountToken"] is False
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/tmp"]  # noqa: S108
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_objects_select_the_pods_by_labels_that_they_have(overlay: Path) -> None:
+    """Deployment, Service, budget, policy, spread and monitor mean the same pods."""
+    objects = render(overlay)
+    deployment, service = _only(objects, "Deployment"), _only(objects, "Service")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    selectors = [
+        deployment["spec"]["selector"]["matchLabels"],
+        service["spec"]["selector"],
+        _only(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        _only(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+        *(
+            constraint["labelSelector"]["matchLabels"]
+            for constraint in _spec(overlay)["topologySpreadConstraints"]
+        ),
+    ]
+    assert all(selector.items() <= labels.items() and selector for selector in selectors)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_an_overlay_names_an_image_that_can_be_built(overlay: Path) -> None:
+    """The image is a stage of the Dockerfile, that of the overlay's name."""
+    assert _container(overlay)["image"] == f"sentiment-service:{overlay.name}"
+    assert overlay.name in STAGES
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_one_autoscaler_scales_the_deployment(overlay: Path) -> None:
+    """HPA or KEDA, never both; it alone says how many replicas there are."""
+    objects = render(overlay)
+    deployment = _only(objects, "Deployment")
+    (scaler,) = (o for o in objects if o["kind"] in ("HorizontalPodAutoscaler", "ScaledObject"))
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert "replicas" not in deployment["spec"]
+    assert deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+
+
+def test_keda_asks_for_a_metric_that_the_service_has(served: Process) -> None:
+    """The query's metric is scraped under the job's name, its threshold is within the queue."""
+    (path,) = (ROOT / "deploy/kubernetes").rglob("components/keda/scaledobject.yaml")
+    spec = load(path)[0]["spec"]
+    (trigger,) = spec["triggers"]
+    assert trigger["type"] == "prometheus"
+    assert all(isinstance(value, str) for value in trigger["metadata"].values())
+    metric, job = re.search(
+        r'(sentiment_\w+)\{job="(\w+)"\}', trigger["metadata"]["query"]
+    ).groups()  # type: ignore[union-attr]
+    assert f"\n{metric}{{" in httpx2.get(f"{served.url}/metrics").text
+    (scrape,) = load(ROOT / "deploy/prometheus/prometheus.yml")[0]["scrape_configs"]
+    assert job == scrape["job_name"]
+    assert 0 < int(trigger["metadata"]["threshold"]) < Settings().max_queue_tokens
+    # Fallback works with averages alone.
+    assert trigger["metricType"] == "AverageValue"
+    assert spec["minReplicaCount"] <= spec["fallback"]["replicas"] <= spec["maxReplicaCount"]
+
+
+def test_prometheus_operator_finds_the_service(served: Process) -> None:
+    """The monitor selects the Service, a port of it, a path with metrics, and the job's name."""
+    monitor = load(ROOT / "deploy/kubernetes/components/monitoring/servicemonitor.yaml")[0]["spec"]
+    service = load(ROOT / "deploy/kubernetes/base/service.yaml")[0]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
+    assert httpx2.get(served.url + endpoint["path"]).status_code == 200
+    (scrape,) = load(ROOT / "deploy/prometheus/prometheus.yml")[0]["scrape_configs"]
+    assert service["metadata"]["labels"][monitor["jobLabel"]] == scrape["job_name"]
+
+
+def test_what_is_set_is_a_setting() -> None:
+    """Each SENTIMENT_ variable of images, Compose and Kubernetes is one that the service reads."""
+    names = {name for image in IMAGES for name in image.env}
+    for compose in (COMPOSE, COMPOSE_GPU):
+        names |= compose["services"]["sentiment"]["environment"].keys()
+    for overlay in OVERLAYS:
+        names |= {entry["name"] for c in map(_container, [overlay]) for entry in c["env"]}
+    ours = {name for name in names if name.startswith("SENTIMENT_")}
+    assert {"SENTIMENT_PORT", "SENTIMENT_DRAIN_MS", "SENTIMENT_DEVICE"} <= ours <= SETTINGS
+
+
+def test_no_service_link_can_become_a_setting() -> None:
+    """A Service's name gives pods variables; none of them is one of ours."""
+    for overlay in OVERLAYS:
+        name = _only(render(overlay), "Service")["metadata"]["name"]
+        variable = name.upper().replace("-", "_")
+        assert not {f"{variable}_PORT", f"{variable}_SERVICE_HOST"} & SETTINGS
+        assert _spec(overlay)["enableServiceLinks"] is False

@@ -1,0 +1,206 @@
+"""deploy/prometheus and every query of the dashboard, by Prometheus itself."""
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import yaml
+
+from tests.support.serving import ROOT, Process, eventually
+
+DEPLOY = ROOT / "deploy/prometheus"
+RULES = sorted((DEPLOY / "rules").glob("*.yml"))
+DASHBOARD = ROOT / "deploy/grafana/dashboards/sentiment.json"
+SCRAPE_INTERVAL = "250ms"
+TEXTS = ["love", "worst", "so so", "love " * 20, "", "love love"]
+
+
+def _rules(kind: str) -> list[dict[str, Any]]:
+    groups = [
+        group
+        for path in RULES
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+    ]
+    return [rule for group in groups for rule in group["rules"] if kind in rule]
+
+
+def _targets() -> Iterator[str]:
+    for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]:
+        for target in panel.get("targets", ()):
+            yield target["expr"]
+
+
+def _queries() -> dict[str, str]:
+    """All expressions, as they can be asked a service that started seconds ago, by what they are.
+
+    A comparison gives data only while an alert fires; as ``bool`` it gives data whenever there is
+    something to compare.
+    """
+    asked = {rule["record"]: rule["expr"] for rule in _rules("record")}
+    for rule in _rules("alert"):
+        asked[rule["alert"]] = re.sub(r" (==|>) ", r" \1 bool ", rule["expr"])
+    asked |= {expression: expression for expression in _targets()}
+    return {name: _today(expression) for name, expression in asked.items()}
+
+
+def _today(expression: str) -> str:
+    """Yesterday is a second ago, and what a viewer would choose is chosen."""
+    chosen = {"offset 1d": "offset 1s", "$__rate_interval": "1m", "$model": ".+", "$instance": ".+"}
+    for word, value in chosen.items():
+        expression = expression.replace(word, value)
+    return expression
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    """Prometheus' own tester; in CI it must be there."""
+    return _program("promtool")
+
+
+def _program(name: str) -> str:
+    if not (path := shutil.which(name)):
+        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+        give_up(f"these tests need {name}: apt-get install prometheus")
+    return path
+
+
+@pytest.fixture(scope="module")
+def prometheus(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
+    """A Prometheus with our configuration, but for the port and its patience, and what it says.
+
+    It scrapes a service that is asked something now and then.
+    """
+    program = _program("prometheus")
+    directory = tmp_path_factory.mktemp("prometheus")
+    flags = ("--runners", "2", "--threads", "1", "--max-batch-tokens", "512")
+    with Process("--model", str(bundle), *flags) as service:
+        config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
+        config["global"] = dict.fromkeys(config["global"], SCRAPE_INTERVAL)
+        config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{service.port}"]}]
+        (directory / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        (directory / "rules").mkdir()
+        for path in RULES:
+            (directory / "rules" / path.name).write_text(
+                _today(path.read_text(encoding="utf-8")), encoding="utf-8"
+            )
+        process = subprocess.Popen(
+            [
+                program,
+                f"--config.file={directory / 'prometheus.yml'}",
+                f"--storage.tsdb.path={directory / 'data'}",
+                "--web.listen-address=127.0.0.1:0",
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            port = _listening_on(process)
+            with (
+                httpx2.Client(base_url=service.url) as client,
+                httpx2.Client(base_url=f"http://127.0.0.1:{port}/api/v1") as api,
+            ):
+                # What was counted before the first scrape is no rate.
+                eventually(lambda: _values(api, "up") == [1])
+                for _ in range(6):
+                    client.post("/classify", json={"inputs": TEXTS}).raise_for_status()
+                    time.sleep(0.25)
+                yield api
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def _listening_on(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    log = ""
+    while not (address := re.search(r'"Listening on" address=127\.0\.0\.1:(\d+)', log)):
+        line = process.stderr.readline()
+        assert line, f"Prometheus did not start: {log}"
+        log += line
+    return address[1]
+
+
+def _values(prometheus: httpx2.Client, expression: str) -> list[float]:
+    answer = prometheus.get("/query", params={"query": expression}).json()
+    assert answer["status"] == "success", f"{expression}: {answer['error']}"
+    return [float(sample["value"][1]) for sample in answer["data"]["result"]]
+
+
+def test_every_query_gives_data(prometheus: httpx2.Client) -> None:
+    """No rule and no panel asks for a metric or a label that the service does not have."""
+    missing = _queries()
+    for _ in range(40):  # a recording of recordings comes a few evaluations later
+        missing = {
+            name: query
+            for name, query in missing.items()
+            if not any(map(math.isfinite, _values(prometheus, query)))
+        }
+        if not missing:
+            return
+        time.sleep(0.25)
+    raise AssertionError("no data: " + "\n".join(missing.values()))
+
+
+def test_a_healthy_service_fires_no_alert(prometheus: httpx2.Client) -> None:
+    """Every rule is evaluated without an error, the target is up, and nobody is woken."""
+    (target,) = prometheus.get("/targets").json()["data"]["activeTargets"]
+    assert (target["health"], target["labels"]["job"]) == ("up", "sentiment")
+    groups = prometheus.get("/rules").json()["data"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) == len(_rules("record")) + len(_rules("alert"))
+    assert {(rule["health"], rule.get("state", "inactive")) for rule in rules} == {
+        ("ok", "inactive")
+    }
+
+
+def test_viewers_have_something_to_choose(prometheus: httpx2.Client) -> None:
+    """The dashboard's variables find the model and the replica."""
+    variables = json.loads(DASHBOARD.read_text(encoding="utf-8"))["templating"]["list"]
+    found = {}
+    for variable in variables[1:]:
+        query = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
+        assert query, variable["query"]
+        series, label = query.groups()
+        path, match = f"/label/{label}/values", {"match[]": _today(series)}
+        found[variable["name"]] = prometheus.get(path, params=match).json()["data"]
+    assert found["model"] == ["tiny"]
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", *found["instance"])
+
+
+def test_the_configuration_is_valid(promtool: str) -> None:
+    """Promtool finds no fault in it, nor in the rules that it names."""
+    config = str(DEPLOY / "prometheus.yml")
+    checked = subprocess.run(
+        [promtool, "check", "config", "--lint-fatal", config], capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert f"{len(RULES)} rule files found" in checked.stdout
+
+
+def test_alerts_fire_and_end(promtool: str) -> None:
+    """On made series each alert fires when it should, ends, and is quiet below its guard."""
+    tests = sorted(map(str, (DEPLOY / "tests").glob("*.yml")))
+    run = subprocess.run([promtool, "test", "rules", *tests], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("rule", _rules("alert"), ids=lambda rule: rule["alert"])
+def test_every_alert_has_a_test_and_a_runbook(rule: dict[str, Any]) -> None:
+    """A test sees it fire; who is woken reads what it is, how bad, and what to do."""
+    name = rule["alert"]
+    tests = "".join(path.read_text(encoding="utf-8") for path in (DEPLOY / "tests").glob("*.yml"))
+    assert f"alertname: {name}\n" in tests
+    assert rule["labels"]["severity"] in {"critical", "warning"}
+    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+    page, _, section = rule["annotations"]["runbook_url"].partition("#")
+    assert section == name.lower()
+    assert f"\n### {name}\n" in (ROOT / page).read_text(encoding="utf-8")

@@ -1,0 +1,987 @@
+"""The real MicroBatcher in virtual time, under drawn scenarios, held against what it promises.
+
+A scenario is played once; what happened is a record, in which every event has a place in one
+order. The checks read the record: each says one thing that is true of every run.
+"""
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, pairwise
+from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.engine.batching.admission import CAUTION, REQUEST_SHARE, RETRY_AFTER_S, SPEED_DECAY
+from app.engine.batching.batcher import FAILING_AFTER, MicroBatcher
+from app.engine.batching.budget import TokenBudget
+from app.engine.batching.fair_queue import LOOK_AHEAD
+from app.engine.batching.pending import Answer
+from app.engine.batching.report import BatchReport
+from app.engine.batching.runners import HOPELESS_AFTER
+from app.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    NotReady,
+    Overloaded,
+    ServiceError,
+    ShuttingDown,
+    TooManyTexts,
+)
+from tests.support.virtual_time import Simulation, Stuck
+
+# Virtual seconds in which everything that was admitted is done many times over.
+ENOUGH_S = 1e6
+
+# A batch that hangs takes far longer than any other, which takes less than a quarter of this.
+HANGS_AFTER_S = 20_000.0
+LOOKS_EVERY_S = 5_000.0
+KNOWN_AFTER_S = 50_000.0  # at the most
+
+# In seconds that were computed here in another way than there.
+ROUNDING_S = 1e-6
+
+Fate = Literal["good", "culprit", "refused", "hangs"]
+
+# Scenarios
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """An item: one of its tokens is one second of inference."""
+
+    request: int
+    index: int
+    tokens: int
+    fate: Fate
+
+    def __len__(self) -> int:
+        return self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A client that comes, with this much patience, and may go before it is answered."""
+
+    at: float
+    texts: tuple[Text, ...]
+    timeout_s: float
+    goes_after_s: float
+
+    @property
+    def tokens(self) -> int:
+        return sum(text.tokens for text in self.texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    asks: tuple[Ask, ...]
+    drains: tuple[tuple[float, float], ...] = ()  # when, and the timeout
+    runners: int = 1
+    max_batch_tokens: int = 100
+    max_queue_tokens: int = 100_000
+    batch_seconds: float = 0.0  # what every batch takes beside its tokens
+    outage: tuple[float, float] = (0.0, 0.0)  # infer raises, whatever it is given
+    misbehaviour: Literal["raise", "raise at once", "exit", "short"] = "raise"
+    report_raises: bool = False
+    hang_s: float = math.inf
+    lost_takes: frozenset[int] = frozenset()  # a runner is lost while it takes: of all, in order
+    lost_batches: frozenset[int] = frozenset()  # and after it has computed
+    eager: bool = True
+    work_first: bool = True
+
+
+lengths = st.one_of(
+    st.lists(st.integers(1, 60), max_size=10),
+    st.lists(st.integers(1, 4), max_size=25),
+    st.lists(st.sampled_from([9, 10, 11]), max_size=10),
+    st.lists(st.integers(1, 60), min_size=1, max_size=1),
+)
+gaps = st.sampled_from([0.0] * 4 + [1.0, 3.0, 10.0, 50.0])
+timeouts = st.sampled_from([1000.0, ENOUGH_S, ENOUGH_S, 300.0, 100.0, 30.0, 5.0, 0.0])
+departures = st.sampled_from([math.inf] * 8 + [100.0, 20.0, 1.0, 0.0])
+fates: st.SearchStrategy[Fate] = st.sampled_from(["good"] * 12 + ["culprit", "refused"])
+outages = st.sampled_from([(0.0, 0.0), (20.0, 90.0)])
+one_drain = st.tuples(
+    st.sampled_from([500.0, 200.0, 100.0, 60.0, 30.0, 5.0]),
+    st.sampled_from([ENOUGH_S, 100.0, 30.0, 10.0, 1.0, 0.0]),
+)
+early_drain = st.tuples(
+    st.sampled_from([30.0, 10.0, 3.0, 1.0]), st.sampled_from([ENOUGH_S, 100.0, 10.0, 1.0, 0.0])
+)
+drains = st.lists(one_drain, max_size=2)
+budgets = st.integers(1, 150) | st.just(150)
+limits = st.sampled_from([100_000, 500, 200, 60])
+
+no_hangs = st.just(math.inf)
+no_losses: st.SearchStrategy[frozenset[int]] = st.just(frozenset())
+
+
+@st.composite
+def scenarios(
+    draw: st.DrawFn,
+    *,
+    lengths: st.SearchStrategy[list[int]] = lengths,
+    gaps: st.SearchStrategy[float] = gaps,
+    timeouts: st.SearchStrategy[float] = timeouts,
+    departures: st.SearchStrategy[float] = departures,
+    fates: st.SearchStrategy[Fate] = fates,
+    outages: st.SearchStrategy[tuple[float, float]] = outages,
+    drains: st.SearchStrategy[list[tuple[float, float]]] = drains,
+    budgets: st.SearchStrategy[int] = budgets,
+    limits: st.SearchStrategy[int] = limits,
+    hangs: st.SearchStrategy[float] = no_hangs,
+    losses: st.SearchStrategy[frozenset[int]] = no_losses,
+) -> Scenario:
+    asks = []
+    now = 0.0
+    visits = st.tuples(gaps, lengths, timeouts, departures)
+    for request, visit in enumerate(draw(st.lists(visits, min_size=1, max_size=12))):
+        gap, tokens, timeout_s, goes_after_s = visit
+        texts = [Text(request, index, length, draw(fates)) for index, length in enumerate(tokens)]
+        now += gap
+        asks.append(Ask(now, tuple(texts), timeout_s, goes_after_s))
+    return Scenario(
+        tuple(asks),
+        drains=tuple(draw(drains)),
+        runners=draw(st.integers(1, 3)),
+        max_batch_tokens=draw(budgets),
+        max_queue_tokens=draw(limits),
+        batch_seconds=draw(st.sampled_from([0.0, 10.0])),
+        outage=draw(outages),
+        misbehaviour=draw(st.sampled_from(["raise", "raise at once", "exit", "short"])),
+        report_raises=draw(st.booleans()),
+        hang_s=draw(hangs),
+        lost_takes=draw(losses),
+        lost_batches=draw(losses),
+        eager=draw(st.booleans()),
+        work_first=draw(st.booleans()),
+    )
+
+
+# What happened
+
+
+class Moment(NamedTuple):
+    """A place in the order of all events, and its virtual time."""
+
+    order: int
+    time: float
+
+
+NEVER = Moment(10**9, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The result of a text."""
+
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one call of infer was given and gave; None where it failed."""
+
+    texts: tuple[Text, ...]
+    results: list[Done | ServiceError] | None
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch from its first call of infer to its report, the retries included."""
+
+    texts: tuple[Text, ...]
+    started: Moment
+    finished: Moment
+    calls: list[Call] = field(default_factory=list)
+    report: BatchReport | None = None
+    failing: bool = False
+    lost: bool = False  # with its runner's thread
+
+    @property
+    def leader(self) -> Text:
+        """The text whose turn it was."""
+        return self.texts[0]
+
+    @property
+    def outcomes(self) -> dict[Text, Done | ServiceError | None]:
+        """What the last call said of each text; None where it failed."""
+        outcomes: dict[Text, Done | ServiceError | None] = {}
+        for call in self.calls:
+            results: Sequence[Done | ServiceError | None] = call.results or [None] * len(call.texts)
+            outcomes.update(zip(call.texts, results, strict=True))
+        return outcomes
+
+
+@dataclass(slots=True)
+class Visit:
+    """A submit, from its call to its end."""
+
+    ask: Ask
+    asked: Moment
+    left: Moment
+    answer: Answer[Done] | None = None
+    refusal: ServiceError | None = None
+
+    @property
+    def deadline(self) -> float:
+        return self.asked.time + self.ask.timeout_s
+
+
+@dataclass(slots=True)
+class Drain:
+    timeout_s: float
+    began: Moment
+    ended: Moment
+    complete: bool
+    runners_left: int
+
+
+@dataclass(slots=True)
+class Pause:
+    """The queue as it was when virtual time was about to pass."""
+
+    at: Moment
+    resting_runners: int
+    queued_texts: int
+    queued_tokens: int
+
+
+class FaultyBudget(TokenBudget):
+    """There is no memory for some of the takes."""
+
+    def __init__(self, tokens: int, faults: frozenset[int]) -> None:
+        super().__init__(tokens)
+        self._faults = faults
+        self._takes = count()
+        self.raised = 0
+
+    def next(self, waiting: int) -> int:
+        if next(self._takes) in self._faults:
+            self.raised += 1
+            raise MemoryError
+        return super().next(waiting)
+
+
+class Record:
+    """Plays a scenario; what happened stands in its lists then, each in order."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.batches: list[Batch] = []
+        self.visits: list[Visit] = []
+        self.drains: list[Drain] = []
+        self.pauses: list[Pause] = []
+        self.budget = FaultyBudget(scenario.max_batch_tokens, scenario.lost_takes)
+        self.losses = 0
+        self._orders = count()
+        self._running: dict[threading.Thread, Batch] = {}
+        self.simulation = Simulation(eager=scenario.eager, work_first=scenario.work_first)
+        with (
+            patch.multiple(
+                "app.engine.batching.runners", WATCH_S=LOOKS_EVERY_S, STUCK_LEAST_S=HANGS_AFTER_S
+            ),
+            patch("app.engine.batching.batcher.BatchReport", self._report),
+        ):
+            self.simulation.run(self._play())
+
+        self.closed = min(drain.began for drain in self.drains)
+        self.gave_up = min(
+            (drain.ended for drain in self.drains if not drain.complete),
+            default=NEVER,
+        )
+        self.batch_of = {text: batch for batch in self.batches for text in batch.texts}
+        self.admitted = [
+            visit for visit in self.visits if visit.refusal is None and visit.ask.texts
+        ]
+        self.visit_of = {text: visit for visit in self.admitted for text in visit.ask.texts}
+        # Between which places in the order each of their texts stood in the queue.
+        self.waits = {text: self._wait(visit, text) for text, visit in self.visit_of.items()}
+
+    def waiting(self, at: Moment) -> list[Text]:
+        """The admitted texts that were in the queue at that place in the order."""
+        return [text for text, (start, end) in self.waits.items() if start < at.order < end]
+
+    def waiting_tokens(self, at: Moment) -> tuple[int, int]:
+        """The least and the most that can have waited.
+
+        A text whose deadline comes at this very instant may have been dropped by a runner already.
+        """
+        waiting = self.waiting(at)
+        live = [text for text in waiting if self.visit_of[text].deadline > at.time]
+        return sum(map(len, live)), sum(map(len, waiting))
+
+    def trace(self) -> list[tuple[object, ...]]:
+        """All that was computed, when, and what each client saw of it, when.
+
+        By time, not by place in the order: drain wakes those it fails in a set's order.
+        """
+        return [
+            *((batch.texts, batch.started.time, batch.finished.time) for batch in self.batches),
+            *((visit.asked.time, visit.left.time, repr(visit.answer)) for visit in self.visits),
+            *((drain.began.time, drain.ended.time, drain.complete) for drain in self.drains),
+        ]
+
+    def _wait(self, visit: Visit, text: Text) -> tuple[int, int]:
+        ends = [visit.left.order, self.gave_up.order]
+        if text in self.batch_of:
+            ends.append(self.batch_of[text].started.order)
+        return visit.asked.order, min(ends)
+
+    async def _play(self) -> None:
+        scenario = self.scenario
+        batcher: MicroBatcher[Text, Done] = MicroBatcher(
+            self._infer,
+            runners=scenario.runners,
+            budget=self.budget,
+            max_queue_tokens=scenario.max_queue_tokens,
+            on_batch=self._on_batch,
+            on_lag=lambda seconds: None,
+            on_loss=self._on_loss,
+        )
+        self._batcher = batcher
+        self.simulation.before_advance = self._pause
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            for ask in scenario.asks:
+                visit = tasks.create_task(self._visit(ask))
+                if ask.goes_after_s < math.inf:
+                    loop.call_at(ask.at + ask.goes_after_s, visit.cancel)
+            for at, timeout_s in scenario.drains:
+                tasks.create_task(self._drain(at, timeout_s))
+        await asyncio.sleep(KNOWN_AFTER_S)
+        self.threads = len(self.simulation.threads) - self.simulation.ended_threads
+        self.stuck, self.complete = batcher.runners.stuck, batcher.runners.complete
+        self.hanging = len(self._running)
+        self.replaced = self.losses
+        self.faults = self.budget.raised + sum(batch.lost for batch in self.batches)
+        await self._drain(loop.time(), ENOUGH_S)
+        await self._visit(Ask(loop.time(), (Text(-1, 0, 1, "good"),), ENOUGH_S, math.inf))
+
+    async def _visit(self, ask: Ask) -> None:
+        await asyncio.sleep(ask.at - self.simulation.now)
+        visit = Visit(ask, self._moment(), NEVER)
+        self.visits.append(visit)
+        try:
+            visit.answer = await self._batcher.submit(ask.texts, timeout_s=ask.timeout_s)
+        except ServiceError as refusal:
+            visit.refusal = refusal
+        finally:
+            visit.left = self._moment()
+
+    async def _drain(self, at: float, timeout_s: float) -> None:
+        await asyncio.sleep(at - self.simulation.now)
+        began = self._moment()
+        complete = await self._batcher.drain(timeout_s)
+        left = len(self.simulation.threads) - self.simulation.ended_threads
+        self.drains.append(Drain(timeout_s, began, self._moment(), complete, left))
+
+    def _infer(self, texts: Sequence[Text]) -> Sequence[Done | ServiceError]:
+        scenario, now = self.scenario, self.simulation.now
+        if self.simulation.over:
+            raise SystemExit
+        runner = threading.current_thread()
+        if runner not in self._running:
+            self._running[runner] = Batch(tuple(texts), self._moment(), NEVER)
+            self.batches.append(self._running[runner])
+        calls = self._running[runner].calls
+        results = [
+            ServiceError("not finite") if text.fate == "refused" else Done(text) for text in texts
+        ]
+        outage = scenario.outage[0] <= now < scenario.outage[1]
+        bad = outage or any(text.fate == "culprit" for text in texts)
+        calls.append(Call(tuple(texts), None if bad else results))
+        if not (bad and scenario.misbehaviour == "raise at once"):
+            padded_tokens = len(texts) * max(map(len, texts))
+            self.simulation.work(scenario.batch_seconds + padded_tokens)
+        if any(text.fate == "hangs" for text in texts):
+            self.simulation.work(scenario.hang_s)
+        if bad and scenario.misbehaviour == "short":
+            return results[1:]
+        if bad:
+            raise SystemExit if scenario.misbehaviour == "exit" else ValueError
+        return results
+
+    def _report(self, **facts: Any) -> BatchReport:
+        """Stands in for the class, where a runner is lost with a batch that it has computed."""
+        if self.simulation.over:
+            raise SystemExit
+        batch = self._running[threading.current_thread()]
+        if self.batches.index(batch) in self.scenario.lost_batches:
+            del self._running[threading.current_thread()]
+            batch.finished, batch.lost = self._moment(), True
+            raise MemoryError
+        return BatchReport(**facts)
+
+    def _on_loss(self) -> None:
+        self.losses += 1
+
+    def _on_batch(self, report: BatchReport) -> None:
+        batch = self._running.pop(threading.current_thread())
+        batch.finished = self._moment()
+        batch.report = report
+        batch.failing = self._batcher.failing
+        if self.scenario.report_raises:
+            raise ValueError
+
+    def _pause(self) -> None:
+        resting = self.simulation.idle_threads + self.simulation.ended_threads
+        texts, tokens = self._batcher.queued_texts, self._batcher.queued_tokens
+        self.pauses.append(Pause(self._moment(), resting, texts, tokens))
+
+    def _moment(self) -> Moment:
+        return Moment(next(self._orders), self.simulation.now)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def silence() -> Iterator[None]:
+    """Hundreds of batches raise here; none of it is news."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+# Checks
+
+
+def check_every_item_gets_its_own_answer(record: Record) -> None:
+    """An admitted request whose client stays gets a result or an error an item, in their order."""
+    for visit in record.admitted:
+        if visit.answer is None:
+            assert visit.left.time == visit.ask.at + visit.ask.goes_after_s
+            continue
+        assert len(visit.answer.results) == len(visit.ask.texts)
+        for text, result in zip(visit.ask.texts, visit.answer.results, strict=True):
+            assert isinstance(result, ServiceError) or result.text == text
+
+
+def check_submit_returns_the_moment_it_can(record: Record) -> None:
+    """With the last result, at the deadline or when drain gives up: whichever is first, exactly."""
+    for visit in record.admitted:
+        finished = max(
+            record.batch_of[text].finished.time if text in record.batch_of else math.inf
+            for text in visit.ask.texts
+        )
+        returns = min(finished, visit.deadline, record.gave_up.time)
+        if visit.answer is None:
+            assert visit.left.time <= returns
+        else:
+            assert visit.left.time == returns
+
+
+def check_what_came_in_time_is_kept(record: Record) -> None:
+    """A result is in the answer if it came before the end; else the item tells what ended it."""
+    for visit in record.admitted:
+        if visit.answer is None:
+            continue
+        ends = {DeadlineExceeded: visit.deadline, ShuttingDown: record.gave_up.time}
+        errors = tuple(error for error, time in ends.items() if time == visit.left.time)
+        for text, result in zip(visit.ask.texts, visit.answer.results, strict=True):
+            batch = record.batch_of.get(text)
+            came_at = batch.finished.time if batch else math.inf
+            if batch and came_at <= visit.left.time:
+                outcome = batch.outcomes[text]
+                kept = result is outcome or (
+                    outcome is None and isinstance(result, InferenceFailed)
+                )
+                assert kept or (came_at == visit.left.time and isinstance(result, errors))
+            else:
+                assert isinstance(result, errors)
+
+
+def check_the_seconds_add_up(record: Record) -> None:
+    """Inference is the time in which a text of the request is computed; the rest is waiting."""
+    for visit in record.admitted:
+        if visit.answer is None:
+            continue
+        left = visit.left.time
+        batches = {id(b): b for text in visit.ask.texts if (b := record.batch_of.get(text))}
+        spans = [(b.started.time, min(b.finished.time, left)) for b in batches.values()]
+        moments = sorted({moment for span in spans for moment in span})
+        computed = sum(
+            until - since
+            for since, until in pairwise(moments)
+            if any(started <= since and until <= ended for started, ended in spans)
+        )
+        assert visit.answer.inference_seconds == pytest.approx(computed)
+        waited = left - visit.asked.time - computed
+        assert visit.answer.queue_seconds == pytest.approx(waited)
+
+
+def check_each_text_is_computed_once(record: Record) -> None:
+    """No text is in two batches; only a failed batch's own retries compute it again."""
+    computed = [text for batch in record.batches for text in batch.texts]
+    assert len(computed) == len(set(computed))
+    for batch in record.batches:
+        given = [text for call in batch.calls for text in call.texts]
+        kept = [text for call in batch.calls if call.results for text in call.texts]
+        assert set(given) == set(batch.texts)
+        assert len(kept) == len(set(kept))
+
+
+def check_texts_of_one_length_start_in_turn(record: Record) -> None:
+    """Of one length, those of one request start in its order, and first texts as they came."""
+    started = {text: place for place, text in enumerate(record.batch_of)}
+    for visit in record.admitted:
+        for tokens in range(1, 61):
+            starts = [
+                started[text]
+                for text in visit.ask.texts
+                if text.tokens == tokens and text in started
+            ]
+            assert starts == sorted(starts)
+    firsts = [visit.ask.texts[0] for visit in record.admitted]
+    for tokens in range(1, 61):
+        starts = [started[text] for text in firsts if text.tokens == tokens and text in started]
+        assert starts == sorted(starts)
+
+
+def check_the_budget_is_kept(record: Record) -> None:
+    """No call of infer gets more padded tokens than the budget, but for a single text."""
+    for batch in record.batches:
+        for call in batch.calls:
+            padded_tokens = len(call.texts) * max(map(len, call.texts))
+            assert len(call.texts) == 1 or padded_tokens <= record.scenario.max_batch_tokens
+
+
+def check_the_queue_is_bounded(record: Record) -> None:
+    """Nothing is admitted beyond the queue's limit, nor a request beyond its part of it."""
+    limit = record.scenario.max_queue_tokens
+    for visit in record.admitted:
+        least, _ = record.waiting_tokens(visit.asked)
+        assert least + visit.ask.tokens <= limit
+        assert visit.ask.tokens <= limit * REQUEST_SHARE
+    for pause in record.pauses:
+        assert pause.queued_tokens <= limit
+
+
+def check_nothing_is_computed_in_vain(record: Record) -> None:
+    """No batch starts with a text past its deadline or given up by its client or by drain."""
+    for batch in record.batches:
+        assert batch.started.order < record.gave_up.order
+        for text in batch.texts:
+            visit = record.visit_of[text]
+            assert batch.started.time < visit.deadline
+            assert batch.started.order < visit.left.order
+            assert batch.started.time <= visit.ask.at + visit.ask.goes_after_s
+
+
+def check_the_wait_is_bounded(record: Record) -> None:
+    """How many tokens of other requests may lead batches while a text waits.
+
+    Virtual time V is the end of some past leader that had the earliest start of all that waited,
+    so nothing that waits starts before V - (longest leader so far). A text with ``ahead`` tokens
+    of its own list before it starts at V + ahead, and until its batch only earlier turns lead.
+
+    The texts of one request follow each other in virtual time. Those of a request that came
+    earlier start between these two points, and the last may reach beyond by its length. Those of
+    one that came later start at V or after, and strictly before V + ahead; and a leader moves
+    virtual time to its end, so what comes after it starts behind it. However many come, one after
+    the other, their leaders but the last fit into ``ahead``: a list is not starved, and nothing
+    that comes later leads before a request's first text.
+    """
+    for visit in record.admitted:
+        lag = max((b.leader.tokens for b in record.batches if b.started < visit.asked), default=0)
+        ahead = 0
+        for text in visit.ask.texts:
+            start, end = record.waits[text]
+            earlier: dict[int, int] = {}
+            later: list[tuple[Batch, int]] = []  # with the virtual time it moved on at the least
+            for batch in record.batches:
+                if not start < batch.started.order < end or batch.started.time >= visit.deadline:
+                    continue
+                other = record.visit_of[batch.leader]
+                if other.asked <= visit.asked:
+                    tokens = earlier.get(other.asked.order, 0) + batch.leader.tokens
+                    earlier[other.asked.order] = tokens
+                    longest = max(map(len, other.ask.texts))
+                    assert tokens <= (ahead if other is visit else lag + ahead + longest)
+                else:
+                    moved = max(
+                        (
+                            moved + past.leader.tokens
+                            for past, moved in later
+                            if past.started < other.asked or past.leader in other.ask.texts
+                        ),
+                        default=0,
+                    )
+                    assert moved < ahead
+                    later.append((batch, moved))
+            ahead += text.tokens
+
+
+def check_runners_share_what_waits(record: Record) -> None:
+    """A batch has its runner's share of the queue, or all that fits, and stops there.
+
+    Texts as long as a batch's longest add no padding: only the budget or the share keeps them out,
+    as long as all that waits is looked at.
+    """
+    for batch in record.batches:
+        busy = sum(other.started < batch.started < other.finished for other in record.batches)
+        idle = record.scenario.runners - busy
+        least, most = record.waiting_tokens(batch.started)
+        tokens = [text.tokens for text in batch.texts]
+        assert len(tokens) == 1 or sum(tokens[:-1]) < (most + sum(tokens)) / idle
+        full = (len(tokens) + 1) * max(tokens) > record.scenario.max_batch_tokens
+        seen = most + sum(tokens) <= LOOK_AHEAD * record.scenario.max_batch_tokens
+        if seen and not full and sum(tokens) < (least + sum(tokens)) / idle:
+            left = [
+                text
+                for text in record.waiting(batch.started)
+                if record.visit_of[text].deadline > batch.started.time
+            ]
+            assert max(tokens) not in map(len, left)
+
+
+def check_no_runner_idles_while_a_text_waits(record: Record) -> None:
+    """Whenever time passes with texts in the queue, every runner is at work."""
+    for pause in record.pauses:
+        assert not (pause.resting_runners and pause.queued_texts)
+
+
+def check_the_queue_holds_what_waits(record: Record) -> None:
+    """Whenever time passes, the queue counts the texts that have an asker and no batch yet."""
+    for pause in record.pauses:
+        waiting = record.waiting(pause.at)
+        assert (pause.queued_texts, pause.queued_tokens) == (len(waiting), sum(map(len, waiting)))
+
+
+def check_only_culprits_fail(record: Record) -> None:
+    """A text fails only if it failed alone; a culprit spoils no other text of its batch."""
+    for batch in record.batches:
+        assert len(batch.calls) <= 2 * len(batch.texts) - 1
+        for text, outcome in batch.outcomes.items():
+            if outcome is None:
+                assert Call((text,), None) in batch.calls
+                assert text.fate == "culprit" or record.scenario.outage != (0.0, 0.0)
+            else:
+                assert text.fate != "culprit"
+
+
+def check_refusals(record: Record) -> None:
+    """What is not admitted is refused at once, for a reason that is true."""
+    scenario = record.scenario
+    most = int(scenario.max_queue_tokens * REQUEST_SHARE)
+    for visit in record.visits:
+        if not visit.ask.texts:
+            assert visit.answer == Answer([], 0.0, 0.0)
+            assert visit.left.time == visit.asked.time
+            continue
+        refusal, tokens = visit.refusal, visit.ask.tokens
+        assert isinstance(refusal, ShuttingDown) == (visit.asked > record.closed)
+        if isinstance(refusal, ShuttingDown):
+            assert refusal.retry_after_s == RETRY_AFTER_S
+        else:
+            assert isinstance(refusal, TooManyTexts) == (tokens > most)
+        if refusal is not None:
+            assert visit.left.time == visit.asked.time
+        if not isinstance(refusal, Overloaded):
+            continue
+        least, queued = record.waiting_tokens(visit.asked)
+        pace = measured_pace(record, visit.asked) / scenario.runners
+        assert refusal.retry_after_s is not None
+        assert refusal.retry_after_s > 0
+        if refusal.reason == "queue_full":
+            excess = queued + tokens - scenario.max_queue_tokens
+            assert excess > 0
+            assert refusal.retry_after_s <= (excess * pace or RETRY_AFTER_S) + ROUNDING_S
+        else:
+            most_s = (2 * queued + tokens) * pace + longest_batch_s(record, visit.asked)
+            most_s *= CAUTION
+            assert refusal.retry_after_s <= most_s - visit.ask.timeout_s + ROUNDING_S
+            assert least + tokens <= scenario.max_queue_tokens
+
+
+def longest_batch_s(record: Record, at: Moment) -> float:
+    """Of the batches until then."""
+    ended = [batch for batch in record.batches if batch.finished < at]
+    return max((b.finished.time - b.started.time for b in ended), default=0.0)
+
+
+def measured_pace(record: Record, at: Moment) -> float:
+    """Seconds a token of one runner, from the batches without a failure until then."""
+    tokens = seconds = 0.0
+    for batch in sorted(record.batches, key=lambda batch: batch.finished):
+        if batch.finished < at and all(isinstance(r, Done) for r in batch.outcomes.values()):
+            tokens = SPEED_DECAY * tokens + sum(map(len, batch.texts))
+            seconds = SPEED_DECAY * seconds + batch.finished.time - batch.started.time
+    return seconds / tokens if tokens else 0.0
+
+
+def check_drain(record: Record) -> None:
+    """Drain returns the moment the last runner has ended, or when its time is over."""
+    busy_until = max((batch.finished.time for batch in record.batches), default=0.0)
+    for drain in record.drains:
+        idle_at = max(drain.began.time, record.closed.time, busy_until)
+        assert drain.ended.time == min(idle_at, drain.began.time + drain.timeout_s)
+        assert not (drain.complete and drain.runners_left)
+        assert drain.complete or drain.ended.time == drain.began.time + drain.timeout_s
+    assert record.drains[-1].complete
+
+
+def check_the_reports(record: Record) -> None:
+    """Each batch is reported once, as it was; failing is three in a row without an answer."""
+    fruitless = 0
+    for batch in sorted(record.batches, key=lambda batch: batch.finished):
+        outcomes = batch.outcomes.values()
+        failed = sum(not isinstance(outcome, Done) for outcome in outcomes)
+        assert batch.report is not None
+        assert replace(batch.report, others_waited=False) == BatchReport(
+            texts=len(batch.texts),
+            tokens=sum(map(len, batch.texts)),
+            padded_tokens=len(batch.texts) * max(map(len, batch.texts)),
+            max_tokens=record.scenario.max_batch_tokens,
+            inference_seconds=batch.finished.time - batch.started.time,
+            failed=failed,
+            others_waited=False,
+        )
+        fruitless = fruitless + 1 if failed == len(batch.texts) else 0
+        assert batch.failing == (fruitless >= FAILING_AFTER)
+
+
+def check_nothing_is_raised_where_nobody_looks(record: Record) -> None:
+    """No runner ends by an error and no callback of the event loop raises."""
+    assert record.simulation.errors == []
+
+
+# Where runners hang or are lost
+
+
+def check_nobody_is_stranded(record: Record) -> None:
+    """A patient client has its answer long before a batch that hangs gives one.
+
+    It waits at most for every text that is computed, for those that hang until they are given
+    up, and for a new thread in the place of each that was lost.
+    """
+    texts = [text for batch in record.batches for text in batch.texts]
+    hanging = sum(text.fate == "hangs" for text in texts)
+    computing_s = sum(
+        record.scenario.batch_seconds + 2 * len(call.texts) * max(map(len, call.texts))
+        for batch in record.batches
+        for call in batch.calls
+    )
+    longest_s = computing_s + record.losses + (hanging + 1) * KNOWN_AFTER_S
+    for visit in record.admitted:
+        if visit.answer is not None:
+            assert visit.left.time - visit.asked.time <= longest_s
+
+
+def check_each_text_is_answered_or_told_why(record: Record) -> None:
+    """A text has its result, unless its batch hung or was lost, or no runner was left for it."""
+    for visit in record.admitted:
+        if visit.answer is None:
+            continue
+        for text, result in zip(visit.ask.texts, visit.answer.results, strict=True):
+            batch = record.batch_of.get(text)
+            if isinstance(result, Done):
+                assert result.text == text
+                assert batch
+                assert not batch.lost
+            elif isinstance(result, InferenceFailed):
+                assert batch
+                took_s = batch.finished.time - batch.started.time
+                assert batch.lost or batch.outcomes[text] is None or took_s > HANGS_AFTER_S
+            elif isinstance(result, NotReady):
+                hung = sum(b.finished.time - b.started.time > HANGS_AFTER_S for b in record.batches)
+                runners = record.scenario.runners
+                assert batch is None
+                assert hung >= runners or record.losses >= HOPELESS_AFTER * runners
+
+
+def check_the_lost_are_replaced(record: Record) -> None:
+    """Each lost thread is told once, and there are as many threads as ever."""
+    assert record.replaced == record.faults
+    assert record.threads == record.scenario.runners
+
+
+def check_the_stuck_are_known(record: Record) -> None:
+    """What hangs is known to hang; when it is back, all is well."""
+    assert record.stuck == record.hanging
+    assert record.complete == (record.hanging == 0)
+
+
+CHECKS = (
+    check_nothing_is_raised_where_nobody_looks,
+    check_every_item_gets_its_own_answer,
+    check_each_text_is_computed_once,
+    check_submit_returns_the_moment_it_can,
+    check_what_came_in_time_is_kept,
+    check_the_seconds_add_up,
+    check_texts_of_one_length_start_in_turn,
+    check_the_budget_is_kept,
+    check_the_queue_is_bounded,
+    check_nothing_is_computed_in_vain,
+    check_the_wait_is_bounded,
+    check_runners_share_what_waits,
+    check_no_runner_idles_while_a_text_waits,
+    check_the_queue_holds_what_waits,
+    check_only_culprits_fail,
+    check_refusals,
+    check_drain,
+    check_the_reports,
+)
+
+
+def check_all(record: Record) -> None:
+    for check in CHECKS:
+        check(record)
+
+
+# Tests
+
+# What makes a scenario patient: nobody gives up.
+patient: dict[str, Any] = {"timeouts": st.just(ENOUGH_S), "departures": st.just(math.inf)}
+
+
+@settings(deadline=None, max_examples=300)
+@given(scenarios())
+def test_anything(scenario: Scenario) -> None:
+    """Deadlines, departures, failures, refusals and shutdown at once: all the checks hold."""
+    check_all(Record(scenario))
+
+
+@settings(deadline=None)
+@given(scenarios(**patient, drains=st.just([]), outages=st.just((0.0, 0.0))))
+def test_patient_clients(scenario: Scenario) -> None:
+    """Where nobody gives up, every admitted text is computed, in bounded turn."""
+    record = Record(scenario)
+    check_all(record)
+    assert set(record.batch_of) == set(record.visit_of)
+
+
+@settings(deadline=None)
+@given(
+    scenarios(
+        **patient,
+        lengths=st.sampled_from([[1], [1], [5], [2] * 10, [1, 3] * 5]),
+        gaps=st.sampled_from([0.0, 1.0, 2.0, 3.0]),
+        fates=st.just("good"),
+        budgets=st.integers(1, 10),
+        drains=st.just([]),
+    )
+)
+def test_newcomers(scenario: Scenario) -> None:
+    """Where new texts come as fast as they are served, neither they nor a list are held back."""
+    check_all(Record(scenario))
+
+
+@settings(deadline=None)
+@given(
+    scenarios(
+        **patient,
+        lengths=st.lists(st.integers(1, 4), min_size=1, max_size=20),
+        fates=st.sampled_from(["good", "good", "good", "culprit", "refused"]),
+        budgets=st.just(150),
+    )
+)
+def test_failures_in_large_batches(scenario: Scenario) -> None:
+    """Where many texts share a batch and many fail, each gets what is due to it alone."""
+    check_all(Record(scenario))
+
+
+@settings(deadline=None)
+@given(
+    scenarios(
+        lengths=st.lists(st.just(5), min_size=1, max_size=4),
+        gaps=st.sampled_from([0.0, 0.0, 0.0, 1.0, 10.0]),
+        limits=st.sampled_from([39, 40]),  # exactly full, or one too many
+        drains=st.just([]),
+    )
+)
+def test_a_crowd_before_a_small_queue(scenario: Scenario) -> None:
+    """Where more comes than fits, what is admitted fits and what is refused did not."""
+    check_all(Record(scenario))
+
+
+@settings(deadline=None)
+@given(scenarios(**patient, drains=st.lists(early_drain, min_size=1, max_size=3)))
+def test_shutdown(scenario: Scenario) -> None:
+    """Drain ends a busy batcher in its time, called once or again while it still waits."""
+    check_all(Record(scenario))
+
+
+@settings(deadline=None)
+@given(
+    scenarios(
+        timeouts=st.just(math.inf),
+        departures=departures,
+        fates=st.sampled_from([*["good"] * 8, "culprit", "hangs"]),
+        hangs=st.sampled_from([2 * KNOWN_AFTER_S, ENOUGH_S]),
+        losses=st.frozensets(st.integers(0, 20), max_size=8),
+        drains=st.just([]),
+    )
+)
+def test_runners_that_hang_or_are_lost(scenario: Scenario) -> None:
+    """Whatever becomes of the runners: no client without a deadline waits for ever."""
+    record = Record(scenario)
+    for check in (
+        check_nothing_is_raised_where_nobody_looks,
+        check_every_item_gets_its_own_answer,
+        check_each_text_is_computed_once,
+        check_the_budget_is_kept,
+        check_nobody_is_stranded,
+        check_each_text_is_answered_or_told_why,
+        check_the_lost_are_replaced,
+        check_the_stuck_are_known,
+    ):
+        check(record)
+
+
+# The simulation itself
+
+
+@settings(deadline=None)
+@given(scenarios())
+def test_the_simulation_is_deterministic(scenario: Scenario) -> None:
+    """The same scenario, played twice, is the same to the last detail."""
+    assert Record(scenario).trace() == Record(scenario).trace()
+
+
+@pytest.mark.parametrize(
+    ("eager", "batches"),
+    [
+        (True, [(0, ["0-0"]), (7, ["1-0", "2-0"])]),  # woken before the second comes
+        (False, [(0, ["0-0", "1-0"]), (14, ["2-0"])]),  # woken when both are there
+    ],
+)
+def test_the_order_of_events_is_a_choice(
+    *, eager: bool, batches: list[tuple[float, list[str]]]
+) -> None:
+    """Of texts that come at one instant, the runner finds the first, or all, as it is told."""
+    asks = [
+        Ask(at, (Text(request, 0, 7, "good"),), ENOUGH_S, math.inf)
+        for request, at in enumerate([0.0, 0.0, 3.0])
+    ]
+    record = Record(Scenario(tuple(asks), eager=eager))
+    assert batches == [
+        (batch.started.time, [f"{text.request}-{text.index}" for text in batch.texts])
+        for batch in record.batches
+    ]
+
+
+def test_a_day_passes_in_no_time() -> None:
+    """The event loop's clock is the simulation's: sleeping ends at the exact virtual time."""
+    simulation = Simulation()
+
+    async def sleep_a_day() -> float:
+        await asyncio.sleep(86_400)
+        return asyncio.get_running_loop().time()
+
+    assert simulation.run(sleep_a_day()) == simulation.now == 86_400
+
+
+def test_a_hang_is_an_error() -> None:
+    """Waiting for what will never come does not hang the test."""
+
+    async def hang() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(Stuck):
+        Simulation().run(hang())

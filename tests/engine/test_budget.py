@@ -1,0 +1,131 @@
+"""The budget of a batch: what live batches may change about it, and what not."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from app.engine.batching.budget import TRIALS, TRY_EVERY, TokenBudget
+
+ENOUGH = 4 * TRY_EVERY * TRIALS  # batches for one decision
+
+
+def _budget(tokens: int = 256, changes: list[int] | None = None) -> TokenBudget:
+    changes = [] if changes is None else changes
+    return TokenBudget(tokens, fixed=False, least=32, most=512, on_change=changes.append)
+
+
+def _learn(budget: TokenBudget, size: int, speed: float) -> None:
+    budget.learn(size, texts=8, longest=size // 8, tokens=size, seconds=size / speed)
+
+
+def _live(
+    budget: TokenBudget,
+    speeds: Mapping[int, float],
+    batches: int,
+    drift: Callable[[int], float] = lambda number: 1.0,
+) -> None:
+    """Batches under load; each size computes so many tokens a second, give or take a third."""
+    for number in range(batches):
+        size = budget.next(waiting=10_000)
+        noise = (0.7, 1.0, 1.3)[number % 3]
+        _learn(budget, size, speeds[size] * noise * drift(number))
+
+
+def test_it_goes_where_batches_compute_more() -> None:
+    """Step by step to the best size, however bad the start was; each step is announced."""
+    speeds = {16: 1, 32: 50, 64: 70, 128: 80, 256: 60, 512: 50, 1024: 1}
+    for start, steps in ((256, [128]), (32, [64, 128]), (512, [256, 128])):
+        changes: list[int] = []
+        budget = _budget(start, changes)
+        _live(budget, speeds, 4 * ENOUGH)
+        assert changes == steps
+        assert budget.tokens == 128
+
+
+def test_noise_changes_nothing() -> None:
+    """Sizes that differ by less than can be told apart stay as they were."""
+    changes: list[int] = []
+    _live(_budget(256, changes), {128: 102, 256: 100, 512: 103}, 20 * ENOUGH)
+    assert changes == []
+
+
+def test_a_machine_that_drifts_changes_nothing() -> None:
+    """A neighbour that slows everything down for a while says nothing of sizes."""
+    changes: list[int] = []
+    speeds = dict.fromkeys((128, 256, 512), 100.0)
+    _live(_budget(256, changes), speeds, 20_000, lambda n: 0.85 if n % 400 < 60 else 1.0)
+    assert changes == []
+
+
+def test_it_stays_within_its_bounds() -> None:
+    """However well it may look beyond them."""
+    for best in (16, 1024):
+        budget = _budget(128)
+        tried = set()
+        for _ in range(4 * ENOUGH):
+            size = budget.next(waiting=10_000)
+            tried.add(size)
+            _learn(budget, size, 1 / abs(size - best))
+        assert (min(tried), max(tried)) == ((32, 256) if best == 16 else (64, 512))
+
+
+def test_other_sizes_are_tried_only_where_they_cost_little() -> None:
+    """One batch in eight, and none while less than two batches wait: a lone text never meets it."""
+    budget = _budget()
+    sizes = [budget.next(waiting=10_000) for _ in range(10 * TRY_EVERY)]
+    assert sizes.count(256) == len(sizes) - 10
+    assert {*sizes} == {128, 256, 512}
+    assert {budget.next(waiting=511) for _ in range(100)} == {256}
+
+
+def test_batches_that_are_not_full_say_nothing() -> None:
+    """A batch is small because little waited, and fast or slow for reasons of its own."""
+    budget = _budget()
+    for _ in range(4 * TRIALS):
+        budget.learn(256, texts=2, longest=95, tokens=180, seconds=1.0)
+        budget.learn(128, texts=2, longest=45, tokens=90, seconds=0.01)
+    assert budget.tokens == 256
+
+
+def test_texts_that_smaller_batches_cannot_have_say_nothing() -> None:
+    """A batch of one long text is slow by its length, not by its size."""
+    budget = _budget()
+    for _ in range(4 * TRIALS):
+        budget.learn(256, texts=1, longest=250, tokens=250, seconds=10.0)
+        budget.learn(256, texts=1, longest=400, tokens=400, seconds=10.0)
+        _learn(budget, 128, 1000.0)
+    assert budget.tokens == 256
+
+
+def test_a_clock_that_did_not_move_says_nothing() -> None:
+    """Nothing is divided by no time."""
+    budget = _budget()
+    budget.learn(256, texts=8, longest=32, tokens=256, seconds=0.0)
+    assert budget.tokens == 256
+
+
+def test_what_is_fixed_stays() -> None:
+    """A budget set by hand, or for a target of latency."""
+    budget = TokenBudget(256)
+    for _ in range(4 * TRIALS):
+        assert budget.next(waiting=10_000) == 256
+        _learn(budget, 256, 1.0)
+        _learn(budget, 128, 9.0)
+    assert budget.tokens == 256
+
+
+def test_another_model_learns_for_itself() -> None:
+    """After a reload it begins with the same budget, and what it changes is its own."""
+    changes: list[int] = []
+    budget = _budget(256, changes)
+    other = budget.again()
+    _live(other, {128: 90.0, 256: 60.0, 512: 60.0, 64: 1.0}, 2 * ENOUGH)
+    assert (other.tokens, budget.tokens) == (128, 256)
+    assert changes == []
+
+
+def test_a_change_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever reads the log sees from which size to which, and what it brings."""
+    with caplog.at_level("INFO", logger="app.engine.batching.budget"):
+        _live(_budget(), {128: 60.0, 256: 60.0, 512: 90.0}, 2 * ENOUGH)
+    assert "batches have at most 512 tokens from now on, not 256" in caplog.text

@@ -1,0 +1,282 @@
+import math
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from app.engine.batching.fair_queue import LOOK_AHEAD, MAX_PADDING, Entry, FairQueue
+
+LONGEST = 20
+
+anytime = settings(deadline=None)  # a busy machine is not a fault of the queue
+
+lengths = st.integers(min_value=1, max_value=LONGEST)
+requests = st.lists(st.lists(lengths, min_size=1, max_size=30), max_size=8)
+budgets = st.integers(min_value=1, max_value=5 * LONGEST)
+
+
+def entries(*tokens: int, deadline: float = math.inf) -> list[Entry]:
+    return [Entry(count, deadline) for count in tokens]
+
+
+def take(
+    queue: FairQueue[Entry],
+    *,
+    max_tokens: int = 10_000,
+    share: float = math.inf,
+    now: float = 0.0,
+) -> list[Entry]:
+    return queue.take_batch(max_tokens=max_tokens, share=share, now=now)
+
+
+def take_all(queue: FairQueue[Entry], *, max_tokens: int = 10_000) -> list[list[Entry]]:
+    batches = []
+    while batch := take(queue, max_tokens=max_tokens):
+        batches.append(batch)
+    return batches
+
+
+def queue_of(*requests: list[Entry]) -> FairQueue[Entry]:
+    queue: FairQueue[Entry] = FairQueue()
+    for request in requests:
+        queue.add(request)
+    return queue
+
+
+@anytime
+@given(requests, budgets)
+def test_every_entry_comes_out_once(lists: list[list[int]], budget: int) -> None:
+    """Whatever waits comes out in exactly one batch, and the counts return to zero."""
+    added = [entries(*request) for request in lists]
+    queue = queue_of(*added)
+    assert len(queue) == sum(map(len, lists))
+    assert queue.tokens == sum(map(sum, lists))
+
+    taken = [entry for batch in take_all(queue, max_tokens=budget) for entry in batch]
+
+    expected = [entry for request in added for entry in request]
+    assert len(taken) == len(expected)
+    assert set(taken) == set(expected)
+    assert (len(queue), queue.tokens) == (0, 0)
+
+
+@anytime
+@given(requests, budgets)
+def test_batches_stay_within_the_padded_budget(lists: list[list[int]], budget: int) -> None:
+    """Count × longest never exceeds the budget, unless a single entry does by itself."""
+    for batch in take_all(queue_of(*(entries(*request) for request in lists)), max_tokens=budget):
+        assert len(batch) == 1 or len(batch) * max(entry.tokens for entry in batch) <= budget
+
+
+@anytime
+@given(requests, budgets)
+def test_padding_is_bounded(lists: list[list[int]], budget: int) -> None:
+    """No more than the allowed share of a batch is padding."""
+    for batch in take_all(queue_of(*(entries(*request) for request in lists)), max_tokens=budget):
+        padded = len(batch) * max(entry.tokens for entry in batch)
+        assert padded - sum(entry.tokens for entry in batch) <= MAX_PADDING * padded
+
+
+@anytime
+@given(requests, budgets)
+def test_the_leader_is_whose_turn_it_is(lists: list[list[int]], budget: int) -> None:
+    """Each batch is led by the earliest turn that waits, so nothing is passed over for ever."""
+    added = [entries(*request) for request in lists]
+    queue = queue_of(*added)
+    waiting = {entry for request in added for entry in request}
+    while batch := take(queue, max_tokens=budget):
+        assert batch[0] is min(waiting, key=lambda entry: entry.turn)
+        waiting.difference_update(batch)
+
+
+@anytime
+@given(requests, budgets)
+@example([[2, 3, 1, 3, 1]], 21)  # two lengths equally far from the leader's
+def test_entries_of_one_length_keep_their_turns(lists: list[list[int]], budget: int) -> None:
+    """Length is the only reason to overtake: entries of one length come out in turn."""
+    queue = queue_of(*(entries(*request) for request in lists))
+    taken = [entry for batch in take_all(queue, max_tokens=budget) for entry in batch]
+    for tokens in range(1, LONGEST + 1):
+        turns = [entry.turn for entry in taken if entry.tokens == tokens]
+        assert turns == sorted(turns)
+
+
+@anytime
+@given(requests, budgets, st.integers(min_value=0, max_value=20), lengths)
+def test_a_single_text_is_not_behind_a_long_list(
+    lists: list[list[int]], budget: int, batches_before: int, tokens: int
+) -> None:
+    """Before a newcomer's turn, each request ahead leads with at most twice the longest text."""
+    added = [entries(*request) for request in lists]
+    queue = queue_of(*added)
+    for _ in range(batches_before):
+        take(queue, max_tokens=budget)
+    [newcomer] = entries(tokens)
+    queue.add([newcomer])
+
+    leaders = []
+    while newcomer not in (batch := take(queue, max_tokens=budget)):
+        leaders.append(batch[0])
+
+    for request in added:
+        assert sum(leader.tokens for leader in leaders if leader in request) <= 2 * LONGEST
+
+
+def test_lists_take_turns() -> None:
+    """Two equal requests are served alternately, whichever came first."""
+    first, second = entries(*[10] * 5), entries(*[10] * 5)
+    taken = [batch[0] for batch in take_all(queue_of(first, second), max_tokens=10)]
+    assert taken == [entry for pair in zip(first, second, strict=True) for entry in pair]
+
+
+def test_single_texts_lead_in_the_order_they_came() -> None:
+    """Between requests of one text, length gives no precedence: a long one is not held back."""
+    singles = entries(7, 500, 3, 90, 12)
+    taken = take_all(queue_of(*([single] for single in singles)), max_tokens=1)
+    assert taken == [[single] for single in singles]
+
+
+def test_newcomers_cannot_starve_a_list() -> None:
+    """A list gets its turns while new requests keep coming as fast as they are served."""
+    bulk = entries(*[10] * 20)
+    queue = queue_of(bulk)
+    served = set()
+    for _ in range(500):
+        queue.add(entries(10))
+        served.update(take(queue, max_tokens=10))
+    assert served.issuperset(bulk)
+
+
+def test_the_batch_is_filled_with_the_nearest_lengths() -> None:
+    """Beside the leader stand the lengths nearest to its own, longer or shorter."""
+    leader, *_ = request = entries(100, 90, 98, 80, 101, 110, 97)
+    batch = take(queue_of(request), max_tokens=4 * 101)
+    assert batch[0] is leader
+    assert sorted(entry.tokens for entry in batch) == [97, 98, 100, 101]
+
+
+def test_an_entry_longer_than_the_budget_goes_alone() -> None:
+    """The budget never blocks an entry: one that exceeds it makes a batch by itself."""
+    batches = take_all(queue_of(entries(50, 50)), max_tokens=49)
+    assert [len(batch) for batch in batches] == [1, 1]
+
+
+def test_a_share_leaves_the_rest() -> None:
+    """A batch that has its share of tokens stops there, for another runner to take the rest."""
+    queue = queue_of(entries(*[10] * 16))
+    assert len(take(queue, share=queue.tokens / 2)) == 8
+    assert len(take(queue)) == 8
+
+
+def test_the_look_ahead_is_bounded() -> None:
+    """Only the turns that come next are considered, however good a match stands far behind."""
+    far, near = entries(10, *[1000] * LOOK_AHEAD, 10), entries(10, *[1000] * (LOOK_AHEAD - 1), 10)
+    assert len(take(queue_of(far), max_tokens=1000)) == 1
+    assert len(take(queue_of(near), max_tokens=1000)) == 2
+
+
+def test_expired_entries_are_dropped() -> None:
+    """An entry whose deadline has come is never part of a batch, nor counted any more."""
+    expired, live = entries(*[10] * 400, deadline=5.0), entries(10, 10, deadline=5.1)
+    queue = queue_of(expired, live)
+    assert take(queue, now=5.0) == live
+    assert (len(queue), queue.tokens) == (0, 0)
+
+
+def test_nothing_is_taken_when_all_expired() -> None:
+    """With only expired entries there is no batch, and the queue is empty after."""
+    queue = queue_of(entries(*[10] * 400, deadline=5.0))
+    assert take(queue, now=6.0) == []
+    assert (len(queue), queue.tokens) == (0, 0)
+
+
+@anytime
+@given(requests, budgets, st.data())
+def test_removed_entries_never_come_out(
+    lists: list[list[int]], budget: int, data: st.DataObject
+) -> None:
+    """Removing forgets exactly the entries that still wait; the others come out as ever."""
+    added = [entry for request in lists for entry in entries(*request)]
+    queue = queue_of(added)
+    taken_before = take(queue, max_tokens=budget)
+    removed = [entry for entry in added if data.draw(st.booleans())]
+    queue.remove(removed)
+
+    remaining = set(added) - set(taken_before) - set(removed)
+    assert len(queue) == len(remaining)
+    assert queue.tokens == sum(entry.tokens for entry in remaining)
+    assert {entry for batch in take_all(queue) for entry in batch} == remaining
+
+
+class Fragile(Entry):
+    """An entry that cannot be read any more after so many reads of all of them."""
+
+    reads_left = math.inf
+
+    def __getattribute__(self, name: str) -> Any:
+        Fragile.reads_left -= 1
+        if Fragile.reads_left < 0:
+            raise MemoryError
+        return super().__getattribute__(name)
+
+
+def test_a_fault_while_taking_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is raised: what waited waits and is counted, and comes out at the next try."""
+    monkeypatch.setattr(Fragile, "reads_left", math.inf)
+    faults = 0
+    while True:
+        waiting: list[Entry] = [Fragile(tokens, 9.0) for tokens in (3, 5, 4, 5, 20)]
+        expired: list[Entry] = [Fragile(tokens, 1.0) for tokens in (2, 5)]
+        queue = queue_of(expired, waiting)
+        Fragile.reads_left = faults
+        try:
+            take(queue, max_tokens=15, now=5.0)
+            break
+        except MemoryError:
+            faults += 1
+        finally:
+            Fragile.reads_left = math.inf
+        assert (len(queue), queue.tokens) == (7, 44)
+        first = take(queue, max_tokens=15, now=5.0)
+        assert {*first, *(entry for batch in take_all(queue) for entry in batch)} == {*waiting}
+        assert (len(queue), queue.tokens) == (0, 0)
+    assert faults > 20
+
+
+def test_clear_forgets_everything() -> None:
+    """After clear nothing waits and nothing comes out; it gives what waited."""
+    request = entries(1, 2, 3)
+    queue = queue_of(request)
+    assert queue.clear() == request
+    assert (len(queue), queue.tokens) == (0, 0)
+    assert take(queue) == []
+
+
+@pytest.mark.parametrize("max_tokens", [1, 100])
+def test_an_empty_queue_gives_an_empty_batch(max_tokens: int) -> None:
+    """There is no batch where nothing waits."""
+    assert take(FairQueue(), max_tokens=max_tokens) == []
+
+
+def test_a_newcomer_does_not_wait_for_a_long_list() -> None:
+    """Before a single text come at most the entries that start no later than it does."""
+    queue = queue_of(entries(*[10] * 100))
+    assert queue.tokens_before(10) == 10
+    assert queue.tokens_before(1000) == 1000
+
+
+@anytime
+@given(requests, lengths)
+def test_tokens_before_are_those_served_before(lists: list[list[int]], newcomer: int) -> None:
+    """What is predicted to come before a single text is what does, one entry at a time."""
+    queue = queue_of(*(entries(*request) for request in lists))
+    predicted = queue.tokens_before(newcomer)
+    (last,) = entries(newcomer)
+    queue.add([last])
+
+    before = 0
+    while (leader := take(queue, max_tokens=1)[0]) is not last:
+        before += leader.tokens
+    # The prediction reserves the newcomer's own length in virtual time, so it never falls short.
+    assert before <= predicted

@@ -1,0 +1,202 @@
+"""The thread on which jobs take turns: its order, its ends, and what it survives."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+from app.engine.worker import Steps, Worker, finish
+from app.errors import DeadlineExceeded, ShuttingDown
+from tests.support.serving import eventually
+
+NAME = "a worker in a test"
+
+
+def _threads() -> int:
+    return sum(thread.name == NAME for thread in threading.enumerate())
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    """It ends with the test."""
+    worker = Worker(NAME)
+    yield worker
+    worker.close()
+    eventually(lambda: not _threads())
+
+
+class Log:
+    """Jobs that write down their steps."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+
+    def job(self, name: str, steps: int) -> Steps[str]:
+        """So many steps, and its name as the result."""
+        for _ in range(steps):
+            self.steps.append(name)
+            yield
+        return name
+
+
+class Gated:
+    """A job that stands in its first step until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.go = threading.Event()
+        self.steps = 0
+
+    def job(self) -> Steps[None]:
+        """Steps without end."""
+        while True:
+            self.steps += 1
+            self.begun.set()
+            assert self.go.wait(30), "the test never let it go"
+            yield
+
+
+def _in_loop(work: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await work()
+
+    asyncio.run(main())
+
+
+def _later(seconds: float = 30) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+async def _begin(worker: Worker, gated: Gated) -> asyncio.Task[None]:
+    """The job's task, once it stands in its first step."""
+    task = asyncio.create_task(worker.run(gated.job(), deadline=_later()))
+    await asyncio.to_thread(gated.begun.wait, 30)
+    return task
+
+
+def test_jobs_take_turns(worker: Worker) -> None:
+    """One step of each in the order of their arrival: a short job does not wait for long ones."""
+    log, gated = Log(), Gated()
+
+    async def work() -> None:
+        first = await _begin(worker, gated)
+        jobs = [("long", 4), ("longer", 5), ("short", 1)]
+        tasks = [
+            asyncio.create_task(worker.run(log.job(name, steps), deadline=_later()))
+            for name, steps in jobs
+        ]
+        await asyncio.sleep(0)  # they queue
+        gated.go.set()
+        first.cancel()
+        assert await asyncio.gather(*tasks) == ["long", "longer", "short"]
+
+    _in_loop(work)
+    assert log.steps[:7] == ["long", "longer", "short", "long", "longer", "long", "longer"]
+    assert len(log.steps) == 10
+
+
+def test_all_steps_at_once_give_the_same(worker: Worker) -> None:
+    """What is small is done without the thread."""
+    log = Log()
+    assert finish(log.job("small", 3)) == "small"
+    assert log.steps == ["small"] * 3
+
+
+def test_who_is_cancelled_takes_no_further_step(worker: Worker) -> None:
+    """The step that runs ends, and was the last."""
+    gated = Gated()
+
+    async def work() -> None:
+        task = await _begin(worker, gated)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gated.go.set()
+        await worker.run(Log().job("next", 3), deadline=_later())
+
+    _in_loop(work)
+    assert gated.steps == 1
+
+
+def test_the_deadline_ends_a_job(worker: Worker) -> None:
+    """With the error that the client gets, and without a further step."""
+    gated = Gated()
+
+    async def work() -> None:
+        with pytest.raises(DeadlineExceeded):
+            await worker.run(gated.job(), deadline=_later(0.05))
+        gated.go.set()
+        await worker.run(Log().job("next", 3), deadline=_later())
+
+    _in_loop(work)
+    assert gated.steps <= 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (ValueError, ValueError),
+        (MemoryError, MemoryError),
+        (TimeoutError, TimeoutError),  # not taken for the deadline
+        (SystemExit, RuntimeError),  # in a future it would end the event loop
+        (KeyboardInterrupt, RuntimeError),
+    ],
+)
+def test_what_a_step_raises_fails_its_job_only(
+    worker: Worker, raised: type[BaseException], expected: type[Exception]
+) -> None:
+    """Whatever it is: the one beside it is done, and so is the next."""
+
+    def failing() -> Steps[None]:
+        yield
+        raise raised
+
+    async def work() -> None:
+        beside = asyncio.create_task(worker.run(Log().job("beside", 5), deadline=_later()))
+        with pytest.raises(expected):
+            await worker.run(failing(), deadline=_later())
+        assert await beside == "beside"
+        assert await worker.run(Log().job("next", 1), deadline=_later()) == "next"
+
+    _in_loop(work)
+
+
+def test_closed_it_tells_whoever_waits(worker: Worker) -> None:
+    """Those in work, those waiting and those that come later; the thread ends."""
+    gated = Gated()
+
+    async def work() -> None:
+        tasks = [
+            await _begin(worker, gated),
+            asyncio.create_task(worker.run(Log().job("waits", 1), deadline=_later())),
+        ]
+        await asyncio.sleep(0)
+        worker.close()
+        gated.go.set()
+        for task in tasks:
+            with pytest.raises(ShuttingDown):
+                await task
+        with pytest.raises(ShuttingDown):
+            await worker.run(Log().job("late", 1), deadline=_later())
+
+    _in_loop(work)
+    assert gated.steps == 1
+    eventually(lambda: not _threads())
+
+
+def test_it_survives_the_event_loop_of_a_job(worker: Worker) -> None:
+    """A loop that closes with a job in work takes nothing else with it."""
+    gated = Gated()
+
+    async def leave() -> None:
+        task = await _begin(worker, gated)
+        task.cancel()
+
+    _in_loop(leave)
+    gated.go.set()
+
+    async def work() -> None:
+        assert await worker.run(Log().job("next", 2), deadline=_later()) == "next"
+
+    _in_loop(work)

@@ -1,0 +1,119 @@
+"""The anchors that the graph passes work on."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper
+from safetensors.numpy import load_file
+
+from app.errors import UserError
+from model_export.graph.anchors import find_layers
+from tests.support.checkpoints import ARCHITECTURES, HEADS, HIDDEN_SIZE, LAYERS, Exported, exported
+
+LAYER = (
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "intermediate.dense",
+    "output.dense",
+)
+DISTILBERTS_LAYER = (
+    "attention.q_lin",
+    "attention.k_lin",
+    "attention.v_lin",
+    "attention.out_lin",
+    "ffn.lin1",
+    "ffn.lin2",
+)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """One of the architectures."""
+    return exported(tmp_path_factory.getbasetemp(), request.param)
+
+
+def test_layers_heads_and_width_are_found(made: Exported) -> None:
+    """Every architecture's graph gives the figures of its config."""
+    layers = find_layers(ir.load(made.plain).graph)
+    assert len(layers) == LAYERS
+    assert {(layer.heads, layer.hidden_size) for layer in layers} == {(HEADS, HIDDEN_SIZE)}
+    assert {layer.activation for layer in layers} == {"Gelu"}
+
+
+def test_every_linear_layer_is_the_one_it_is_called(made: Exported) -> None:
+    """First to last, each anchor holds the checkpoint's weights and biases of that name."""
+    weights = load_file(made.source / "model.safetensors")
+    distilbert = "distilbert.embeddings.LayerNorm.bias" in weights
+    names = DISTILBERTS_LAYER if distilbert else LAYER
+    prefix = next(name for name in weights if ".layer.0." in name).split("0.")[0]
+    for number, layer in enumerate(find_layers(ir.load(made.plain).graph)):
+        linears = dict(
+            zip(
+                names,
+                (
+                    layer.query,
+                    layer.key,
+                    layer.value,
+                    layer.attention_output,
+                    layer.intermediate,
+                    layer.output,
+                ),
+                strict=True,
+            )
+        )
+        for name, linear in linears.items():
+            expected = f"{prefix}{number}.{name}"
+            assert linear.weight.const_value is not None
+            assert linear.bias.const_value is not None
+            found = linear.weight.const_value.numpy()
+            np.testing.assert_array_equal(found, weights[f"{expected}.weight"].T)
+            np.testing.assert_array_equal(
+                linear.bias.const_value.numpy(), weights[f"{expected}.bias"]
+            )
+
+
+def _graph(*op_types: str) -> ir.Graph:
+    """A chain of operators with one input each."""
+    names = ["x", *(f"y{index}" for index in range(len(op_types)))]
+    nodes = [
+        helper.make_node(op, [names[index]], [names[index + 1]])
+        for index, op in enumerate(op_types)
+    ]
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3])
+        for name in (names[0], names[-1])
+    ]
+    graph = helper.make_graph(nodes, "chain", values[:1], values[1:])
+    return ir.from_proto(onnx.helper.make_model(graph)).graph
+
+
+def test_a_graph_without_attention_is_refused() -> None:
+    """The message says that the architecture is what is wrong."""
+    with pytest.raises(UserError, match="unsupported architecture: the graph has no attention"):
+        find_layers(_graph("Relu", "Tanh"))
+
+
+def test_a_softmax_that_is_no_attention_is_refused() -> None:
+    """What should stand where, and what stands there, are both named."""
+    with pytest.raises(
+        UserError, match=r"unsupported architecture: .* come from Add or Where, not from R"
+    ):
+        find_layers(_graph("Relu", "Softmax"))
+
+
+def test_a_graph_with_anything_missing_is_refused(made: Exported, tmp_path: Path) -> None:
+    """Without its LayerNormalization a layer is no post-norm layer."""
+    model = ir.load(made.plain)
+    norm = find_layers(model.graph)[0].attention_norm
+    for use in tuple(norm.outputs[0].uses()):
+        source = norm.inputs[0]
+        assert source is not None
+        use.node.replace_input_with(use.idx, source)
+    model.graph.remove(norm, safe=True)
+    with pytest.raises(UserError, match="should feed one LayerNormalization, it feeds 0"):
+        find_layers(model.graph)

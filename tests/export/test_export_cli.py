@@ -1,0 +1,284 @@
+"""The ``sentiment-export`` command: exit codes, and what a user reads."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.engine.bundle import Bundle
+from model_export import export as export_module
+from model_export.checkpoint.checkpoint import Checkpoint
+from model_export.cli import main
+from tests.support.checkpoints import CORPUS, Exported, exported, make_checkpoint
+
+ROOT = Path(__file__).parents[2]
+LABELS = ["negative", "neutral", "positive"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A checkpoint and its bundle; not to be changed."""
+    return exported(tmp_path_factory.getbasetemp(), "bert")
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> Path:
+    """A labelled file with every label."""
+    rows = [f"en\t{LABELS[index % 3]}\t{text}\n" for index, text in enumerate(CORPUS)]
+    path = tmp_path / "labelled.tsv"
+    path.write_text("".join(rows), encoding="utf-8")
+    return path
+
+
+def test_an_export_says_what_it_wrote(
+    made: Exported, tmp_path: Path, labelled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 0, the bundle is there, and its options were heard."""
+    output = tmp_path / "out"
+    words = [str(made.source), "--output", str(output), "--precision", "int8"]
+    assert main([*words, "--preprocessing", "tweet", "--evaluate", str(labelled)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == f"wrote {output}"
+    assert printed.err == ""
+    manifest = Bundle.open(output).manifest
+    assert list(manifest.variants) == ["int8"]
+    assert manifest.preprocessing == "tweet"
+    assert manifest.variants["int8"].accuracy is not None
+
+
+@pytest.mark.parametrize("value", ["fp32,int8", "int8, fp32", "int8,fp32,int8"])
+def test_precisions_are_a_list(
+    made: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """In any order, with spaces or said twice, each is written once."""
+    asked: list[object] = []
+    monkeypatch.setattr(
+        export_module, "export", lambda *a, precisions, **k: asked.append(precisions)
+    )
+    assert main([str(made.source), "--output", str(tmp_path / "out"), "--precision", value]) == 0
+    assert asked == [("fp32", "int8")]
+
+
+def test_what_the_options_ask_for_arrives(
+    made: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels are named in order; the gate's limit and the layers' comparison are handed on."""
+    asked: dict[str, Any] = {}
+
+    def export(checkpoint: Checkpoint, output: Path, **options: Any) -> None:
+        asked.update(options, labels=checkpoint.labels)
+
+    monkeypatch.setattr(export_module, "export", export)
+    words = [str(made.source), "--output", str(tmp_path / "out"), "--labels", "bad, so-so,good"]
+    words += ["--max-accuracy-loss", "0.2", "--debug-parity", "--precision", "fp16"]
+    assert main(words) == 0
+    assert asked["labels"] == ["bad", "so-so", "good"]
+    assert asked["precisions"] == ("fp16",)
+    assert asked["max_accuracy_loss"] == 0.2
+    assert asked["debug_parity"] is True
+
+
+def test_layers_are_compared_on_request(
+    made: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every variant's layers, and that none departs."""
+    words = [str(made.source), "--output", str(tmp_path / "out"), "--debug-parity"]
+    assert main([*words, "--precision", "fp32,int8,fp16"]) == 0
+    printed = capsys.readouterr().out
+    for precision in ("fp32", "int8", "fp16"):
+        assert f"{precision}, layer by layer:" in printed
+    assert printed.count("bert.encoder.layer.1.output.LayerNorm") == 3
+    assert printed.count("no layer departs") == 3
+
+
+def test_describe_prints_text_or_json(made: Exported, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same command for a reader and for a program."""
+    assert main(["describe", str(made.source)]) == 0
+    assert "BertForSequenceClassification" in capsys.readouterr().out
+    assert main(["describe", str(made.source), "--json"]) == 0
+    assert "BertForSequenceClassification" in json.dumps(json.loads(capsys.readouterr().out))
+
+
+def test_evaluate_prints_the_figures_of_every_variant(
+    made: Exported, labelled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Macro recall, macro F1, accuracy and the confusion matrix."""
+    assert main(["evaluate", str(made.bundle), str(labelled)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for precision in ("fp32", "int8"):
+        (line,) = [line for line in lines if line.startswith(f"{precision}: ")]
+        assert "macro recall 0." in line
+        assert "macro F1 0." in line
+        assert "accuracy 0." in line
+        assert f"({len(CORPUS)} texts)" in line
+    assert sum(line.split() == LABELS for line in lines) == 2
+
+
+def test_finetune_trains_and_says_what_it_wrote(
+    tmp_path: Path, labelled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 0 and a checkpoint that can be exported."""
+    base = make_checkpoint(tmp_path / "base", "bert")
+    validation = tmp_path / "validation.tsv"
+    validation.write_text("".join(f"en\t{label}\tanything {label}\n" for label in LABELS))
+    output = tmp_path / "out"
+    words = ["finetune", str(base), "--train", str(labelled), "--validation", str(validation)]
+    words += ["--output", str(output), "--epochs", "1", "--seeds", "3", "--batch-size", "4"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "seed 3, epoch 1" in printed
+    assert "macro recall" in printed
+    assert printed.splitlines()[-1] == f"wrote {output}"
+    assert (output / "model.safetensors").is_file()
+
+
+Words = Callable[[Exported, Path], list[str]]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (lambda made, tmp: [str(tmp / "none"), "--output", str(tmp / "out")], "neither"),
+        (lambda made, tmp: [str(made.source), "--output", str(tmp)], "is not a bundle"),
+        (
+            lambda made, tmp: [
+                *(str(made.source), "--output", str(tmp / "out")),
+                *("--evaluate", str(tmp / "malformed")),
+            ],
+            "malformed:1",
+        ),
+        (lambda made, tmp: ["evaluate", str(tmp), str(tmp / "labelled.tsv")], "not a bundle"),
+        (lambda made, tmp: ["evaluate", str(made.bundle), str(tmp / "none")], "cannot read"),
+        (lambda made, tmp: ["evaluate", str(made.bundle), str(tmp / "malformed")], "malformed:1"),
+        (
+            lambda made, tmp: [
+                *("finetune", str(tmp / "none"), "--train", str(tmp / "labelled.tsv")),
+                *("--validation", str(tmp / "labelled.tsv"), "--output", str(tmp / "out")),
+            ],
+            "not a directory",
+        ),
+    ],
+)
+def test_a_failure_is_one_line(
+    made: Exported,
+    tmp_path: Path,
+    labelled: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: Words,
+    says: str,
+) -> None:
+    """Exit code 1, one line on standard error, nothing written."""
+    (tmp_path / "malformed").write_text("no columns\n")
+    before = sorted(tmp_path.iterdir())
+    assert main(words(made, tmp_path)) == 1
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert line.startswith("sentiment-export: ")
+    assert says in line
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "required: source, --output"),
+        (["describe"], "required: source"),
+        (["checkpoint", "--output", "out", "--max-accuracy-loss", "much"], "invalid float"),
+        (["checkpoint"], "required: --output"),
+        (["checkpoint", "--output", "out", "--precision", "int4"], "unknown precision int4"),
+        (["checkpoint", "--output", "out", "--precision", "fp32,"], "unknown precision"),
+        (["checkpoint", "--output", "out", "--preprocessing", "html"], "invalid choice"),
+        (["checkpoint", "--output", "out", "--verbose"], "unrecognized arguments: --verbose"),
+        (["evaluate", "bundle"], "required: file"),
+        (["finetune", "base"], "required: --train, --validation, --output"),
+    ],
+)
+def test_wrong_usage(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, the usage and what is wrong with it."""
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("usage: sentiment-export")
+    assert says in printed.splitlines()[-1]
+
+
+def test_ctrl_c_is_no_traceback(
+    made: Exported,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line, the exit code that shells know, and nothing half written."""
+
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export_module, "verify", interrupt)
+    assert main([str(made.source), "--output", str(tmp_path / "out")]) == 130
+    assert capsys.readouterr().err == "sentiment-export: interrupted\n"
+    assert not list(tmp_path.iterdir())
+
+
+_LOADED = """
+import sys
+from model_export.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as exit:
+    heavy = {"torch", "transformers", "optimum", "onnx", "sklearn", "onnxruntime"}
+    print("loaded:", *sorted(heavy & set(sys.modules)))
+    sys.exit(exit.code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--help"], 0),
+        (["evaluate", "--help"], 0),
+        (["finetune", "--help"], 0),
+        (["describe", "--help"], 0),
+        (["checkpoint", "--output", "out", "--precision", "int4"], 2),
+    ],
+)
+def test_help_and_usage_wait_for_no_framework(words: list[str], code: int) -> None:
+    """Neither torch nor anything of its weight is imported to say how the command is used."""
+    run = subprocess.run(
+        [sys.executable, "-c", _LOADED, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == code
+    assert run.stdout.splitlines()[-1] == "loaded:"
+    assert "sentiment-export" in run.stdout + run.stderr
+
+
+def test_a_real_process_shows_no_traceback(tmp_path: Path) -> None:
+    """What a terminal shows of a failed export is that one line."""
+    code = "import sys; from model_export.cli import main; sys.exit(main())"
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "none"), "--output", str(tmp_path / "out")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    (line,) = run.stderr.splitlines()
+    assert line.startswith(f"sentiment-export: '{tmp_path / 'none'}' is neither a directory nor")
+
+
+def test_a_place_that_cannot_be_written_is_said_in_one_line(
+    made: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1 and the system's reason, no traceback."""
+    (tmp_path / "file").touch()
+    assert main([str(made.source), "--output", str(tmp_path / "file" / "out")]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,0 +1,257 @@
+"""Per-token int8: the arithmetic of one layer, what the pass leaves, and how close it stays."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from transformers import PreTrainedModel
+
+from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from model_export.graph.anchors import constant
+from model_export.graph.passes.first_token import keep_first_token
+from model_export.graph.passes.int8 import quantize_encoder, quantize_matrix
+from model_export.graph.passes.padding import drop_padding
+from model_export.graph.variants import export_graph
+from tests.support.checkpoints import (
+    ARCHITECTURES,
+    HIDDEN_SIZE,
+    LAYERS,
+    Exported,
+    exported,
+    make_checkpoint,
+    random_model,
+    save_model,
+)
+from tests.support.graphs import encoding_of, name_of, random_encodings, run, session, source_of
+
+matrices = arrays(
+    np.float32,
+    st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    elements=st.floats(-100, 100, width=32, allow_subnormal=False),
+)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """One of the three architectures."""
+    return exported(tmp_path_factory.getbasetemp(), request.param)
+
+
+def quantized(plain: Path) -> ir.Model:
+    """The encoder in int8, the embeddings still in fp32."""
+    model = ir.load(plain)
+    keep_first_token(model)
+    drop_padding(model)
+    quantize_encoder(model)
+    return model
+
+
+@given(matrices, st.sampled_from([0, 1]))
+def test_a_weight_is_off_by_half_a_step_at_most(weight: np.ndarray, axis: int) -> None:
+    """Each slice has a scale of its own, and its int8 values times that scale give it back."""
+    values, scale = quantize_matrix(weight, axis)
+    assert values.dtype == np.int8
+    assert scale.dtype == np.float32
+    assert scale.shape == (weight.shape[1 - axis],)
+    step = np.expand_dims(scale, axis).astype(np.float64)
+    assert (np.abs(values * step - weight) <= step * 0.5001).all()
+
+
+def test_the_largest_weight_of_a_column_uses_the_whole_range() -> None:
+    """The range is -127…127, never -128, for positive and negative extremes alike."""
+    weight = np.array([[2.54, -5.0, 0.0], [-1.27, 5.0, 0.0]], np.float32)
+    values, scale = quantize_matrix(weight, axis=0)
+    # -1.27 is half a step from both -63 and -64.
+    assert values[:, 1:].tolist() == [[-127, 0], [127, 0]]
+    assert values[0, 0] == 127
+    assert values[1, 0] in (-63, -64)
+    np.testing.assert_allclose(scale, [0.02, 5 / 127, 1], rtol=1e-6)
+
+
+def test_rows_and_columns_are_not_confused() -> None:
+    """Reducing axis 0 scales columns, reducing axis 1 scales rows."""
+    weight = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]], np.float32)
+    np.testing.assert_allclose(quantize_matrix(weight, axis=0)[1] * 127, [4, 40], rtol=1e-6)
+    np.testing.assert_allclose(quantize_matrix(weight, axis=1)[1] * 127, [10, 20, 40], rtol=1e-6)
+
+
+def test_a_layer_computes_the_written_formula(made: Exported) -> None:
+    """scale = max|row|/127; round(x/scale) @ w_int8 · w_scale · scale + bias, by numpy."""
+    model = quantized(made.plain)
+    named = {value.name: value for value in model.graph.initializers.values()}
+    weight = named["int8.layer.0.query.weight_int8"]
+    weight_scale = named["int8.layer.0.query.weight_scale"]
+    ((product, _),) = weight.uses()
+    scaled = _only_reader(product.outputs[0])
+    biased = _only_reader(scaled.outputs[0])
+    activations = source_of(_producer(source_of(product)))
+    (bias,) = [value for value in biased.inputs if value is not None and value.const_value]
+    model.graph.outputs.extend([activations, biased.outputs[0]])
+
+    opened = session(model, optimised=False)
+    encodings = random_encodings(1)
+    x = run(opened, encodings, output=name_of(activations)).astype(np.float64)
+    scale = np.abs(x).max(axis=1, keepdims=True) / 127
+    integers = np.rint(x / scale) @ constant(weight).astype(np.float64)
+    expected = integers * constant(weight_scale) * scale + constant(bias)
+    assert x.shape == (sum(map(len, encodings)), HIDDEN_SIZE)
+    found = run(opened, encodings, output=name_of(biased.outputs[0]))
+    # A value halfway between two steps may be rounded to the other one: rarely, and by one.
+    close = np.isclose(found, expected, rtol=1e-4, atol=1e-4).all(axis=1)
+    assert close.mean() > 0.97
+    np.testing.assert_allclose(found, expected, atol=0.05)
+
+
+def _producer(value: ir.Value) -> ir.Node:
+    node = value.producer()
+    assert node is not None
+    return node
+
+
+def _only_reader(value: ir.Value) -> ir.Node:
+    ((node, _),) = value.uses()
+    return node
+
+
+def test_the_whole_pass_stays_close_to_fp32(made: Exported) -> None:
+    """Logits that vary by 1 from text to text move by less than 0.2, on average by 0.05."""
+    fp32, int8 = session(ir.load(made.plain)), session(quantized(made.plain))
+    encodings = [encoding for seed in range(8) for encoding in random_encodings(seed)]
+    expected, found = run(fp32, encodings), run(int8, encodings)
+    difference = np.abs(expected - found)
+    assert expected.std() > 0.3
+    assert 0 < difference.max() < 0.2
+    assert difference.mean() < 0.05
+
+
+def test_every_linear_layer_of_the_encoder_is_int8(made: Exported) -> None:
+    """Six integer products a layer; the only float products left have no weights."""
+    graph = quantized(made.plain).graph
+    assert sum(node.op_type == "MatMulIntegerToFloat" for node in graph) == 6 * LAYERS
+    floats = [node for node in graph if node.op_type == "MatMul"]
+    assert len(floats) == 2 * LAYERS  # scores and context of each attention
+    inputs = [value for node in floats for value in node.inputs if value is not None]
+    assert not [value for value in inputs if value.const_value is not None]
+    left = {name: constant(value) for name, value in graph.initializers.items()}
+    matrices = [name for name, array in left.items() if array.ndim == 2 and array.dtype != np.int8]
+    assert not [name for name in matrices if "encoder" in name or "layer" in name]
+
+
+def test_an_activation_is_quantized_once_for_query_key_and_value(made: Exported) -> None:
+    """Four quantizations a layer; the last, whose queries are sliced, has a fifth."""
+    graph = quantized(made.plain).graph
+    assert sum(node.op_type == "QuantizeLinear" for node in graph) == 4 * LAYERS + 1
+
+
+def test_an_outlier_in_one_text_leaves_its_neighbours_alone(made: Exported) -> None:
+    """Rows share no scale: a huge activation next door does not move a single bit."""
+    model = ir.load(made.plain)
+    table = next(
+        value for name, value in model.graph.initializers.items() if "word_embeddings" in name
+    )
+    array = np.array(constant(table))
+    array[100, :] = 0
+    array[100, 7] = 1e4  # one large component outlives layer normalisation
+    table.const_value = ir.tensor(array, name=table.name)
+    keep_first_token(model)
+    drop_padding(model)
+    quantize_encoder(model)
+    opened = session(model)
+    text, calm, outlier = [encoding_of([5, 9, token, 60, 6]) for token in (40, 41, 100)]
+    (alone,) = run(opened, [text])
+    assert run(opened, [text, calm])[0].tobytes() == alone.tobytes()
+    assert run(opened, [text, outlier])[0].tobytes() == alone.tobytes()
+    assert run(opened, [outlier, text])[1].tobytes() == alone.tobytes()
+
+
+def _int8_of(
+    directory: Path, change: Callable[[PreTrainedModel], None], **config: Any
+) -> tuple[Checkpoint, ir.Model]:
+    """A BERT whose weights were changed, and its int8 graph."""
+    source = make_checkpoint(directory / "source", "bert", **config)
+    model = random_model("bert", load_checkpoint(source).model.config.vocab_size, **config)
+    with torch.no_grad():
+        change(model)
+    save_model(source, model)
+    checkpoint = load_checkpoint(source)
+    (directory / "graph").mkdir()
+    return checkpoint, quantized(export_graph(checkpoint, directory / "graph"))
+
+
+def _changed(
+    directory: Path, change: Callable[[PreTrainedModel], None], **config: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of PyTorch and of the int8 graph for a BERT whose weights were changed."""
+    checkpoint, graph = _int8_of(directory, change, **config)
+    opened = session(graph)
+    encodings = [encoding for seed in range(3) for encoding in random_encodings(seed)]
+    expected = np.stack([checkpoint.logits(encoding.ids).numpy() for encoding in encodings])
+    return expected, run(opened, encodings)
+
+
+def test_biases_of_key_and_value_are_accounted_for(tmp_path: Path) -> None:
+    """The key's bias is dropped, the value's folded: with large ones the answers still hold."""
+
+    def enlarge(model: PreTrainedModel) -> None:
+        for name, weights in model.named_parameters():
+            if name.endswith(("key.bias", "value.bias")):
+                weights.mul_(30)  # from 0.2 to 6, where activations are about 1
+
+    expected, found = _changed(tmp_path, enlarge)
+    np.testing.assert_allclose(found, expected, atol=0.3)
+
+
+def test_a_row_of_zeros_is_no_division_by_zero(tmp_path: Path) -> None:
+    """Where every activation of a token is 0, there still is a scale to divide by."""
+
+    def silence(model: PreTrainedModel) -> None:
+        for name, weights in model.named_parameters():
+            if "embeddings.LayerNorm" in name:
+                weights.zero_()
+
+    checkpoint, model = _int8_of(tmp_path, silence)
+    scales = [node.inputs[1] for node in model.graph if node.op_type == "QuantizeLinear"]
+    model.graph.outputs.extend(scale for scale in scales if scale is not None)
+    opened = session(model, optimised=False)
+    encoding = encoding_of([5, 17, 9, 30, 6])
+    for scale in scales:
+        assert scale is not None
+        assert (run(opened, [encoding], str(scale.name)) > 0).all()
+    expected = checkpoint.logits(encoding.ids).numpy()
+    np.testing.assert_allclose(run(opened, [encoding])[0], expected, atol=0.2)
+
+
+def test_a_row_that_gelu_makes_negative_throughout_stays_accurate(tmp_path: Path) -> None:
+    """Its largest value says nothing of its magnitude, so the scale has a floor."""
+
+    def lower(model: PreTrainedModel) -> None:
+        for name, weights in model.named_parameters():
+            if name.endswith("intermediate.dense.weight"):
+                weights.mul_(0.05)
+            elif name.endswith("intermediate.dense.bias"):
+                weights.fill_(-0.75)  # where GELU is lowest
+            elif name.endswith("layer.1.output.dense.weight"):
+                weights.mul_(10)
+
+    expected, found = _changed(tmp_path, lower)
+    np.testing.assert_allclose(found, expected, atol=0.1)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu_new", "silu", "tanh"])
+def test_other_activations_than_gelu(activation: str, tmp_path: Path) -> None:
+    """Only the exact GELU has the known lowest value; for others the magnitude is measured."""
+
+    def lower(model: PreTrainedModel) -> None:
+        for name, weights in model.named_parameters():
+            if name.endswith("intermediate.dense.bias"):
+                weights.fill_(-2)  # tanh and SiLU are well below GELU's lowest value here
+
+    expected, found = _changed(tmp_path, lower, hidden_act=activation)
+    assert 0 < np.abs(found - expected).max() < 0.25

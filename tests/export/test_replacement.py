@@ -1,0 +1,97 @@
+"""A finished directory takes its place at once; what killed exports leave is cleaned up."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from model_export.replacement import replaced_at_the_end
+
+ROOT = Path(__file__).parents[2]
+
+_HOLDS = """
+import sys
+from pathlib import Path
+from model_export.replacement import replaced_at_the_end
+with replaced_at_the_end(Path(sys.argv[1])) as directory:
+    (directory / "half").write_text("written")
+    print(directory.name, flush=True)
+    sys.stdin.read()
+"""
+
+
+def _start(output: Path) -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLDS, str(output)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def _fill(output: Path, content: str) -> None:
+    with replaced_at_the_end(output) as directory:
+        (directory / "file").write_text(content)
+
+
+def test_what_a_killed_export_left_goes_with_the_next(tmp_path: Path) -> None:
+    """Hundreds of megabytes do not pile up in hidden directories."""
+    output = tmp_path / "out"
+    process, name = _start(output)
+    process.kill()
+    process.communicate()
+    assert (tmp_path / name / "half").is_file()
+    assert not output.exists()
+    _fill(output, "next")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_export_at_work_is_left_alone(tmp_path: Path) -> None:
+    """Two at once to the same place: the last to finish is there, whole; nothing is lost."""
+    output = tmp_path / "out"
+    process, name = _start(output)
+    _fill(output, "next")
+    assert (tmp_path / name / "half").read_text() == "written"
+    process.communicate(input="")
+    assert process.returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in output.iterdir()] == ["half"]
+
+
+def test_killed_between_the_renames(tmp_path: Path) -> None:
+    """The old bundle, moved aside for one that never came, is not lost when the next fails."""
+    output = tmp_path / "out"
+    aside = tmp_path / ".out-abc.old"
+    aside.mkdir()
+    (aside / "file").write_text("old")
+    with pytest.raises(ValueError, match="fails"), replaced_at_the_end(output):
+        raise ValueError("fails")
+    assert (output / "file").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_old_one_that_was_replaced_is_removed(tmp_path: Path) -> None:
+    """Killed after the second rename, only the new one counts."""
+    output = tmp_path / "out"
+    _fill(output, "new")
+    (tmp_path / ".out-abc.old").mkdir()
+    _fill(output, "newer")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_neighbours_are_no_leftovers(tmp_path: Path) -> None:
+    """A directory whose name only begins alike, or holds pattern signs, stays."""
+    for name in ("out-2", ".other-abc.partial", "o*"):
+        (tmp_path / name).mkdir()
+    _fill(tmp_path / "o*", "x")
+    _fill(tmp_path / "out", "x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".other-abc.partial",
+        "o*",
+        "out",
+        "out-2",
+    ]

@@ -1,0 +1,111 @@
+"""Verification: what will be served against the PyTorch checkpoint."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from app.engine.bundle import Precision
+from app.engine.model import Encoding, Logits, Model
+from app.errors import InferenceFailed, UserError
+from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from model_export.quality.verification import LABEL_AGREEMENT, TOLERANCE, verify
+from tests.support.checkpoints import MAX_TOKENS, PRECISIONS, Exported, exported
+
+Infer = list[Logits | InferenceFailed]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """One architecture is as good as another here."""
+    return exported(tmp_path_factory.getbasetemp(), "roberta")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(made: Exported) -> Checkpoint:
+    """The reference."""
+    return load_checkpoint(made.source)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_faithful_variant_passes(
+    made: Exported, checkpoint: Checkpoint, precision: Precision
+) -> None:
+    """The figures of the manifest are its real ones, within what is allowed."""
+    parity = verify(made.model(precision), checkpoint)
+    assert 0 < parity.max_abs_logit_diff <= TOLERANCE[precision]
+    assert LABEL_AGREEMENT[precision] <= parity.label_agreement <= 1
+    assert parity.samples >= 40
+
+
+def test_texts_run_from_one_word_to_beyond_the_limit(
+    made: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone and in padded batches, the shortest and the longest possible are among them."""
+    seen: list[list[Encoding]] = []
+    infer = Model.infer
+
+    def watched(model: Model, encodings: Sequence[Encoding]) -> Infer:
+        seen.append(list(encodings))
+        return infer(model, encodings)
+
+    monkeypatch.setattr(Model, "infer", watched)
+    verify(made.model("fp32"), checkpoint)
+    encodings = [encoding for batch in seen for encoding in batch]
+    assert min(map(len, encodings)) <= 5
+    assert max(map(len, encodings)) == MAX_TOKENS
+    assert any(encoding.truncated for encoding in encodings)
+    assert {len(batch) for batch in seen} >= {1, 4}
+    assert any(len({len(encoding) for encoding in batch}) > 1 for batch in seen)
+
+
+def _wrong(change: float, *, batched_only: bool = False) -> object:
+    infer = Model.infer
+
+    def wrong(model: Model, encodings: Sequence[Encoding]) -> Infer:
+        results = infer(model, encodings)
+        if batched_only and len(encodings) == 1:
+            return results
+        last = results[-1]
+        assert not isinstance(last, InferenceFailed)
+        return [*results[:-1], last + np.array([change, 0, 0], np.float32)]
+
+    return wrong
+
+
+@pytest.mark.parametrize("batched_only", [False, True])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_variant_that_departs_is_refused_by_name(
+    made: Exported,
+    checkpoint: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: Precision,
+    batched_only: bool,
+) -> None:
+    """Logits beyond the tolerance, alone or only in batches, end the export."""
+    model = made.model(precision)
+    monkeypatch.setattr(Model, "infer", _wrong(TOLERANCE[precision] * 2, batched_only=batched_only))
+    with pytest.raises(UserError, match=f"the {precision} model departs .* logits by up to"):
+        verify(model, checkpoint)
+
+
+def test_labels_that_disagree_are_refused(
+    made: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small differences do not excuse another label."""
+    monkeypatch.setitem(TOLERANCE, "fp32", 1e6)
+    model = made.model("fp32")
+    monkeypatch.setattr(Model, "infer", _wrong(100.0))
+    with pytest.raises(UserError, match=r"label agreement 0\.\d+ .*\(at least 1\.0\)"):
+        verify(model, checkpoint)
+
+
+def test_logits_that_are_no_numbers_are_refused(
+    made: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that the served model fails on is no parity."""
+    failed = InferenceFailed("the model gave no finite logits for this text")
+    model = made.model("fp32")
+    monkeypatch.setattr(Model, "infer", lambda model, encodings: [failed] * len(encodings))
+    with pytest.raises(UserError, match=r"exported model fails on a text: .*no finite logits"):
+        verify(model, checkpoint)

@@ -1,0 +1,552 @@
+"""`sentiment classify` on files: what comes out, and that nothing is lost on the way."""
+
+import csv
+import json
+import os
+import pty
+import random
+import resource
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Generator, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import app.files
+from app.cli import main
+from app.files import tables
+from app.files.classifier import Answered
+from app.files.job import Job
+from app.files.outputs import CsvOutput, Outcome
+from app.files.tables import Chunk
+from app.files.text_tables import Csv
+from tests.support import serving
+from tests.support.serving import COMMAND, ROOT, Process, environment, eventually
+
+# Chunks of some ten rows, and a batch takes a moment.
+SLOW_COMMAND = [
+    sys.executable,
+    "-c",
+    """
+import sys, time
+from app.cli import main
+from app.files import parquet, tables
+from app.engine.model import Model
+tables.CHUNK_CHARS, parquet.CHUNK_ROWS = 300, 40
+infer = Model.infer
+Model.infer = lambda self, encodings: (time.sleep(0.005), infer(self, encodings))[1]
+sys.exit(main())
+""",
+]
+WORDS = ["love", "worst", "it", "", "is"]
+
+
+def _classify(
+    *arguments: str | Path, command: Sequence[str] = COMMAND, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*command, "classify", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **{"stdin": subprocess.DEVNULL, "env": environment(), **options},
+    )
+
+
+def _started(*arguments: str | Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*SLOW_COMMAND, "classify", *map(str, arguments)],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _rows(count: int) -> list[tuple[str, str]]:
+    return [(str(n), " ".join([WORDS[n % 5]] * (1 + n % 7)).strip()) for n in range(count)]
+
+
+def _csv(path: Path, count: int) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "text"), *_rows(count)])
+    return path
+
+
+def _parquet(path: Path, count: int) -> Path:
+    ids, texts = zip(*_rows(count), strict=True)
+    pq.write_table(pa.table({"id": ids, "text": texts}), path)
+    return path
+
+
+def _parts(output: Path) -> int:
+    return len(list(Path(f"{output}.partial").glob("0*.json")))
+
+
+def test_a_csv_file_becomes_one(bundle: Path, tmp_path: Path) -> None:
+    """All rows in order with what became of them; a summary on standard error, nothing else."""
+    source, target = _csv(tmp_path / "in.csv", 5_000), tmp_path / "out.csv"
+    done = _classify("--model", bundle, "--input", source, "--output", target)
+    assert (done.returncode, done.stdout) == (0, "")
+    with target.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["id"], row["text"]) for row in rows] == _rows(5_000)
+    labels = ["positive", "negative", "neutral", "", "neutral"]
+    assert [row["label"] for row in rows] == labels * 1_000
+    assert float(rows[0]["score"]) == float(rows[0]["score_positive"]) > 0.9
+    assert {row["error"].partition(":")[0] for row in rows} == {"", "empty_text"}
+    first, *lines = done.stderr.splitlines()
+    assert first.startswith("5,000 rows in ")
+    assert [line.split() for line in lines] == [
+        ["negative", "1,000", "25.0%"],
+        ["neutral", "2,000", "50.0%"],
+        ["positive", "1,000", "25.0%"],
+        ["errors", "1,000,", "truncated", "0"],
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+
+
+def test_a_file_to_standard_output(bundle: Path, tmp_path: Path) -> None:
+    """The lines that texts as arguments have, or the results as JSON."""
+    (tmp_path / "in.jsonl").write_text('{"tweet": "love"}\nnothing\n')
+    options = ("--model", bundle, "--input", tmp_path / "in.jsonl", "--column", "tweet")
+    assert _classify(*options).stdout == "positive\t0.9756\tlove\nerror\tinvalid_request\t\n"
+    first, second = map(json.loads, _classify(*options, "--json").stdout.splitlines())
+    assert set(first) == {"label", "score", "scores", "logits", "tokens", "truncated"}
+    assert second["error"]["message"] == "line 2 is not a JSON object"
+
+
+def test_standard_input_to_a_file(bundle: Path, tmp_path: Path) -> None:
+    """Its lines are the column `text`."""
+    (tmp_path / "lines").write_text("love\nworst\n")
+    target = tmp_path / "out.jsonl"
+    with (tmp_path / "lines").open() as lines:
+        done = _classify("--model", bundle, "--output", target, stdin=lines)
+    assert (done.returncode, done.stdout) == (0, "")
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [(row["text"], row["label"]) for row in rows] == [
+        ("love", "positive"),
+        ("worst", "negative"),
+    ]
+    assert not Path(f"{target}.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["text", "--input", "in.csv"], "not both"),
+        (["--input", "in.xlsx"], ".txt .csv .jsonl .ndjson .parquet"),
+        (["--input", "in.csv", "--output", "out.tsv"], ".txt .csv .jsonl .ndjson .parquet"),
+        (["--input", "in.txt", "--column", "tweet"], "--column"),
+        (["love", "--column", "tweet"], "--column"),
+        (["--input", "in.csv", "--resume"], "--resume"),
+        (["--input", "in.csv", "--output", "out.csv", "--json"], "--json"),
+        (["--input", "in.csv", "--output", "in.csv"], "must not be the --input"),
+        (["--input", "in.csv", "--output", "link.csv"], "must not be the --input"),
+        (["--input", "in.csv", "--output", "none/out.csv"], "does not exist"),
+        (["--input", "in.csv", "--output", "directory.csv"], "is a directory"),
+        (["--url", "http://x", "--model", "m", "love"], "--url"),
+        (["--url", "localhost:8000", "love"], "http://"),
+    ],
+)
+def test_wrong_usage(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
+) -> None:
+    """Exit code 2 and one line that says what would be right."""
+    monkeypatch.chdir(tmp_path)
+    _csv(tmp_path / "in.csv", 1)
+    (tmp_path / "link.csv").symlink_to("in.csv")
+    (tmp_path / "directory.csv").mkdir()
+    assert main(["classify", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing.csv", "No such file"),
+        ("directory.csv", "not a file"),
+        ("empty.csv", "is empty"),
+        ("other.csv", "no column 'text'"),
+        ("broken.parquet", "cannot be read as Parquet"),
+    ],
+)
+def test_an_input_that_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: str
+) -> None:
+    """Exit code 1, one line, and nothing is left behind."""
+    (tmp_path / "directory.csv").mkdir()
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "other.csv").write_text("id\n1\n")
+    (tmp_path / "broken.parquet").write_text("PAR1")
+    before = sorted(tmp_path.iterdir())
+    arguments = ["--input", str(tmp_path / name), "--output", str(tmp_path / "out.csv")]
+    assert main(["classify", *arguments]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_without_pyarrow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parquet says what to install."""
+    monkeypatch.delitem(sys.modules, "app.files.parquet", raising=False)
+    monkeypatch.delattr(app.files, "parquet", raising=False)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(["classify", "--input", str(tmp_path / "in.parquet")]) == 1
+    assert "pip install 'sentiment-service[files]'" in capsys.readouterr().err
+
+
+def test_ctrl_c_and_resume(bundle: Path, tmp_path: Path) -> None:
+    """130 and one line; the rest is only taken up by who asks for it, and for the same work."""
+    source, target = _csv(tmp_path / "in.csv", 3_000), tmp_path / "out.csv"
+    options = ("--model", bundle, "--input", source, "--output", target)
+    assert _classify(*options, command=SLOW_COMMAND).returncode == 0
+    whole = target.read_bytes()
+    target.unlink()
+    with _started(*options) as process:
+        eventually(lambda: _parts(target) > 3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr
+        (line,) = process.stderr.read().splitlines()
+    assert line.startswith("sentiment: interrupted after ")
+    kept = int(line.split()[3])
+    assert 0 < kept < 3_000
+    assert not target.exists()
+
+    again = _classify(*options, command=SLOW_COMMAND)
+    assert again.returncode == 1
+    assert "--resume continues it, or delete it" in again.stderr
+    other = _classify(*options, "--column", "id", "--resume", command=SLOW_COMMAND)
+    assert other.returncode == 1
+    assert "column was 'text' and is 'id' now" in other.stderr
+
+    rest = _classify(*options, "--resume", command=SLOW_COMMAND)
+    assert rest.returncode == 0
+    assert f"{kept:,} of them earlier" in rest.stderr
+    assert "errors 600, truncated 0" in rest.stderr
+    assert target.read_bytes() == whole
+    assert not Path(f"{target}.partial").exists()
+
+
+def test_ctrl_c_does_not_wait_for_a_slow_model(bundle: Path, tmp_path: Path) -> None:
+    """What was read ahead, here minutes of work, is not computed any more."""
+    source, target = _csv(tmp_path / "in.csv", 10_000), tmp_path / "out.csv"
+    options = ("--model", bundle, "--input", source, "--output", target)
+    with subprocess.Popen(
+        [*serving.SLOW_COMMAND, "classify", *map(str, options)],
+        cwd=ROOT,
+        env=environment(SENTIMENT_MAX_BATCH_TOKENS="8"),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        eventually(Path(f"{target}.partial/job.json").exists)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+        assert process.stderr
+        assert process.stderr.read() == "sentiment: interrupted after 0 rows; --resume continues\n"
+
+
+def test_ctrl_c_while_it_reads_standard_input(bundle: Path, tmp_path: Path) -> None:
+    """Nothing is left, for nothing could be continued."""
+    target = tmp_path / "out.csv"
+    with subprocess.Popen(
+        [*COMMAND, "classify", "--model", str(bundle), "--output", str(target)],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin
+        process.stdin.write(b"love\n" * 1_000)
+        process.stdin.flush()
+        eventually(lambda: _parts(target) == 1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr
+        assert process.stderr.read() == b""
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("make", "suffix"), [(_csv, ".csv"), (_parquet, ".parquet")])
+def test_killed_at_random_moments(bundle: Path, tmp_path: Path, make: Any, suffix: str) -> None:
+    """And continued each time, the result is the same, byte for byte."""
+    source, target = make(tmp_path / f"in{suffix}", 3_000), tmp_path / f"out{suffix}"
+    options = ("--model", bundle, "--input", source, "--output", target)
+    assert _classify(*options, command=SLOW_COMMAND).returncode == 0
+    whole = target.read_bytes()
+    target.unlink()
+    seen = []
+    for _ in range(4):
+        before = _parts(target)
+        with _started(*options, "--resume") as process:
+            eventually(lambda before=before: _parts(target) > before or process.poll() is not None)  # type: ignore[misc]
+            time.sleep(random.uniform(0, 0.1))
+            process.kill()
+        seen.append(_parts(target))
+        assert not target.exists() or target.read_bytes() == whole
+    assert target.exists() or 0 < seen[0] < seen[1] < seen[2] < seen[3]
+    assert _classify(*options, "--resume", command=SLOW_COMMAND).returncode == 0
+    assert target.read_bytes() == whole
+    assert not Path(f"{target}.partial").exists()
+
+
+class _Known:
+    """Answers at once, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.labels = ["good"]
+        self.identity = {"model": "known"}
+        self.asked: list[str] = []
+
+    def answers(self, chunks: Iterable[Chunk], **_: Any) -> Generator[Answered, None, None]:
+        sound: Outcome = {
+            "label": "good",
+            "score": 1.0,
+            "scores": {"good": 1.0},
+            "truncated": False,
+        }
+        for chunk in chunks:
+            self.asked += [text for text in chunk.texts if isinstance(text, str)]
+            yield chunk, [sound] * len(chunk.texts)
+
+
+def _make(source: Path, target: Path) -> int:
+    """Make the file, after what is there; how many texts that took."""
+    table, known = Csv(source, "text"), _Known()
+    job = Job(target, CsvOutput(table, known.labels), known.identity, resume=True)
+    for chunk, outcomes in known.answers(table.chunks(job.tally.rows)):
+        job.add(chunk, outcomes)
+    job.finish()
+    return len(known.asked)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_killed_at_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before and after every change in the directory: what was complete is kept, nothing twice."""
+    monkeypatch.setattr(tables, "CHUNK_CHARS", 250)
+    source, target = _csv(tmp_path / "in.csv", 60), tmp_path / "out.csv"
+    assert _make(source, target) == 60
+    whole = target.read_bytes()
+    target.unlink()
+    steps = 0
+    while _dies_at(steps, source, target):
+        steps += 1
+        assert not target.exists() or target.read_bytes() == whole
+        tallies = Path(f"{target}.partial").glob("0*.json")
+        kept = sum(json.loads(path.read_text())["rows"] for path in tallies)
+        begun = Path(f"{target}.partial/job.json").exists()
+        assert _make(source, target) == 60 - (kept if begun else 0)
+        assert target.read_bytes() == whole
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+        target.unlink()
+    assert steps > 40
+
+
+def _dies_at(step: int, source: Path, target: Path) -> bool:
+    """Make the file in a process that is gone before or after that change; if there is one."""
+    child = os.fork()
+    if not child:
+        left = step
+
+        def deadly(function: Any) -> Any:
+            def call(*arguments: Any, **options: Any) -> Any:
+                nonlocal left
+                for after in (False, True):
+                    if left == 0:
+                        os._exit(9)
+                    left -= 1
+                    result = None if after else function(*arguments, **options)
+                return result
+
+            return call
+
+        for name in ("mkdir", "replace", "unlink", "rmdir"):
+            setattr(Path, name, deadly(getattr(Path, name)))
+        try:
+            _make(source, target)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def test_a_changed_input_is_not_continued(tmp_path: Path, bundle: Path) -> None:
+    """The rows that are kept are of another file."""
+    source, target = _csv(tmp_path / "in.csv", 3_000), tmp_path / "out.csv"
+    options = ("--model", bundle, "--input", source, "--output", target)
+    with _started(*options) as process:
+        eventually(lambda: _parts(target) > 1)
+        process.kill()
+    _csv(source, 2_999)
+    done = _classify(*options, "--resume", command=SLOW_COMMAND)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "cannot be continued: size was" in line
+
+
+def test_a_full_disk_keeps_what_is_done(bundle: Path, tmp_path: Path) -> None:
+    """One line and exit code 1; with room again, it goes on."""
+    source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text("text\n" + "love\n" * 100 + f'"{"x" * 20_000}"\n' + "worst\n" * 100)
+    options = ("--model", bundle, "--input", source, "--output", target)
+
+    def little() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    done = _classify(*options, command=SLOW_COMMAND, preexec_fn=little)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "File too large; 75 rows are kept, --resume continues" in line
+    assert not target.exists()
+    assert not list(Path(f"{target}.partial").glob("*.tmp"))
+    assert _classify(*options, "--resume", command=SLOW_COMMAND).returncode == 0
+    assert len(target.read_text().splitlines()) == 202
+
+
+def test_a_reader_that_has_enough(bundle: Path, tmp_path: Path) -> None:
+    """As with `| head`: no traceback, no complaint, and the rest is not computed."""
+    source = _csv(tmp_path / "in.csv", 20_000)
+    with subprocess.Popen(
+        [*SLOW_COMMAND, "classify", "--model", str(bundle), "--input", str(source)],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline() == b"positive\t0.9756\tlove\n"
+        process.stdout.close()
+        assert process.wait(30) == 0
+        assert process.stderr.read() == b""
+
+
+def test_a_service_classifies_the_same(bundle: Path, tmp_path: Path) -> None:
+    """With --url the file is, byte for byte, what a model here makes of it; and none is loaded."""
+    source = _csv(tmp_path / "in.csv", 5_000)
+    with Process("--model", str(bundle)) as service:
+        here, there = tmp_path / "here.csv", tmp_path / "there.csv"
+        assert _classify("--model", bundle, "--input", source, "--output", here).returncode == 0
+        code = (
+            "import sys; from app.cli import main; code = main(); "
+            "print(*{'onnxruntime', 'tokenizers', 'numpy'} & sys.modules.keys()); sys.exit(code)"
+        )
+        command = [sys.executable, "-c", code]
+        options = ("--url", service.url, "--input", source, "--output", there)
+        done = _classify(*options, command=command)
+        assert (done.returncode, done.stdout) == (0, "\n")
+        assert there.read_bytes() == here.read_bytes()
+        line = _classify("--url", service.url, "love", "").stdout
+        assert line == "positive\t0.9756\tlove\nerror\tempty_text\t\n"
+
+
+def test_a_service_that_wants_a_key(bundle: Path) -> None:
+    """It comes from the environment; without it, one line says that it is missing."""
+    with Process("--model", str(bundle), "--api-keys", "k3y-of-test") as service:
+        known = environment(SENTIMENT_API_KEY="k3y-of-test")
+        assert _classify("--url", service.url, "love", env=known).returncode == 0
+        for key in ("", "another", "no\nkey"):
+            done = _classify("--url", service.url, "love", env=environment(SENTIMENT_API_KEY=key))
+            assert (done.returncode, done.stdout) == (1, "")
+            (line,) = done.stderr.splitlines()
+            assert ("api_key" if "\n" in key else "401 unauthorized") in line
+            assert not key or key not in line
+
+
+def test_a_service_that_dies(bundle: Path, tmp_path: Path) -> None:
+    """Exit code 1, one line, and once it is back, --resume continues."""
+    source, target = _csv(tmp_path / "in.csv", 4_000), tmp_path / "out.csv"
+    with Process("--model", str(bundle)) as service:
+        url, port = service.url, service.port
+        with _started("--url", url, "--input", source, "--output", target) as process:
+            eventually(lambda: _parts(target) > 5)
+            service.signal(signal.SIGKILL)
+            assert process.wait(30) == 1
+            assert process.stderr
+            (line,) = process.stderr.read().splitlines()
+    assert f"cannot reach {url}" in line
+    assert "rows are kept, --resume continues" in line
+    with Process("--model", str(bundle), "--port", str(port)):
+        options = ("--url", url, "--input", source, "--output", target, "--resume")
+        done = _classify(*options, command=SLOW_COMMAND)
+    assert done.returncode == 0
+    assert "of them earlier" in done.stderr
+    with target.open(newline="") as file:
+        rows = [(row["id"], row["text"]) for row in csv.DictReader(file)]
+    assert rows == _rows(4_000)
+
+
+def test_a_bar_on_a_terminal(bundle: Path, tmp_path: Path) -> None:
+    """Speed and how many there are, known from the part that was read; only a terminal has it."""
+    source, target = _csv(tmp_path / "in.csv", 3_000), tmp_path / "out.csv"
+    options = ["--model", str(bundle), "--input", str(source), "--output", str(target)]
+    terminal, inside = pty.openpty()
+    termios.tcsetwinsize(inside, (24, 80))
+    with subprocess.Popen(
+        [*SLOW_COMMAND, "classify", *options],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stderr=inside,
+    ) as process:
+        os.close(inside)
+        shown = b""
+        try:
+            while part := os.read(terminal, 10_000):
+                shown += part
+        except OSError:  # the other end is closed
+            pass
+        assert process.wait(30) == 0
+    os.close(terminal)
+    assert b" texts/s" in shown
+    assert b"%|" in shown
+    assert b"3,000 rows in " in shown
+    quiet = _classify(*options)
+    assert "texts/s" not in quiet.stderr
+
+
+def test_memory_does_not_grow_with_the_file(bundle: Path, tmp_path: Path) -> None:
+    """Ten times the rows take the same memory, within what chance takes."""
+    peaks = []
+    for count in (4_000, 40_000):
+        source = tmp_path / f"{count}.csv"
+        with source.open("w") as file:
+            file.write("text,other\n")
+            file.writelines(f"love it {n},{'x' * 1_000}\n" for n in range(count))
+        target = source.with_suffix(".jsonl")
+        # Whenever a part is kept. What getrusage calls the peak may be that of this process.
+        code = (
+            "import sys; from pathlib import Path; from app.cli import main; "
+            "from app.files.job import Job; add = Job.add; "
+            "Job.add = lambda *a: (print(Path('/proc/self/statm').read_text()), add(*a))[1]; "
+            "sys.exit(main())"
+        )
+        options = ("--model", bundle, "--input", source, "--output", target)
+        done = _classify(*options, command=[sys.executable, "-c", code])
+        assert done.returncode == 0, done.stderr
+        pages = max(int(line.split()[1]) for line in done.stdout.splitlines() if line)
+        peaks.append(pages * resource.getpagesize() / 2**20)
+    assert peaks[1] - peaks[0] < 20

@@ -1,0 +1,148 @@
+"""What is built and what is installed: the wheel and the locks."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from email import message_from_bytes
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+LOCKS = ROOT / "requirements"
+EXPORT_ONLY = {"torch", "transformers", "optimum", "optimum-onnx", "onnx", "scikit-learn"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+    """The wheel, built without a network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run(
+        [*command, "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)], check=True
+    )
+    (path,) = folder.glob("sentiment_service-*.whl")
+    return ZipFile(path)
+
+
+def _metadata_file(wheel: ZipFile, name: str) -> bytes:
+    (path,) = (path for path in wheel.namelist() if path.endswith(f".dist-info/{name}"))
+    return wheel.read(path)
+
+
+def _pins(lock: str) -> dict[str, str]:
+    """Package name → version, and nothing but pins, comments and hashes in the file."""
+    pins: dict[str, str] = {}
+    for entry in _entries(lock):
+        match = re.match(r"([A-Za-z0-9._-]+)==([^\s;]+)", entry)
+        assert match, f"{lock} holds something else than a pin: {entry}"
+        pins[canonicalize_name(match[1])] = match[2]
+    assert pins
+    return pins
+
+
+def _entries(lock: str) -> list[str]:
+    text = (LOCKS / lock).read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines()]
+    return [line for line in lines if line]
+
+
+def test_wheel_carries_the_service_the_exporter_and_the_embedded_model(wheel: ZipFile) -> None:
+    """Every tracked file of app/, model_export/, models/ and the client, byte for byte."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "app", "model_export", "models", "sentiment_client.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    tracked = [name for name in listed.stdout.split("\0") if name]
+    assert any(name.startswith("models/") and name.endswith(".onnx") for name in tracked)
+    assert {"app/py.typed", "app/web/index.html", "model_export/cli.py"} <= set(tracked)
+    assert set(tracked) <= set(wheel.namelist())
+    assert not [name for name in tracked if wheel.read(name) != (ROOT / name).read_bytes()]
+
+
+def test_wheel_carries_nothing_else(wheel: ZipFile) -> None:
+    """Tests, benchmarks and deployment files stay out of the wheel."""
+    tops = {name.partition("/")[0] for name in wheel.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "app",
+        "model_export",
+        "models",
+        "sentiment_client.py",
+    }
+
+
+def test_wheel_brings_both_commands_and_the_licence(wheel: ZipFile) -> None:
+    """Installing the wheel gives `sentiment` and `sentiment-export`, and the Apache-2.0 text."""
+    commands = _metadata_file(wheel, "entry_points.txt").decode()
+    assert "sentiment = app.cli:main" in commands
+    assert "sentiment-export = model_export.cli:main" in commands
+    assert b"Apache License" in _metadata_file(wheel, "licenses/LICENSE")
+
+
+def test_a_plain_install_brings_nothing_to_export_with(wheel: ZipFile) -> None:
+    """Without an extra, the wheel asks for what serving needs and for no export package."""
+    fields = message_from_bytes(_metadata_file(wheel, "METADATA")).get_all("Requires-Dist") or []
+    base = {field for field in fields if "extra ==" not in field}
+    names = {canonicalize_name(Requirement(field).name) for field in base}
+    assert {"fastapi", "tokenizers"} <= names
+    assert not names & EXPORT_ONLY
+
+
+@pytest.mark.parametrize("lock", ["cpu.txt", "gpu.txt", "files.txt", "build.txt"])
+def test_every_locked_package_has_a_hash(lock: str) -> None:
+    """pip accepts the lock only if each package is the very file that was resolved."""
+    entries = _entries(lock)
+    assert entries
+    assert not [entry for entry in entries if "--hash=sha256:" not in entry]
+
+
+@pytest.mark.parametrize("lock", ["cpu.txt", "gpu.txt", "files.txt", "build.txt", "dev.txt"])
+def test_locks_name_no_registry(lock: str) -> None:
+    """A lock works with any index or mirror: no address, no index option, no absolute path."""
+    text = (LOCKS / lock).read_text(encoding="utf-8")
+    found = re.findall(r"://|--(?:extra-)?index|--find-links|--trusted-host| @ |[\s=]/\w", text)
+    assert not found
+
+
+@pytest.mark.parametrize("lock", ["cpu.txt", "gpu.txt", "files.txt", "build.txt"])
+def test_serving_locks_hold_no_export_package(lock: str) -> None:
+    """What `make serve` installs contains neither torch nor transformers nor the exporter."""
+    assert not _pins(lock).keys() & EXPORT_ONLY
+
+
+@pytest.mark.parametrize("lock", ["cpu.txt", "gpu.txt", "files.txt", "build.txt"])
+def test_development_set_changes_no_serving_package(lock: str) -> None:
+    """dev.txt pins what it shares with a serving lock to the same version, and no runtime."""
+    serving, dev = _pins(lock), _pins("dev.txt")
+    shared = serving.keys() & dev.keys()
+    assert shared
+    assert {name: serving[name] for name in shared} == {name: dev[name] for name in shared}
+    assert not [name for name in dev if name.startswith("onnxruntime")]
+
+
+@pytest.mark.parametrize(
+    ("locks", "extras"),
+    [
+        (["cpu.txt", "files.txt"], ["cpu", "files"]),
+        (["gpu.txt"], ["gpu"]),
+        (["cpu.txt", "dev.txt"], ["otel", "export", "dev", "bench"]),
+    ],
+)
+def test_locks_answer_what_the_project_asks_for(locks: list[str], extras: list[str]) -> None:
+    """Each declared dependency is locked to a version in its range: no lock is out of date."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = project["dependencies"] + [
+        line for extra in extras for line in project["optional-dependencies"][extra]
+    ]
+    pins = {name: version for lock in locks for name, version in _pins(lock).items()}
+    for requirement in map(Requirement, asked):
+        version = pins.get(canonicalize_name(requirement.name))
+        assert version, f"{requirement.name} is not locked"
+        assert version in requirement.specifier

@@ -1,0 +1,170 @@
+"""What the README shows is what happens."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from app.engine.bundle import Bundle
+from app.errors import ServiceError
+from app.settings import Settings, flag
+from tests.support.checkpoints import make_twitter_roberta
+from tests.support.hub import Hub
+from tests.support.serving import ROOT, Process, environment
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLES = [
+    (command, output)
+    for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
+]
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[Process]:
+    """The embedded model, served."""
+    with Process() as process:
+        yield process
+
+
+@pytest.mark.parametrize(("command", "output"), EXAMPLES)
+def test_an_example_prints_what_the_readme_shows(
+    embedded: Process, command: str, output: str
+) -> None:
+    """Every command in the README gives the answer below it, figures to three places."""
+    assert shutil.which("curl"), "the README's examples need curl"
+    here = command.replace("localhost:8000", f"127.0.0.1:{embedded.port}")
+    here = here.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+    done = subprocess.run(
+        ["bash", "-c", here], env=environment(), capture_output=True, text=True, check=True
+    )
+    if output.startswith(("{", "[")):
+        assert _rounded(json.loads(done.stdout)) == _rounded(json.loads(output))
+    else:
+        assert done.stdout == output
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=lambda code: code.split()[1])
+def test_a_python_example_prints_what_its_comments_say(embedded: Process, code: str) -> None:
+    """Each client of the section, unchanged but for the port, without a warning."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code.replace("localhost:8000", embedded.url[7:])],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = " ".join(re.findall(r"print\(.*\)  # (.*)", code))
+    assert done.stdout.split() == said.split()
+
+
+def test_every_client_has_an_example() -> None:
+    """Those that the section names are those that the test above finds."""
+    assert len(PYTHON) == 4
+
+
+def test_the_readme_has_examples_of_server_and_command_line() -> None:
+    """The examples are found at all, so that the test above does not pass by finding none."""
+    commands = [command.split()[0] for command, _ in EXAMPLES]
+
+    assert commands.count("curl") >= 3
+    assert ".venv/bin/sentiment" in commands
+
+
+def test_the_export_section_works_word_by_word(tmp_path: Path) -> None:
+    """Its commands, against a hub on this machine: described, exported, classified, served."""
+    section = README.split("## Your own checkpoint")[1].split("```sh\n")[1].split("```")[0]
+    setup, *commands, serve = section.splitlines()
+    assert setup.startswith("make install-dev")
+    repo_id = "cardiffnlp/twitter-roberta-base-sentiment-latest"
+    source = make_twitter_roberta(tmp_path / "source")
+    (source / "tf_model.h5").write_bytes(b"never fetched")
+    with Hub() as hub:
+        commit = hub.add(repo_id, source)
+        shown = [_run(command, tmp_path, hub.url) for command in commands]
+        assert "tf_model.h5" not in {request.name for request in hub.requests}
+    described, exported, classified = shown
+    assert "RobertaForSequenceClassification" in described
+    assert exported.splitlines()[-1] == "wrote models/twitter-roberta"
+    assert classified.split("\t")[0] in ("negative", "neutral", "positive")
+    manifest = Bundle.open(tmp_path / "models/twitter-roberta").manifest
+    assert (manifest.source.repo_id, manifest.source.revision) == (repo_id, commit)
+    assert manifest.preprocessing == "tweet"
+    assert serve == ".venv/bin/sentiment serve --model models/twitter-roberta"
+    with Process("--model", str(tmp_path / "models/twitter-roberta")) as process:
+        answer = httpx2.post(f"{process.url}/classify", json={"inputs": "I love this!"})
+    assert answer.status_code == 200
+    assert answer.json()["model"] == {
+        "name": "twitter-roberta",
+        "revision": commit,
+        "precision": "int8",
+    }
+
+
+def _run(command: str, directory: Path, endpoint: str) -> str:
+    here = command.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+    variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(directory / "hub")}
+    done = subprocess.run(
+        ["bash", "-c", here],
+        cwd=directory,
+        env=environment() | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_settings_table_lists_every_setting() -> None:
+    """The README's table has each setting's flag, variable and default, and no other row."""
+    rows = re.findall(r"^\| `(--[a-z-]+)` \| `(\w+)` \| (.*?) \|", README, re.MULTILINE)
+
+    assert rows == [
+        (
+            flag(name),
+            f"SENTIMENT_{name.upper()}",
+            "the embedded model" if name == "model" else _default(field.default),
+        )
+        for name, field in Settings.model_fields.items()
+    ]
+
+
+def test_the_error_table_lists_every_error() -> None:
+    """Each status with each of its codes, but for the one that no client sees."""
+    rows = re.findall(r"^\| (\d{3}) \| (`.*?`) \|", README, re.MULTILINE)
+    listed = {(int(status), code) for status, codes in rows for code in re.findall(r"\w+", codes)}
+    errors = {(error.status, error.code) for error in ServiceError.__subclasses__()}
+
+    assert listed == errors - {(499, "client_disconnected")}
+
+
+def test_links_to_files_lead_somewhere() -> None:
+    """Every relative link of the README names a file that exists."""
+    targets = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+
+    assert targets
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def _default(value: Any) -> str:
+    return "none" if value in ("", (), None) else f"`{value}`"
+
+
+def _rounded(value: Any) -> Any:
+    """JSON without what differs from call to call, floats rounded."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items() if key != "request_id"}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return round(value, 3) if isinstance(value, float) else value

@@ -1,0 +1,124 @@
+"""Faults inside the service: in inference, in the bundle that it serves, in the clock."""
+
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.api.test_stream import FLAGS
+from tests.conftest import Serve
+from tests.support.serving import Gate, Process, eventually, metric
+from tests.support.tiny_bundle import make_bundle, write_manifest
+
+ADMIN = {"authorization": "Bearer admin-key-1"}
+DAY_S = 86_400.0
+
+# Inference that breaks on texts with two words "worst" or more; its token is 5.
+FAULTY_COMMAND = [
+    sys.executable,
+    "-c",
+    """
+import sys
+from app.cli import main
+from app.engine.model import Model
+infer = Model.infer
+def faulty(model, encodings):
+    counts = {encoding.ids.count(5) for encoding in encodings}
+    if 2 in counts:
+        raise SystemExit("a secret")
+    if 3 in counts:
+        raise MemoryError("a secret")
+    results = infer(model, encodings)
+    return results[1:] if 4 in counts else results
+Model.infer = faulty
+sys.exit(main())
+""",
+]
+
+
+@pytest.fixture(scope="module")
+def faulty(bundle: Path) -> Iterator[httpx2.Client]:
+    """A client of a real server with that inference."""
+    with (
+        Process("--model", str(bundle), *FLAGS, command=FAULTY_COMMAND) as process,
+        httpx2.Client(base_url=process.url, timeout=30) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize(
+    "culprit",
+    [
+        pytest.param("worst worst", id="SystemExit"),
+        pytest.param("worst worst worst", id="MemoryError"),
+        pytest.param("worst worst worst worst", id="a row too few"),
+        pytest.param("nan", id="NaN"),
+    ],
+)
+def test_inference_that_breaks_on_a_text_fails_that_text(
+    faulty: httpx2.Client, culprit: str
+) -> None:
+    """500 for it alone, in a list in its place; the process and its readiness are not touched."""
+    texts = ["love", "worst", "love", culprit, "worst", "love"]
+    answer = faulty.post("/classify", json={"inputs": texts})
+    assert answer.status_code == 200
+    found = [item.get("label") or item["error"]["code"] for item in answer.json()["results"]]
+    expected = {"love": "positive", "worst": "negative", culprit: "inference_failed"}
+    assert found == [expected[text] for text in texts]
+    alone = faulty.post("/classify", json={"inputs": culprit})
+    assert (alone.status_code, alone.json()["code"]) == (500, "inference_failed")
+    assert "secret" not in alone.text
+    assert faulty.post("/classify", json={"inputs": "love"}).status_code == 200
+    assert faulty.get("/health/ready").status_code == 200
+
+
+def test_a_bundle_that_is_replaced_changes_nothing_until_a_reload(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Its directory may be moved, be gone or be another one: what was loaded answers."""
+    served = make_bundle(tmp_path / "served")
+    successor = make_bundle(tmp_path / "successor")
+    write_manifest(successor, source={"path": "made", "revision": "fedcba9", "files": {}})
+    client = serve(model=(served,), admin_keys="admin-key-1")
+
+    def revision() -> str:
+        answer = client.post("/classify", json={"inputs": "love"}).json()
+        assert answer["results"][0]["label"] == "positive"
+        return str(answer["model"]["revision"])
+
+    served.rename(tmp_path / "moved")
+    assert revision() == "0123abc"
+    assert client.post("/models/tiny/reload", headers=ADMIN).status_code == 422
+    successor.rename(served)
+    assert revision() == "0123abc"
+    assert client.post("/models/tiny/reload", headers=ADMIN).status_code == 200
+    assert revision() == "fedcba9"
+
+
+@pytest.mark.parametrize("jump_s", [-DAY_S, DAY_S], ids=["back", "forward"])
+def test_a_clock_that_jumps_moves_no_deadline(
+    serve: Serve, gate: Gate, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    """What runs and what waits is answered, the next as well; whose time is over gets 504."""
+    client = serve(runners=1)
+    now, now_ns = time.time, time.time_ns
+    with ThreadPoolExecutor(2) as pool:
+        gate.close()
+        running = pool.submit(client.post, "/classify", json={"inputs": "love"})
+        assert gate.reached.wait(30)
+        waiting = pool.submit(client.post, "/classify", json={"inputs": "worst"})
+        eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 1)
+        monkeypatch.setattr(time, "time", lambda: now() + jump_s)
+        monkeypatch.setattr(time, "time_ns", lambda: now_ns() + int(jump_s * 1e9))
+        gate.open.set()
+        assert running.result().status_code == 200
+        assert waiting.result().status_code == 200
+    assert client.post("/classify", json={"inputs": "love"}).status_code == 200
+    gate.close()
+    headers = {"x-request-timeout-ms": "100"}
+    late = client.post("/classify", json={"inputs": "love"}, headers=headers)
+    assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")

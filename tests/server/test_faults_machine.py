@@ -1,0 +1,99 @@
+"""Faults around the service: a machine with too little of everything, neighbours that hang."""
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+
+from tests.api.test_stream import FLAGS
+from tests.support.serving import COMMAND, ROOT, Process, environment
+
+TOO_LITTLE_KB = 200_000  # the libraries do not fit
+SPARE_BYTES = 20_000_000
+LARGE = ["love " * 300] * 1_000
+
+
+def test_a_start_without_enough_memory_ends(bundle: Path) -> None:
+    """With an exit code that says so: an orchestrator must not wait for a port that never opens."""
+    limited = ["bash", "-c", f'ulimit -v {TOO_LITTLE_KB}; exec "$@"', "-", *COMMAND]
+    done = subprocess.run(
+        [*limited, "serve", "--port", "0", "--model", str(bundle), *FLAGS],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode > 0
+    assert done.stderr
+
+
+def _outcome(client: httpx2.Client, inputs: str | list[str]) -> int | None:
+    """The status of the answer; None where the process ended instead."""
+    try:
+        return client.post("/classify", json={"inputs": inputs}).status_code
+    except (httpx2.RemoteProtocolError, httpx2.ConnectError, httpx2.ReadError):
+        return None
+
+
+def test_memory_that_runs_out_hangs_nobody(bundle: Path) -> None:
+    """Each client has an answer or sees the process end; a process that did not end serves on.
+
+    Libraries in C++ and Rust end it where they get no memory: it is for whoever started it to
+    start it again.
+    """
+    with (
+        Process("--model", str(bundle), *FLAGS) as process,
+        httpx2.Client(base_url=process.url, timeout=30) as client,
+    ):
+        pages = Path(f"/proc/{process.pid}/statm").read_text(encoding="utf-8").split()[0]
+        soft, hard = resource.prlimit(process.pid, resource.RLIMIT_AS)
+        limit = int(pages) * resource.getpagesize() + SPARE_BYTES
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (limit, hard))
+        outcomes = [_outcome(client, inputs) for inputs in ("love", LARGE, "love")]
+        assert outcomes[0] == 200
+        if None in outcomes:
+            code, log = process.wait()
+            assert code < 0
+            assert "memory" in log
+        else:
+            resource.prlimit(process.pid, resource.RLIMIT_AS, (soft, hard))
+            assert _outcome(client, "love") == 200
+
+
+def test_one_cpu_serves_everybody(bundle: Path) -> None:
+    """What is measured at start is one runner of one thread; all who ask at once are answered."""
+    pinned = ["taskset", "-c", str(min(os.sched_getaffinity(0))), *COMMAND]
+    with Process("--model", str(bundle), command=pinned) as process, ThreadPoolExecutor(16) as pool:
+        assert "runners 1 x threads 1" in process.first_lines
+        url = f"{process.url}/classify"
+        asked = [
+            pool.submit(httpx2.post, url, json={"inputs": "love"}, timeout=30) for _ in range(64)
+        ]
+        assert {answer.result().status_code for answer in asked} == {200}
+        assert httpx2.get(f"{process.url}/health/ready").status_code == 200
+
+
+def test_a_trace_collector_that_hangs_holds_up_nobody(bundle: Path) -> None:
+    """It takes connections and never answers: requests are answered, and the process ends."""
+    with socket.create_server(("127.0.0.1", 0)) as collector:
+        endpoint = f"http://127.0.0.1:{collector.getsockname()[1]}"
+        flags = ["--model", str(bundle), *FLAGS, "--otlp-endpoint", endpoint]
+        with Process(*flags) as process, httpx2.Client(base_url=process.url, timeout=30) as client:
+            # 512 spans are sent at once; each request makes five, its own and those of its stages.
+            for _ in range(120):
+                assert client.post("/classify", json={"inputs": "love"}).status_code == 200
+            process.signal(signal.SIGTERM)
+            code, log = process.wait()
+        # It did hang: something was sent, and never taken.
+        collector.settimeout(30)
+        connection, _ = collector.accept()
+        with connection:
+            assert connection.recv(100).startswith(b"POST /v1/traces ")
+    assert code == 0
+    assert "Traceback" not in log

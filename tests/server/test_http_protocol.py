@@ -1,0 +1,216 @@
+"""What arrives before a request is one: heads without end, silence, offers to upgrade."""
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from app.main import create_app
+from app.settings import Settings
+from tests.api.test_stream import FLAGS
+from tests.support.serving import Process, exchange, listening
+
+BODY = b'{"inputs": "love"}'
+HEAD = b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def process(bundle: Path) -> Iterator[Process]:
+    """A real server with small limits."""
+    flags = [*FLAGS, "--max-header-bytes", "2000"]
+    with Process("--model", str(bundle), *flags) as process:
+        yield process
+
+
+def _problem(answer: bytes) -> dict[str, object]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/problem+json" in head
+    assert b"connection: close" in head
+    problem: dict[str, object] = json.loads(body)
+    return problem
+
+
+REQUEST = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param([HEAD + b"x: " + b"a" * 3_000 + b"\r\n\r\n"], id="at once"),
+        pytest.param([HEAD, b"x: " + b"a" * 1_500, b"a" * 1_500], id="one that does not end"),
+        pytest.param([HEAD, *[b"x: aaaa\r\n"] * 400], id="many that do not end"),
+        pytest.param([b"GET /" + b"a" * 3_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n"], id="a long path"),
+        pytest.param([b"GET /" + b"a" * 3_000], id="a path that does not end"),
+    ],
+)
+def test_a_large_head_is_refused(process: Process, parts: list[bytes]) -> None:
+    """431 as a problem, before it is complete; the next request works."""
+    answer = exchange(process.port, *parts)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    problem = _problem(answer)
+    assert problem["code"] == "headers_too_large"
+    assert "2000 bytes" in str(problem["detail"])
+    assert exchange(process.port, REQUEST).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_head_within_the_limit_may_come_byte_by_byte(process: Process) -> None:
+    """What counts is its size."""
+    parts = [REQUEST[n : n + 1] for n in range(len(REQUEST))]
+    assert exchange(process.port, *parts).startswith(b"HTTP/1.1 200 ")
+
+
+def test_what_is_not_http_is_a_problem(process: Process) -> None:
+    """400 in the form of every other error."""
+    answer = exchange(process.port, b"\x16\x03\x01 garbage\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert _problem(answer)["code"] == "bad_request"
+
+
+@pytest.mark.parametrize("spelling", [b"Upgrade", b"upgrade"])
+def test_an_offer_to_upgrade_keeps_its_body(process: Process, spelling: bytes) -> None:
+    """Java's HttpClient offers h2c with each request in clear text."""
+    offer = (
+        b"Connection: Upgrade, HTTP2-Settings\r\n" + spelling + b": h2c\r\nHTTP2-Settings: AAA\r\n"
+    )
+    request = HEAD + offer + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+    with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
+        for _ in range(2):
+            connection.sendall(request)
+            answer = b""
+            while not answer.endswith(b"}]}"):
+                answer += connection.recv(65536)
+            assert b'"label":"positive"' in answer
+
+
+@pytest.mark.parametrize("before", [b"", b"\r\n\r\n"])
+def test_an_offer_that_comes_in_pieces_keeps_its_body(process: Process, before: bytes) -> None:
+    """A head goes to the parser when it is whole."""
+    offer = b"Connection: Upgrade, close\r\nUpgrade: h2c\r\n"
+    rest = offer + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+    request = before + HEAD + rest
+    with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
+        for part in (request[:60], request[60:130], request[130:]):
+            connection.sendall(part)
+            time.sleep(0.05)
+        answer = b""
+        while not answer.endswith(b"}]}"):
+            answer += connection.recv(65536)
+    assert b'"label":"positive"' in answer
+
+
+def test_a_body_is_no_part_of_the_next_head(process: Process) -> None:
+    """A large body with the begin of another request behind it is fine."""
+    text = b'{"inputs": "love%b"}' % (b" " * 30_000)
+    first = HEAD + b"content-length: %d\r\n\r\n" % len(text) + text
+    health = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    for cut in (9, len(health) - 4, len(health) - 2):
+        answer = exchange(process.port, first + health[:cut], health[cut:])
+        assert answer.count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_an_answer_under_way_comes_before_a_refusal(process: Process) -> None:
+    """What follows a request as garbage is refused after its answer, not before it."""
+    request = REQUEST.replace(b"connection: close\r\n", b"")
+    answer = exchange(process.port, request + b"\x00 garbage \r\n\r\n")
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"400"]
+
+
+def test_a_chunk_that_is_none_is_refused(process: Process) -> None:
+    """The request whose body it is in gets 400, once."""
+    head = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+    answer = exchange(process.port, head + b'5\r\n{"inp\r\nnonsense\r\n')
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_trailers_without_end_are_cut_off(process: Process) -> None:
+    """They are no part of any limit but this."""
+    chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\nx: "
+    with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
+        connection.sendall(chunked)
+        for _ in range(100):
+            connection.sendall(b"a" * 1_000)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\r\n", id="blank lines"),
+        pytest.param(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", id="between requests"),
+        pytest.param(
+            b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n", id="half a body"
+        ),
+    ],
+)
+def test_a_connection_without_requests_ends(bundle: Path, sent: bytes) -> None:
+    """Whatever dribbles in that is none."""
+    app = create_app(Settings(model=(bundle,), runners=1, threads=1, max_batch_tokens=32))
+    with listening(app, keep_alive_s=1) as url:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with socket.create_connection(address, timeout=30) as connection:
+            connection.sendall(sent)
+            with suppress(ConnectionError):
+                for _ in range(100):
+                    time.sleep(0.05)
+                    connection.sendall(b"\r" if sent != b"" else b"")
+                    connection.setblocking(False)
+                    with suppress(BlockingIOError):
+                        if connection.recv(65536) == b"":
+                            return
+                    connection.setblocking(True)
+                pytest.fail("the connection is still open")
+
+
+def test_a_body_that_looks_like_an_offer_is_left_alone(process: Process) -> None:
+    """Only the head is changed."""
+    text = b'{"inputs": "love"\r\nupgrade: h2c\r\n}'
+    request = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(text) + text
+    assert b"not valid JSON" in exchange(process.port, request)
+
+
+def test_two_requests_in_one_packet(process: Process) -> None:
+    """Pipelined requests are answered in their order."""
+    first = REQUEST.replace(b"connection: close\r\n", b"")
+    answer = exchange(
+        process.port, first + REQUEST.replace(b"love", b"worst", 1).replace(b"18", b"19")
+    )
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+    assert answer.index(b'"label":"positive"') < answer.index(b'"label":"negative"')
+
+
+def test_trailers_are_not_collected(process: Process) -> None:
+    """What follows a chunked body as headers is dropped."""
+    chunked = HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
+    answer = exchange(process.port, chunked + body + b"x-request-id: trailer\r\n" * 300 + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"trailer" not in answer
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/metrics", "/", "/models"])
+def test_head_is_answered_like_get_without_a_body(process: Process, path: str) -> None:
+    """Load balancers ask so."""
+    answer = exchange(
+        process.port, b"HEAD %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path.encode()
+    )
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert body == b""
+
+
+def test_a_head_that_trickles_in_ends(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time for a head is bounded: the connection closes."""
+    monkeypatch.setattr("app.server.http_protocol.HEAD_TIMEOUT_S", 0.1)
+    app = create_app(Settings(model=(bundle,), runners=1, threads=1, max_batch_tokens=32))
+    with listening(app) as url:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with socket.create_connection(address, timeout=30) as connection:
+            connection.sendall(HEAD)
+            assert connection.recv(100) == b""

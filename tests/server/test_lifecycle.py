@@ -1,0 +1,195 @@
+"""A real process: from start to the last answer after SIGTERM."""
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import cast
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from app.cli import main
+from app.server.listener import bind
+from app.server.run import Server
+from tests.support.serving import (
+    COMMAND,
+    ROOT,
+    SLOW_COMMAND,
+    STUCK_COMMAND,
+    Process,
+    environment,
+    eventually,
+    metric,
+)
+
+BODY = b'{"inputs": ["love", "worst"]}'
+HEADERS = {"content-type": "application/json"}
+
+
+def test_it_answers_as_soon_as_it_says_so(bundle: Path) -> None:
+    """One line at start says what serves, on what and where; it is ready from then on."""
+    with Process("--model", str(bundle), "--runners", "3", "--threads", "1") as process:
+        for word in ("tiny", "fp32", "CPUExecutionProvider", "runners 3 x threads 1", process.url):
+            assert word in process.first_lines
+        assert httpx2.get(f"{process.url}/health/ready").status_code == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_success(bundle: Path, number: int) -> None:
+    """Exit code 0, two quiet lines, no traceback; also with a connection left open."""
+    with Process("--model", str(bundle)) as process, httpx2.Client() as client:
+        assert client.get(f"{process.url}/health").status_code == 200  # stays connected
+        process.signal(number)
+        code, log = process.wait()
+    assert code == 0
+    messages = [json.loads(line)["message"] for line in log.splitlines()]
+    assert messages == ["shutting down", "stopped"]
+
+
+def test_sigterm_ends_a_start() -> None:
+    """Also as process 1 of a container, which no signal ends that it does not handle."""
+    code = (
+        "import sys, time, app.main; from app.cli import main; "
+        "app.main.create_app = lambda _: print('loading', flush=True) or time.sleep(60); "
+        "sys.exit(main())"
+    )
+    command = [sys.executable, "-c", code, "serve", "--port", "0"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
+
+
+def test_the_signal_itself_ends_readiness(client: TestClient) -> None:
+    """Load balancers and clients are told at once, while connections are still accepted."""
+    app = cast(FastAPI, client.app)
+    with bind("127.0.0.1", 0) as listener:
+        server = Server({listener: app}, app.state.service, [])
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.should_exit
+    assert client.get("/health/ready").json()["code"] == "shutting_down"
+
+
+class Client(threading.Thread):
+    """Posts on one connection until the server ends it; remembers every answer."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self.connection.connect()
+        self.statuses: list[int] = []
+        self.lost: Exception | None = None
+
+    def run(self) -> None:
+        closing = False
+        while not closing:
+            try:
+                self.connection.request("POST", "/classify", BODY, HEADERS)
+                answer = self.connection.getresponse()
+                answer.read()
+            except Exception as error:
+                self.lost = error
+                return
+            self.statuses.append(answer.status)
+            closing = answer.getheader("connection") == "close"
+        self.connection.close()
+
+
+@pytest.mark.parametrize("command", [COMMAND, SLOW_COMMAND], ids=["fast", "slow"])
+def test_sigterm_under_load_loses_no_request(bundle: Path, command: list[str]) -> None:
+    """Each request is answered: by its result, or by 503 once shutdown has begun.
+
+    The fast service is caught between requests mostly, the slow one within them.
+    """
+    with Process("--model", str(bundle), "--runners", "1", command=command) as process:
+        clients = [Client(process.port) for _ in range(16)]
+        for client in clients:
+            client.start()
+        eventually(lambda: all(client.statuses for client in clients))
+        process.signal(signal.SIGTERM)
+        code, log = process.wait()
+        for client in clients:
+            client.join()
+    assert code == 0
+    assert "Traceback" not in log
+    assert [client.lost for client in clients if client.lost] == []
+    statuses = [status for client in clients for status in client.statuses]
+    assert set(statuses) <= {200, 503}
+
+
+def _half_a_request(port: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+    connection.sendall(
+        b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 100\r\n\r\n"
+    )
+    return connection
+
+
+def test_a_client_that_dawdles_cannot_hold_the_process(bundle: Path) -> None:
+    """When the grace ends, what is unfinished gets 503, and the exit code is still 0."""
+    with (
+        Process("--model", str(bundle), "--drain-ms", "500") as process,
+        _half_a_request(process.port) as dawdler,
+        httpx2.Client(base_url=process.url) as client,
+    ):
+        eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 2)
+        process.signal(signal.SIGTERM)
+        code, log = process.wait()
+        assert dawdler.recv(65536).startswith(b"HTTP/1.1 503 ")
+    assert code == 0
+    assert "Traceback" not in log
+
+
+def test_a_second_ctrl_c_ends_it_at_once(bundle: Path) -> None:
+    """Whoever presses it again does not want to wait for the grace."""
+    with (
+        Process("--model", str(bundle), "--drain-ms", "600000") as process,
+        _half_a_request(process.port),
+        httpx2.Client(base_url=process.url) as client,
+    ):
+        eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 2)
+        process.signal(signal.SIGINT)
+        process.read_until("shutting down")
+        process.signal(signal.SIGINT)
+        code, log = process.wait()
+    assert code == 130
+    assert "Traceback" not in log
+
+
+def test_a_taken_port_is_said_in_one_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is found before the models are loaded, and names the address."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--model", str(bundle), "--port", str(port)]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"sentiment: cannot listen on 127.0.0.1 port {port}: Address already in use"
+    ]
+
+
+def test_a_stuck_batch_cannot_hold_or_break_the_exit(bundle: Path) -> None:
+    """When the grace ends, its client gets 503; the process says so, and exits with 1."""
+    with (
+        Process("--model", str(bundle), "--drain-ms", "500", command=STUCK_COMMAND) as process,
+        ThreadPoolExecutor(1) as pool,
+        httpx2.Client(base_url=process.url) as client,
+    ):
+        answer = pool.submit(httpx2.post, f"{process.url}/classify", json={"inputs": "love"})
+        eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 2)
+        process.signal(signal.SIGTERM)
+        code, log = process.wait()
+        assert answer.result().status_code == 503
+    assert code == 1
+    assert "still running" in log
+    assert "Traceback" not in log

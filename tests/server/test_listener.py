@@ -1,0 +1,195 @@
+"""Sockets: connections that wait are accepted together, and requests take turns on the loop."""
+
+import asyncio
+import errno
+import socket
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from app.cli import main
+from app.errors import UserError
+from app.server.listener import Listener, bind
+from app.server.turns import STARTS_A_TURN, Turns
+from tests.api.test_stream import FLAGS
+from tests.support.serving import Process, exchange
+
+CONNECTIONS = 150
+
+
+def _connections(address: tuple[str, int]) -> list[socket.socket]:
+    return [socket.create_connection(address, timeout=30) for _ in range(CONNECTIONS)]
+
+
+def test_connections_that_wait_are_accepted_together() -> None:
+    """In a few turns of the event loop, not one in each."""
+
+    async def run() -> int:
+        site = bind("127.0.0.1", 0)
+        listener = Listener(site, lambda _: asyncio.Protocol())
+        clients = _connections(site.getsockname())
+        turns = 0
+        while listener.accepted < CONNECTIONS:
+            await asyncio.sleep(0)
+            turns += 1
+        await listener.close()
+        for client in clients:
+            client.close()
+        return turns
+
+    assert asyncio.run(run()) < CONNECTIONS / 10
+
+
+def test_a_listener_that_closes_takes_what_the_kernel_has_accepted() -> None:
+    """A client whose connection is complete is served, though nobody had looked at it yet."""
+
+    class Greeting(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            transport.write(b"hello")
+            transport.close()
+
+    async def run() -> list[bytes]:
+        site = bind("127.0.0.1", 0)
+        listener = Listener(site, lambda _: Greeting())
+        clients = _connections(site.getsockname())
+        await listener.close()
+        await listener.close()  # may be said twice
+        await asyncio.sleep(0.1)
+        received = [client.recv(100) for client in clients]
+        for client in clients:
+            client.close()
+        return received
+
+    assert asyncio.run(run()) == [b"hello"] * CONNECTIONS
+
+
+def test_without_file_descriptors_it_waits_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Connections wait in the kernel, and are accepted when there are descriptors again."""
+    monkeypatch.setattr("app.server.listener.PAUSE_S", 0.05)
+    full = True
+
+    class Site(socket.socket):
+        def accept(self) -> tuple[socket.socket, object]:
+            if full:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    async def run() -> int:
+        nonlocal full
+        site = Site()
+        site.bind(("127.0.0.1", 0))
+        site.setblocking(False)
+        listener = Listener(site, lambda _: asyncio.Protocol())
+        with socket.create_connection(site.getsockname(), timeout=30):
+            await asyncio.sleep(0.12)
+            full = False
+            await asyncio.sleep(0.2)
+        await listener.close()
+        return listener.accepted
+
+    assert asyncio.run(run()) == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert 1 <= len(said) <= 4
+    assert "Too many open files" in said[0]
+
+
+def test_a_port_where_another_server_listens_is_said_in_one_line() -> None:
+    """Two that have bound it before either listens: the second one is told."""
+
+    async def run() -> None:
+        first, second = bind("127.0.0.1", 0), None
+        port = first.getsockname()[1]
+        second = bind("127.0.0.1", port)
+        listener = Listener(first, lambda _: asyncio.Protocol())
+        try:
+            with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1 port {port}: Address"):
+                Listener(second, lambda _: asyncio.Protocol())
+        finally:
+            await listener.close()
+            second.close()
+
+    asyncio.run(run())
+
+
+def test_a_few_requests_begin_in_a_turn() -> None:
+    """In their order; between two turns the loop does its other work."""
+
+    async def run() -> list[list[int]]:
+        loop = asyncio.get_running_loop()
+        turns = Turns(loop)
+        begun: list[list[int]] = [[]]
+        for number in range(3 * STARTS_A_TURN + 1):
+            turns.take(partial(lambda n: begun[-1].append(n), number), lambda: 60)
+        for _ in range(4):
+            begun.append([])
+            await asyncio.sleep(0)
+        return begun
+
+    begun = asyncio.run(run())
+    assert max(map(len, begun)) <= STARTS_A_TURN
+    assert [*chain(*begun)] == list(range(3 * STARTS_A_TURN + 1))
+
+
+@pytest.mark.parametrize(("patience_s", "begun"), [(60, [0, 1, 2, 3]), (-1, [3, 0, 2, 1])])
+def test_requests_that_are_late_do_not_make_all_others_late(
+    patience_s: float, begun: list[int]
+) -> None:
+    """Then every second one to begin is the latest; none is forgotten."""
+
+    async def run() -> list[int]:
+        turns = Turns(asyncio.get_running_loop())
+        seen: list[int] = []
+        for _ in range(STARTS_A_TURN):
+            turns.take(lambda: None, lambda: 60)
+        for number in range(4):
+            turns.take(partial(seen.append, number), lambda: patience_s)
+        await asyncio.sleep(0.05)
+        return seen
+
+    assert asyncio.run(run()) == begun
+
+
+def test_a_request_that_cannot_begin_holds_up_no_other() -> None:
+    """What it raises is the event loop's to tell; the rest have their turns."""
+
+    async def run() -> list[int]:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)
+        turns = Turns(loop)
+        begun: list[int] = []
+        for _ in range(STARTS_A_TURN):
+            turns.take(lambda: None, lambda: 60)
+        for number in range(3 * STARTS_A_TURN):
+            start = partial(begun.append, number) if number % 5 else partial(next, iter(()))
+            turns.take(start, lambda: 60)
+        await asyncio.sleep(0.05)
+        return begun
+
+    assert asyncio.run(run()) == [n for n in range(3 * STARTS_A_TURN) if n % 5]
+
+
+def test_the_metrics_have_a_port_of_their_own(bundle: Path) -> None:
+    """Nothing else is there, and they are not on the service's port."""
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    with Process("--model", str(bundle), *FLAGS, "--metrics-port", str(port)) as process:
+        metrics = httpx2.get(f"http://127.0.0.1:{port}/metrics")
+        assert "sentiment_model_ready" in metrics.text
+        assert httpx2.get(f"http://127.0.0.1:{port}/classify").json()["code"] == "not_found"
+        assert httpx2.get(f"{process.url}/metrics").status_code == 404
+        assert exchange(port, b"\x00").startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("flags", [("--port", "8765", "--metrics-port", "8765")])
+def test_one_port_for_both_is_wrong_usage(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and one line, before anything is loaded."""
+    assert main(["serve", *flags]) == 2
+    assert "--metrics-port: the service itself listens there" in capsys.readouterr().err

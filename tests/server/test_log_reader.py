@@ -1,0 +1,161 @@
+"""Whoever reads standard error stops, leaves, or was never there: the service goes on."""
+
+import json
+import logging
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from app import logs
+from tests.api.test_stream import FLAGS
+from tests.support.serving import COMMAND, ROOT, Process, environment, eventually, exchange, metric
+
+# Few lines may wait, so that few requests are enough.
+SMALL_QUEUE = [
+    sys.executable,
+    "-c",
+    """
+import sys
+from app import logs
+from app.cli import main
+logs.MAX_WAITING = 200
+sys.exit(main())
+""",
+]
+REQUESTS = 700  # their lines fill the pipe and the queue
+
+
+def _served(bundle: Path) -> Process:
+    flags = ["--model", str(bundle), *FLAGS, "--access-log", "on"]
+    return Process(*flags, command=SMALL_QUEUE)
+
+
+def _ask(client: httpx2.Client, times: int) -> None:
+    assert {client.get("/health/live").status_code for _ in range(times)} == {200}
+
+
+def test_a_reader_that_stops_stops_nothing(bundle: Path) -> None:
+    """All requests are answered; what found no room is counted, and said when he reads again.
+
+    SIGTERM ends the service with code 0, although pipe and queue are full.
+    """
+    with _served(bundle) as process, httpx2.Client(base_url=process.url, timeout=30) as client:
+        assert metric(client, "sentiment_log_lines_dropped_total") == 0
+        _ask(client, REQUESTS)
+        log = process.read_until("log lines were dropped")
+        told = int(re.findall(r"(\d+) log lines were dropped", log)[0])
+        assert told > 100
+        assert metric(client, "sentiment_log_lines_dropped_total") == told
+        client.get("/health/live", headers={"x-request-id": "the-last"})
+        log += process.read_until("the-last")
+        lines = [json.loads(line) for line in log.splitlines()]
+        written = [line for line in lines if line["logger"] == "access"]
+        assert len(written) + told == REQUESTS + 3  # two scrapes and the last
+        _ask(client, REQUESTS)
+        process.signal(signal.SIGTERM)
+        assert process.wait_unread() == 0
+
+
+def test_a_reader_that_leaves_ends_nothing(bundle: Path) -> None:
+    """Nobody gets the lines then; they are counted, requests are answered, the exit code is 0."""
+    with _served(bundle) as process, httpx2.Client(base_url=process.url, timeout=30) as client:
+        process.stop_reading()
+        _ask(client, 3)
+        eventually(lambda: metric(client, "sentiment_log_lines_dropped_total") >= 3)
+        process.signal(signal.SIGTERM)
+        assert process.wait_unread() == 0
+
+
+@pytest.fixture(scope="module")
+def bare(bundle: Path) -> Iterator[tuple[int, int]]:
+    """Process id and port of a service started without standard files and with few descriptors."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    shell = ["bash", "-c", 'ulimit -Sn 256; exec "$@" <&- >&- 2>&-', "bash", *COMMAND]
+    command = [*shell, "serve", "--model", str(bundle), "--port", str(port), *FLAGS]
+
+    def answers() -> bool:
+        try:
+            return httpx2.get(f"http://127.0.0.1:{port}/health/ready").status_code == 200
+        except httpx2.ConnectError:
+            assert process.poll() is None, "the service ended at its start"
+            return False
+
+    with subprocess.Popen(command, cwd=ROOT, env=environment()) as process:
+        try:
+            eventually(answers)
+            yield process.pid, port
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def test_standard_files_that_are_closed_are_no_sockets(bare: tuple[int, int]) -> None:
+    """It serves without a log, and no connection gets the descriptor that the log goes to."""
+    pid, port = bare
+    opened = {number: str(Path(f"/proc/{pid}/fd/{number}").readlink()) for number in range(3)}
+    assert set(opened.values()) == {os.devnull}
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        _ask(client, 10)
+    answer = exchange(port, b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"logger" not in answer
+
+
+def test_as_many_files_as_the_system_allows(bare: tuple[int, int]) -> None:
+    """Each connection takes one, and the usual soft limit is for programs of another kind."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with httpx2.Client(base_url=f"http://127.0.0.1:{bare[1]}") as client:
+        assert metric(client, "process_max_fds") == min(hard, 65_536)
+
+
+def test_a_pipe_that_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may have made it so; a line is written whole all the same."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    monkeypatch.setattr(logs, "STANDARD_ERROR", writing)
+    line = b"x" * 300_000
+    thread = threading.Thread(target=logs._write, args=(line,))
+    thread.start()
+    with os.fdopen(reading, "rb") as pipe:
+        assert pipe.read(len(line)) == line
+    thread.join(30)
+    assert not thread.is_alive()
+    os.close(writing)
+
+
+def test_python_s_warnings_are_lines_of_the_log() -> None:
+    """In its form, and from its thread."""
+    code = (
+        "import warnings; from app import logs; logs.configure('info', 'json'); "
+        "warnings.warn('beware'); logs.close()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    document = json.loads(done.stderr)
+    assert document["logger"] == "py.warnings"
+    assert "beware" in document["message"]
+
+
+def test_a_line_says_what_was_so_when_it_was_logged() -> None:
+    """It is formatted then, though written later: what it tells of may change meanwhile."""
+    handler = logs._Lines()
+    handler.setFormatter(logs._Json())
+    fields = {"status": 200}
+    record = logging.makeLogRecord({"msg": "request", "levelname": "INFO", "fields": fields})
+    handler.handle(record)
+    fields["status"] = 500
+    assert json.loads(handler.queue.get(timeout=5))["status"] == 200

@@ -1,0 +1,270 @@
+"""Requests made to keep the service busy: others are answered meanwhile, and it ends in time."""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import sentencex
+
+from app.api.body import DECODER, MAX_VALUES, parse
+from app.engine.model import Model
+from app.errors import InvalidRequest
+from tests.api.test_stream import FLAGS
+from tests.conftest import Serve
+from tests.support.serving import Process, eventually
+
+# sentencex needs two seconds for each of these texts, if it gets the whole of it.
+NASTY = {"inputs": ["。」" * 25_000] * 6, "split": "sentences"}
+NASTY_BODY = json.dumps(NASTY, ensure_ascii=False).encode()
+
+
+@pytest.fixture(scope="module")
+def service(bundle: Path) -> Iterator[Process]:
+    """A process that accepts as many tokens as one likes: nothing is refused for their number."""
+    with Process("--model", str(bundle), *FLAGS, "--max-queue-tokens", "10000000") as process:
+        yield process
+
+
+def _send(process: Process, *headers: str) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", process.port), timeout=60)
+    lines = ["POST /classify HTTP/1.1", "host: a", "content-type: application/json", *headers]
+    head = "\r\n".join([*lines, f"content-length: {len(NASTY_BODY)}", "", ""])
+    connection.sendall(head.encode() + NASTY_BODY)
+    return connection
+
+
+def _cpu_s(process: Process) -> float:
+    """Seconds of all its threads."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def _spent_until_idle(process: Process) -> float:
+    """Seconds of its CPU time until it does nothing any more."""
+    before = _cpu_s(process)
+
+    def is_idle() -> bool:
+        seen = _cpu_s(process)
+        time.sleep(0.3)
+        return _cpu_s(process) - seen < 0.05
+
+    eventually(is_idle)
+    return _cpu_s(process) - before
+
+
+def test_sentences_hold_nobody_up_and_end_with_the_deadline(service: Process) -> None:
+    """Health answers all the time; after its 504 the work ends.
+
+    Measured in the process's own time: the machine may be busy.
+    """
+    answered = [_cpu_s(service)]
+    with (
+        httpx2.Client(base_url=service.url, timeout=60) as probing,
+        _send(service, "x-request-timeout-ms: 2000") as nasty,
+    ):
+        nasty.settimeout(0)
+        answer = b""
+        while not answer:
+            assert probing.get("/health/live").status_code == 200
+            answered.append(_cpu_s(service))
+            try:
+                answer = nasty.recv(4096)
+            except BlockingIOError:
+                time.sleep(0.002)
+    assert b" 504 " in answer
+    assert max(after - before for before, after in pairwise(answered)) < 0.5
+    assert _spent_until_idle(service) < 1
+
+
+def test_sentences_are_not_looked_for_when_the_client_has_left(service: Process) -> None:
+    """All of it would take the process many seconds more."""
+    before = _cpu_s(service)
+    with _send(service):
+        eventually(lambda: _cpu_s(service) - before > 0.5)
+    assert _spent_until_idle(service) < 1.5
+
+
+@pytest.fixture
+def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The texts of each call of the tokenizer, which then takes a while."""
+    calls: list[list[str]] = []
+    encode_batch = Model.encode_batch
+
+    def note(model: Model, texts: Sequence[str]) -> Any:
+        calls.append(list(texts))
+        time.sleep(0.02)
+        return encode_batch(model, texts)
+
+    monkeypatch.setattr(Model, "encode_batch", note)
+    return calls
+
+
+def test_a_short_list_does_not_wait_for_a_long_one(
+    serve: Serve, tokenised: list[list[str]]
+) -> None:
+    """They take turns at the tokenizer, and the short one is done first."""
+    client = serve()
+    tokenised.clear()
+    long, short = ["love " * 400] * 150, ["worst " * 20] * 60
+
+    def send_long() -> None:
+        assert client.post("/classify", json={"inputs": long}).status_code == 200
+
+    sending = threading.Thread(target=send_long)
+    sending.start()
+    eventually(lambda: bool(tokenised))
+    assert client.post("/classify", json={"inputs": short}).status_code == 200
+    sending.join()
+    texts = [text for call in tokenised for text in call]
+    assert sorted(texts) == sorted([*long, *short])
+    assert texts.index(short[0]) < 140
+    assert texts[-1] == long[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "wholes", "most"),
+    [
+        ({"inputs": ["love " * 400] * 900}, 0, 200_000),
+        ({"inputs": "so it is. " * 5_000, "split": "sentences"}, 1, 10_000),
+    ],
+    ids=["texts", "sentences"],
+)
+def test_too_many_tokens_are_refused_as_soon_as_they_are_found(
+    serve: Serve, tokenised: list[list[str]], body: dict[str, object], wholes: int, most: int
+) -> None:
+    """The rest is not tokenised: of a list of texts, and of the sentences of a single one."""
+    client = serve(max_queue_tokens=2_000)
+    tokenised.clear()
+    answer = client.post("/classify", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "too_many_texts")
+    assert "more than the 1000 tokens" in answer.json()["detail"]
+    assert sum(len(text) for call in tokenised[wholes:] for text in call) <= most
+
+
+@pytest.mark.parametrize(("chars", "inline"), [(300, True), (1_000, False)])
+def test_sentences_are_found_off_the_event_loop_sooner(
+    monkeypatch: pytest.MonkeyPatch, serve: Serve, chars: int, inline: bool
+) -> None:
+    """A text that is tokenised where it arrived may have too many sentences for it."""
+    threads: list[str] = []
+    find = sentencex.get_sentence_boundaries
+
+    def note(language: str, text: str) -> Any:
+        threads.append(threading.current_thread().name)
+        return find(language, text)
+
+    monkeypatch.setattr(sentencex, "get_sentence_boundaries", note)
+    client = serve()
+    body = {"inputs": "。」" * (chars // 2), "split": "sentences"}
+    assert client.post("/classify", json=body).status_code == 200
+    assert [thread != "tokenizer" for thread in threads] == [inline]
+
+
+@pytest.fixture
+def parsed_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The name of the thread of each document that was parsed."""
+    threads: list[str] = []
+    decode = DECODER.decode
+
+    def note(text: str) -> Any:
+        threads.append(threading.current_thread().name)
+        return decode(text)
+
+    monkeypatch.setattr(DECODER, "decode", note)
+    return threads
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/classify", {"inputs": ["love"]}),
+        ("/explain", {"inputs": "love"}),
+        ("/", {"inputs": ["love"]}),
+        ("/predict", {"inputs": ["love"]}),
+        ("/v1/classify", {"input": ["love"]}),
+        (
+            "/v2/models/tiny/infer",
+            {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["love"]}]},
+        ),
+    ],
+)
+def test_long_bodies_are_parsed_off_the_event_loop(
+    serve: Serve, parsed_on: list[str], path: str, body: dict[str, object]
+) -> None:
+    """On the thread of the tokenizer, whatever the protocol; a short body is not worth it."""
+    client = serve()
+    content = json.dumps(body).encode()
+    headers = {"content-type": "application/json"}
+    for filling in (b"", b" " * 100_000):
+        answer = client.post(path, content=content + filling, headers=headers)
+        assert answer.status_code == 200, answer.text
+    assert parsed_on[0] != "tokenizer"
+    assert parsed_on[1] == "tokenizer"
+
+
+def _list(value: bytes, count: int) -> bytes:
+    return b"[" + b",".join([value] * count) + b"]"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _list(b"1e9", 110_000),
+        _list(b"[]", 60_000),
+        _list(b"[" * 30 + b"]" * 30, 4_000),
+        _list(b'""', 110_000),
+        b"{" + b",".join(b'"%d":1' % n for n in range(60_000)) + b"}",
+        _list(b'"\\\\"', 110_000),
+        _list(b"1", 110_000).decode().encode("utf-16"),
+    ],
+    ids=["floats", "lists", "nested", "texts", "names", "backslashes", "UTF-16"],
+)
+def test_documents_of_very_many_values_are_refused_unparsed(
+    parsed_on: list[str], content: bytes
+) -> None:
+    """To parse them would hold everybody up: the parser keeps the interpreter's lock."""
+    with pytest.raises(InvalidRequest, match=f"it has more than {MAX_VALUES} values"):
+        parse(content, "it")
+    assert parsed_on == []
+
+
+def test_a_line_of_very_many_values_is_refused_in_its_place(serve: Serve) -> None:
+    """Lines of a stream are parsed on the event loop, and have the same bound."""
+    lines = [b'{"id": %b, "text": "love"}' % name for name in (_list(b"1", 110_000), b"2")]
+    headers = {"content-type": "application/x-ndjson"}
+    answer = serve().post("/classify/stream", content=b"\n".join(lines), headers=headers)
+    bad, good = map(json.loads, answer.text.splitlines())
+    assert bad["error"]["code"] == "invalid_request"
+    assert "line 1 has more than" in bad["error"]["message"]
+    assert (good["id"], good["label"]) == (2, "positive")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [",:[{" * 100_000, '",' * 300_000, '\\",' * 300_000, "\\", '[\\\\"', "伬," * 100_000, "\ud800"],
+    ids=ascii,
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_signs_inside_texts_are_no_values(text: str, encoding: str) -> None:
+    """Commas and brackets, quotation marks and backslashes before them, in any Unicode."""
+    value = {"inputs": [text, "x" * 200_000]}
+    for ensure_ascii in (True, False):
+        content = json.dumps(value, ensure_ascii=ensure_ascii).encode(encoding, "surrogatepass")
+        assert parse(content, "it") == value
+
+
+def test_texts_beyond_the_bound_on_values_may_be_allowed(serve: Serve) -> None:
+    """A service that takes more texts takes the values that they need."""
+    client = serve(max_texts=200_000, max_queue_tokens=100)
+    answer = client.post("/classify", json={"inputs": ["a"] * 150_000})
+    assert answer.json()["code"] != "invalid_request", answer.text
+    answer = client.post("/classify", json={"inputs": [["a"]] * 190_000})
+    assert "list of strings" in answer.json()["detail"]

@@ -1,0 +1,151 @@
+"""Many streams at once, and SIGTERM among them: a real process and its sockets."""
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.test_stream import HEAD, chunk
+from tests.support.serving import STUCK_COMMAND, Process, eventually
+
+STREAMS = 60
+ENOUGH = 10  # lines that every stream should have answered
+DEADLINE_MS = 200  # each line waits for longer than that, with so many beside it
+DRAIN_MS = 3_000
+LINES = chunk(b"".join(b'{"id":%d,"text":"love"}\n' % number for number in range(20_000)))
+# A batch of ten lines in 20 ms, so that there is much to wait for.
+SLOW_FLAGS = "--runners 1 --threads 1 --max-batch-tokens 30"
+SLOW_COMMAND = [
+    sys.executable,
+    "-c",
+    """
+import sys, time
+from app.cli import main
+from app.engine.model import Model
+infer = Model.infer
+Model.infer = lambda self, encodings: (time.sleep(0.02), infer(self, encodings))[1]
+sys.exit(main())
+""",
+]
+
+
+@dataclass
+class Stream:
+    """A client that sends more lines than will be taken, and what it got."""
+
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    complete: bool = False  # its last chunk came
+
+    async def talk(self, port: int) -> None:
+        """Send and read until the answer ends."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + LINES)
+        # The server closes while this sends: what came before can be read, then there is a reset.
+        with suppress(ConnectionError):
+            while line := await reader.readline():
+                if line.startswith(b"{"):
+                    self.answers.append(json.loads(line))
+                self.complete |= line == b"0\r\n"
+        writer.close()
+
+
+@dataclass
+class Seen:
+    """What happened to streams that began at once, until some time after SIGTERM."""
+
+    streams: list[Stream]
+    when_all_had_one: list[int]  # how many answers each had then
+    when_all_had_enough: list[int]
+    exit_code: int
+    exit_seconds: float
+    log: str
+
+
+async def _watch(process: Process) -> Seen:
+    streams = [Stream() for _ in range(STREAMS)]
+    talking = [asyncio.create_task(stream.talk(process.port)) for stream in streams]
+
+    async def answers_when_all_have(least: int) -> list[int]:
+        def have() -> bool:
+            return min(len(stream.answers) for stream in streams) >= least
+
+        await asyncio.to_thread(eventually, have)
+        return [len(stream.answers) for stream in streams]
+
+    one, enough = await answers_when_all_have(1), await answers_when_all_have(ENOUGH)
+    started = time.monotonic()
+    process.signal(signal.SIGTERM)
+    code, log = await asyncio.to_thread(process.wait)
+    seconds = time.monotonic() - started
+    await asyncio.wait_for(asyncio.gather(*talking), 30)
+    return Seen(streams, one, enough, code, seconds, log)
+
+
+@pytest.fixture(scope="module")
+def seen(bundle: Path) -> Iterator[Seen]:
+    flags = f"{SLOW_FLAGS} --deadline-ms {DEADLINE_MS} --drain-ms {DRAIN_MS}".split()
+    with Process("--model", str(bundle), *flags, command=SLOW_COMMAND) as process:
+        yield asyncio.run(_watch(process))
+
+
+def test_each_stream_has_its_first_answer_before_any_is_far_ahead(seen: Seen) -> None:
+    """And it stays so: streams take turns."""
+    assert max(seen.when_all_had_one) <= 50
+    assert max(seen.when_all_had_enough) <= ENOUGH + 50
+
+
+def test_the_lines_of_streams_do_not_expire(seen: Seen) -> None:
+    """However long they wait beside others: they are answered, in their order."""
+    for stream in seen.streams:
+        results = [answer for answer in stream.answers if "error" not in answer]
+        assert [answer["id"] for answer in results] == list(range(len(results)))
+        assert {answer["label"] for answer in results} == {"positive"}
+        codes = {answer["error"]["code"] for answer in stream.answers if "error" in answer}
+        assert codes == {"shutting_down"}
+
+
+def test_sigterm_ends_every_stream_in_order(seen: Seen) -> None:
+    """Its last line says so, its last chunk comes, and nobody has to look into the log."""
+    for stream in seen.streams:
+        *answers, last = stream.answers
+        assert (last["id"], last["error"]["code"]) == (None, "shutting_down")
+        assert [answer["id"] for answer in answers] == list(range(len(answers)))
+        assert stream.complete
+    assert seen.exit_code == 0
+    assert seen.exit_seconds < DRAIN_MS / 1000 + 5
+    assert "Traceback" not in seen.log
+
+
+def test_streams_end_in_order_when_there_is_no_time_left(bundle: Path) -> None:
+    """Inference is stuck: who reads gets the last line and chunk, who does not delays nobody."""
+
+    async def end(process: Process) -> tuple[list[Stream], str]:
+        _, silent = await asyncio.open_connection("127.0.0.1", process.port)
+        silent.write(HEAD + b"%x\r\n" % 600_000 + b"x\n" * 300_000)
+        streams = [Stream() for _ in range(10)]
+        talking = [asyncio.create_task(stream.talk(process.port)) for stream in streams]
+        await asyncio.sleep(0.5)  # so that some wait for results, others for their turn
+        process.signal(signal.SIGTERM)
+        code, log = await asyncio.to_thread(process.wait)
+        assert code == 1  # results were lost
+        await asyncio.wait_for(asyncio.gather(*talking), 30)
+        silent.close()
+        return streams, log
+
+    flags = f"{SLOW_FLAGS} --drain-ms 500".split()
+    with Process("--model", str(bundle), *flags, command=STUCK_COMMAND) as process:
+        streams, log = asyncio.run(end(process))
+    for stream in streams:
+        *answers, last = stream.answers
+        assert (last["id"], last["error"]["code"]) == (None, "shutting_down")
+        assert [answer["id"] for answer in answers] == list(range(len(answers)))
+        assert stream.complete
+    assert "Traceback" not in log

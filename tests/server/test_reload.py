@@ -1,0 +1,368 @@
+"""A model is loaded again while it answers: by POST /models/{name}/reload, or SIGHUP."""
+
+import asyncio
+import gc
+import json
+import shutil
+import signal
+import socket
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from app.api.protocols.inference_request import EXAMPLE
+from app.engine.classifier import Classifier
+from app.engine.model import Model
+from app.main import create_app
+from app.settings import Settings
+from tests.api.test_stream import FLAGS, HEAD
+from tests.conftest import SET_BY_HAND, Serve
+from tests.support.serving import Gate, Process, eventually, listening, metric
+from tests.support.tiny_bundle import make_bundle, write_manifest
+
+ADMIN = {"authorization": "Bearer admin-key-1"}
+REVISIONS = [f"{n:07x}" for n in range(20)]
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A bundle that the test may change."""
+    return make_bundle(tmp_path / "tiny")
+
+
+def _release(bundle: Path, revision: str) -> None:
+    """Put another revision in the bundle's place, as a deployment would."""
+    source = {"path": "made by a test", "revision": revision, "files": {}}
+    write_manifest(bundle, source=source)
+
+
+def _reload(client: httpx2.Client, name: str = "tiny") -> httpx2.Response:
+    return client.post(f"/models/{name}/reload", headers=ADMIN)
+
+
+def _revision(client: httpx2.Client) -> str:
+    answer = client.post("/classify", json={"inputs": "love"})
+    revision: str = answer.json()["model"]["revision"]
+    return revision
+
+
+@contextmanager
+def _load(url: str) -> Iterator[Counter[object]]:
+    """Clients that ask all the time; yields how often they got which answer."""
+    seen: Counter[object] = Counter()
+    done = threading.Event()
+
+    def ask(texts: list[str]) -> None:
+        with httpx2.Client(base_url=url) as client:
+            while not done.is_set():
+                try:
+                    answer = client.post("/classify", json={"inputs": texts})
+                except httpx2.HTTPError as error:
+                    seen[repr(error)] += 1
+                    continue
+                document = answer.json()
+                sound = answer.status_code == 200 and all(
+                    "label" in result for result in document["results"]
+                )
+                seen[document["model"]["revision"] if sound else answer.text] += 1
+
+    with ThreadPoolExecutor(4) as pool:
+        for texts in (["love"], ["worst", "it"], ["love it"] * 100, ["it " * 500] * 30):
+            pool.submit(ask, texts)
+        try:
+            yield seen
+        finally:
+            done.set()
+
+
+def test_a_reload_answers_with_the_new_model(serve: Serve, bundle: Path) -> None:
+    """Also /models, /metrics and health speak of it, and not of the old one."""
+    client = serve(model=(bundle,), admin_keys="admin-key-1")
+    assert _revision(client) == "0123abc"
+    _release(bundle, "fedcba9")
+    assert _reload(client).json() == {"status": "reloaded"}
+    assert _revision(client) == "fedcba9"
+    assert client.get("/models").json()["models"][0]["revision"] == "fedcba9"
+    assert client.get("/health/ready").status_code == 200
+    scraped = client.get("/metrics").text
+    assert scraped.count("sentiment_model_info{") == 1
+    assert 'revision="fedcba9"' in scraped
+    assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 2
+
+
+def test_nothing_fails_while_models_change(bundle: Path) -> None:
+    """Under load, several times, by both ways: every answer is whole, and each model was used."""
+    flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1"]
+    with Process(*flags) as process, httpx2.Client(base_url=process.url) as client:
+        with _load(process.url) as seen:
+            eventually(lambda: seen["0123abc"] > 10)
+            for number, revision in enumerate(REVISIONS):
+                _release(bundle, revision)
+                if number % 2:
+                    assert _reload(client).status_code == 200
+                else:
+                    process.signal(signal.SIGHUP)
+                eventually(lambda revision=revision: seen[revision] > 10)  # type: ignore[misc]
+        process.signal(signal.SIGTERM)
+        code, _ = process.wait()
+    assert code == 0
+    assert set(seen) == {"0123abc", *REVISIONS}
+
+
+def test_a_stream_goes_on_with_the_new_model(bundle: Path) -> None:
+    """It has no model of its own that would have to stay: the reload does not wait for its end."""
+    flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1"]
+    with (
+        Process(*flags) as process,
+        httpx2.Client(base_url=process.url) as client,
+        socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection,
+    ):
+        connection.sendall(HEAD)
+        received = connection.makefile("rb")
+        for number in range(4):
+            line = b'{"id":%d,"text":"love"}\n' % number
+            connection.sendall(b"%x\r\n%b\r\n" % (len(line), line))
+            while not (answer := received.readline()).startswith(b"{"):
+                assert answer
+            assert json.loads(answer)["id"] == number
+            _release(bundle, REVISIONS[number])
+            assert _reload(client).status_code == 200
+
+
+def test_lines_that_a_model_leaves_undone_go_to_the_next(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no deadline, and a model that is replaced does not stay for ever."""
+    client = serve(admin_keys="admin-key-1", deadline_ms=100, drain_ms=100)
+    stuck = cast(FastAPI, client.app).state.service.classifier(None).model
+    reached, over = threading.Event(), threading.Event()
+    infer = Model.infer
+
+    def infer_unless_stuck(model: Model, encodings: Any) -> Any:
+        if model is stuck:
+            reached.set()
+            over.wait(30)
+        return infer(model, encodings)
+
+    monkeypatch.setattr(Model, "infer", infer_unless_stuck)
+    content = "".join(f'{{"id":{n},"text":"love"}}\n' for n in range(300))
+    headers = {"content-type": "application/x-ndjson"}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.post, "/classify/stream", content=content, headers=headers)
+        assert reached.wait(30)
+        assert _reload(client).status_code == 200
+        lines = [json.loads(line) for line in answer.result().text.splitlines()]
+        over.set()
+    assert [(line["id"], line.get("label")) for line in lines] == [
+        (n, "positive") for n in range(300)
+    ]
+
+
+@pytest.mark.parametrize("damage", ["manifest", "model", "name", "gone"])
+def test_a_bad_bundle_leaves_the_old_model_serving(serve: Serve, bundle: Path, damage: str) -> None:
+    """The answer says that it failed, the log why, and neither path nor reason is told."""
+    client = serve(model=(bundle,), admin_keys="admin-key-1")
+    match damage:
+        case "manifest":
+            (bundle / "manifest.json").write_text("{")
+        case "model":
+            (bundle / "onnx/model.onnx").write_bytes(b"damaged")
+        case "name":
+            write_manifest(bundle, name="other")
+        case "gone":
+            shutil.rmtree(bundle)
+    answer = _reload(client)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_bundle")
+    assert str(bundle.parent) not in answer.text
+    assert _revision(client) == "0123abc"
+    assert client.get("/health/ready").status_code == 200
+
+
+def test_what_was_begun_ends_with_the_old_model(serve: Serve, bundle: Path, gate: Gate) -> None:
+    """The answer to a reload comes when the old model has no work any more."""
+    client = serve(model=(bundle,), admin_keys="admin-key-1", runners=1)
+    with ThreadPoolExecutor(2) as pool:
+        gate.close()
+        begun = pool.submit(_revision, client)
+        assert gate.reached.wait(30)
+        gate.open.set()
+        _release(bundle, "fedcba9")
+        reloaded = pool.submit(_reload, client)
+        assert begun.result(30) == "0123abc"
+        assert reloaded.result(30).status_code == 200
+    assert _revision(client) == "fedcba9"
+
+
+NEW_LABELS = ["bad", "good"]
+TENSOR = {"inputs": EXAMPLE["inputs"]}  # with all outputs
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "classes"),
+    [
+        ("/classify", {"inputs": "love"}, lambda answer: len(answer["labels"])),
+        ("/classify", {"inputs": ["love"]}, lambda answer: len(answer["results"][0]["logits"])),
+        ("/", {"inputs": "love"}, lambda answer: len(answer[0])),
+        ("/predict", {"inputs": "love"}, len),
+        ("/v1/classify", {"input": "love"}, lambda answer: answer["data"][0]["num_classes"]),
+        ("/v2/models/tiny/infer", TENSOR, lambda answer: answer["outputs"][3]["shape"][1]),
+        ("/v2/models/tiny/infer", TENSOR, lambda answer: len(answer["outputs"][3]["data"]) / 2),
+    ],
+)
+def test_a_body_that_ends_after_a_reload_is_answered_by_the_new_model(
+    bundle: Path, path: str, body: Any, classes: Callable[[Any], float]
+) -> None:
+    """Labels, shape and values are those of the model that answered."""
+    settings = {"model": (bundle,), "admin_keys": "admin-key-1", **SET_BY_HAND}
+    app = create_app(Settings.model_validate(settings))
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    ).encode()
+    with (
+        listening(app) as url,
+        httpx2.Client(base_url=url) as client,
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as waiting,
+    ):
+        waiting.sendall(head + content[:5])
+        eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 2)
+        _release_two_labels(bundle)
+        assert _reload(client).status_code == 200
+        waiting.sendall(content[5:])
+        received = b"".join(iter(lambda: waiting.recv(65536), b""))
+    status, _, answer = received.partition(b"\r\n\r\n")
+    assert status.startswith(b"HTTP/1.1 200"), received
+    assert classes(json.loads(answer)) == len(NEW_LABELS)
+
+
+def _release_two_labels(bundle: Path) -> None:
+    """Put a model of two labels in the place of the one with three."""
+    shutil.rmtree(bundle)
+    make_bundle(bundle, outputs=2)
+    config = {"id2label": dict(enumerate(NEW_LABELS)), "pad_token_id": 0}
+    (bundle / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_manifest(bundle, labels=NEW_LABELS)
+
+
+def test_only_an_admin_key_reloads(serve: Serve, bundle: Path) -> None:
+    """Not a client's key, not none, and none where no admin key is set."""
+    client = serve(model=(bundle,), api_keys="client-key-1", admin_keys="admin-key-1")
+    for headers in ({}, {"authorization": "Bearer client-key-1"}):
+        for path in ("/models/tiny/reload", "/models/tiny/reload%0A", "/models/tiny/reload%0D"):
+            assert client.post(path, headers=headers).status_code == 401, path
+    assert _reload(client).status_code == 200
+    assert client.get("/info", headers=ADMIN).status_code == 401
+    assert _reload(serve(model=(bundle,))).status_code == 401
+
+
+def test_without_admin_keys_the_refusal_says_so(client: TestClient) -> None:
+    """No key could be right, so none is asked for."""
+    answer = _reload(client)
+    assert answer.status_code == 401
+    assert "no admin keys" in answer.json()["detail"]
+    assert "SIGHUP" in answer.json()["detail"]
+    assert "Bearer" not in answer.json()["detail"]
+
+
+def test_other_reloads_do_not_wait_for_what_one_has_begun(
+    serve: Serve, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the old model of one name has work, that of another is loaded and answers."""
+    retiring, may_end = threading.Event(), threading.Event()
+    retire = Classifier.retire
+
+    async def held(self: Classifier, timeout_s: float) -> None:
+        if self.model.name == "tiny":
+            retiring.set()
+            await asyncio.to_thread(may_end.wait, 30)
+        await retire(self, timeout_s)
+
+    monkeypatch.setattr(Classifier, "retire", held)
+    other = make_bundle(tmp_path / "other", name="other")
+    client = serve(model=(bundle, other), admin_keys="admin-key-1")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(_reload, client)
+        assert retiring.wait(30)
+        try:
+            assert _reload(client, "other").status_code == 200
+            assert not first.done()
+        finally:
+            may_end.set()
+        assert first.result(30).status_code == 200
+
+
+def test_an_unknown_model_is_not_reloaded(client: TestClient, serve: Serve) -> None:
+    """404, as everywhere."""
+    answer = _reload(serve(admin_keys="admin-key-1"), "other")
+    assert (answer.status_code, answer.json()["code"]) == (404, "model_not_found")
+
+
+def test_memory_returns_to_what_it_was(bundle: Path) -> None:
+    """Twenty models later the process is hardly larger than after the first few."""
+    flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1"]
+    with Process(*flags) as process, httpx2.Client(base_url=process.url) as client:
+
+        def resident_kib() -> int:
+            status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+            return next(int(line.split()[1]) for line in status.splitlines() if "VmRSS" in line)
+
+        sizes = []
+        for revision in REVISIONS:
+            _release(bundle, revision)
+            assert _reload(client).status_code == 200
+            assert _revision(client) == revision
+            sizes.append(resident_kib())
+        threads = Path(f"/proc/{process.pid}/task")
+        eventually(lambda: len(list(threads.iterdir())) < 20)
+    assert sizes[-1] < sizes[4] + 10_000
+
+
+def test_a_model_that_was_replaced_is_freed(
+    serve: Serve, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one, too; the last is all that is left."""
+    loaded: list[weakref.ref[Model]] = []
+    load = Model.load
+
+    def note(*arguments: Any, **options: Any) -> Model:
+        model = load(*arguments, **options)
+        loaded.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(Model, "load", note)
+    client = serve(model=(bundle,), admin_keys="admin-key-1")
+    for _ in range(3):
+        assert _reload(client).status_code == 200
+    assert len(loaded) >= 4
+
+    def alive() -> int:
+        gc.collect()  # a thread of the last may have ended a moment too late for the reload's own
+        return len({id(model()) for model in loaded if model() is not None})
+
+    eventually(lambda: alive() == 1)
+
+
+def test_labels_may_change(serve: Serve, bundle: Path) -> None:
+    """What is counted for the old names stays, and new ones are counted."""
+    client = serve(model=(bundle,), admin_keys="admin-key-1")
+    _revision(client)
+    labels = ["bad", "so-so", "good"]
+    config = {"id2label": dict(enumerate(labels)), "pad_token_id": 0}
+    (bundle / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_manifest(bundle, labels=labels)
+    assert _reload(client).status_code == 200
+    (result,) = client.post("/classify", json={"inputs": "love"}).json()["results"]
+    assert result["label"] == "good"
+    for label in ("positive", "good"):
+        assert metric(client, "sentiment_predictions_total", model="tiny", label=label) == 1

@@ -1,0 +1,151 @@
+"""A real process whose runners hang or die: what its clients, probes and metrics are told."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.support.serving import Process, eventually, metric
+
+MODEL = {"model": "tiny"}
+LIVE = ("/health/live", "/v2/health/live")
+READY = ("/health", "/health/ready", "/v2/health/ready", "/v2/models/tiny/ready")
+
+# Inference on "worst" does not return while a file named `fault` lies in the directory.
+HANGING = """
+import sys, time
+from pathlib import Path
+import app.engine.batching.runners
+from app.cli import main
+from app.engine.model import Model
+app.engine.batching.runners.STUCK_LEAST_S, app.engine.batching.runners.WATCH_S = 0.5, 0.1
+fault = Path(sys.argv.pop(1)) / "fault"
+infer = Model.infer
+def hanging(self, encodings):
+    worst = self.encode("worst")
+    while fault.exists() and worst in encodings:
+        time.sleep(0.02)
+    return infer(self, encodings)
+Model.infer = hanging
+sys.exit(main())
+"""
+
+# Taking a batch raises MemoryError three times, and while `fault` lies in the directory.
+DYING = """
+import sys
+from pathlib import Path
+import app.engine.batching.runners
+from app.cli import main
+from app.engine.batching.fair_queue import FairQueue
+app.engine.batching.runners.RESTART_PAUSE_S = 0.1
+fault = Path(sys.argv.pop(1)) / "fault"
+take_batch, faults = FairQueue.take_batch, iter(range(3))
+def dying(self, **limits):
+    if len(self) and (fault.exists() or next(faults, None) is not None):
+        raise MemoryError
+    return take_batch(self, **limits)
+FairQueue.take_batch = dying
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def fault(tmp_path: Path) -> Path:
+    """The file that makes the fault, while it is there."""
+    return tmp_path / "fault"
+
+
+@pytest.fixture
+def process(request: pytest.FixtureRequest, bundle: Path, tmp_path: Path) -> Iterator[Process]:
+    """The service with two runners, and a fault."""
+    command = [sys.executable, "-c", request.param, str(tmp_path)]
+    flags = ["--model", str(bundle), "--deadline-ms", "60000", "--max-batch-tokens", "512"]
+    with Process(*flags, "--runners", "2", "--threads", "1", command=command) as process:
+        yield process
+
+
+@pytest.fixture
+def client(process: Process) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=process.url, timeout=30) as client:
+        yield client
+
+
+def _post(client: httpx2.Client, inputs: str | list[str]) -> httpx2.Response:
+    return client.post("/classify", json={"inputs": inputs})
+
+
+def _codes(client: httpx2.Client, paths: tuple[str, ...]) -> set[tuple[int, str | None]]:
+    answers = [client.get(path) for path in paths]
+    return {(answer.status_code, answer.json().get("code")) for answer in answers}
+
+
+OK, NOT_READY = {(200, None)}, {(503, "not_ready")}
+
+
+@pytest.mark.parametrize("process", [HANGING], indirect=True)
+def test_runners_that_hang(process: Process, client: httpx2.Client, fault: Path) -> None:
+    """One of two: unready, alive, others are answered. Both: not alive, errors at once.
+
+    A text that hangs gets its error though its deadline is far, in a stream, too. When they are
+    back, all is well.
+    """
+    assert _post(client, ["love", "worst"]).status_code == 200
+    fault.touch()
+    stuck = _post(client, "worst")
+    assert (stuck.status_code, stuck.json()["code"]) == (500, "inference_failed")
+    assert (_codes(client, LIVE), _codes(client, READY)) == (OK, NOT_READY)
+    assert metric(client, "sentiment_model_ready", **MODEL) == 0
+    assert metric(client, "sentiment_runners_stuck", **MODEL) == 1
+    assert _post(client, "love").json()["results"][0]["label"] == "positive"
+
+    lines = b'{"id": 1, "text": "worst"}\n'
+    headers = {"content-type": "application/x-ndjson"}
+    streamed = client.post("/classify/stream", content=lines, headers=headers)
+    assert json.loads(streamed.text)["error"]["code"] == "inference_failed"
+    assert (_codes(client, LIVE), _codes(client, READY)) == (NOT_READY, NOT_READY)
+    assert metric(client, "sentiment_runners_stuck", **MODEL) == 2
+    refused = _post(client, "love")
+    assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert metric(client, "sentiment_rejections_total", reason="not_ready", **MODEL) == 1
+
+    fault.unlink()
+    eventually(lambda: _codes(client, READY + LIVE) == OK)
+    assert metric(client, "sentiment_model_ready", **MODEL) == 1
+    assert metric(client, "sentiment_runners_stuck", **MODEL) == 0
+    assert _post(client, ["love", "worst"]).status_code == 200
+
+
+@pytest.mark.parametrize("process", [DYING], indirect=True)
+def test_runners_that_die(process: Process, client: httpx2.Client, fault: Path) -> None:
+    """Each is replaced, counted and logged, and the request is answered.
+
+    Where every one dies again and again, clients and probes are told; the service comes back by
+    itself.
+    """
+    assert metric(client, "sentiment_runners_lost_total", **MODEL) == 0
+    assert _post(client, ["love", "worst"]).status_code == 200
+    assert metric(client, "sentiment_runners_lost_total", **MODEL) == 3
+    eventually(lambda: _codes(client, READY + LIVE) == OK)
+
+    fault.touch()
+    unanswered = _post(client, "love")
+    assert (unanswered.status_code, unanswered.json()["code"]) == (503, "not_ready")
+    assert (_codes(client, LIVE), _codes(client, READY)) == (NOT_READY, NOT_READY)
+    assert metric(client, "sentiment_model_ready", **MODEL) == 0
+
+    fault.unlink()
+    eventually(lambda: _codes(client, READY) == OK)
+    assert _codes(client, LIVE) == OK
+    assert _post(client, "love").status_code == 200
+    process.signal(signal.SIGTERM)
+    code, log = process.wait()
+    assert code == 0
+    entries = map(json.loads, log.splitlines())
+    lost = [entry for entry in entries if "another takes its place" in entry["message"]]
+    assert len(lost) > 3
+    assert all("MemoryError" in entry["exception"] for entry in lost)

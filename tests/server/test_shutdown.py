@@ -1,0 +1,177 @@
+"""SIGTERM while clients come and go: each request that is sent has an answer, none a reset."""
+
+import http.client
+import json
+import random
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.api.test_stream import FLAGS
+from tests.support.serving import COMMAND, SLOW_COMMAND, Process, eventually, metric
+
+BODY = json.dumps({"inputs": ["love", "worst"]})
+HEADERS = {"content-type": "application/json"}
+CLIENTS = 32
+
+
+class Client(threading.Thread):
+    """Asks until nobody listens any more, and remembers what became of each request.
+
+    ``pause_s`` between two requests makes connections idle; without ``keep`` each request has a
+    connection of its own.
+    """
+
+    def __init__(self, port: int, *, keep: bool, pause_s: float) -> None:
+        super().__init__(daemon=True)
+        self._port = port
+        self._keep = keep
+        self._pause_s = pause_s
+        self.seen: Counter[object] = Counter()
+
+    def run(self) -> None:
+        connection = self._connected()
+        while connection is not None:
+            try:
+                connection.request("POST", "/classify", BODY, HEADERS)
+                answer = connection.getresponse()
+                answer.read()
+                self.seen[answer.status] += 1
+                closes = answer.getheader("connection") == "close"
+            except OSError as error:
+                self.seen[type(error).__name__] += 1
+                closes = True
+            if closes or not self._keep:
+                connection.close()
+                connection = self._connected()
+            time.sleep(random.uniform(0, 2 * self._pause_s))
+
+    def _connected(self) -> http.client.HTTPConnection | None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        try:
+            connection.connect()
+        except ConnectionRefusedError:
+            return None
+        return connection
+
+
+@contextmanager
+def clients(port: int, *, keep: bool, pause_s: float = 0.0) -> Iterator[Counter[object]]:
+    """Clients at work; what they saw is there at the end, when nobody listens any more."""
+    working = [Client(port, keep=keep, pause_s=pause_s) for _ in range(CLIENTS)]
+    seen: Counter[object] = Counter()
+    for client in working:
+        client.start()
+    eventually(lambda: all(client.seen for client in working))
+    yield seen
+    for client in working:
+        client.join(30)
+        seen += client.seen
+
+
+@pytest.mark.parametrize(
+    ("command", "keep", "pause_s", "signals"),
+    [
+        pytest.param(SLOW_COMMAND, False, 0.0, 2, id="new connections, twice"),
+        pytest.param(COMMAND, False, 0.0, 1, id="new connections"),
+        pytest.param(COMMAND, True, 0.0, 1, id="kept connections"),
+        pytest.param(COMMAND, True, 0.1, 2, id="kept and mostly idle, twice"),
+    ],
+)
+def test_no_connection_is_reset(
+    bundle: Path, command: list[str], keep: bool, pause_s: float, signals: int
+) -> None:
+    """What was begun is answered, what comes then is told 503 and to go elsewhere; exit code 0."""
+    flags = ["--model", str(bundle), *FLAGS, "--drain-ms", "2000"]
+    with Process(*flags, command=command) as process:
+        with clients(process.port, keep=keep, pause_s=pause_s) as seen:
+            for _ in range(signals):
+                process.signal(signal.SIGTERM)
+                time.sleep(0.1)
+        code, log = process.wait()
+    assert set(seen) <= {200, 503}
+    assert (code, "Traceback" in log) == (0, False)
+
+
+def test_no_connection_is_reset_during_a_reload(bundle: Path) -> None:
+    """The reload ends with the process."""
+    with Process("--model", str(bundle), *FLAGS, "--drain-ms", "2000") as process:
+        with clients(process.port, keep=True) as seen:
+            for _ in range(20):
+                process.signal(signal.SIGHUP)
+            time.sleep(0.2)
+            process.signal(signal.SIGTERM)
+        code, log = process.wait()
+    assert set(seen) <= {200, 503}
+    assert (code, "Traceback" in log) == (0, False)
+
+
+def test_a_client_that_never_reads_cannot_hold_the_process(bundle: Path) -> None:
+    """It is left when drain-ms is over."""
+    with (
+        Process("--model", str(bundle), *FLAGS, "--drain-ms", "1000") as process,
+        socket.create_connection(("127.0.0.1", process.port)) as client,
+    ):
+        client.setblocking(False)
+        request = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 1_000
+        client.send(request)
+        time.sleep(0.5)
+        process.signal(signal.SIGTERM)
+        code, log = process.wait()
+    assert code in (0, 1)
+    assert "Traceback" not in log
+
+
+def test_many_hangups_are_one_or_two_reloads(bundle: Path) -> None:
+    """Those that come while one is loaded are one more, after it."""
+    with (
+        Process("--model", str(bundle), *FLAGS) as process,
+        httpx2.Client(base_url=process.url) as client,
+    ):
+        for _ in range(60):
+            process.signal(signal.SIGHUP)
+            time.sleep(0.005)
+        process.read_until("loaded again")
+        time.sleep(0.5)
+        assert client.get("/health/ready").status_code == 200
+        assert metric(client, "sentiment_http_requests_in_flight") == 1
+        process.signal(signal.SIGTERM)
+        _, log = process.wait()
+    assert log.count("loaded again") <= 4
+
+
+def test_a_hangup_does_not_end_a_start(bundle: Path) -> None:
+    """Neither before the models are loaded nor while they are: the server starts."""
+    hang_up = "import os, signal; import app.server.run as run; create = run.main.create_app; "
+    hang_up += "hup = lambda: os.kill(os.getpid(), signal.SIGHUP); "
+    hang_up += "run.main.create_app = lambda settings: (hup(), create(settings), hup())[1]; "
+    command = [*COMMAND[:2], hang_up + COMMAND[2]]
+    with Process("--model", str(bundle), *FLAGS, command=command) as process:
+        assert httpx2.get(f"{process.url}/health/ready").status_code == 200
+        process.read_until("loaded again")
+
+
+@pytest.mark.parametrize(("load_s", "drain_ms"), [(1, 3_000), (60, 500)], ids=["soon", "late"])
+def test_a_load_that_is_under_way_does_not_hold_the_process(
+    bundle: Path, load_s: int, drain_ms: int
+) -> None:
+    """What is loaded again when SIGTERM comes is dropped, if it is ready in time or not."""
+    slow = f"import time, app.main as main; load, loads = main._load, []; wait = {load_s}; "
+    slow += "main._load = lambda *a, **k: "
+    slow += "(loads and time.sleep(wait), loads.append(1), load(*a, **k))[2]; "
+    command = [*COMMAND[:2], slow + COMMAND[2]]
+    flags = ["--drain-ms", str(drain_ms), *FLAGS]
+    with Process("--model", str(bundle), *flags, command=command) as process:
+        process.signal(signal.SIGHUP)
+        time.sleep(0.5)
+        process.signal(signal.SIGTERM)
+        code, log = process.wait()
+    assert (code, "Traceback" in log) == (0, False)

@@ -1,0 +1,238 @@
+"""Checkpoints small enough to make, export and verify in a test, with random weights.
+
+Three tokenizers and four architectures, as the hub has them: RoBERTa with ``vocab.json``
+and ``merges.txt``, XLM-RoBERTa with a ``tokenizer.json``, BERT and DistilBERT with a
+``vocab.txt``. The
+weights are seeded and large enough that different texts get different answers.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import ByteLevelBPETokenizer, Tokenizer
+from tokenizers.models import Unigram
+from tokenizers.normalizers import NFKC
+from tokenizers.pre_tokenizers import Metaspace
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    XLMRobertaTokenizerFast,
+)
+
+from app.engine.bundle import Bundle, Precision
+from app.engine.model import Model
+from model_export.checkpoint.checkpoint import load_checkpoint
+from model_export.export import WRITERS, export
+from model_export.graph.variants import write_fp32
+
+ARCHITECTURES = ("roberta", "xlm-roberta", "bert", "distilbert")
+PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
+MAX_TOKENS = 64
+HIDDEN_SIZE = 48
+HEADS = 4
+LAYERS = 2
+DISTILBERTS_NAMES = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+}
+# Of matrices this small, a second thread takes a hundred times as long on a busy machine.
+torch.set_num_threads(1)
+CORPUS = (
+    "I love the green lamp on my desk",
+    "the bus was late again and nobody said why",
+    "what a lovely lovely afternoon by the lake 😀",
+    "he says the soup is bad, the bread is worse",
+    "la sopa estaba fría y el pan también",
+    "me encanta esta canción, la escucho cada día",
+    "le train de huit heures est encore en retard",
+    "quelle belle journée au bord du lac",
+    "der Zug war pünktlich und die Sonne schien",
+    "che bella giornata, andiamo al mare",
+    "я люблю этот город и его мосты",  # noqa: RUF001
+    "أحب هذا الكتاب كثيرا",
+    "यह गाना बहुत अच्छा है",
+    "@user thanks for nothing http",
+)
+
+
+def make_checkpoint(
+    path: Path, architecture: str = "roberta", *, pickled: bool = False, **config: Any
+) -> Path:
+    """Write a checkpoint directory; ``config`` overrides entries of its config.json."""
+    path.mkdir(parents=True)
+    vocabulary = _TOKENIZERS[architecture](path)
+    save_model(path, random_model(architecture, vocabulary, **config), pickled=pickled)
+    return path
+
+
+def make_twitter_roberta(path: Path, **config: Any) -> Path:
+    """The files of cardiffnlp's twitter-roberta-base-sentiment-latest, and no others."""
+    make_checkpoint(path, "roberta", pickled=True, **config)
+    special = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
+    special |= {"cls": "<s>", "sep": "</s>"}
+    (path / "special_tokens_map.json").write_text(
+        json.dumps({f"{name}_token": token for name, token in special.items()})
+    )
+    return path
+
+
+def random_model(architecture: str, vocabulary: int, **config: Any) -> PreTrainedModel:
+    """A classifier with seeded random weights, whose logits vary by about 1 from text to text."""
+    bert = architecture in ("bert", "distilbert")
+    settings = {
+        "vocab_size": vocabulary,
+        "hidden_size": HIDDEN_SIZE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": 2 * HIDDEN_SIZE,
+        # RoBERTa's positions start after the padding id.
+        "max_position_embeddings": MAX_TOKENS if bert else MAX_TOKENS + 2,
+        "type_vocab_size": 2 if bert else 1,
+        "pad_token_id": 0 if bert else 1,
+        "id2label": {0: "negative", 1: "neutral", 2: "positive"},
+        "label2id": {"negative": 0, "neutral": 1, "positive": 2},
+    }
+    if architecture == "distilbert":
+        settings = {DISTILBERTS_NAMES.get(name, name): settings[name] for name in settings}
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(
+        AutoConfig.for_model(architecture, **(settings | config))
+    )
+    generator = torch.Generator().manual_seed(2)
+    for name, weights in model.named_parameters():
+        noise = torch.randn(weights.shape, generator=generator)
+        if name.lower().endswith(("layernorm.weight", "layer_norm.weight")):
+            weights.data = 1 + 0.1 * noise
+        elif weights.ndim == 1:
+            weights.data = 0.2 * noise
+        elif "embeddings" in name:
+            weights.data = noise
+        else:
+            # Sharp attention, so that it matters which words there are.
+            gain = 2.0 if any(part in name for part in ("query", "key", "q_lin", "k_lin")) else 1.0
+            weights.data = gain * noise / weights.shape[1] ** 0.5
+    _centre(model.eval(), generator)
+    return model
+
+
+@torch.inference_mode()
+def _centre(model: PreTrainedModel, generator: torch.Generator) -> None:
+    """Scale and shift the last layer: logits of mean 0 and deviation 1 over random texts."""
+    head: Any = getattr(model.classifier, "out_proj", model.classifier)
+    ids = torch.randint(5, model.config.vocab_size, (64, 12), generator=generator)
+    logits = model(input_ids=ids).logits
+    head.weight /= logits.std(0, keepdim=True).T
+    head.bias.copy_((head.bias - logits.mean(0)) / logits.std(0))
+
+
+def save_model(path: Path, model: PreTrainedModel, *, pickled: bool = False) -> None:
+    """Write config and weights, as safetensors or as a pickled ``pytorch_model.bin``."""
+    config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    if pickled:
+        torch.save(weights, path / "pytorch_model.bin")
+    else:
+        save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A checkpoint, the bundle made of it, and its graph before any pass."""
+
+    source: Path
+    bundle: Path
+    plain: Path
+
+    def model(self, precision: Precision, *, threads: int = 1) -> Model:
+        """Load a variant of the bundle as the service would."""
+        return Model.load(
+            Bundle.open(self.bundle), device="cpu", precision=precision, threads=threads
+        )
+
+
+@cache
+def exported(base: Path, architecture: str) -> Exported:
+    """Export an architecture once; ``base`` is the session's temporary directory."""
+    directory = base / f"exported-{architecture}"
+    source = make_checkpoint(directory / "source", architecture)
+    kept = directory / "plain.onnx"
+
+    def keep_plain(plain: Path, target: Path) -> None:
+        shutil.copyfile(plain, kept)
+        write_fp32(plain, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(WRITERS, "fp32", keep_plain)
+        export(load_checkpoint(source), directory / "bundle", say=silent)
+    return Exported(source, directory / "bundle", kept)
+
+
+def silent(line: str) -> None:
+    """What an export says, nobody wants to read in a test."""
+
+
+def _byte_level_bpe(path: Path) -> int:
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(
+        CORPUS,
+        vocab_size=400,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        show_progress=False,
+    )
+    tokenizer.save_model(str(path))
+    return int(tokenizer.get_vocab_size())
+
+
+def _unigram(path: Path) -> int:
+    # Trained, its scores would differ from run to run.
+    pieces = sorted({f"\u2581{word}" for word in _words()} | {"\u2581", *_characters()})
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    scored = [(piece, 0.0) for piece in special[:-1]]
+    scored += [(piece, -10.0 if len(piece) == 1 else -float(len(piece))) for piece in pieces]
+    tokenizer = Tokenizer(Unigram([*scored, (special[-1], 0.0)], unk_id=3, byte_fallback=False))
+    tokenizer.normalizer = NFKC()
+    tokenizer.pre_tokenizer = Metaspace()
+    tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
+    )
+    XLMRobertaTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
+    return int(tokenizer.get_vocab_size())
+
+
+def _word_piece(path: Path) -> int:
+    # Trained, its order would differ from run to run.
+    words = sorted({word.lower() for word in _words()} - set(_characters()))
+    characters = [piece for c in _characters() for piece in (c, f"##{c}")]
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *words]
+    (path / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    return len(vocabulary)
+
+
+def _words() -> set[str]:
+    return {word for text in CORPUS for word in text.split()}
+
+
+def _characters() -> list[str]:
+    return sorted({character for word in _words() for character in word})
+
+
+_TOKENIZERS: dict[str, Callable[[Path], int]] = {
+    "roberta": _byte_level_bpe,
+    "xlm-roberta": _unigram,
+    "bert": _word_piece,
+    "distilbert": _word_piece,
+}
