@@ -1,6 +1,6 @@
 """Every failure the outside world can see: HTTP problems and one-line command errors."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 
 class UserError(Exception):
@@ -17,6 +17,10 @@ class ServiceError(Exception):
     status: ClassVar[int]
     code: ClassVar[str]
     title: ClassVar[str]
+    # Whether texts can end with it; it is counted for each of them then.
+    ends_texts: ClassVar[bool] = True
+    # As what the request counts among those that were not admitted.
+    rejection: str | None = None
 
     def __init__(self, detail: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(detail)
@@ -28,22 +32,27 @@ class BadRequest(ServiceError):
     """What arrived is not HTTP."""
 
     status, code, title = 400, "bad_request", "Bad request"
+    ends_texts = False
 
 
 class Unauthorized(ServiceError):
     status, code, title = 401, "unauthorized", "Unauthorized"
+    ends_texts = False
 
 
 class NotFound(ServiceError):
     status, code, title = 404, "not_found", "Not found"
+    ends_texts = False
 
 
 class ModelNotFound(ServiceError):
     status, code, title = 404, "model_not_found", "Model not found"
+    ends_texts = False
 
 
 class MethodNotAllowed(ServiceError):
     status, code, title = 405, "method_not_allowed", "Method not allowed"
+    ends_texts = False
 
 
 class PayloadTooLarge(ServiceError):
@@ -52,6 +61,7 @@ class PayloadTooLarge(ServiceError):
 
 class UnsupportedMediaType(ServiceError):
     status, code, title = 415, "unsupported_media_type", "Unsupported media type"
+    ends_texts = False
 
 
 class InvalidRequest(ServiceError):
@@ -68,6 +78,7 @@ class TextTooLong(ServiceError):
 
 class InvalidBundle(ServiceError):
     status, code, title = 422, "invalid_bundle", "The bundle cannot be served"
+    ends_texts = False
 
 
 class TooManyTexts(ServiceError):
@@ -76,6 +87,10 @@ class TooManyTexts(ServiceError):
 
 class HeadersTooLarge(ServiceError):
     status, code, title = 431, "headers_too_large", "Request headers too large"
+    ends_texts = False
+
+
+Full = Literal["queue_full", "deadline", "inflight_bytes"]
 
 
 class Overloaded(ServiceError):
@@ -84,19 +99,14 @@ class Overloaded(ServiceError):
 
     status, code, title = 429, "overloaded", "Overloaded"
 
-    def __init__(
-        self,
-        detail: str,
-        *,
-        reason: Literal["queue_full", "deadline", "inflight_bytes"],
-        retry_after_s: float,
-    ) -> None:
+    def __init__(self, detail: str, *, reason: Full, retry_after_s: float) -> None:
         super().__init__(detail, retry_after_s=retry_after_s)
-        self.reason = reason
+        self.rejection = reason
 
 
 class RateLimited(ServiceError):
     status, code, title = 429, "rate_limited", "Too many requests"
+    ends_texts = False
 
 
 class InferenceFailed(ServiceError):
@@ -105,10 +115,12 @@ class InferenceFailed(ServiceError):
 
 class NotReady(ServiceError):
     status, code, title = 503, "not_ready", "Not ready"
+    rejection = code
 
 
 class ShuttingDown(ServiceError):
     status, code, title = 503, "shutting_down", "Shutting down"
+    rejection = code
 
     def __init__(
         self, detail: str = "the service is shutting down", *, retry_after_s: float = 1.0
@@ -124,3 +136,8 @@ class ClientDisconnected(ServiceError):
     """Nobody is left to read the answer; the status, nginx's, shows in metrics only."""
 
     status, code, title = 499, "client_disconnected", "Client disconnected"
+
+
+# What can become of a text, and why a request may not be admitted.
+OUTCOMES = ("ok", *(kind.code for kind in ServiceError.__subclasses__() if kind.ends_texts))
+REJECTIONS = (*get_args(Full), NotReady.code, ShuttingDown.code)

@@ -28,7 +28,8 @@ from app.engine.model import Model
 from app.engine.tuning import Plan, tune
 from app.engine.worker import Steps, Worker
 from app.errors import BadRequest, ClientDisconnected, HeadersTooLarge, ServiceError, UserError
-from app.observability.metrics import Metrics, ModelMetrics
+from app.observability.metrics import Metrics
+from app.observability.observer import ModelObserver
 from app.observability.traces import Tracer
 from app.settings import Settings
 
@@ -73,8 +74,8 @@ def create_app(settings: Settings) -> FastAPI:
         service.worker = Worker("tokenizer")
 
         def classifier(model: Model, plan: Plan) -> Classifier:
-            metrics = ModelMetrics(service.metrics, model, version=service.version)
-            return Classifier(model, plan, settings, metrics, worker=service.worker, tracer=tracer)
+            observer = ModelObserver(service.metrics, tracer, model, version=service.version)
+            return Classifier(model, plan, settings, observer, worker=service.worker)
 
         async def load(old: Classifier) -> Classifier:
             # Not a thread of the event loop, which would wait for it at its end.

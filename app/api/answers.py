@@ -7,11 +7,12 @@ from fastapi import Request, Response
 from pydantic_core import to_json
 
 from app.api.connection import while_connected
-from app.api.schemas import ModelVersion, Prediction
+from app.api.schemas import ModelVersion
 from app.api.service import Service
 from app.engine.classifier import Classification
 from app.engine.model import Model
 from app.engine.predictions import DEFAULTS, Options
+from app.engine.results import Outcome, Prediction
 from app.errors import ServiceError, TooManyTexts
 
 
@@ -33,7 +34,7 @@ async def classify_texts(
     return await while_connected(request, work)
 
 
-def every_prediction(outcomes: Sequence[Prediction | ServiceError]) -> list[Prediction]:
+def every_prediction(outcomes: Sequence[Outcome]) -> list[Prediction]:
     """The predictions, for answers without a place for the error of one text.
 
     Raises:

@@ -14,10 +14,10 @@ from app.api.schemas import (
     ClassifyResponse,
     ExplainRequest,
     ExplainResponse,
-    Prediction,
 )
 from app.api.service import Service
-from app.engine.predictions import Options, document
+from app.engine.predictions import Options
+from app.engine.results import Outcome, item
 from app.errors import ServiceError
 
 router = APIRouter(tags=["classification"], route_class=DirectRoute)
@@ -74,7 +74,7 @@ async def classify(request: Request) -> Response:
     response: ClassifyResponse = {
         "model": version(done.model),
         "labels": done.model.labels,
-        "results": [document(outcome) for outcome in done.outcomes],
+        "results": [item(outcome) for outcome in done.outcomes],
     }
     return json_answer(response, done)
 
@@ -107,9 +107,7 @@ async def explain(request: Request) -> Response:
     return json_answer(response, done)
 
 
-def _whole_failure(
-    outcomes: Sequence[Prediction | ServiceError], *, single: bool
-) -> ServiceError | None:
+def _whole_failure(outcomes: Sequence[Outcome], *, single: bool) -> ServiceError | None:
     """The error of the request: of its only text, or ours when not one text has an answer."""
     errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
     if len(errors) < len(outcomes):

@@ -8,8 +8,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from app.api.body import parse
-from app.api.schemas import Prediction
-from app.engine.predictions import document
+from app.engine.results import Outcome, item
 from app.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
 
 # Lines that are classified together, at most.
@@ -130,10 +129,10 @@ class LineReader:
         self._release(size)
 
 
-def answer_line(line: Line, outcome: Prediction | ServiceError) -> bytes:
+def answer_line(line: Line, outcome: Outcome) -> bytes:
     """The answer to a line, with its id."""
     # Not all at once: an id may hold what this serializer refuses, half of a surrogate pair.
-    return b'{"id":%b,%b\n' % (json.dumps(line.id).encode(), to_json(document(outcome))[1:])
+    return b'{"id":%b,%b\n' % (json.dumps(line.id).encode(), to_json(item(outcome))[1:])
 
 
 def _parsed(content: bytes, number: int) -> tuple[Any, str | ServiceError]:

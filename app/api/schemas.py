@@ -1,6 +1,6 @@
 """The documents of the native API. Answers are built as plain dicts, hence typed dicts."""
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -15,11 +15,10 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from app.engine.bundle import Parity, Precision
+from app.engine.predictions import Overflow, Split
 from app.engine.preprocessing import VISIBLE, Preprocessing
+from app.engine.results import FailedItem, Prediction, Word
 from app.engine.session import Int8Kernels
-
-Overflow = Literal["truncate", "error", "window"]
-Split = Literal["sentences"]
 
 
 class RequestBody(BaseModel):
@@ -88,63 +87,6 @@ class ClassifyRequest(RequestBody):
     )
 
 
-class ItemError(TypedDict):
-    """Why one text of a list has no prediction."""
-
-    code: str
-    message: str
-
-
-class FailedItem(TypedDict):
-    """Stands in the place of a prediction."""
-
-    error: ItemError
-
-
-class LabelScores(TypedDict):
-    """What the model says of one text or of a part of it."""
-
-    label: Annotated[str, Field(description="the label with the highest score")]
-    score: Annotated[float, Field(description="its score")]
-    scores: Annotated[
-        dict[str, float],
-        Field(description="softmax of the logits (sigmoid for a multi-label checkpoint)"),
-    ]
-    logits: Annotated[dict[str, float], Field(description="what the model computed")]
-    tokens: Annotated[
-        int, Field(description="tokens of the text, special ones included, before truncation")
-    ]
-    truncated: Annotated[bool, Field(description="whether the end of the text was cut off")]
-    windows: NotRequired[
-        Annotated[int, Field(description="with overflow window: how many were classified")]
-    ]
-
-
-class Span(TypedDict):
-    """A part of a text, in characters: Unicode code points."""
-
-    start: int
-    end: Annotated[int, Field(description="the character after its last")]
-
-
-class Sentence(Span, LabelScores):
-    """What the model says of one sentence."""
-
-
-class FailedSentence(Span, FailedItem):
-    """A sentence without a prediction."""
-
-
-class Prediction(LabelScores):
-    """What the model says of one text."""
-
-    sentences: NotRequired[
-        Annotated[
-            list[Sentence | FailedSentence], Field(description="with split: each, in their order")
-        ]
-    ]
-
-
 class ExplainRequest(RequestBody):
     """One text."""
 
@@ -152,14 +94,6 @@ class ExplainRequest(RequestBody):
         description="the text", examples=["I love this, but it is expensive"]
     )
     model: str | None = Field(default=None, description="name of a served model")
-
-
-class Word(Span):
-    """What a word contributes to the label of its text."""
-
-    contribution: Annotated[
-        float, Field(description="how much lower the label's score is without this word")
-    ]
 
 
 class ModelVersion(TypedDict):

@@ -17,10 +17,9 @@ from app.api.decoding import Decoder, decoder
 from app.api.middleware.request import StreamRoute
 from app.api.ndjson import Line, LineReader, answer_line
 from app.api.openapi import ERRORS, documented
-from app.api.schemas import Overflow
 from app.api.service import Service
 from app.api.stream_group import StreamGroup
-from app.engine.predictions import Options
+from app.engine.predictions import Options, Overflow
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,

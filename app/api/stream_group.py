@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from app.api.ndjson import Line, answer_line
-from app.api.schemas import Prediction
 from app.api.service import Service
 from app.engine.classifier import Classifier
 from app.engine.predictions import Options
+from app.engine.results import Outcome
 from app.errors import ServiceError, ShuttingDown, TooManyTexts
-
-Outcomes = Sequence[Prediction | ServiceError]
 
 
 class StreamGroup:
@@ -50,7 +48,7 @@ class StreamGroup:
         """Not kept: the model may be loaded again meanwhile."""
         return self._service.classifier(self._model)
 
-    async def _outcomes(self, texts: Sequence[str]) -> Outcomes:
+    async def _outcomes(self, texts: Sequence[str]) -> Sequence[Outcome]:
         if not texts:
             return []
         try:
@@ -61,7 +59,7 @@ class StreamGroup:
         self._classifier.count(outcomes)
         return outcomes
 
-    async def _insist(self, texts: Sequence[str]) -> Outcomes:
+    async def _insist(self, texts: Sequence[str]) -> Sequence[Outcome]:
         """What became of each text; what a replaced model left undone, the new one does."""
         outcomes = await self._attempt(texts)
         if self._service.stopping:
@@ -73,7 +71,7 @@ class StreamGroup:
         by_number = dict(zip(left, again, strict=True))
         return [by_number.get(n, outcome) for n, outcome in enumerate(outcomes)]
 
-    async def _attempt(self, texts: Sequence[str]) -> Outcomes:
+    async def _attempt(self, texts: Sequence[str]) -> Sequence[Outcome]:
         submit = partial(self._gate.submit, admitted=self.admitted)
         attempt = self._classifier.attempt(texts, self._options, deadline=math.inf, submit=submit)
         try:

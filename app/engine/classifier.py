@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from app.api.schemas import Prediction, Word
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.fair_queue import LOOK_AHEAD
@@ -15,6 +14,7 @@ from app.engine.batching.pending import Answer
 from app.engine.batching.report import BatchReport
 from app.engine.explanation import contributions, without_each, word_spans
 from app.engine.model import Encoding, Model
+from app.engine.observer import Observer
 from app.engine.predictions import (
     CHARS_PER_TEXT,
     DEFAULTS,
@@ -27,6 +27,7 @@ from app.engine.predictions import (
     infer,
     predict,
 )
+from app.engine.results import Outcome, Prediction, Word
 from app.engine.tuning import Plan
 from app.engine.worker import Worker
 from app.errors import (
@@ -39,14 +40,14 @@ from app.errors import (
     TextTooLong,
     TooManyTexts,
 )
-from app.observability.metrics import STAGES, ModelMetrics
-from app.observability.traces import Tracer, current_tag
 from app.settings import Settings
 
 # Characters of a request that are tokenised on the event loop, which they hold for about a
 # millisecond; more go to a thread, whose switches cost more than tokenising a few tweets.
 INLINE_CHARS = 4_000
 SPLIT_COST = 8  # times as long as without, at worst, to find the sentences and tokenise them too
+
+STAGES = ("tokenize", "queue", "inference")
 
 # As far as a batch looks ahead, so many times over, streams fill the queue: what they have in it
 # comes and goes by groups.
@@ -68,7 +69,7 @@ class Classification:
     """What became of a request's texts, in their order, and where its time went."""
 
     model: Model
-    outcomes: list[Prediction | ServiceError]
+    outcomes: list[Outcome]
     tokenize_seconds: float
     queue_seconds: float
     inference_seconds: float
@@ -82,17 +83,15 @@ class Classifier:
         model: Model,
         plan: Plan,
         settings: Settings,
-        metrics: ModelMetrics,
+        observer: Observer,
         *,
         worker: Worker,
-        tracer: Tracer | None,
     ) -> None:
         self.model = model
         self.plan = plan
         self._settings = settings
-        self._metrics = metrics
+        self._observer = observer
         self._worker = worker
-        self._tracer = tracer
         self._stopped = False
         self._attempts = 0  # under way
         self._unused = asyncio.Event()
@@ -102,11 +101,11 @@ class Classifier:
             budget=plan.budget,
             max_queue_tokens=settings.max_queue_tokens,
             on_batch=self._on_batch,
-            on_lag=metrics.lag,
-            on_loss=metrics.runner_lost,
+            on_lag=observer.lag,
+            on_loss=observer.runner_lost,
         )
         runners = self._batcher.runners
-        metrics.watch(
+        observer.watch(
             queue_texts=lambda: self._batcher.queued_texts,
             queue_tokens=lambda: self._batcher.queued_tokens,
             runners_stuck=lambda: runners.stuck,
@@ -172,7 +171,7 @@ class Classifier:
 
     def count_rejection(self, reason: str) -> None:
         """Count a request that was not admitted, though not by the queue."""
-        self._metrics.rejection(reason)
+        self._observer.rejection(reason)
 
     def check_live(self) -> None:
         """Return while a runner is left that can answer.
@@ -264,20 +263,17 @@ class Classifier:
             self._batcher.check_admission(len(texts), timeout_s=left_s)
         encoded = await self._encode(texts, options, deadline)
         tokenize_seconds = time.perf_counter() - started
-        tag = current_tag() if self._tracer is not None else None
-        items = encodings(encoded)
+        tag, items = self._observer.tag(), encodings(encoded)
         if submit is None:
             timeout_s = max(0.0, deadline - loop.time())
             answer = await self._batcher.submit(items, timeout_s=timeout_s, tag=tag)
         else:
             answer = await submit(self._batcher, items, tag)
-        if self._tracer is not None and tag is not None:
-            stages = (tokenize_seconds, answer.queue_seconds, answer.inference_seconds)
-            self._tracer.stages(self.model.name, begun_ns, zip(STAGES, stages, strict=True))
-        self._metrics.stage("tokenize", tokenize_seconds)
+        seconds = [tokenize_seconds]
         if answer.results:
-            self._metrics.stage("queue", answer.queue_seconds)
-            self._metrics.stage("inference", answer.inference_seconds)
+            seconds += [answer.queue_seconds, answer.inference_seconds]
+        stages = list(zip(STAGES, seconds, strict=False))
+        self._observer.stages(stages, begun_ns=begun_ns, tag=tag)
         return Classification(
             self.model,
             predict(self.model, encoded, answer.results),
@@ -304,7 +300,7 @@ class Classifier:
         return await self._worker.run(steps, deadline=deadline)
 
     def _on_batch(self, report: BatchReport) -> None:
-        self._metrics.batch(report)
+        self._observer.batch(report)
         if report.others_waited and not report.failed:
             self.plan.budget.learn(
                 report.max_tokens,
@@ -313,8 +309,6 @@ class Classifier:
                 tokens=report.tokens,
                 seconds=report.inference_seconds,
             )
-        if self._tracer is not None:
-            self._tracer.batch(self.model.name, report)
 
     @contextmanager
     def counting_failures(self, texts: int) -> Iterator[None]:
@@ -322,23 +316,21 @@ class Classifier:
         try:
             yield
         except ServiceError as error:
-            self._metrics.failure(error.code, texts)
-            if isinstance(error, Overloaded):
-                self._metrics.rejection(error.reason)
-            elif isinstance(error, (NotReady, ShuttingDown)):
-                self._metrics.rejection(error.code)
+            self._observer.failure(error.code, texts)
+            if error.rejection:
+                self._observer.rejection(error.rejection)
             raise
         except asyncio.CancelledError:
-            self._metrics.failure(ClientDisconnected.code, texts)
+            self._observer.failure(ClientDisconnected.code, texts)
             raise
 
-    def count(self, outcomes: Iterable[Prediction | ServiceError]) -> None:
+    def count(self, outcomes: Iterable[Outcome]) -> None:
         """Count what became of texts."""
         for outcome in outcomes:
             if isinstance(outcome, ServiceError):
-                self._metrics.failure(outcome.code)
+                self._observer.failure(outcome.code)
             else:
-                self._metrics.prediction(
+                self._observer.prediction(
                     outcome["label"],
                     outcome["score"],
                     tokens=outcome["tokens"],

@@ -7,7 +7,7 @@ text the same way whoever shares its batch, so an explanation is the same each t
 import re
 from collections.abc import Sequence
 
-from app.api.schemas import Prediction, Word
+from app.engine.results import Outcome, Prediction, Word
 from app.errors import EmptyText, ServiceError, TextTooLong
 
 MAX_WORDS = 128
@@ -37,7 +37,7 @@ def without_each(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
 def contributions(
     whole: Prediction,
     spans: Sequence[tuple[int, int]],
-    without: Sequence[Prediction | ServiceError],
+    without: Sequence[Outcome],
     *,
     multi_label: bool,
 ) -> list[Word]:

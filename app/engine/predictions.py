@@ -3,19 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 
-from app.api.schemas import (
-    FailedItem,
-    FailedSentence,
-    Overflow,
-    Prediction,
-    Sentence,
-    Split,
-)
 from app.engine.model import Encoding, Model
+from app.engine.results import FailedSentence, Outcome, Prediction, Sentence, item
 from app.engine.sentences import Span, sentence_spans
 from app.engine.worker import Steps, finish
 from app.errors import ServiceError, TextTooLong
@@ -24,6 +17,8 @@ from app.errors import ServiceError, TextTooLong
 STEP_CHARS = 10_000
 CHARS_PER_TEXT = 30  # that take as long as there being one text more
 
+Overflow = Literal["truncate", "error", "window"]
+Split = Literal["sentences"]
 Scored = tuple[list[float], list[float]]  # logits and scores, in the order of the labels
 
 
@@ -133,19 +128,12 @@ def predict(
     model: Model,
     texts: Sequence[EncodedText | ServiceError],
     results: Sequence[Scored | ServiceError],
-) -> list[Prediction | ServiceError]:
+) -> list[Outcome]:
     """What became of each text; ``results`` has one for each of its ``encodings``."""
     left = iter(results)
     return [
         text if isinstance(text, ServiceError) else _prediction(model, text, left) for text in texts
     ]
-
-
-def document(outcome: Prediction | ServiceError) -> Prediction | FailedItem:
-    """An item of ``results``."""
-    if isinstance(outcome, ServiceError):
-        return {"error": {"code": outcome.code, "message": outcome.detail}}
-    return outcome
 
 
 def _unlimited(tokens: int) -> None:
@@ -198,7 +186,7 @@ def _sentences(
 
 def _prediction(
     model: Model, text: EncodedText, results: Iterator[Scored | ServiceError]
-) -> Prediction | ServiceError:
+) -> Outcome:
     windows = text.windows
     answers = list(islice(results, len(windows)))
     sentences = [_sentence(model, sentence, results) for sentence in text.sentences]
@@ -229,10 +217,10 @@ def _sentence(
     model: Model, sentence: EncodedSentence, results: Iterator[Scored | ServiceError]
 ) -> Sentence | FailedSentence:
     if isinstance(sentence.text, ServiceError):
-        outcome: Prediction | ServiceError = sentence.text
+        outcome: Outcome = sentence.text
     else:
         outcome = _prediction(model, sentence.text, results)
-    found = {"start": sentence.start, "end": sentence.end, **document(outcome)}
+    found = {"start": sentence.start, "end": sentence.end, **item(outcome)}
     return cast(Sentence | FailedSentence, found)
 
 

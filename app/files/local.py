@@ -13,12 +13,12 @@ from app.engine.model import Encoding, Model
 from app.engine.predictions import (
     EncodedText,
     Scored,
-    document,
     encode,
     encodings,
     infer,
     predict,
 )
+from app.engine.results import item
 from app.engine.tuning import tune
 from app.errors import ServiceError, UserError
 from app.files.classifier import Answered
@@ -123,7 +123,7 @@ class Local:
         by_text = sorted(zip(started.order, results, strict=True), key=itemgetter(0))
         outcomes = iter(predict(self._model, started.encoded, [result for _, result in by_text]))
         return chunk, [
-            document(next(outcomes) if isinstance(text, str) else text) for text in chunk.texts
+            item(next(outcomes) if isinstance(text, str) else text) for text in chunk.texts
         ]
 
 

@@ -1,6 +1,6 @@
 """Every metric: its name, labels and buckets. What can be counted shows from the first scrape."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 from prometheus_client import (
@@ -15,21 +15,6 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from app import logs
-from app.engine.batching.report import BatchReport
-from app.engine.model import Model
-from app.errors import (
-    ClientDisconnected,
-    DeadlineExceeded,
-    EmptyText,
-    InferenceFailed,
-    InvalidRequest,
-    NotReady,
-    Overloaded,
-    PayloadTooLarge,
-    ShuttingDown,
-    TextTooLong,
-    TooManyTexts,
-)
 
 # Buckets lie where values were measured to lie, see docs/operations.md.
 SECONDS = (
@@ -43,28 +28,6 @@ PADDING = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.5)
 TEXT_TOKENS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
 BATCH_TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BATCH_TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-
-STAGES = ("tokenize", "queue", "inference")
-OUTCOMES = (
-    "ok",
-    *(
-        error.code
-        for error in (
-            ClientDisconnected,
-            DeadlineExceeded,
-            EmptyText,
-            InferenceFailed,
-            InvalidRequest,
-            NotReady,
-            Overloaded,
-            PayloadTooLarge,
-            ShuttingDown,
-            TextTooLong,
-            TooManyTexts,
-        )
-    ),
-)
-REJECTIONS = ("queue_full", "deadline", "inflight_bytes", "not_ready", "shutting_down")
 
 
 class Metrics:
@@ -186,87 +149,3 @@ class _LogCollector(Collector):
             "Log lines that were not written: standard error was not read in time, or is gone.",
             value=logs.dropped_lines(),
         )
-
-
-class ModelMetrics:
-    """One model's series, looked up once: ``labels()`` costs as much as counting."""
-
-    def __init__(self, metrics: Metrics, model: Model, *, version: str) -> None:
-        name = model.name
-        self._texts = {outcome: metrics.texts.labels(name, outcome) for outcome in OUTCOMES}
-        self._name, self._metrics = name, metrics
-        self._predictions: dict[str, tuple[Counter, Histogram]] = {}
-        for label in model.labels:
-            self._expect_label(label)
-        self._text_tokens = metrics.text_tokens.labels(name)
-        self._truncated = metrics.truncated.labels(name)
-        self._stages = {stage: metrics.stage_seconds.labels(name, stage) for stage in STAGES}
-        self._batch_texts = metrics.batch_texts.labels(name)
-        self._batch_tokens = metrics.batch_tokens.labels(name)
-        self._padding_ratio = metrics.padding_ratio.labels(name)
-        self._loop_lag = metrics.loop_lag.labels(name)
-        self._queue_texts = metrics.queue_texts.labels(name)
-        self._queue_tokens = metrics.queue_tokens.labels(name)
-        self._rejections = {
-            reason: metrics.rejections.labels(name, reason) for reason in REJECTIONS
-        }
-        self._runners_stuck = metrics.runners_stuck.labels(name)
-        self._runners_lost = metrics.runners_lost.labels(name)
-        self._ready = metrics.model_ready.labels(name)
-        metrics.show_model(name, model.revision or "", model.precision, model.provider, version)
-
-    def _expect_label(self, label: str) -> None:
-        counter = self._metrics.predictions.labels(self._name, label)
-        self._predictions[label] = counter, self._metrics.score.labels(self._name, label)
-
-    def watch(
-        self,
-        *,
-        queue_texts: Callable[[], float],
-        queue_tokens: Callable[[], float],
-        runners_stuck: Callable[[], float],
-        ready: Callable[[], float],
-    ) -> None:
-        """Ask these for the gauges at each scrape."""
-        self._queue_texts.set_function(queue_texts)
-        self._queue_tokens.set_function(queue_tokens)
-        self._runners_stuck.set_function(runners_stuck)
-        self._ready.set_function(ready)
-
-    def prediction(self, label: str, score: float, *, tokens: int, truncated: bool) -> None:
-        """Count a text that was answered."""
-        if label not in self._predictions:  # of the model that was here before a reload
-            self._expect_label(label)
-        predictions, scores = self._predictions[label]
-        predictions.inc()
-        scores.observe(score)
-        self._texts["ok"].inc()
-        self._text_tokens.observe(tokens)
-        if truncated:
-            self._truncated.inc()
-
-    def failure(self, outcome: str, texts: int = 1) -> None:
-        """Count texts that were not answered; ``outcome`` is an error's code."""
-        self._texts[outcome].inc(texts)
-
-    def rejection(self, reason: str) -> None:
-        """Count a request that was not admitted."""
-        self._rejections[reason].inc()
-
-    def stage(self, stage: str, seconds: float) -> None:
-        """Add a part of a request."""
-        self._stages[stage].observe(seconds)
-
-    def lag(self, seconds: float) -> None:
-        """Add how long finished work waited for the event loop."""
-        self._loop_lag.observe(seconds)
-
-    def runner_lost(self) -> None:
-        """Count a thread that ended and is to be replaced."""
-        self._runners_lost.inc()
-
-    def batch(self, report: BatchReport) -> None:
-        """Add a batch; called on the runners' threads."""
-        self._batch_texts.observe(report.texts)
-        self._batch_tokens.observe(report.padded_tokens)
-        self._padding_ratio.observe(1 - report.tokens / report.padded_tokens)

@@ -7,12 +7,11 @@ from typing import Any, cast
 
 from pydantic_core import to_json
 
-from app.api.schemas import Prediction
 from app.engine.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.explanation import contributions, without_each, word_spans
 from app.engine.model import Model
-from app.engine.predictions import DEFAULTS, Options, document, encode, encodings, infer, predict
-from app.errors import ServiceError
+from app.engine.predictions import DEFAULTS, Options, encode, encodings, infer, predict
+from app.engine.results import Outcome, Prediction, item
 from app.settings import Settings
 from benchmarks.texts import texts_of, tweet_lengths
 
@@ -55,7 +54,7 @@ class Truth:
         """A text's item of ``results``: its prediction or its error."""
         key = text, options
         if key not in self._known:
-            self._known[key] = _as_json(document(self._outcome(text, options)))
+            self._known[key] = _as_json(item(self._outcome(text, options)))
         return self._known[key]
 
     def explanation(self, text: str) -> Any:
@@ -86,7 +85,7 @@ class Truth:
         for text in self.short:
             self.explanation(text)
 
-    def _outcome(self, text: str, options: Options = DEFAULTS) -> Prediction | ServiceError:
+    def _outcome(self, text: str, options: Options = DEFAULTS) -> Outcome:
         encoded = encode(self.model, [text], max_chars=self._max_chars, options=options)
         results = [infer(self.model, [one])[0] for one in encodings(encoded)]
         (outcome,) = predict(self.model, encoded, results)

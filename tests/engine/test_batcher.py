@@ -391,7 +391,7 @@ def test_a_full_queue_refuses_at_once() -> None:
             tasks += [await queued(batcher, "x" * 4), await queued(batcher, "x" * 4)]
             with pytest.raises(Overloaded, match=r"8 tokens are waiting.* limit of 10") as refusal:
                 await ask(batcher, "xx", "x")
-            assert refusal.value.reason == "queue_full"
+            assert refusal.value.rejection == "queue_full"
             assert refusal.value.retry_after_s == 1.0  # nothing was measured yet
             assert (batcher.queued_texts, batcher.queued_tokens) == (2, 8)
             tasks += [await queued(batcher, "xx")]
@@ -457,7 +457,7 @@ def test_a_request_that_cannot_make_its_deadline_is_refused(
             tasks += [await queued(batcher, "x" * 30)]
             with pytest.raises(Overloaded, match="30 tokens come before") as refusal:
                 await ask(batcher, "x", timeout_s=wait_s - 0.5)
-            assert refusal.value.reason == "deadline"
+            assert refusal.value.rejection == "deadline"
             assert refusal.value.retry_after_s == pytest.approx(0.5)
             tasks += [await queued(batcher, "x", timeout_s=wait_s + 20)]
             gate.open()

@@ -688,7 +688,7 @@ def check_refusals(record: Record) -> None:
         pace = measured_pace(record, visit.asked) / scenario.runners
         assert refusal.retry_after_s is not None
         assert refusal.retry_after_s > 0
-        if refusal.reason == "queue_full":
+        if refusal.rejection == "queue_full":
             excess = queued + tokens - scenario.max_queue_tokens
             assert excess > 0
             assert refusal.retry_after_s <= (excess * pace or RETRY_AFTER_S) + ROUNDING_S

@@ -6,8 +6,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, TypeAdapter, WithJsonSchema
 from typing_extensions import TypedDict
 
-from app.api.schemas import Prediction, Text, Texts
+from app.api.schemas import Text, Texts
 from app.engine.model import Model
+from app.engine.results import Prediction
 
 
 def whole(value: Any) -> Any:

@@ -12,7 +12,7 @@ from app.api.body import read_body
 from app.api.middleware.request import DirectRoute
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.protocols.common import AllTexts, LabelScore, ranking, whole
-from app.api.schemas import Prediction
+from app.engine.results import Prediction
 
 router = APIRouter(tags=["compatibility"], route_class=DirectRoute)
 

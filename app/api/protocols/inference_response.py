@@ -10,8 +10,8 @@ from typing_extensions import TypedDict
 
 from app.api.protocols.bytes_tensor import pack
 from app.api.protocols.inference_request import ALL_OUTPUTS, JSON_LENGTH, InferRequest, OutputName
-from app.api.schemas import Prediction
 from app.engine.model import Model
+from app.engine.results import Prediction
 
 VERSION = "1"  # of every model; its revision is another thing
 DataType = Literal["BYTES", "FP32"]

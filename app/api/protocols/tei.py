@@ -27,9 +27,10 @@ from app.api.protocols.common import (
     ranking,
     tokens_computed,
 )
-from app.api.schemas import Prediction, Problem, Text, Texts
+from app.api.schemas import Problem, Text, Texts
 from app.engine.classifier import Classification
 from app.engine.predictions import Options
+from app.engine.results import Prediction
 from app.engine.session import CUDA
 from app.errors import (
     DeadlineExceeded,
