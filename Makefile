@@ -42,7 +42,7 @@ check: install-dev ## Formatter, linter, strict types, import rules
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
 	.venv/bin/mypy
-	.venv/bin/python -m pytest --quiet tests/project/test_imports.py
+	.venv/bin/lint-imports --no-logo
 
 .PHONY: deploy-check
 deploy-check: install-dev ## Lint the Dockerfile, check Compose and Kubernetes files against their schemas
