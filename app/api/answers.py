@@ -30,7 +30,9 @@ async def classify_texts(
         raise TooManyTexts(
             f"there are {len(texts)} texts; at most {service.settings.max_texts} are accepted"
         )
-    work = service.classifier(model).classify(texts, options, deadline=request.state.deadline)
+    work = service.models.classifier(model).classify(
+        texts, options, deadline=request.state.deadline
+    )
     return await while_connected(request, work)
 
 

@@ -93,7 +93,7 @@ async def explain(request: Request) -> Response:
     without a word together may have half of `max_queue_tokens`.
     """
     body = await read_body(request, ExplainRequest)
-    classifier = Service.of(request).classifier(body.model)
+    classifier = Service.of(request).models.classifier(body.model)
     explaining = classifier.explain(body.inputs, deadline=request.state.deadline)
     done, whole, words = await while_connected(request, explaining)
     response: ExplainResponse = {

@@ -28,7 +28,7 @@ metrics_router = APIRouter(tags=["operations"])  # which may have a port of its 
 @router.get("/health/live", responses=documented(NotReady))
 async def live(request: Request) -> Status:
     """The process works, or can recover by itself; otherwise restart it."""
-    Service.of(request).check_live()
+    Service.of(request).models.check_live()
     return {"status": "live"}
 
 
@@ -36,7 +36,7 @@ async def live(request: Request) -> Status:
 @router.get("/health/ready", responses=documented(NotReady, ShuttingDown))
 async def ready(request: Request) -> Status:
     """Send traffic: the models are warm, inference works, shutdown has not begun."""
-    await Service.of(request).check_ready()
+    await Service.of(request).models.check_ready()
     return {"status": "ready"}
 
 
@@ -45,7 +45,7 @@ async def info(request: Request) -> Info:
     """Versions, the device really in use, and the limits."""
     service = Service.of(request)
     settings = service.settings
-    default = service.classifier(None)
+    default = service.models.classifier(None)
     provider = default.model.provider
     return {
         "version": service.version,
@@ -76,7 +76,7 @@ async def info(request: Request) -> Info:
 @router.get("/models", responses=documented(Unauthorized, RateLimited))
 async def models(request: Request) -> Models:
     """The served models."""
-    served = [(one.model, one.plan) for one in Service.of(request).classifiers.values()]
+    served = [(one.model, one.plan) for one in Service.of(request).models.classifiers.values()]
     return {
         "models": [
             ModelInfo(
@@ -102,7 +102,7 @@ async def models(request: Request) -> Models:
 )
 async def reload(request: Request, name: str) -> Status:
     """Load a model's bundle again, while the model that is there answers; needs an admin key."""
-    await Service.of(request).reload(name)
+    await Service.of(request).models.reload(name)
     return {"status": "reloaded"}
 
 

@@ -121,7 +121,7 @@ class StreamedAnswers(Response):
             reserve=service.stream_inflight.take,
             release=service.stream_inflight.give,
         )
-        self._gate = service.stream_gate(model)  # or an error, while it can be one
+        self._gate = service.models.stream_gate(model)  # or an error, while it can be one
         self._messages: asyncio.Queue[Message] = asyncio.Queue(1)
         # In the order of their lines; None is the end.
         self._groups: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(WAITING_GROUPS)
@@ -132,7 +132,7 @@ class StreamedAnswers(Response):
         try:
             await self._respond(receive, send)
         except asyncio.CancelledError:
-            if not self._service.stopping:
+            if not self._service.lifecycle.stopping:
                 raise
             # The time for what was begun is over: some answers are missing, but not the end, for
             # a client that reads.
@@ -185,7 +185,7 @@ class StreamedAnswers(Response):
 
     async def _watch_shutdown(self) -> None:
         """Have nothing more read, and no group wait for its turn any more."""
-        await self._service.closing.wait()
+        await self._service.lifecycle.closing.wait()
         self._gate.close()
         with suppress(asyncio.QueueFull):  # what comes next will not be looked at
             self._messages.put_nowait(_end(_shutting_down()))
@@ -228,7 +228,7 @@ class StreamedAnswers(Response):
         yield self._lines.end()
 
     def _check_shutdown(self) -> None:
-        if self._service.stopping:
+        if self._service.lifecycle.stopping:
             raise _shutting_down()
 
 

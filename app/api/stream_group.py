@@ -27,7 +27,7 @@ class StreamGroup:
         self._service = service
         self._model = model
         self._options = options
-        self._gate = service.stream_gate(model)
+        self._gate = service.models.stream_gate(model)
 
     async def answer(self) -> bytes:
         """The lines' answers, in their order: results, and what is wrong with others."""
@@ -46,7 +46,7 @@ class StreamGroup:
     @property
     def _classifier(self) -> Classifier:
         """Not kept: the model may be loaded again meanwhile."""
-        return self._service.classifier(self._model)
+        return self._service.models.classifier(self._model)
 
     async def _outcomes(self, texts: Sequence[str]) -> Sequence[Outcome]:
         if not texts:
@@ -62,7 +62,7 @@ class StreamGroup:
     async def _insist(self, texts: Sequence[str]) -> Sequence[Outcome]:
         """What became of each text; what a replaced model left undone, the new one does."""
         outcomes = await self._attempt(texts)
-        if self._service.stopping:
+        if self._service.lifecycle.stopping:
             return outcomes
         left = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ShuttingDown)]
         if not left:
@@ -77,7 +77,7 @@ class StreamGroup:
         try:
             return (await attempt).outcomes
         except ShuttingDown as error:
-            if self._service.stopping:
+            if self._service.lifecycle.stopping:
                 raise
             return [error] * len(texts)
         except TooManyTexts as error:  # for the queue

@@ -36,10 +36,10 @@ from app.errors import (
     NotReady,
     Overloaded,
     ServiceError,
-    ShuttingDown,
     TextTooLong,
     TooManyTexts,
 )
+from app.lifecycle import Lifecycle
 from app.settings import Settings
 
 # Characters of a request that are tokenised on the event loop, which they hold for about a
@@ -86,13 +86,14 @@ class Classifier:
         observer: Observer,
         *,
         worker: Worker,
+        lifecycle: Lifecycle,
     ) -> None:
         self.model = model
         self.plan = plan
         self._settings = settings
         self._observer = observer
         self._worker = worker
-        self._stopped = False
+        self._lifecycle = lifecycle
         self._attempts = 0  # under way
         self._unused = asyncio.Event()
         self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
@@ -109,7 +110,7 @@ class Classifier:
             queue_texts=lambda: self._batcher.queued_texts,
             queue_tokens=lambda: self._batcher.queued_tokens,
             runners_stuck=lambda: runners.stuck,
-            ready=lambda: runners.complete and not (self._stopped or self._batcher.failing),
+            ready=lambda: runners.complete and not (lifecycle.stopping or self._batcher.failing),
         )
 
     @property
@@ -206,14 +207,10 @@ class Classifier:
         if not works:
             raise NotReady(f"inference with {self.model.name} keeps failing", retry_after_s=1.0)
 
-    def stop(self) -> None:
-        """Admit nothing more. Safe in a signal handler."""
-        self._stopped = True
-
     async def retire(self, timeout_s: float) -> bool:
         """Finish what was begun, for at most ``timeout_s`` seconds; whether all of it was.
 
-        What is begun later finds no room: either ``stop`` was called, or another one has taken
+        What is begun later finds no room: either the service stops, or another one has taken
         this one's place.
         """
         until = time.monotonic() + timeout_s
@@ -241,8 +238,7 @@ class Classifier:
 
         With ``submit``, they are submitted by it: it may wait where others are turned away.
         """
-        if self._stopped:
-            raise ShuttingDown()
+        self._lifecycle.check()
         self._attempts += 1
         try:
             return await self._attempt(texts, options, deadline, submit)

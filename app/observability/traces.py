@@ -33,15 +33,12 @@ class Tracer:
         Raises:
             UserError: the SDK is not installed.
         """
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        except ImportError:
-            raise UserError(
-                "traces need the OpenTelemetry SDK: pip install 'sentiment-service[otel]'"
-            ) from None
+        require_sdk()
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
         attributes = {"service.name": "sentiment", "service.version": version}
         self._provider = TracerProvider(resource=Resource.create(attributes))
         exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=TIMEOUT_S)
@@ -106,6 +103,21 @@ class Tracer:
         sending = threading.Thread(target=self._provider.shutdown, daemon=True)
         sending.start()
         sending.join(TIMEOUT_S)
+
+
+def require_sdk() -> None:
+    """Return where the SDK is installed.
+
+    Raises:
+        UserError: it is not.
+    """
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ImportError:
+        raise UserError(
+            "traces need the OpenTelemetry SDK: pip install 'sentiment-service[otel]'"
+        ) from None
 
 
 def current_tag() -> trace.SpanContext | None:

@@ -61,23 +61,26 @@ def run(settings: Settings) -> int:
         listeners = [sockets.enter_context(bind(settings.host, port)) for port in ports]
         app = main.create_app(settings)
         service: Service = app.state.service
+        lifecycle = service.lifecycle
         apps = [app, main.create_metrics_app(service)]
         sites = dict(zip(listeners, apps, strict=False))
         # The models stay: the garbage collector need not look at all that again and again.
         gc.freeze()
         server = Server(sites, service, hangups)
         # While uvicorn does not handle it: before its loop, and when that has ended.
-        signal.signal(signal.SIGTERM, lambda number, _: service.stopping or sys.exit(128 + number))
+        signal.signal(
+            signal.SIGTERM, lambda number, _: lifecycle.stopping or sys.exit(128 + number)
+        )
         server.run()
-    if server.lost:
+    if lifecycle.results_lost:
         logger.error("drain-ms was over before every request had its result; some got 503")
-    if service.abandoned:
+    if lifecycle.computing:
         # Its thread cannot be interrupted, and the interpreter would abort at its end.
         logger.error("a batch was still running; its answer is lost")
-    if service.abandoned or service.loading:
+    if lifecycle.computing or service.models.loading:
         logs.close()
-        os._exit(int(server.lost))
-    return int(server.lost)
+        os._exit(int(lifecycle.results_lost))
+    return int(lifecycle.results_lost)
 
 
 class Server(uvicorn.Server):
@@ -101,7 +104,6 @@ class Server(uvicorn.Server):
         self._hangups = hangups
         self._reloading: asyncio.Future[list[None]] | None = None
         self._listeners: list[Listener] = []
-        self.lost = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -128,7 +130,7 @@ class Server(uvicorn.Server):
                 raise
         host, port = next(iter(self._configs)).getsockname()[:2]
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        logger.info("serving %s at http://%s", self._service.summary(), where)
+        logger.info("serving %s at http://%s", self._service.models.summary(), where)
         self.started = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -136,7 +138,7 @@ class Server(uvicorn.Server):
         if self.should_exit and sig == signal.SIGINT:
             # A runner inside a native call cannot be interrupted, only left behind.
             os._exit(128 + sig)
-        self._service.stop()
+        self._service.lifecycle.stop()
         # Not uvicorn's own handler: it raises the signal again after a graceful end, and the
         # exit code would tell of a failure.
         self.should_exit = True
@@ -145,12 +147,12 @@ class Server(uvicorn.Server):
         # However many hangups came meanwhile, what lies there now is loaded once.
         if self._hangups and (self._reloading is None or self._reloading.done()):
             self._hangups.clear()
-            self._reloading = asyncio.gather(*map(self._reload, self._service.classifiers))
+            self._reloading = asyncio.gather(*map(self._reload, self._service.models.classifiers))
         return await super().on_tick(counter)
 
     async def _reload(self, name: str) -> None:
         try:
-            await self._service.reload(name)
+            await self._service.models.reload(name)
         except ServiceError:
             pass  # the log says why, or the service shuts down
         except Exception:
@@ -159,15 +161,16 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what was begun and refuse what is new, then close; within drain-ms."""
         logger.info("shutting down")
-        self._service.stop()  # or it was by a signal
+        lifecycle = self._service.lifecycle
+        lifecycle.stop()  # or it was by a signal
         drain_s = self._service.settings.drain_ms / 1000
-        stop_by = self._service.stop_by
+        stop_by = lifecycle.stop_by
         results_by = stop_by - min(MAX_FAREWELL_S, FAREWELL_SHARE * drain_s)
-        draining = asyncio.create_task(self._service.drain(results_by))
+        draining = asyncio.create_task(self._service.models.drain(results_by))
         await self._close_what_is_quiet(stop_by - ACCEPTING_SHARE * drain_s, results_by)
         for listener in self._listeners:
             await listener.close()
-        self.lost = not await draining
+        lifecycle.results_lost = not await draining
         # What is left waits for its client: for the rest of a body, or to read an answer.
         tasks = self.server_state.tasks
         for task in tasks:
@@ -206,7 +209,7 @@ class Server(uvicorn.Server):
                 connection.shutdown()
             await asyncio.sleep(LOOK_S)
         if any(connection.transport.get_write_buffer_size() for connection in connections):
-            self.lost = True
+            self._service.lifecycle.results_lost = True
 
     def _heard(self) -> int:
         """Grows with each connection and each answer."""

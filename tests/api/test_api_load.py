@@ -156,7 +156,7 @@ def test_before_it_starts_the_service_is_not_ready(bundle: Path) -> None:
 
 def test_a_stopping_service_takes_no_work(client: TestClient) -> None:
     """503 with Retry-After, unready, alive, and every connection is closed after its answer."""
-    client.app.state.service.stop()  # type: ignore[attr-defined]
+    client.app.state.service.lifecycle.stop()  # type: ignore[attr-defined]
     for answer in (_post(client, "love"), client.get("/health/ready")):
         assert (answer.status_code, answer.json()["code"]) == (503, "shutting_down")
         assert int(answer.headers["retry-after"]) >= 1

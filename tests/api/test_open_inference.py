@@ -395,7 +395,7 @@ def test_the_path_chooses_the_model(serve: Serve, bundle: Path, tmp_path: Path) 
 def test_readiness_ends_with_the_service(serve: Serve) -> None:
     """Once it shuts down, neither server nor model is ready, but it lives."""
     client = serve()
-    client.app.state.service.stop()  # type: ignore[attr-defined]
+    client.app.state.service.lifecycle.stop()  # type: ignore[attr-defined]
     for path in ("health/ready", "models/tiny/ready"):
         answer = client.get(f"/v2/{path}")
         assert (answer.status_code, answer.json()["code"]) == (503, "shutting_down")

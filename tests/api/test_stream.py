@@ -425,7 +425,7 @@ def test_a_stream_that_is_cancelled_after_its_end_says_no_more(client: TestClien
     async def send(message: Any) -> None:
         sent.append(message)
         if message == {"type": "http.response.body", "body": b""}:
-            service.stopping = True
+            service.lifecycle.stop()
             cast(asyncio.Task[None], asyncio.current_task()).cancel()
 
     stream = StreamedAnswers(service, None, DEFAULTS, decoder(""))

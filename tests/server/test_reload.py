@@ -144,7 +144,7 @@ def test_lines_that_a_model_leaves_undone_go_to_the_next(
 ) -> None:
     """They have no deadline, and a model that is replaced does not stay for ever."""
     client = serve(admin_keys="admin-key-1", deadline_ms=100, drain_ms=100)
-    stuck = cast(FastAPI, client.app).state.service.classifier(None).model
+    stuck = cast(FastAPI, client.app).state.service.models.classifier(None).model
     reached, over = threading.Event(), threading.Event()
     infer = Model.infer
 

@@ -84,11 +84,11 @@ class Body:
             if self._announced > self._service.inflight.left:
                 raise self._no_room()
             left_s = self._deadline - asyncio.get_running_loop().time()
-            self._service.check_admission(timeout_s=left_s)
+            self._service.models.check_admission(timeout_s=left_s)
 
     def _no_room(self) -> Overloaded:
         inflight = self._service.inflight
-        self._service.classifier(None).count_rejection("inflight_bytes")
+        self._service.models.classifier(None).count_rejection("inflight_bytes")
         return Overloaded(
             f"request bodies in flight take {inflight.taken} of the {inflight.limit} bytes allowed",
             reason="inflight_bytes",

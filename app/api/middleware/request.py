@@ -26,7 +26,7 @@ from app.errors import (
     ServiceError,
     ShuttingDown,
 )
-from app.observability.traces import Tracer, trace_id
+from app.observability.traces import trace_id
 from app.settings import Settings
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -66,12 +66,10 @@ class RequestMiddleware:
         *,
         service: Service,
         routes: Sequence[APIRoute],
-        tracer: Tracer | None,
     ) -> None:
         self._app = app
         self._service = service
         self._routes = routes
-        self._tracer = tracer
         self._access = Access(service.settings)
         self._logs = service.settings.access_log == "on" and access.isEnabledFor(logging.INFO)
         self._direct = {
@@ -107,13 +105,14 @@ class RequestMiddleware:
                 if self._logs:
                     stages = dict(message["headers"]).get(b"server-timing", b"")
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
-                if self._service.stopping:
+                if self._service.lifecycle.stopping:
                     # The client must not send its next request on this connection.
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
         known_method = scope["method"] if scope["method"] in METHODS else OTHER_METHOD
-        span = self._tracer.request(scope, known_method) if self._tracer else None
+        tracer = self._service.tracer
+        span = tracer.request(scope, known_method) if tracer else None
         token = attach(set_span_in_context(span)) if span else None
         metrics = self._service.metrics
         metrics.requests_in_flight += 1
@@ -134,7 +133,7 @@ class RequestMiddleware:
                 await self._app(scope, receive, send_and_note)
         except (Exception, asyncio.CancelledError) as error:
             if status is not None:
-                if isinstance(error, asyncio.CancelledError) and self._service.stopping:
+                if isinstance(error, asyncio.CancelledError) and self._service.lifecycle.stopping:
                     return  # the client did not read its answer while the server had time
                 raise
             failure = error if isinstance(error, ServiceError) else _last_resort(error, request_id)
@@ -150,11 +149,9 @@ class RequestMiddleware:
             metrics.observe_request(route, known_method, status or 500, seconds, trace)
             if self._logs:
                 _log(scope, trace, known_method, route, status or 500, seconds, stages)
-            if self._tracer and span and token:
+            if tracer and span and token:
                 detach(token)
-                self._tracer.end_request(
-                    span, method=known_method, route=route, status=status or 500
-                )
+                tracer.end_request(span, method=known_method, route=route, status=status or 500)
 
     def _route(self, scope: Scope) -> str:
         """The template of the route that answered, never a path that the client made up."""

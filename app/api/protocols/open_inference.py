@@ -96,14 +96,14 @@ async def server_metadata(request: Request) -> ServerMetadata:
 @router.get("/health/live", responses=documented(NotReady))
 async def server_live(request: Request) -> Live:
     """The process works, or can recover by itself; otherwise restart it."""
-    Service.of(request).check_live()
+    Service.of(request).models.check_live()
     return {"live": True}
 
 
 @router.get("/health/ready", responses=documented(NotReady, ShuttingDown))
 async def server_ready(request: Request) -> Ready:
     """Send traffic: the models are warm, inference works, shutdown has not begun."""
-    await Service.of(request).check_ready()
+    await Service.of(request).models.check_ready()
     return {"ready": True}
 
 
@@ -131,8 +131,7 @@ async def model_metadata(request: Request) -> ModelMetadata:
 async def model_ready(request: Request) -> ModelReady:
     """Send traffic for this model."""
     classifier = _served(request)
-    if Service.of(request).stopping:
-        raise ShuttingDown()
+    Service.of(request).lifecycle.check()
     await classifier.check()
     return {"name": classifier.model.name, "ready": True}
 
@@ -164,7 +163,7 @@ def _served(request: Request) -> Classifier:
     Raises:
         ModelNotFound: there is none of that name, or not in that version.
     """
-    classifier = Service.of(request).classifier(request.path_params["name"])
+    classifier = Service.of(request).models.classifier(request.path_params["name"])
     if request.path_params.get("version", VERSION) != VERSION:
         raise ModelNotFound(f"{classifier.model.name} is served in version {VERSION} only")
     return classifier

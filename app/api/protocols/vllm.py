@@ -145,7 +145,7 @@ async def models(request: Request) -> Response:
                 "created": service.started_at,
                 "owned_by": "sentiment-service",
             }
-            for name in service.classifiers
+            for name in service.models.classifiers
         ],
     }
     return JSONResponse(listed)

@@ -1,0 +1,70 @@
+"""Bundles become models that are tuned and warm."""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from app.engine.bundle import Bundle
+from app.engine.model import Model
+from app.engine.tuning import Plan, tune
+from app.engine.worker import Steps
+from app.errors import ServiceError, UserError
+from app.settings import Settings
+
+WARM_UP_TEXTS = (1, 8)
+
+# A model, and how its batches are computed.
+Loaded = tuple[Model, Plan]
+
+logger = logging.getLogger(__name__)
+
+
+def load_all(paths: Iterable[Path], settings: Settings, cpus: float) -> dict[str, Loaded]:
+    """The bundles' models by their names, in order.
+
+    Raises:
+        UserError: a bundle cannot be served, or two hold models of one name.
+    """
+    loaded: dict[str, Loaded] = {}
+    for path in paths:
+        model, plan = load(path, settings, cpus)
+        if model.name in loaded:
+            raise UserError(f"two bundles hold a model named {model.name}; rename one")
+        loaded[model.name] = model, plan
+    return loaded
+
+
+def load(path: Path, settings: Settings, cpus: float, plan: Plan | None = None) -> Loaded:
+    """The bundle's model, after its first batches, which are slow or show that it cannot work.
+
+    With a ``plan`` nothing is measured: other models may be computing at the same time.
+
+    Raises:
+        UserError: the bundle cannot be served.
+    """
+    threads = plan.threads if plan is not None else 1
+    model = Model.load(
+        Bundle.open(path), device=settings.device, precision=settings.precision, threads=threads
+    )
+    encoding = model.encode("The first batch pays for memory that the next ones find ready.")
+    try:
+        results = [r for texts in WARM_UP_TEXTS for r in model.infer([encoding] * texts)]
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise UserError(f"{path}: ONNX Runtime cannot compute the model: {error}") from error
+    if any(isinstance(result, ServiceError) for result in results):
+        raise UserError(f"{path}: the model gives no finite logits")
+    if model.kernels:
+        logger.info("%s: int8 with ONNX Runtime's %s kernels", model.name, model.kernels)
+    if plan is None:
+        plan = tune(model, settings, cpus)
+        logger.info("%s: %s", model.name, plan.summary())
+    else:
+        plan = replace(plan, budget=plan.budget.again())
+    return model.with_threads(plan.threads), plan
+
+
+def load_again(path: Path, settings: Settings, cpus: float, plan: Plan) -> Steps[Loaded]:
+    """``load`` as a job of a worker, which takes it in one step."""
+    yield
+    return load(path, settings, cpus, plan)
