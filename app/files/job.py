@@ -52,7 +52,7 @@ class Job:
     """Writes the file ``path`` from chunks. A run killed at any moment can be continued.
 
     Each chunk becomes a part. The part is written first, then its tally: a part with a tally is
-    complete. ``identity`` describes the run; a run with another identity cannot continue it.
+    complete. ``identity`` describes the run; only a run with the same identity continues it.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Job:
         """Start, or continue after the complete parts of an unfinished run.
 
         Raises:
-            UserError: there is an unfinished run, and ``resume`` is not set or the run's
-                identity is another.
+            UserError: there is an unfinished run, and ``resume`` is not set or the identities
+                differ.
             OSError: the directory of parts cannot be written.
         """
         self._path = path
@@ -82,21 +82,21 @@ class Job:
         else:
             self.discard()  # a run that was killed while it cleaned up may have left files
             self._directory.mkdir(exist_ok=True)
-            self._write(self._directory / IDENTITY, lambda path: _write_json(path, identity))
+            _write(self._directory / IDENTITY, lambda path: _write_json(path, identity))
 
     def add(self, chunk: Chunk, results: Sequence[ResultItem]) -> None:
         """Save the results of the next chunk as a part."""
         tally = Tally.of(results)
         part, counts = self._part_path(self._parts, "part"), self._part_path(self._parts, "json")
-        self._write(part, lambda path: self._output.write(path, chunk, results))
-        self._write(counts, lambda path: _write_json(path, vars(tally)))
+        _write(part, lambda path: self._output.write(path, chunk, results))
+        _write(counts, lambda path: _write_json(path, vars(tally)))
         self._count_part(tally)
 
     def finish(self) -> None:
         """Join the parts and remove them. The file appears only when it is complete."""
         parts = [self._part_path(number, "part") for number in range(self._parts)]
         whole = self._directory / WHOLE
-        self._write(whole, lambda path: self._output.join(parts, path))
+        _write(whole, lambda path: self._output.join(parts, path))
         whole.replace(self._path)
         self.discard()
 
@@ -133,17 +133,18 @@ class Job:
                     f"is {value!r} now; repeat the first command, or delete the directory"
                 )
 
-    def _write(self, path: Path, write: Callable[[Path], None]) -> None:
-        """Write a file that appears only when it is complete, even after a power failure."""
-        partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        try:
-            write(partial)
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        partial.replace(path)
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file that appears only when it is complete, even after a power failure."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        write(partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    partial.replace(path)
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:
