@@ -103,7 +103,7 @@ class Job:
     def discard(self) -> None:
         """Remove the parts and the directory. A directory with other files in it stays.
 
-        The identity goes first: without it, nobody can continue with some of the parts.
+        The identity is removed first: a run must not continue with only some of the parts.
         """
         if not self._directory.is_dir():
             return

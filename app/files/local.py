@@ -107,11 +107,11 @@ class LocalClassifier:
         """Tokenise the chunk's texts and hand their batches to the runners."""
         texts = [text for text in chunk.texts if isinstance(text, str)]
         encoded = encode(self._model, texts, max_chars=self._max_chars)
-        found = encodings(encoded)
-        order = sorted(range(len(found)), key=lambda index: len(found[index]), reverse=True)
+        to_infer = encodings(encoded)
+        order = sorted(range(len(to_infer)), key=lambda index: len(to_infer[index]), reverse=True)
         batches = [
             runners.submit(self._infer, batch)
-            for batch in _batches([found[index] for index in order], self._max_tokens)
+            for batch in _batches([to_infer[index] for index in order], self._max_tokens)
         ]
         return _TokenizedChunk(encoded, order, batches)
 

@@ -60,7 +60,7 @@ class LinesOutput(TextOutput):
 
 
 class ResultsOutput(TextOutput):
-    """The results alone, as JSON, without the table's columns."""
+    """Only the results, as a JSON object in each line, without the table's columns."""
 
     def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
         return (json.dumps(result) + "\n" for result in results)

@@ -79,8 +79,8 @@ class Csv(Table):
     def chunks(self, skip: int) -> Iterator[Chunk]:
         with _opened(self._path, "") as file:
             reader = csv.reader(file)
-            found = islice(self._rows(reader), 1 + skip, None)
-            rows = ((*self._checked(row, reader.line_num), sum(map(len, row))) for row in found)
+            read = islice(self._rows(reader), 1 + skip, None)
+            rows = ((*self._checked(row, reader.line_num), sum(map(len, row))) for row in read)
             yield from split_into_chunks(rows, _fraction_read(file))
 
     def records(self, rows: list[list[str]]) -> list[dict[str, Any]]:

@@ -132,11 +132,11 @@ def _problem(status: int, code: str, **headers: str) -> tuple[int, dict[str, str
 
 def test_one_text(service: Process, classify: Call) -> None:
     """A string gives one prediction, with every field of the service's answer."""
-    found = classify(service.url, "I love this", {})
-    assert isinstance(found, Prediction)
-    assert (found.label, found.tokens, found.truncated) == ("positive", 5, False)
-    assert list(found.scores) == list(found.logits) == ["negative", "neutral", "positive"]
-    assert found.score == found.scores["positive"] > 0.9
+    prediction = classify(service.url, "I love this", {})
+    assert isinstance(prediction, Prediction)
+    assert (prediction.label, prediction.tokens, prediction.truncated) == ("positive", 5, False)
+    assert list(prediction.scores) == list(prediction.logits) == ["negative", "neutral", "positive"]
+    assert prediction.score == prediction.scores["positive"] > 0.9
 
 
 def test_a_text_that_fails_is_an_error(service: Process, classify: Call) -> None:
@@ -151,9 +151,9 @@ def test_a_text_that_fails_is_an_error(service: Process, classify: Call) -> None
 def test_many_texts_come_back_in_order(service: Process, classify: Call) -> None:
     """Many batches at a time keep the order, with bad texts in place, above the service's limit."""
     texts = [("love " * (n % 5) + "worst " * (n % 3)) for n in range(500)]
-    found = classify(service.url, texts, {"batch_size": 60, "concurrency": 3})
-    assert len(found) == 500
-    for text, outcome in zip(texts, found, strict=True):
+    outcomes = classify(service.url, texts, {"batch_size": 60, "concurrency": 3})
+    assert len(outcomes) == 500
+    for text, outcome in zip(texts, outcomes, strict=True):
         if text:
             assert isinstance(outcome, Prediction)
             assert outcome.tokens == len(text.split()) + 2
@@ -280,8 +280,8 @@ def test_batches_are_limited_in_bytes(classify: Call, monkeypatch: pytest.Monkey
     texts = ["x" * 300, "x" * 300, "é" * 100, "x" * 2_000, "x"]
     server = Server([])
     with _listening(server) as url:
-        found = classify(url, texts, {"concurrency": 1})
-    assert [one.tokens for one in found] == [300, 300, 100, 2_000, 1]
+        outcomes = classify(url, texts, {"concurrency": 1})
+    assert [prediction.tokens for prediction in outcomes] == [300, 300, 100, 2_000, 1]
     sent = [body["inputs"] for _, body in server.seen]
     assert sent == [texts[:2], texts[2:3], texts[3:4], texts[4:]]
 
@@ -297,9 +297,9 @@ def test_a_batch_that_is_too_large_is_sent_in_halves(classify: Call) -> None:
 
     texts = ["x" * 4, "x" * 5, "x" * 50, "x" * 6, "x" * 7]
     with _listening(Strict([])) as url:
-        found = classify(url, texts, {})
-    assert [getattr(one, "tokens", None) for one in found] == [4, 5, None, 6, 7]
-    assert found[2] == ItemError("payload_too_large", "it is payload_too_large")
+        outcomes = classify(url, texts, {})
+    assert [getattr(outcome, "tokens", None) for outcome in outcomes] == [4, 5, None, 6, 7]
+    assert outcomes[2] == ItemError("payload_too_large", "it is payload_too_large")
 
 
 def test_model_and_overflow_are_sent() -> None:
@@ -427,8 +427,8 @@ def test_several_batches_are_sent_at_the_same_time(classify: Call) -> None:
 
     barrier = threading.Barrier(3)
     with _listening(Together([])) as url:
-        found = classify(url, ["x"] * 6, {"batch_size": 1, "concurrency": 3})
-    assert len(found) == 6
+        outcomes = classify(url, ["x"] * 6, {"batch_size": 1, "concurrency": 3})
+    assert len(outcomes) == 6
 
 
 def test_the_list_of_models(service: Process) -> None:

@@ -116,7 +116,7 @@ def test_a_csv_file_to_a_csv_file(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_to_standard_output(bundle: Path, tmp_path: Path) -> None:
-    """It prints the same lines as for texts given as arguments; --json prints the results."""
+    """A file gives the same lines as texts given as arguments; --json prints the results."""
     (tmp_path / "in.jsonl").write_text('{"tweet": "love"}\nnothing\n')
     options = ("--model", bundle, "--input", tmp_path / "in.jsonl", "--column", "tweet")
     assert _classify(*options).stdout == "positive\t0.9756\tlove\nerror\tinvalid_request\t\n"

@@ -31,8 +31,8 @@ OUTPUTS: dict[str, Any] = {
 
 def _texts(table: Table, skip: int = 0) -> list[str]:
     """Each row's text, or the code and message of its error."""
-    found = [text for chunk in table.chunks(skip) for text in chunk.texts]
-    return [f"{t.code}: {t.detail}" if isinstance(t, ServiceError) else t for t in found]
+    texts = [text for chunk in table.chunks(skip) for text in chunk.texts]
+    return [f"{t.code}: {t.detail}" if isinstance(t, ServiceError) else t for t in texts]
 
 
 def _written(table: Table, output: Output, path: Path, results: Sequence[ResultItem] = ()) -> bytes:
@@ -192,7 +192,7 @@ def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
 
 
 def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
-    """All columns are copied with their types. Null and bytes that are not UTF-8 fail alone."""
+    """All columns keep their types. Null, or bytes that are not UTF-8, fail only in their row."""
     raw = pa.array([b"love", None, b"\xff"], pa.binary())
     text = pa.StringArray.from_buffers(3, *raw.buffers()[1:], raw.buffers()[0], 1)
     table = pa.table(
@@ -222,7 +222,7 @@ def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 and nothing else"])
 def test_a_file_that_is_not_parquet(tmp_path: Path, content: bytes) -> None:
-    """It is refused with an error that says so."""
+    """A file that is not Parquet is refused with an error that says so."""
     with pytest.raises(UserError, match="cannot be read as Parquet"):
         Parquet(_file(tmp_path, "a.parquet", content), "text")
 
