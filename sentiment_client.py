@@ -1,14 +1,15 @@
-"""Client of the sentiment service. It needs httpx and nothing else: the file may be copied.
+"""Client of the sentiment service. You can copy this file; it needs only httpx.
 
     with Client("http://127.0.0.1:8000") as client:
         client.classify("I love this!").label               # "positive"
         client.classify(["worst service ever", ""])         # [Prediction(…), ItemError(…)]
-        for result in client.classify_iter(open("texts")):  # any length, in bounded memory
+        for result in client.classify_iter(open("texts")):  # a stream of any length
             ...
 
-``AsyncClient`` is the same with ``async with``, ``await`` and ``async for``. A try that met no
-service, or an overloaded one, is repeated until the deadline; texts go out in batches, several
-at a time, and come back in their order.
+``AsyncClient`` has the same methods for ``async with``, ``await`` and ``async for``.
+
+If the service cannot be reached or is overloaded, the client tries again until the deadline.
+Texts are sent in batches, several batches at a time. The results are in the order of the texts.
 """
 
 import asyncio
@@ -23,7 +24,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
-from itertools import count
 from math import isfinite
 from typing import Any, Literal, Self, overload
 
@@ -41,16 +41,18 @@ __all__ = [
 
 Overflow = Literal["truncate", "error", "window"]
 
-# Of a request's body; the service accepts 2 MiB unless it is set otherwise.
+# The bytes of a batch in a request's body. The service accepts 2 MiB by default.
 MAX_BATCH_BYTES = 1_000_000
-# Tries that nobody asked for: where there was no answer, or one without Retry-After.
-MAX_BLIND_TRIES = 6
+# Without a header Retry-After, the client stops after so many attempts.
+MAX_ATTEMPTS = 6
+# The longest pause before the second attempt; it doubles with each further attempt.
 FIRST_BACKOFF_S = 0.1
+NOT_THE_SERVICE = "the answer is not from the sentiment service"
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the model says of one text; ``tokens`` counts them before truncation."""
+    """The result of one text. ``tokens`` is the number of tokens before truncation."""
 
     label: str
     score: float
@@ -62,7 +64,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class ItemError:
-    """Why one text of a list has no prediction; ``code`` is stable, ``message`` for people."""
+    """Why a text of a list has no prediction. ``code`` is stable, ``message`` is for people."""
 
     code: str
     message: str
@@ -70,7 +72,7 @@ class ItemError:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A served model; ``labels`` are in the order of its scores."""
+    """A model that the service has loaded. ``labels`` are in the order of its scores."""
 
     name: str
     revision: str | None
@@ -79,10 +81,11 @@ class ModelInfo:
 
 
 class SentimentError(Exception):
-    """The service, or something before it, refused a request.
+    """A request failed: the service or a proxy answered with an error, or there was no answer.
 
-    ``status`` is HTTP's; ``code`` the service's own, None where the answer is not from it.
-    ``retry_after_s`` is what was asked for, in seconds.
+    ``status`` is the HTTP status of the error, if there was one. ``code`` is the service's error
+    code, ``connection_failed`` or ``timed_out`` if there was no answer, and None if the answer
+    is not from the service. ``retry_after_s`` are the seconds of the header Retry-After.
     """
 
     def __init__(
@@ -108,14 +111,14 @@ class SentimentError(Exception):
 
 
 class ConnectionFailed(SentimentError):
-    """There was no answer: nothing listens, the connection was closed, or the time is over."""
+    """There was no answer: no connection, a connection that closed, or a timeout."""
 
 
 Outcome = Prediction | ItemError
 
 
-class _Service:
-    """What both clients know: where the service is, and how they use it."""
+class _BaseClient:
+    """The options that both clients have."""
 
     def __init__(
         self,
@@ -126,16 +129,18 @@ class _Service:
         batch_size: int = 100,
         concurrency: int = 4,
     ) -> None:
-        """``timeout_s`` is for a text or a batch of ``batch_size`` texts, with all its tries;
-        ``concurrency`` batches are under way at a time.
+        """Connect on the first request.
+
+        A text or a batch may take ``timeout_s`` seconds with all its attempts. A batch has at
+        most ``batch_size`` texts. At most ``concurrency`` batches are sent at the same time.
 
         Raises:
-            ValueError: the URL, the key or a number cannot be used.
+            ValueError: the URL, the key or a number is not valid.
         """
         if timeout_s <= 0 or batch_size < 1 or concurrency < 1:
             raise ValueError("timeout_s, batch_size and concurrency must be positive")
         address = _address(url)
-        # Without what may stand before the host: a user and a password.
+        # Without the user and the password that may be in the URL: it is shown in errors.
         self.url = f"{address.scheme}://{address.netloc.decode()}{address.path}"
         self._timeout_s = timeout_s
         self._batch_size = batch_size
@@ -149,8 +154,8 @@ class _Service:
         raise NotImplementedError
 
 
-class Client(_Service):
-    """For threads: many may use it at once. Close it, or use it in a ``with``."""
+class Client(_BaseClient):
+    """The synchronous client; threads can share it. Use it in a ``with``, or close it."""
 
     def _open(self, address: httpx.URL, headers: dict[str, str]) -> None:
         self._http = httpx.Client(base_url=address, headers=headers)
@@ -163,7 +168,7 @@ class Client(_Service):
         self.close()
 
     def close(self) -> None:
-        """Close the connections; what waits for another try gives up."""
+        """Close the connections. A request that waits for its next attempt fails."""
         self._closed.set()
         self._http.close()
 
@@ -182,33 +187,37 @@ class Client(_Service):
         model: str | None = None,
         overflow: Overflow = "truncate",
     ) -> Prediction | list[Outcome]:
-        """The prediction of one text; of many a list, where a bad one fails in its place.
+        """Classify one text, or several.
+
+        One text gives its prediction. Several texts give a list in the same order, with an
+        ``ItemError`` in place of each text that cannot be classified.
 
         Raises:
-            SentimentError: the request failed, or the one text.
+            SentimentError: the request failed, or the single text cannot be classified.
         """
         if not isinstance(texts, str):
             return list(self.classify_iter(texts, model=model, overflow=overflow))
-        return _alone(self._request("POST", "/classify", _body(texts, model, overflow)))
+        document = self._request("POST", "/classify", _body(texts, model, overflow))
+        return _single_prediction(document)
 
     def classify_iter(
         self, texts: Iterable[str], *, model: str | None = None, overflow: Overflow = "truncate"
     ) -> Iterator[Outcome]:
-        """What became of each text, in order, while later ones are still read and under way.
+        """The result of each text, in order. Later texts are read and sent in the meantime.
 
         Raises:
             SentimentError: a request failed.
         """
         waiting: deque[Future[list[Outcome]]] = deque()
         for batch in _batches(texts, self._batch_size):
-            waiting.append(_start(partial(self._classify_batch, batch, model, overflow)))
+            waiting.append(_in_thread(partial(self._classify_batch, batch, model, overflow)))
             if len(waiting) == self._concurrency:
                 yield from waiting.popleft().result()
         while waiting:
             yield from waiting.popleft().result()
 
     def models(self) -> list[ModelInfo]:
-        """The served models, the default first.
+        """The models that the service has loaded; the first is the default.
 
         Raises:
             SentimentError: the request failed.
@@ -226,29 +235,33 @@ class Client(_Service):
                 raise
             if len(batch) == 1:
                 return [ItemError(error.code or "payload_too_large", error.detail)]
-        halves = _halves(batch)
-        return [one for half in halves for one in self._classify_batch(half, model, overflow)]
+        first, second = _halves(batch)
+        return [
+            *self._classify_batch(first, model, overflow),
+            *self._classify_batch(second, model, overflow),
+        ]
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> Any:
-        """The answer's JSON, after as many tries as the time allows."""
+        """The JSON of the answer. Failed attempts are repeated while ``_pause_s`` allows it."""
         deadline = time.monotonic() + self._timeout_s
-        for tries in count(1):
+        attempts = 0
+        while True:
+            attempts += 1
             remaining_s = max(0.001, deadline - time.monotonic())
             try:
-                answer = self._http.request(method, path, content=body, **_limits(remaining_s))
+                answer = self._http.request(method, path, content=body, **_time_limit(remaining_s))
                 return _document(answer)
             except httpx.RequestError as error:
-                failure: SentimentError = _no_answer(error, self.url)
+                failure: SentimentError = _connection_failed(error, self.url)
             except SentimentError as error:
                 failure = error
-            pause_s = _pause_s(failure, tries, deadline - time.monotonic())
+            pause_s = _pause_s(failure, attempts, deadline - time.monotonic())
             if pause_s is None or self._closed.wait(pause_s):
                 raise failure
-        raise AssertionError("unreachable")
 
 
-class AsyncClient(_Service):
-    """For asyncio: many tasks may use it at once. Close it, or use it in an ``async with``."""
+class AsyncClient(_BaseClient):
+    """The asyncio client; tasks can share it. Use it in an ``async with``, or close it."""
 
     def _open(self, address: httpx.URL, headers: dict[str, str]) -> None:
         self._http = httpx.AsyncClient(base_url=address, headers=headers)
@@ -278,20 +291,24 @@ class AsyncClient(_Service):
         model: str | None = None,
         overflow: Overflow = "truncate",
     ) -> Prediction | list[Outcome]:
-        """The prediction of one text; of many a list, where a bad one fails in its place.
+        """Classify one text, or several.
+
+        One text gives its prediction. Several texts give a list in the same order, with an
+        ``ItemError`` in place of each text that cannot be classified.
 
         Raises:
-            SentimentError: the request failed, or the one text.
+            SentimentError: the request failed, or the single text cannot be classified.
         """
         if not isinstance(texts, str):
             results = self.classify_iter(texts, model=model, overflow=overflow)
             return [outcome async for outcome in results]
-        return _alone(await self._request("POST", "/classify", _body(texts, model, overflow)))
+        document = await self._request("POST", "/classify", _body(texts, model, overflow))
+        return _single_prediction(document)
 
     async def classify_iter(
         self, texts: Iterable[str], *, model: str | None = None, overflow: Overflow = "truncate"
     ) -> AsyncGenerator[Outcome, None]:
-        """What became of each text, in order, while later ones are still read and under way.
+        """The result of each text, in order. Later texts are read and sent in the meantime.
 
         Raises:
             SentimentError: a request failed.
@@ -312,7 +329,7 @@ class AsyncClient(_Service):
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def models(self) -> list[ModelInfo]:
-        """The served models, the default first.
+        """The models that the service has loaded; the first is the default.
 
         Raises:
             SentimentError: the request failed.
@@ -330,52 +347,56 @@ class AsyncClient(_Service):
                 raise
             if len(batch) == 1:
                 return [ItemError(error.code or "payload_too_large", error.detail)]
-        halves = _halves(batch)
-        return [one for half in halves for one in await self._classify_batch(half, model, overflow)]
+        first, second = _halves(batch)
+        return [
+            *await self._classify_batch(first, model, overflow),
+            *await self._classify_batch(second, model, overflow),
+        ]
 
     async def _request(self, method: str, path: str, body: bytes | None = None) -> Any:
-        """The answer's JSON, after as many tries as the time allows."""
+        """The JSON of the answer. Failed attempts are repeated while ``_pause_s`` allows it."""
         deadline = time.monotonic() + self._timeout_s
-        for tries in count(1):
+        attempts = 0
+        while True:
+            attempts += 1
             remaining_s = max(0.001, deadline - time.monotonic())
             try:
                 async with asyncio.timeout(remaining_s):
                     answer = await self._http.request(
-                        method, path, content=body, **_limits(remaining_s)
+                        method, path, content=body, **_time_limit(remaining_s)
                     )
                 return _document(answer)
             except (httpx.RequestError, TimeoutError) as error:
-                failure: SentimentError = _no_answer(error, self.url)
+                failure: SentimentError = _connection_failed(error, self.url)
             except SentimentError as error:
                 failure = error
-            pause_s = _pause_s(failure, tries, deadline - time.monotonic())
+            pause_s = _pause_s(failure, attempts, deadline - time.monotonic())
             if pause_s is None:
                 raise failure
             await asyncio.sleep(pause_s)
-        raise AssertionError("unreachable")
 
 
 def _address(url: str) -> httpx.URL:
     try:
         address = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise ValueError(f"the URL cannot be read: {error}") from None
+        raise ValueError(f"the URL is not valid: {error}") from None
     if address.scheme not in ("http", "https") or not address.host:
-        raise ValueError("the URL must begin with http:// or https:// and name a host")
+        raise ValueError("the URL must begin with http:// or https:// and contain a host")
     return address
 
 
 def _authorization(api_key: str | None) -> dict[str, str]:
     if api_key is None:
         return {}
-    # Checked here: HTTP libraries show a header that they refuse.
+    # Checked here, because HTTP libraries show the value of a header that they refuse.
     if not api_key or not all("!" <= character <= "~" for character in api_key):
         raise ValueError("api_key must be printable ASCII characters without spaces")
     return {"authorization": f"Bearer {api_key}"}
 
 
 def _batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Lists of at most ``size`` texts, and of at most ``MAX_BATCH_BYTES`` but for a longer text."""
+    """Batches of at most ``size`` texts and ``MAX_BATCH_BYTES``. A longer text is a batch alone."""
     batch: list[str] = []
     used = 0
     for text in texts:
@@ -395,13 +416,15 @@ def _halves(batch: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _body(inputs: str | list[str], model: str | None, overflow: Overflow) -> bytes:
-    """ASCII: even half of a surrogate pair arrives, and fails its text alone."""
-    chosen = {"model": model} if model is not None else {}
-    return json.dumps({"inputs": inputs, "overflow": overflow, **chosen}).encode()
+    """JSON in ASCII. A lone surrogate can be sent, too; the service then refuses only its text."""
+    document: dict[str, Any] = {"inputs": inputs, "overflow": overflow}
+    if model is not None:
+        document["model"] = model
+    return json.dumps(document).encode()
 
 
-def _limits(remaining_s: float) -> dict[str, Any]:
-    """What a try is sent with that has so many seconds."""
+def _time_limit(remaining_s: float) -> dict[str, Any]:
+    """The arguments of an attempt that has ``remaining_s`` seconds."""
     milliseconds = str(max(1, int(remaining_s * 1000)))
     return {"headers": {"x-request-timeout-ms": milliseconds}, "timeout": remaining_s}
 
@@ -410,7 +433,7 @@ def _document(response: httpx.Response) -> Any:
     """The JSON of an answer.
 
     Raises:
-        SentimentError: it is an error, or not the service's.
+        SentimentError: the answer is an error, or it is not from the service.
     """
     try:
         document = response.json()
@@ -419,9 +442,9 @@ def _document(response: httpx.Response) -> Any:
     if response.status_code == 200 and document is not None:
         return document
     problem = document if isinstance(document, dict) else {}
-    kind = response.headers.get("content-type", "no content-type")
+    kind = response.headers.get("content-type", "none")
     raise SentimentError(
-        str(problem.get("detail") or f"an answer that is not the sentiment service's ({kind})"),
+        str(problem.get("detail") or f"{NOT_THE_SERVICE} (content-type: {kind})"),
         status=response.status_code,
         code=problem.get("code"),
         request_id=problem.get("request_id") or response.headers.get("x-request-id"),
@@ -429,7 +452,7 @@ def _document(response: httpx.Response) -> Any:
     )
 
 
-def _no_answer(error: Exception, url: str) -> ConnectionFailed:
+def _connection_failed(error: Exception, url: str) -> ConnectionFailed:
     if isinstance(error, httpx.TimeoutException | TimeoutError):
         return ConnectionFailed(f"{url} did not answer in time", code="timed_out")
     reason = str(error) or type(error).__name__
@@ -437,7 +460,7 @@ def _no_answer(error: Exception, url: str) -> ConnectionFailed:
 
 
 def _retry_after_s(value: str) -> float | None:
-    """Seconds from now; the header has them, or a date."""
+    """The header's value as seconds from now. The value is a number of seconds or a date."""
     try:
         return max(0.0, float(value)) if isfinite(float(value)) else None
     except ValueError:
@@ -450,26 +473,26 @@ def _retry_after_s(value: str) -> float | None:
     return max(0.0, (moment - datetime.now(UTC)).total_seconds())
 
 
-def _pause_s(error: SentimentError, tries: int, remaining_s: float) -> float | None:
-    """How long to wait for the next try; None if there should be none."""
+def _pause_s(error: SentimentError, attempts: int, remaining_s: float) -> float | None:
+    """Seconds to wait before the next attempt; None if there should be no other attempt."""
     if error.code != "connection_failed" and error.status not in (429, 503):
         return None
     if error.retry_after_s is not None:
-        # A little later, so that not all who were turned away come back together.
+        # A little longer, so that the refused clients do not all return at the same moment.
         pause_s = error.retry_after_s + random.uniform(0, FIRST_BACKOFF_S)
-    elif tries < MAX_BLIND_TRIES:
-        pause_s = random.uniform(0, FIRST_BACKOFF_S * 2 ** (tries - 1))
+    elif attempts < MAX_ATTEMPTS:
+        pause_s = random.uniform(0, FIRST_BACKOFF_S * 2 ** (attempts - 1))
     else:
         return None
     return pause_s if pause_s < remaining_s else None
 
 
 def _too_large(error: SentimentError) -> bool:
-    """Whether fewer texts at a time might be accepted."""
+    """Whether the service may accept the same texts in smaller batches."""
     return error.status == 413 or error.code == "too_many_texts"
 
 
-def _alone(document: Any) -> Prediction:
+def _single_prediction(document: Any) -> Prediction:
     (outcome,) = _outcomes(document, 1)
     if isinstance(outcome, ItemError):
         raise SentimentError(outcome.message, code=outcome.code)
@@ -482,7 +505,7 @@ def _outcomes(document: Any, expected: int) -> list[Outcome]:
     except (KeyError, TypeError):
         outcomes = []
     if len(outcomes) != expected:
-        raise SentimentError("the answer does not fit the request: is this the sentiment service?")
+        raise SentimentError(f"{NOT_THE_SERVICE}: it does not have one result for each text")
     return outcomes
 
 
@@ -502,15 +525,15 @@ def _outcome(item: Any) -> Outcome:
 def _models(document: Any) -> list[ModelInfo]:
     try:
         return [
-            ModelInfo(one["name"], one["revision"], one["precision"], tuple(one["labels"]))
-            for one in document["models"]
+            ModelInfo(item["name"], item["revision"], item["precision"], tuple(item["labels"]))
+            for item in document["models"]
         ]
     except (KeyError, TypeError):
-        raise SentimentError("the answer lists no models: is this the sentiment service?") from None
+        raise SentimentError(f"{NOT_THE_SERVICE}: it has no list of models") from None
 
 
-def _start(call: Callable[[], list[Outcome]]) -> Future[list[Outcome]]:
-    """The call in a daemon thread: a process that ends does not wait for a service that is slow."""
+def _in_thread(call: Callable[[], list[Outcome]]) -> Future[list[Outcome]]:
+    """Run the call in a daemon thread, so that a process can exit without waiting for it."""
     future: Future[list[Outcome]] = Future()
 
     def run() -> None:

@@ -142,9 +142,9 @@ def _classify(options: argparse.Namespace, settings: Settings) -> int:
     if fault := _usage_fault(options, settings):
         print(f"sentiment: {fault}", file=sys.stderr)
         return 2
-    from app.files.command import classify
+    from app.files.command import Options, classify
 
-    classify(options, settings)
+    classify(Options.from_arguments(options), settings)
     return 0
 
 

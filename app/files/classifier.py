@@ -1,28 +1,35 @@
-"""What classifies a table's texts: a model here, or a service elsewhere."""
+"""What every classifier offers, be it a model in this process or a remote service."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Protocol
 
-from app.files.outputs import Outcome
 from app.files.tables import Chunk
 
-Answered = tuple[Chunk, list[Outcome]]
+# The result of one text, as in the HTTP answer's ``results``: a prediction with ``label``,
+# ``score``, ``scores`` and more, or only ``error`` with ``code`` and ``message``.
+ResultItem = Mapping[str, Any]
+# A chunk and the result of each of its texts, in order.
+ClassifiedChunk = tuple[Chunk, list[ResultItem]]
 
 
 class Classifier(Protocol):
-    """``identity`` is what two of the same answers have in common."""
+    """Classifies tables.
+
+    ``labels`` are in the order of the model's scores. A run can be continued only by a
+    classifier with the same ``identity``: model, precision and so on, as JSON values.
+    """
 
     labels: list[str]
     identity: dict[str, Any]
 
-    def answers(
-        self, chunks: Iterable[Chunk], *, ahead: int, advance: Callable[[int], None]
-    ) -> Generator[Answered, None, None]:
-        """The outcomes of each chunk's texts.
+    def classify(
+        self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], None]
+    ) -> Generator[ClassifiedChunk, None, None]:
+        """Classify the chunks in order.
 
-        Up to ``ahead`` more chunks are read before it is answered, so that there is always
-        something to compute; ``advance`` hears of texts as they are done.
+        Up to ``read_ahead`` more chunks are read before a chunk's results are given, so that
+        there is always something to compute. ``advance(n)`` is called when n more texts are done.
 
         Raises:
-            UserError: it cannot go on.
+            UserError: the model or the service failed.
         """

@@ -1,4 +1,4 @@
-"""`sentiment classify`: which table, what classifies it, and where the results go."""
+"""The command `sentiment classify`: read texts, classify them, write the results."""
 
 import os
 import sys
@@ -6,57 +6,91 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 from app.errors import UserError
-from app.files.classifier import Answered, Classifier
+from app.files.classifier import ClassifiedChunk, Classifier
 from app.files.job import Job, Tally
 from app.files.outputs import CsvOutput, JsonlOutput, LinesOutput, Output, ResultsOutput
 from app.files.progress import Progress, summary
 from app.files.tables import CHUNK_ROWS, Table
-from app.files.text_tables import Csv, Given, Jsonl, Lines, read_lines
-from app.files.unicode import AS_IT_CAME
+from app.files.text_tables import Csv, Jsonl, Lines, TextStream, read_lines
+from app.files.unicode import SURROGATEESCAPE_OR_REPLACE
 from app.settings import Settings
 
-# Chunks of a file that are read ahead: while one is written, the next two are computed.
-AHEAD = 2
-# Standard input is answered in smaller parts, and never waits for more: somebody may be typing.
-GIVEN_ROWS = 1_000
-# A smaller file is done sooner than it takes to measure what is best for it.
-MEASURED_BYTES = 200_000
+# While one chunk of a file is written, the next two are computed.
+READ_AHEAD_CHUNKS = 2
+# Chunks of standard input are smaller, so that the first results come soon.
+STREAM_CHUNK_ROWS = 1_000
+# For a smaller file, measuring the best plan would take longer than classifying the file.
+MEASURE_FROM_BYTES = 200_000
 
 
-def classify(options: Namespace, settings: Settings) -> None:
-    """Do what the command's options say; they fit together.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command's options. The command line has already checked that they fit together.
+
+    Without ``input``, the texts are ``texts``; without those, the lines of standard input.
+    Without ``output``, the results go to standard output.
+    """
+
+    texts: tuple[str, ...]
+    input: Path | None
+    output: Path | None
+    column: str
+    resume: bool
+    json: bool
+    url: str | None
+
+    @classmethod
+    def from_arguments(cls, arguments: Namespace) -> Self:
+        """The options as the command line gave them."""
+        return cls(
+            texts=tuple(arguments.texts),
+            input=arguments.input,
+            output=arguments.output,
+            column=arguments.column or "text",
+            resume=arguments.resume,
+            json=arguments.json,
+            url=arguments.url,
+        )
+
+
+def classify(options: Options, settings: Settings) -> None:
+    """Run the command.
 
     Raises:
-        UserError: it cannot be done; the message is for the user.
-        OSError: nor can this.
+        UserError: an input, the model, the service or an unfinished run cannot be used.
+        OSError: a file cannot be read or written.
     """
     table = _table(options, settings)
     classifier = _classifier(options, settings)
     if options.output is None:
         _to_standard_output(table, classifier, options)
     elif options.input is None:
-        _given_to_file(table, classifier, options)
+        _stream_to_file(options.output, table, classifier, options)
     else:
-        _file_to_file(table, classifier, options)
+        _file_to_file(options.input, options.output, table, classifier, options)
 
 
-def _table(options: Namespace, settings: Settings) -> Table:
-    if options.input is None:
-        return Given(options.texts or _standard_input(settings.max_text_chars), GIVEN_ROWS)
-    path, column = options.input, options.column or "text"
+def _table(options: Options, settings: Settings) -> Table:
+    path = options.input
+    if path is None:
+        texts = options.texts or _standard_input(settings.max_text_chars)
+        return TextStream(texts, STREAM_CHUNK_ROWS)
     match path.suffix.lower():
         case ".txt":
             return Lines(path)
         case ".csv":
-            return Csv(path, column)
+            return Csv(path, options.column)
         case ".parquet":
-            return _parquet().Parquet(path, column)  # type: ignore[no-any-return]
+            with _import_of("pyarrow", needed_by="Parquet"):
+                from app.files.parquet import Parquet
+            return Parquet(path, options.column)
         case _:
-            return Jsonl(path, column)
+            return Jsonl(path, options.column)
 
 
 def _output(path: Path, table: Table, labels: list[str]) -> Output:
@@ -66,59 +100,58 @@ def _output(path: Path, table: Table, labels: list[str]) -> Output:
         case ".csv":
             return CsvOutput(table, labels)
         case ".parquet":
-            return _parquet().ParquetOutput(table, labels)  # type: ignore[no-any-return]
+            with _import_of("pyarrow", needed_by="Parquet"):
+                from app.files.parquet import ParquetOutput
+            return ParquetOutput(table, labels)
         case _:
             return JsonlOutput(table)
 
 
-def _parquet() -> Any:
+def _classifier(options: Options, settings: Settings) -> Classifier:
+    if options.url is not None:
+        with _import_of("httpx", needed_by="--url"):
+            from app.files.remote import RemoteClassifier
+        return RemoteClassifier(options.url, os.environ.get("SENTIMENT_API_KEY") or None)
+    # Imported here: --url must work without loading the runtime.
+    from app.files.local import LocalClassifier
+
+    measure = options.input is not None and options.input.stat().st_size > MEASURE_FROM_BYTES
+    return LocalClassifier(settings, measure=measure)
+
+
+@contextmanager
+def _import_of(package: str, *, needed_by: str) -> Iterator[None]:
+    """Turn a failed import of an optional package into an error that says what to install."""
     try:
-        from app.files import parquet
+        yield
     except ImportError:
-        raise UserError(
-            "Parquet needs pyarrow: pip install 'sentiment-service[files]' brings it"
-        ) from None
-    return parquet
-
-
-def _classifier(options: Namespace, settings: Settings) -> Classifier:
-    if options.url is None:
-        from app.files.local import Local
-
-        large = options.input is not None and options.input.stat().st_size > MEASURED_BYTES
-        return Local(settings, measure=large)
-    try:
-        from app.files.remote import Remote
-    except ImportError:
-        raise UserError(
-            "--url needs httpx: pip install 'sentiment-service[files]' brings it"
-        ) from None
-    return Remote(options.url, os.environ.get("SENTIMENT_API_KEY") or None)
+        install = "pip install 'sentiment-service[files]'"
+        raise UserError(f"{needed_by} needs {package}; install it with: {install}") from None
 
 
 def _standard_input(max_chars: int) -> Iterator[str]:
-    """Its lines; bytes that are not UTF-8 become lone surrogates, which fail their line alone."""
+    """The lines. A byte that is not UTF-8 becomes a lone surrogate: only its own line fails."""
     with open(0, encoding="utf-8", errors="surrogateescape", newline="\n", closefd=False) as source:
         yield from read_lines(source, max_chars)
 
 
-def _to_standard_output(table: Table, classifier: Classifier, options: Namespace) -> None:
+def _to_standard_output(table: Table, classifier: Classifier, options: Options) -> None:
     output = ResultsOutput() if options.json else LinesOutput()
     tally = Tally()
     with (
-        open(1, "w", encoding="utf-8", errors=AS_IT_CAME, closefd=False) as stdout,
-        _answers(table, classifier, options, tally) as answers,
+        open(1, "w", encoding="utf-8", errors=SURROGATEESCAPE_OR_REPLACE, closefd=False) as stdout,
+        _classified(table, classifier, options, tally) as chunks,
     ):
-        for chunk, outcomes in answers:
-            stdout.writelines(output.lines(chunk, outcomes))
+        for chunk, results in chunks:
+            stdout.writelines(output.lines(chunk, results))
             stdout.flush()
-            tally.add(Tally.of(outcomes))
+            tally.add(Tally.of(results))
 
 
-def _given_to_file(table: Table, classifier: Classifier, options: Namespace) -> None:
-    """What was given can be read only once: nothing is kept to continue with."""
-    output = _output(options.output, table, classifier.labels)
-    job = Job(options.output, output, {"input": None}, resume=False)
+def _stream_to_file(target: Path, table: Table, classifier: Classifier, options: Options) -> None:
+    """A stream can be read only once, so a run that fails leaves nothing to continue."""
+    output = _output(target, table, classifier.labels)
+    job = Job(target, output, {"input": None}, resume=False)
     try:
         _run(job, table, classifier, options)
     except BaseException:
@@ -126,58 +159,66 @@ def _given_to_file(table: Table, classifier: Classifier, options: Namespace) -> 
         raise
 
 
-def _file_to_file(table: Table, classifier: Classifier, options: Namespace) -> None:
-    status = options.input.stat()
+def _file_to_file(
+    source: Path, target: Path, table: Table, classifier: Classifier, options: Options
+) -> None:
+    status = source.stat()
     identity = {
-        "input": str(options.input.resolve()),
+        "input": str(source.resolve()),
         "size": status.st_size,
         "mtime_ns": status.st_mtime_ns,
-        "column": options.column or "text",
-        "output": options.output.suffix.lower(),
+        "column": options.column,
+        "output": target.suffix.lower(),
         "rows in a part": CHUNK_ROWS,
         "labels": classifier.labels,
         **classifier.identity,
     }
-    output = _output(options.output, table, classifier.labels)
-    job = Job(options.output, output, identity, resume=options.resume)
+    output = _output(target, table, classifier.labels)
+    job = Job(target, output, identity, resume=options.resume)
     try:
         _run(job, table, classifier, options)
     except KeyboardInterrupt:
-        rows = job.tally.rows
-        print(f"sentiment: interrupted after {rows} rows; --resume continues", file=sys.stderr)
+        print(f"sentiment: interrupted; {_saved(job)}", file=sys.stderr)
         raise
     except (UserError, OSError) as error:
-        rows = job.tally.rows
-        raise UserError(f"{error}; {rows} rows are kept, --resume continues") from error
+        raise UserError(f"{error}; {_saved(job)}") from error
 
 
-def _run(job: Job, table: Table, classifier: Classifier, options: Namespace) -> None:
-    with _answers(table, classifier, options, job.tally) as answers:
-        for chunk, outcomes in answers:
-            job.add(chunk, outcomes)
+def _saved(job: Job) -> str:
+    return f"{job.tally.rows} rows are saved; add --resume to continue"
+
+
+def _run(job: Job, table: Table, classifier: Classifier, options: Options) -> None:
+    with _classified(table, classifier, options, job.tally) as chunks:
+        for chunk, results in chunks:
+            job.add(chunk, results)
         job.finish()
 
 
 @contextmanager
-def _answers(
-    table: Table, classifier: Classifier, options: Namespace, tally: Tally
-) -> Iterator[Iterator[Answered]]:
-    """The answers after the rows that ``tally`` has; leaving it stops what is still computed."""
+def _classified(
+    table: Table, classifier: Classifier, options: Options, tally: Tally
+) -> Iterator[Iterator[ClassifiedChunk]]:
+    """The results of the rows that ``tally`` has not counted yet.
+
+    Shows the progress and, at the end, a summary. Leaving the context cancels work in progress.
+    """
     files = bool(options.input or options.output)
     before, started = tally.rows, time.monotonic()
-    with Progress(shown=files and _only_terminal(options), done=before) as progress:
-        answers = classifier.answers(
+    with Progress(shown=files and _shows_only_progress(options), done=before) as progress:
+        chunks = classifier.classify(
             progress.reading(table.chunks(skip=before)),
-            ahead=AHEAD if options.input else 0,
+            # Results of a stream must not wait for more input: a person may be typing it.
+            read_ahead=READ_AHEAD_CHUNKS if options.input else 0,
             advance=progress.advance,
         )
-        with closing(answers):
-            yield answers
+        with closing(chunks):
+            yield chunks
     if files:
         seconds = time.monotonic() - started
         print(summary(tally, tally.rows - before, seconds), file=sys.stderr)
 
 
-def _only_terminal(options: Namespace) -> bool:
-    """Whether standard error is a terminal that shows nothing else."""
+def _shows_only_progress(options: Options) -> bool:
+    """Whether standard error is a terminal and the results go elsewhere."""
     return sys.stderr.isatty() and bool(options.output or not sys.stdout.isatty())

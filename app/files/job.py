@@ -1,4 +1,7 @@
-"""A file of results in the making: ``FILE.partial/`` holds its parts until all are there."""
+"""Write a file of results in parts, so that an interrupted run can be continued.
+
+``FILE.partial/`` holds the parts until the file is complete.
+"""
 
 import json
 import os
@@ -10,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import UserError
-from app.files.outputs import Outcome, Output
+from app.files.classifier import ResultItem
+from app.files.outputs import Output
 from app.files.tables import Chunk
 
 IDENTITY, WHOLE = "job.json", "whole.part"
@@ -18,7 +22,7 @@ IDENTITY, WHOLE = "job.json", "whole.part"
 
 @dataclass
 class Tally:
-    """What became of the rows so far."""
+    """Counts of rows, labels, errors and truncated texts."""
 
     rows: int = 0
     labels: Counter[str] = field(default_factory=Counter)
@@ -26,18 +30,18 @@ class Tally:
     truncated: int = 0
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome]) -> "Tally":
-        """Count these."""
-        sound = [outcome for outcome in outcomes if "error" not in outcome]
+    def of(cls, results: Sequence[ResultItem]) -> "Tally":
+        """The counts of these results."""
+        predictions = [result for result in results if "error" not in result]
         return cls(
-            rows=len(outcomes),
-            labels=Counter(outcome["label"] for outcome in sound),
-            errors=len(outcomes) - len(sound),
-            truncated=sum(outcome["truncated"] for outcome in sound),
+            rows=len(results),
+            labels=Counter(prediction["label"] for prediction in predictions),
+            errors=len(results) - len(predictions),
+            truncated=sum(prediction["truncated"] for prediction in predictions),
         )
 
     def add(self, other: "Tally") -> None:
-        """Count those of another, too."""
+        """Add the counts of another tally."""
         self.rows += other.rows
         self.labels.update(other.labels)
         self.errors += other.errors
@@ -45,20 +49,21 @@ class Tally:
 
 
 class Job:
-    """Makes ``path`` from chunks. Killed at any moment, it can be continued.
+    """Writes the file ``path`` from chunks. A run killed at any moment can be continued.
 
-    Every part is one chunk, written under another name and renamed when it is whole; its tally,
-    written after it, says that it is. ``identity`` is what all parts must have in common.
+    Each chunk becomes a part. The part is written first, then its tally: a part with a tally is
+    complete. ``identity`` describes the run; only a run with the same identity continues it.
     """
 
     def __init__(
         self, path: Path, output: Output, identity: dict[str, Any], *, resume: bool
     ) -> None:
-        """Begin, or continue after the parts that are there.
+        """Start, or continue after the complete parts of an unfinished run.
 
         Raises:
-            UserError: there are parts and ``resume`` is not set, or they are of another job.
-            OSError: nothing can be written there.
+            UserError: there is an unfinished run, and ``resume`` is not set or the identities
+                differ.
+            OSError: the directory of parts cannot be written.
         """
         self._path = path
         self._output = output
@@ -68,65 +73,38 @@ class Job:
         if (self._directory / IDENTITY).exists():
             if not resume:
                 raise UserError(
-                    f"{self._directory} holds results of a run that did not end: "
-                    "--resume continues it, or delete it"
+                    f"{self._directory} holds the results of an unfinished run; "
+                    "add --resume to continue it, or delete the directory"
                 )
-            self._check(identity)
-            while (tally := self._name("json")).exists():
-                self._count(Tally(**json.loads(tally.read_text("utf-8"))))
+            self._check_identity(identity)
+            while (tally := self._part_path(self._parts, "json")).exists():
+                self._count_part(Tally(**json.loads(tally.read_text("utf-8"))))
         else:
-            self.discard()  # what a run left that was killed in its last moment, if anything
+            self.discard()  # a run that was killed while it cleaned up may have left files
             self._directory.mkdir(exist_ok=True)
-            self._write(self._directory / IDENTITY, lambda path: _dump(path, identity))
+            _write(self._directory / IDENTITY, lambda path: _write_json(path, identity))
 
-    def add(self, chunk: Chunk, outcomes: Sequence[Outcome]) -> None:
-        """Keep the results of the next chunk."""
-        tally = Tally.of(outcomes)
-        self._write(self._name("part"), lambda path: self._output.write(path, chunk, outcomes))
-        self._write(self._name("json"), lambda path: _dump(path, vars(tally)))
-        self._count(tally)
+    def add(self, chunk: Chunk, results: Sequence[ResultItem]) -> None:
+        """Save the results of the next chunk as a part."""
+        tally = Tally.of(results)
+        part, counts = self._part_path(self._parts, "part"), self._part_path(self._parts, "json")
+        _write(part, lambda path: self._output.write(path, chunk, results))
+        _write(counts, lambda path: _write_json(path, vars(tally)))
+        self._count_part(tally)
 
     def finish(self) -> None:
-        """Make the file of the parts; it is there whole or not at all."""
-        parts = [self._name("part", number) for number in range(self._parts)]
+        """Join the parts and remove them. The file appears only when it is complete."""
+        parts = [self._part_path(number, "part") for number in range(self._parts)]
         whole = self._directory / WHOLE
-        self._write(whole, lambda path: self._output.join(parts, path))
+        _write(whole, lambda path: self._output.join(parts, path))
         whole.replace(self._path)
         self.discard()
 
-    def _count(self, tally: Tally) -> None:
-        self.tally.add(tally)
-        self._parts += 1
-
-    def _name(self, kind: str, number: int | None = None) -> Path:
-        return self._directory / f"{self._parts if number is None else number:06}.{kind}"
-
-    def _check(self, identity: dict[str, Any]) -> None:
-        try:
-            begun = json.loads((self._directory / IDENTITY).read_text("utf-8"))
-        except ValueError:
-            begun = {}
-        for name, value in identity.items():
-            if begun.get(name) != value:
-                raise UserError(
-                    f"{self._directory} cannot be continued: {name} was {begun.get(name)!r} and "
-                    f"is {value!r} now; run as before, or delete it"
-                )
-
-    def _write(self, path: Path, write: Callable[[Path], None]) -> None:
-        """Have a file written that is there whole or not at all, even if the power fails."""
-        partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        try:
-            write(partial)
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        partial.replace(path)
-
     def discard(self) -> None:
-        """Remove what is ours, first what makes it a job; a directory with other files stays."""
+        """Remove the parts and the directory. A directory with other files in it stays.
+
+        The identity is removed first: a run must not continue with only some of the parts.
+        """
         if not self._directory.is_dir():
             return
         (self._directory / IDENTITY).unlink(missing_ok=True)
@@ -136,6 +114,38 @@ class Job:
         with suppress(OSError):
             self._directory.rmdir()
 
+    def _count_part(self, tally: Tally) -> None:
+        self.tally.add(tally)
+        self._parts += 1
 
-def _dump(path: Path, document: dict[str, Any]) -> None:
+    def _part_path(self, number: int, kind: str) -> Path:
+        return self._directory / f"{number:06}.{kind}"
+
+    def _check_identity(self, identity: dict[str, Any]) -> None:
+        try:
+            saved = json.loads((self._directory / IDENTITY).read_text("utf-8"))
+        except ValueError:
+            saved = {}
+        for name, value in identity.items():
+            if saved.get(name) != value:
+                raise UserError(
+                    f"{self._directory} cannot be continued: {name} was {saved.get(name)!r} and "
+                    f"is {value!r} now; repeat the first command, or delete the directory"
+                )
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file that appears only when it is complete, even after a power failure."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        write(partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    partial.replace(path)
+
+
+def _write_json(path: Path, document: dict[str, Any]) -> None:
     path.write_text(json.dumps(document), encoding="utf-8")

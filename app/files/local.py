@@ -1,4 +1,7 @@
-"""A model in this process, kept busy: while it computes, the next texts are read and tokenised."""
+"""Classify with a model in this process.
+
+While the model computes, the next texts are read and tokenised.
+"""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -21,31 +24,35 @@ from app.engine.predictions import (
 from app.engine.results import item
 from app.engine.tuning import tune
 from app.errors import ServiceError, UserError
-from app.files.classifier import Answered
+from app.files.classifier import ClassifiedChunk
 from app.files.tables import Chunk
 from app.settings import Settings
 
-# Where the settings say nothing. Who serves may want less, to answer sooner; here that gains
-# nothing, and each batch has its cost.
-BATCH_TOKENS = 512
+# Padded tokens of a batch, unless the settings say otherwise or more was measured to be better.
+# A server may want smaller batches, to answer sooner. Files gain nothing from that, and each
+# batch has a fixed cost.
+MIN_BATCH_TOKENS = 512
 
-
-Results = list[Scored | ServiceError]
+BatchResults = list[Scored | ServiceError]
 
 
 @dataclass(frozen=True, slots=True)
-class _Started:
-    """A chunk's texts, tokenised; ``order`` is that of the encodings in ``batches``."""
+class _TokenizedChunk:
+    """A chunk's texts and their batches, which the runners compute.
+
+    The batches have the encodings sorted by length; ``order`` maps this order to the encodings'.
+    """
 
     encoded: list[EncodedText | ServiceError]
     order: list[int]
-    batches: list[Future[Results]]
+    batches: list[Future[BatchResults]]
 
 
-class Local:
-    """A bundle's model with runners and threads as the settings say.
+class LocalClassifier:
+    """A bundle's model. The settings decide how many runners and threads compute.
 
-    ``measure`` has what they leave open measured, which takes about 2 s the first time.
+    ``measure`` finds the best values for what the settings leave open; the first time, that
+    takes about 2 s.
     """
 
     def __init__(self, settings: Settings, *, measure: bool) -> None:
@@ -62,11 +69,11 @@ class Local:
         model = Model.load(
             Bundle.open(path), device=settings.device, precision=settings.precision, threads=threads
         )
-        max_tokens = settings.max_batch_tokens or BATCH_TOKENS
+        max_tokens = settings.max_batch_tokens or MIN_BATCH_TOKENS
         if measure:
             plan = tune(model, settings, cpus)
             runners, threads = plan.runners, plan.threads
-            max_tokens = settings.max_batch_tokens or max(BATCH_TOKENS, plan.budget.tokens)
+            max_tokens = settings.max_batch_tokens or max(MIN_BATCH_TOKENS, plan.budget.tokens)
         self._model = model.with_threads(threads)
         self._runners = runners
         self._max_tokens = max_tokens
@@ -79,56 +86,63 @@ class Local:
             "max_text_chars": settings.max_text_chars,
         }
 
-    def answers(
-        self, chunks: Iterable[Chunk], *, ahead: int, advance: Callable[[int], None]
-    ) -> Generator[Answered, None, None]:
+    def classify(
+        self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], None]
+    ) -> Generator[ClassifiedChunk, None, None]:
         """See ``Classifier``."""
         tokenizer, runners = ThreadPoolExecutor(1), ThreadPoolExecutor(self._runners)
-        waiting: deque[tuple[Chunk, Future[_Started]]] = deque()
+        waiting: deque[tuple[Chunk, Future[_TokenizedChunk]]] = deque()
         try:
             for chunk in chunks:
-                waiting.append((chunk, tokenizer.submit(self._start, chunk, runners)))
-                if len(waiting) > ahead:
-                    yield self._finish(*waiting.popleft(), advance)
+                waiting.append((chunk, tokenizer.submit(self._tokenize, chunk, runners)))
+                if len(waiting) > read_ahead:
+                    yield self._results(*waiting.popleft(), advance)
             while waiting:
-                yield self._finish(*waiting.popleft(), advance)
+                yield self._results(*waiting.popleft(), advance)
         finally:
             tokenizer.shutdown(wait=False, cancel_futures=True)
             runners.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, chunk: Chunk, runners: Executor) -> _Started:
+    def _tokenize(self, chunk: Chunk, runners: Executor) -> _TokenizedChunk:
+        """Tokenise the chunk's texts and hand their batches to the runners."""
         texts = [text for text in chunk.texts if isinstance(text, str)]
         encoded = encode(self._model, texts, max_chars=self._max_chars)
-        found = encodings(encoded)
-        order = sorted(range(len(found)), key=lambda index: len(found[index]), reverse=True)
-        batches = _batches([found[index] for index in order], self._max_tokens)
-        return _Started(encoded, order, [runners.submit(self._infer, batch) for batch in batches])
+        to_infer = encodings(encoded)
+        order = sorted(range(len(to_infer)), key=lambda index: len(to_infer[index]), reverse=True)
+        batches = [
+            runners.submit(self._infer, batch)
+            for batch in _batches([to_infer[index] for index in order], self._max_tokens)
+        ]
+        return _TokenizedChunk(encoded, order, batches)
 
-    def _infer(self, batch: Sequence[Encoding]) -> Results:
+    def _infer(self, batch: Sequence[Encoding]) -> BatchResults:
         try:
             return infer(self._model, batch)
         except Exception as error:  # onnxruntime's exceptions share no base class
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise UserError(f"ONNX Runtime failed: {reason}") from error
+            first_line = next(iter(str(error).splitlines()), type(error).__name__)
+            raise UserError(f"ONNX Runtime failed: {first_line}") from error
 
-    def _finish(
-        self, chunk: Chunk, future: Future[_Started], advance: Callable[[int], None]
-    ) -> Answered:
-        started = future.result()
-        results: Results = []
-        for batch in started.batches:
-            results += (computed := batch.result())
+    def _results(
+        self, chunk: Chunk, future: Future[_TokenizedChunk], advance: Callable[[int], None]
+    ) -> ClassifiedChunk:
+        """Wait for the chunk's batches, and put their results in the order of the texts."""
+        tokenized = future.result()
+        sorted_results: BatchResults = []
+        for batch in tokenized.batches:
+            computed = batch.result()
+            sorted_results += computed
             advance(len(computed))
-        advance(len(chunk.texts) - len(results))
-        by_text = sorted(zip(started.order, results, strict=True), key=itemgetter(0))
-        outcomes = iter(predict(self._model, started.encoded, [result for _, result in by_text]))
+        advance(len(chunk.texts) - len(sorted_results))  # the texts that failed before
+        numbered = sorted(zip(tokenized.order, sorted_results, strict=True), key=itemgetter(0))
+        results = [result for _, result in numbered]
+        predictions = iter(predict(self._model, tokenized.encoded, results))
         return chunk, [
-            item(next(outcomes) if isinstance(text, str) else text) for text in chunk.texts
+            item(next(predictions) if isinstance(text, str) else text) for text in chunk.texts
         ]
 
 
 def _batches(encodings: Iterable[Encoding], max_tokens: int) -> Iterator[list[Encoding]]:
-    """Cut a list, longest first, each batch at most ``max_tokens`` with its padding."""
+    """Batches of at most ``max_tokens`` tokens with padding. The longest encoding comes first."""
     batch: list[Encoding] = []
     for encoding in encodings:
         if batch and (len(batch) + 1) * len(batch[0]) > max_tokens:

@@ -1,120 +1,121 @@
-"""Files of results: every column of the table, then what became of its text."""
+"""Files of results: every column of the table, then the result of its text."""
 
 import csv
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from app.files.classifier import ResultItem
 from app.files.tables import Chunk, Table
-from app.files.unicode import AS_IT_CAME
-
-Outcome = Mapping[str, Any]  # an item of the HTTP answer's ``results``
+from app.files.unicode import SURROGATEESCAPE_OR_REPLACE
 
 
 class Output(ABC):
-    """How chunks become files, ``parts``, and how those become one."""
+    """A kind of file. Each chunk is written to a file of its own, a part; then they are joined."""
 
     @abstractmethod
-    def write(self, path: Path, chunk: Chunk, outcomes: Sequence[Outcome]) -> None:
-        """Write a part."""
+    def write(self, path: Path, chunk: Chunk, results: Sequence[ResultItem]) -> None:
+        """Write the chunk and its results as a part."""
 
     @abstractmethod
     def join(self, parts: Iterable[Path], path: Path) -> None:
-        """Write the whole."""
+        """Write the complete file from its parts."""
 
 
 class TextOutput(Output):
-    """Lines; the parts are put one after another."""
+    """A file of text: ``header``, then the lines of each part."""
 
     header = ""
 
     @abstractmethod
-    def lines(self, chunk: Chunk, outcomes: Sequence[Outcome]) -> Iterator[str]:
-        """What is written of the chunk."""
+    def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
+        """A line for each row, with its line end."""
 
-    def write(self, path: Path, chunk: Chunk, outcomes: Sequence[Outcome]) -> None:
-        with path.open("w", encoding="utf-8", errors=AS_IT_CAME, newline="") as file:
-            file.writelines(self.lines(chunk, outcomes))
+    def write(self, path: Path, chunk: Chunk, results: Sequence[ResultItem]) -> None:
+        errors = SURROGATEESCAPE_OR_REPLACE
+        with path.open("w", encoding="utf-8", errors=errors, newline="") as file:
+            file.writelines(self.lines(chunk, results))
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
         with path.open("wb") as whole:
-            whole.write(self.header.encode("utf-8", AS_IT_CAME))
+            whole.write(self.header.encode("utf-8", SURROGATEESCAPE_OR_REPLACE))
             for part in parts:
                 with part.open("rb") as file:
                     shutil.copyfileobj(file, whole)
 
 
 class LinesOutput(TextOutput):
-    """Label, score and text, with tabs between them and none within."""
+    """Label, score and text, separated by tabs. Each run of white space in a text is a space."""
 
-    def lines(self, chunk: Chunk, outcomes: Sequence[Outcome]) -> Iterator[str]:
-        for text, outcome in zip(chunk.texts, outcomes, strict=True):
+    def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
+        for text, result in zip(chunk.texts, results, strict=True):
             shown = " ".join(text.split()) if isinstance(text, str) else ""
-            if "error" in outcome:
-                yield f"error\t{outcome['error']['code']}\t{shown}\n"
+            if "error" in result:
+                yield f"error\t{result['error']['code']}\t{shown}\n"
             else:
-                yield f"{outcome['label']}\t{outcome['score']:.4f}\t{shown}\n"
+                yield f"{result['label']}\t{result['score']:.4f}\t{shown}\n"
 
 
 class ResultsOutput(TextOutput):
-    """The items of the HTTP answer's ``results``, without the table's columns."""
+    """Only the results, as a JSON object in each line, without the table's columns."""
 
-    def lines(self, chunk: Chunk, outcomes: Sequence[Outcome]) -> Iterator[str]:
-        return (json.dumps(outcome) + "\n" for outcome in outcomes)
+    def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
+        return (json.dumps(result) + "\n" for result in results)
 
 
 class CsvOutput(TextOutput):
-    """Comma-separated values; lines end as on Unix."""
+    """Comma-separated values. Lines end with LF."""
 
     def __init__(self, table: Table, labels: Sequence[str]) -> None:
         self._table = table
         self._labels = labels
         self.header = _csv_line([*table.columns, *result_columns(table, labels)])
 
-    def lines(self, chunk: Chunk, outcomes: Sequence[Outcome]) -> Iterator[str]:
-        for cells, outcome in zip(self._table.cells(chunk.rows), outcomes, strict=True):
-            yield _csv_line([*map(_cell, cells), *values(outcome, self._labels)])
+    def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
+        for cells, result in zip(self._table.cells(chunk.rows), results, strict=True):
+            yield _csv_line([*map(_csv_cell, cells), *result_values(result, self._labels)])
 
 
 class JsonlOutput(TextOutput):
-    """JSON objects; the scores are an object of their own."""
+    """A JSON object in each line. The labels' scores are an object within it."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._names = _free(["label", "score", "scores", "error"], table.columns)
+        self._names = _without_conflicts(["label", "score", "scores", "error"], table.columns)
 
-    def lines(self, chunk: Chunk, outcomes: Sequence[Outcome]) -> Iterator[str]:
-        for given, outcome in zip(self._table.objects(chunk.rows), outcomes, strict=True):
-            found = (outcome.get("label"), outcome.get("score"), outcome.get("scores"))
-            ours = json.dumps(dict(zip(self._names, (*found, _error(outcome)), strict=True)))
-            members = given.strip()[1:-1].strip()
-            yield "{" + (members and f"{members}, ") + f"{ours[1:]}\n"
+    def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
+        for row, result in zip(self._table.json_objects(chunk.rows), results, strict=True):
+            values = (result.get("label"), result.get("score"), result.get("scores"))
+            added = json.dumps(dict(zip(self._names, (*values, _error(result)), strict=True)))
+            # The row's members are copied as text, so that numbers keep all digits.
+            members = row.strip()[1:-1].strip()
+            yield "{" + (members and f"{members}, ") + f"{added[1:]}\n"
 
 
 def result_columns(table: Table, labels: Sequence[str]) -> list[str]:
-    """The names of what ``values`` gives; a name that the table has, too, gets a prefix."""
+    """The names of the columns of ``result_values``; "predicted_" goes before a taken name."""
     scores = [f"score_{label}" for label in labels]
-    return _free(["label", "score", *scores, "error"], table.columns)
+    return _without_conflicts(["label", "score", *scores, "error"], table.columns)
 
 
-def values(outcome: Outcome, labels: Sequence[str]) -> list[Any]:
-    """Label, score, each label's score, and the error; None where there is none."""
-    if "error" in outcome:
-        return [None, None, *[None] * len(labels), _error(outcome)]
-    scores = [outcome["scores"].get(label) for label in labels]
-    return [outcome["label"], outcome["score"], *scores, None]
+def result_values(result: ResultItem, labels: Sequence[str]) -> list[Any]:
+    """The label, its score, the score of each label, and the error; None where there is none."""
+    if "error" in result:
+        return [None, None, *[None] * len(labels), _error(result)]
+    scores = [result["scores"].get(label) for label in labels]
+    return [result["label"], result["score"], *scores, None]
 
 
-def _error(outcome: Outcome) -> str | None:
-    if "error" not in outcome:
+def _error(result: ResultItem) -> str | None:
+    if "error" not in result:
         return None
-    return f"{outcome['error']['code']}: {outcome['error']['message']}"
+    return f"{result['error']['code']}: {result['error']['message']}"
 
 
-def _free(names: Iterable[str], taken: Sequence[str]) -> list[str]:
+def _without_conflicts(names: Iterable[str], taken: Sequence[str]) -> list[str]:
     free = []
     for name in names:
         while name in taken:
@@ -123,21 +124,25 @@ def _free(names: Iterable[str], taken: Sequence[str]) -> list[str]:
     return free
 
 
-class _OneLine:
-    """Takes a line from ``csv``, which quotes what ends lines only if it ends lines with CRLF."""
+class _LineBuffer:
+    """The file to which ``csv`` writes a line.
+
+    The line is written with CRLF, because ``csv`` then quotes cells that have CR or LF; here the
+    end of the line becomes LF.
+    """
 
     def write(self, line: str) -> None:
         self.line = line.removesuffix("\r\n") + "\n"
 
 
 def _csv_line(cells: Sequence[Any]) -> str:
-    taker = _OneLine()
-    csv.writer(taker).writerow(cells)
-    return taker.line
+    buffer = _LineBuffer()
+    csv.writer(buffer).writerow(cells)
+    return buffer.line
 
 
-def _cell(value: Any) -> Any:
-    """What has no form of its own in a cell, as JSON."""
+def _csv_cell(value: Any) -> Any:
+    """JSON for the types that ``csv`` would write in Python's notation."""
     if isinstance(value, bool | dict | list):
         return json.dumps(value, ensure_ascii=False, default=str)
     return value

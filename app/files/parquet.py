@@ -1,4 +1,4 @@
-"""Parquet, by pyarrow: the extra ``files``."""
+"""Parquet files. They need pyarrow, from the extra ``files``."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,15 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from app.errors import EmptyText, UserError
-from app.files.outputs import Outcome, Output, result_columns, values
-from app.files.tables import CHUNK_ROWS, Chunk, Table, check_is_file, position
+from app.files.classifier import ResultItem
+from app.files.outputs import Output, result_columns, result_values
+from app.files.tables import CHUNK_ROWS, Chunk, Table, Text, check_is_file, column_index
 from app.files.unicode import well_formed
 
 ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
 
 class Parquet(Table):
-    """Record batches; their columns stay as they are, whatever their types."""
+    """A Parquet file. ``rows`` are record batches, so that all columns keep their types."""
 
     def __init__(self, path: Path, column: str) -> None:
         check_is_file(path)
@@ -28,51 +29,53 @@ class Parquet(Table):
             raise UserError(f"{path} cannot be read as Parquet: {error}") from None
         super().__init__(self.schema.names, dict.fromkeys(self.schema.names, object))
         self._path = path
-        self._at = position(column, self.columns, path)
-        kind = self.schema.field(self._at).type
+        self._text_index = column_index(column, self.columns, path)
+        kind = self.schema.field(self._text_index).type
         if not _is_text(kind):
-            raise UserError(f"{path}: column {column!r} has {kind}, not text")
+            raise UserError(f"{path}: column {column!r} has the type {kind}, not text")
 
     def chunks(self, skip: int) -> Iterator[Chunk]:
         with pq.ParquetFile(self._path) as file:
             total, end = file.metadata.num_rows, 0
-            # One thread: the others compute.
+            # Reading takes one thread; the model needs the others.
             for batch in file.iter_batches(CHUNK_ROWS, use_threads=False):
                 start, end = end, end + batch.num_rows
                 if end > skip:
                     rows = batch.slice(max(0, skip - start))
-                    yield Chunk(rows, _texts(rows.column(self._at)), end / total)
+                    yield Chunk(rows, _texts(rows.column(self._text_index)), end / total)
 
     def records(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = rows.to_pylist()
-        return found
+        records: list[dict[str, Any]] = rows.to_pylist()
+        return records
 
 
 class ParquetOutput(Output):
-    """The table's columns, then the results; a row group for each chunk."""
+    """The table's columns, then the columns of results. Each chunk is a row group."""
 
     def __init__(self, table: Table, labels: Sequence[str]) -> None:
         self._table = table
         self._labels = labels
         types = [pa.string(), pa.float32(), *[pa.float32()] * len(labels), pa.string()]
-        self._results = pa.schema(zip(result_columns(table, labels), types, strict=True))
+        self._result_schema = pa.schema(zip(result_columns(table, labels), types, strict=True))
         if isinstance(table, Parquet):
-            self._given = table.schema
+            self._table_schema = table.schema
         else:
             fields = [
                 (name, ARROW_TYPES.get(kind, pa.string())) for name, kind in table.types.items()
             ]
-            self._given = pa.schema(fields)
-        # Schemas are unified by name; here a name may be there twice.
-        self._schema = pa.schema([*self._given, *self._results], metadata=self._given.metadata)
+            self._table_schema = pa.schema(fields)
+        # Not pa.unify_schemas: that merges columns of the same name, and a table may have two.
+        self._schema = pa.schema(
+            [*self._table_schema, *self._result_schema], metadata=self._table_schema.metadata
+        )
 
-    def write(self, path: Path, chunk: Chunk, outcomes: Sequence[Outcome]) -> None:
-        columns = zip(*(values(outcome, self._labels) for outcome in outcomes), strict=True)
-        results = [
+    def write(self, path: Path, chunk: Chunk, results: Sequence[ResultItem]) -> None:
+        columns = zip(*(result_values(result, self._labels) for result in results), strict=True)
+        arrays = [
             pa.array(column, field.type)
-            for column, field in zip(columns, self._results, strict=True)
+            for column, field in zip(columns, self._result_schema, strict=True)
         ]
-        batch = pa.record_batch([*self._given_columns(chunk), *results], schema=self._schema)
+        batch = pa.record_batch([*self._table_arrays(chunk), *arrays], schema=self._schema)
         with pq.ParquetWriter(path, self._schema) as writer:
             writer.write_batch(batch)
 
@@ -81,20 +84,20 @@ class ParquetOutput(Output):
             for part in parts:
                 whole.write_table(pq.read_table(part, schema=self._schema, use_threads=False))
 
-    def _given_columns(self, chunk: Chunk) -> list[pa.Array]:
+    def _table_arrays(self, chunk: Chunk) -> list[pa.Array]:
         if isinstance(self._table, Parquet):
-            columns: list[pa.Array] = chunk.rows.columns
-            return columns
+            arrays: list[pa.Array] = chunk.rows.columns
+            return arrays
         records = self._table.records(chunk.rows)
         return [
             pa.array(
                 [
-                    _value(record.get(field.name), self._table.types[field.name])
+                    _arrow_value(record.get(field.name), self._table.types[field.name])
                     for record in records
                 ],
                 field.type,
             )
-            for field in self._given
+            for field in self._table_schema
         ]
 
 
@@ -104,8 +107,8 @@ def _is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.null())
 
 
-def _texts(column: pa.Array) -> list[Any]:
-    """Text whose bytes are not UTF-8 fails by itself, so they are decoded here."""
+def _texts(column: pa.Array) -> list[Text]:
+    """Decoded here and not by pyarrow, so that bytes that are not UTF-8 fail only their text."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     return [
@@ -114,8 +117,8 @@ def _texts(column: pa.Array) -> list[Any]:
     ]
 
 
-def _value(value: Any, kind: type) -> Any:
-    """As the column's type wants it; where the values' types differ, as JSON."""
+def _arrow_value(value: Any, kind: type) -> Any:
+    """The value for a column of type ``kind``; as JSON where the column's types are mixed."""
     if value is None or kind in (int, float, bool):
         return value
     return well_formed(value if kind is str else json.dumps(value, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""What a person at the terminal sees: how far it is, and at the end what came out."""
+"""The progress bar on a terminal, and the summary at the end of a run."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -9,9 +9,9 @@ from app.files.tables import Chunk
 
 
 class Progress:
-    """A bar on standard error: texts a second and the time that remains.
+    """A bar on standard error with the texts per second and the time that remains.
 
-    How many texts there are is what the part of the file that was read lets expect.
+    The number of texts is estimated from the part of the file that has been read.
     """
 
     def __init__(self, *, shown: bool, done: int) -> None:
@@ -21,7 +21,7 @@ class Progress:
             return
         try:
             from tqdm import tqdm
-        except ImportError:  # of the extra `files`; one can do without
+        except ImportError:  # it comes with the extra `files`; the command works without a bar
             return
         self._bar = tqdm(initial=done, unit=" texts", leave=False, file=sys.stderr)
 
@@ -33,7 +33,7 @@ class Progress:
             self._bar.close()
 
     def reading(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        """The same chunks; how many texts there are is learnt from them."""
+        """The same chunks; each of them updates the estimated number of texts."""
         for chunk in chunks:
             self._read += len(chunk.texts)
             if self._bar is not None and chunk.fraction:
@@ -41,18 +41,21 @@ class Progress:
             yield chunk
 
     def advance(self, texts: int) -> None:
-        """So many more are done."""
+        """Count ``texts`` more as done."""
         if self._bar is not None:
             self._bar.update(texts)
 
 
 def summary(tally: Tally, rows: int, seconds: float) -> str:
-    """Lines that say what came out; ``rows`` of it in these ``seconds``, the rest earlier."""
-    earlier = f", {tally.rows - rows:,} of them earlier" if tally.rows > rows else ""
+    """The number of rows, the speed, and the counts of labels, errors and truncated texts.
+
+    This run classified ``rows`` of the tally's rows in ``seconds``; earlier runs the others.
+    """
+    earlier = f", {tally.rows - rows:,} of them in earlier runs" if tally.rows > rows else ""
     speed = f" ({rows / seconds:,.0f} rows/s{earlier})" if seconds else ""
     lines = [f"{tally.rows:,} rows in {seconds:.1f} s{speed}"]
     width = max(map(len, tally.labels), default=0)
-    sound = tally.rows - tally.errors
+    predictions = tally.rows - tally.errors
     for label, count in sorted(tally.labels.items()):
-        lines.append(f"{label:{width}}  {count:>11,}  {count / sound:6.1%}")
+        lines.append(f"{label:{width}}  {count:>11,}  {count / predictions:6.1%}")
     return "\n".join([*lines, f"errors {tally.errors:,}, truncated {tally.truncated:,}"])

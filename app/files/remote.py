@@ -1,4 +1,4 @@
-"""A sentiment service elsewhere, asked through ``sentiment_client``."""
+"""Classify with a remote sentiment service, through ``sentiment_client``."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict
@@ -6,26 +6,24 @@ from itertools import tee
 from typing import Any
 
 from app.errors import ServiceError, UserError
-from app.files.classifier import Answered
-from app.files.outputs import Outcome
+from app.files.classifier import ClassifiedChunk, ResultItem
 from app.files.tables import Chunk, Text
-from sentiment_client import Client, ItemError, SentimentError
-from sentiment_client import Outcome as ClientOutcome
+from sentiment_client import Client, ItemError, Outcome, SentimentError
 
-# Seconds for a request with all its tries: long enough for a busy service to have its turn.
+# Seconds for a request with all its attempts: enough for a busy service to accept it.
 TIMEOUT_S = 60.0
-BATCH_TEXTS = 32  # even of long texts a request's deadline has time for so many
+BATCH_TEXTS = 32  # a service can classify so many texts within a deadline, even long ones
 CONCURRENCY = 8
 
 
-class Remote:
+class RemoteClassifier:
     """The default model of the service at a URL."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        """Ask the service for its model.
+        """Ask the service which model it serves.
 
         Raises:
-            UserError: it does not answer, or the URL or the key cannot be used.
+            UserError: the service does not answer, or refuses the URL or the key.
         """
         try:
             self._client = Client(
@@ -46,26 +44,24 @@ class Remote:
             "precision": model.precision,
         }
 
-    def answers(
-        self, chunks: Iterable[Chunk], *, ahead: int, advance: Callable[[int], None]
-    ) -> Generator[Answered, None, None]:
-        """See ``Classifier``; with ``ahead``, the client reads ahead as far as it needs to."""
-        for together in [chunks] if ahead else ([chunk] for chunk in chunks):
-            asked, answered = tee(together)
-            texts = (text for chunk in asked for text in chunk.texts if isinstance(text, str))
-            results = self._client.classify_iter(texts)
-            for chunk in answered:
+    def classify(
+        self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], None]
+    ) -> Generator[ClassifiedChunk, None, None]:
+        """See ``Classifier``. With ``read_ahead``, the client decides how far it reads ahead."""
+        for group in [chunks] if read_ahead else ([chunk] for chunk in chunks):
+            to_send, to_answer = tee(group)
+            texts = (text for chunk in to_send for text in chunk.texts if isinstance(text, str))
+            outcomes = self._client.classify_iter(texts)
+            for chunk in to_answer:
                 try:
-                    outcomes = [_outcome(text, results, advance) for text in chunk.texts]
+                    results = [_result(text, outcomes, advance) for text in chunk.texts]
                 except SentimentError as error:
                     raise UserError(str(error)) from error
-                yield chunk, outcomes
+                yield chunk, results
 
 
-def _outcome(
-    text: Text, results: Iterator[ClientOutcome], advance: Callable[[int], None]
-) -> Outcome:
-    outcome = next(results) if isinstance(text, str) else text
+def _result(text: Text, outcomes: Iterator[Outcome], advance: Callable[[int], None]) -> ResultItem:
+    outcome = next(outcomes) if isinstance(text, str) else text
     advance(1)
     if isinstance(outcome, ServiceError):
         return {"error": {"code": outcome.code, "message": outcome.detail}}

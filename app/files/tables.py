@@ -1,4 +1,4 @@
-"""A table of texts, whatever kind of file it is: read in chunks of rows."""
+"""A table of texts, whatever the kind of its file. It is read in chunks of rows."""
 
 import json
 import stat
@@ -11,18 +11,19 @@ from typing import Any
 from app.errors import ServiceError, UserError
 from app.files.unicode import well_formed
 
-# Rows that are classified together, sorted by length: enough for batches with little padding.
+# A chunk ends after so many rows: enough, sorted by length, for batches with little padding.
 CHUNK_ROWS = 2_000
-# And characters: so much is in memory at a time, a few times over.
+# Or after so many characters, which bounds the memory: a few chunks are in memory at a time.
 CHUNK_CHARS = 2_000_000
-Text = str | ServiceError  # or why the row has none
+Text = str | ServiceError  # the error says why the row has no text
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive rows and their texts; ``rows`` are as their table keeps them.
+    """Consecutive rows and their texts.
 
-    ``fraction`` is how much of the file ends with them, None where nobody knows.
+    The table decides the type of ``rows``. ``fraction`` is the part of the file that has been
+    read at the end of the chunk, from 0 to 1; None if the size of the input is not known.
     """
 
     rows: Any
@@ -33,7 +34,7 @@ class Chunk:
 class Table(ABC):
     """Rows with named columns, one of which has the texts.
 
-    ``types`` has for each column what all its values are that are not None, or ``object``.
+    ``types`` maps a column to the type of all its values except None; ``object`` if they differ.
     """
 
     def __init__(self, columns: Sequence[str], types: Mapping[str, type]) -> None:
@@ -42,67 +43,68 @@ class Table(ABC):
 
     @abstractmethod
     def chunks(self, skip: int) -> Iterator[Chunk]:
-        """The rows after the first ``skip``, as often as one asks.
+        """The rows after the first ``skip``. Each call reads the file again.
 
         Raises:
-            UserError: the file is not what its name says.
+            UserError: the content of the file is not valid.
         """
 
     @abstractmethod
     def records(self, rows: Any) -> list[dict[str, Any]]:
-        """Each row's values by column."""
+        """Each row as a dict from column to value."""
 
     def cells(self, rows: Any) -> list[list[Any]]:
         """Each row's values in the order of the columns."""
         return [[record.get(column) for column in self.columns] for record in self.records(rows)]
 
-    def objects(self, rows: Any) -> Iterator[str]:
+    def json_objects(self, rows: Any) -> Iterator[str]:
         """Each row as a JSON object."""
         for record in self.records(rows):
             yield json.dumps(well_formed(record), ensure_ascii=False, default=str)
 
 
-def position(column: str, columns: Sequence[str], path: Path) -> int:
-    """Where the column stands.
+def column_index(column: str, columns: Sequence[str], path: Path) -> int:
+    """The position of the column.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: the table has no such column.
     """
     if column not in columns:
         names = ", ".join(map(repr, columns))
-        raise UserError(f"{path} has no column {column!r}; --column takes one of: {names}")
+        raise UserError(f"{path} has no column {column!r}; --column accepts one of: {names}")
     return columns.index(column)
 
 
 def check_is_file(path: Path) -> None:
-    """Let nothing pass that cannot be read twice.
+    """Refuse directories, and pipes, which cannot be read twice.
 
     Raises:
-        OSError: there is nothing, or it may not be read.
-        UserError: it is not a file.
+        OSError: the path does not exist or cannot be accessed.
+        UserError: it is not a regular file.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise UserError(f"{path} is not a file")
 
 
-def in_chunks(
+def split_into_chunks(
     rows: Iterable[tuple[Any, Text, int]],
     fraction: Callable[[], float | None],
     chunk_rows: int = CHUNK_ROWS,
 ) -> Iterator[Chunk]:
-    """Chunks of ``rows``: each a row, its text and how many characters it has.
+    """Chunks of ``rows``; each item is a row, its text and its number of characters.
 
-    Where a chunk ends depends on the rows alone, and so does every file that is made of chunks.
+    Only the rows decide where a chunk ends. So a continued run writes the same file as a run
+    without an interruption.
     """
-    held: list[Any] = []
+    chunk: list[Any] = []
     texts: list[Text] = []
     chars = 0
     for row, text, size in rows:
-        held.append(row)
+        chunk.append(row)
         texts.append(text)
         chars += size
-        if len(held) == chunk_rows or chars >= CHUNK_CHARS:
-            yield Chunk(held, texts, fraction())
-            held, texts, chars = [], [], 0
-    if held:
-        yield Chunk(held, texts, fraction())
+        if len(chunk) == chunk_rows or chars >= CHUNK_CHARS:
+            yield Chunk(chunk, texts, fraction())
+            chunk, texts, chars = [], [], 0
+    if chunk:
+        yield Chunk(chunk, texts, fraction())

@@ -1,4 +1,4 @@
-"""Tables in text files: lines, CSV and JSONL. ``parquet.py`` has another kind."""
+"""Tables from text: lines, CSV, JSONL and streams. ``parquet.py`` has the binary kind."""
 
 import csv
 import json
@@ -10,74 +10,86 @@ from types import NoneType
 from typing import Any, TextIO
 
 from app.errors import EmptyText, InvalidRequest, UserError
-from app.files.tables import Chunk, Table, Text, check_is_file, in_chunks, position
+from app.files.tables import (
+    Chunk,
+    Table,
+    Text,
+    check_is_file,
+    column_index,
+    split_into_chunks,
+)
 
-# In a line or a cell. More is a file of another kind, or a quote that is never closed.
-MOST_CHARS = 16_777_216
+# Of a line or a cell. A longer one means another kind of file, or a quote that is never closed.
+MAX_FIELD_CHARS = 16_777_216
 INT64_MAX = 2**63 - 1
 
 
-class Lines(Table):
-    """A text in each line, or in each of some strings."""
+class _TextColumn(Table):
+    """A table with the single column ``text``; a row is its text."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self) -> None:
         super().__init__(["text"], {"text": str})
-        check_is_file(path)
-        self._path = path
-
-    def chunks(self, skip: int) -> Iterator[Chunk]:
-        with _opened(self._path, "\n") as file:
-            lines = islice(read_lines(file, MOST_CHARS), skip, None)
-            yield from in_chunks(((line, line, len(line)) for line in lines), _fraction(file))
-
-    def records(self, rows: list[str]) -> list[dict[str, Any]]:
-        return [{"text": line} for line in rows]
-
-
-class Given(Table):
-    """Texts from elsewhere: arguments, or standard input. They can be read once."""
-
-    def __init__(self, texts: Iterable[str], chunk_rows: int) -> None:
-        super().__init__(["text"], {"text": str})
-        self._texts = texts
-        self._chunk_rows = chunk_rows
-
-    def chunks(self, skip: int) -> Iterator[Chunk]:
-        rows = ((text, text, len(text)) for text in islice(self._texts, skip, None))
-        return in_chunks(rows, lambda: None, self._chunk_rows)
 
     def records(self, rows: list[str]) -> list[dict[str, Any]]:
         return [{"text": text} for text in rows]
 
 
+class Lines(_TextColumn):
+    """A file with a text in each line."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        check_is_file(path)
+        self._path = path
+
+    def chunks(self, skip: int) -> Iterator[Chunk]:
+        with _opened(self._path, "\n") as file:
+            lines = islice(read_lines(file, MAX_FIELD_CHARS), skip, None)
+            rows = ((line, line, len(line)) for line in lines)
+            yield from split_into_chunks(rows, _fraction_read(file))
+
+
+class TextStream(_TextColumn):
+    """Texts from arguments or standard input. ``chunks`` can be read only once."""
+
+    def __init__(self, texts: Iterable[str], chunk_rows: int) -> None:
+        super().__init__()
+        self._texts = texts
+        self._chunk_rows = chunk_rows
+
+    def chunks(self, skip: int) -> Iterator[Chunk]:
+        rows = ((text, text, len(text)) for text in islice(self._texts, skip, None))
+        return split_into_chunks(rows, lambda: None, self._chunk_rows)
+
+
 class Csv(Table):
-    """Comma-separated values in UTF-8, with a header. Blank lines are no rows."""
+    """A file of comma-separated values in UTF-8 with a header. Blank lines are skipped."""
 
     def __init__(self, path: Path, column: str) -> None:
         check_is_file(path)
         self._path = path
-        csv.field_size_limit(MOST_CHARS)
+        csv.field_size_limit(MAX_FIELD_CHARS)
         with _opened(path, "") as file:
-            header = next(self._cells(csv.reader(file)), None)
+            header = next(self._rows(csv.reader(file)), None)
         if header is None:
-            raise UserError(f"{path} is empty; a CSV file begins with the names of its columns")
+            raise UserError(f"{path} is empty; a CSV file must begin with the names of its columns")
         super().__init__(header, dict.fromkeys(header, str))
-        self._at = position(column, header, path)
+        self._text_index = column_index(column, header, path)
 
     def chunks(self, skip: int) -> Iterator[Chunk]:
         with _opened(self._path, "") as file:
             reader = csv.reader(file)
-            rows = islice(self._cells(reader), 1 + skip, None)
-            found = ((*self._row(cells, reader.line_num), sum(map(len, cells))) for cells in rows)
-            yield from in_chunks(found, _fraction(file))
+            read = islice(self._rows(reader), 1 + skip, None)
+            rows = ((*self._checked(row, reader.line_num), sum(map(len, row))) for row in read)
+            yield from split_into_chunks(rows, _fraction_read(file))
 
     def records(self, rows: list[list[str]]) -> list[dict[str, Any]]:
-        return [dict(zip(self.columns, cells, strict=True)) for cells in rows]
+        return [dict(zip(self.columns, row, strict=True)) for row in rows]
 
     def cells(self, rows: list[list[str]]) -> list[list[Any]]:
         return rows
 
-    def _cells(self, reader: Any) -> Iterator[list[str]]:
+    def _rows(self, reader: Any) -> Iterator[list[str]]:
         try:
             yield from filter(None, reader)
         except csv.Error as error:
@@ -85,18 +97,21 @@ class Csv(Table):
                 f"{self._path}, line {reader.line_num}: {error}; is a quote never closed?"
             ) from None
 
-    def _row(self, cells: list[str], line: int) -> tuple[list[str], Text]:
+    def _checked(self, row: list[str], line: int) -> tuple[list[str], Text]:
+        """The row with as many cells as there are columns, and its text."""
         width = len(self.columns)
-        if len(cells) == width:
-            return cells, cells[self._at]
-        fault = InvalidRequest(f"line {line}: {len(cells)} cells, but {width} columns")
-        return [*cells, *[""] * width][:width], fault
+        if len(row) == width:
+            return row, row[self._text_index]
+        error = InvalidRequest(
+            f"line {line}: the header has {width} columns, but this row has {len(row)}"
+        )
+        return [*row, *[""] * width][:width], error
 
 
 class Jsonl(Table):
-    """A JSON object in each line. Blank lines are no rows.
+    """A file with a JSON object in each line. Blank lines are skipped.
 
-    The file is read once before: which columns there are must be known for the first row.
+    The file is read twice: all columns must be known before the first row is written.
     """
 
     def __init__(self, path: Path, column: str) -> None:
@@ -106,35 +121,35 @@ class Jsonl(Table):
         types: dict[str, type] = {}
         with _opened(path, "\n") as file:
             for _, line in self._lines(file):
-                for name, value in (_object(line) or {}).items():
-                    types[name] = _type_of_both(types.get(name, NoneType), value)
+                for name, value in (_json_object(line) or {}).items():
+                    types[name] = _common_type(types.get(name, NoneType), value)
         super().__init__(list(types), types)
         if self.columns:
-            position(column, self.columns, path)
+            column_index(column, self.columns, path)
 
     def chunks(self, skip: int) -> Iterator[Chunk]:
         with _opened(self._path, "\n") as file:
             lines = islice(self._lines(file), skip, None)
             rows = ((line, self._text(number, line), len(line)) for number, line in lines)
-            yield from in_chunks(rows, _fraction(file))
+            yield from split_into_chunks(rows, _fraction_read(file))
 
     def records(self, rows: list[str]) -> list[dict[str, Any]]:
-        return [_object(line) or {} for line in rows]
+        return [_json_object(line) or {} for line in rows]
 
-    def objects(self, rows: list[str]) -> Iterator[str]:
-        """As they came, to the last digit; none for what is no object."""
-        return ("{}" if _object(line) is None else line for line in rows)
+    def json_objects(self, rows: list[str]) -> Iterator[str]:
+        """The lines unchanged, so that numbers keep all digits; {} for an invalid line."""
+        return ("{}" if _json_object(line) is None else line for line in rows)
 
     def _lines(self, file: TextIO) -> Iterator[tuple[int, str]]:
-        for number, line in enumerate(read_lines(file, MOST_CHARS), start=1):
+        for number, line in enumerate(read_lines(file, MAX_FIELD_CHARS), start=1):
             if line and not line.isspace():
                 yield number, line
 
     def _text(self, number: int, line: str) -> Text:
-        found = _object(line)
-        if found is None:
+        record = _json_object(line)
+        if record is None:
             return InvalidRequest(f"line {number} is not a JSON object")
-        text = found.get(self._column)
+        text = record.get(self._column)
         if isinstance(text, str):
             return text
         if text is None:
@@ -143,7 +158,11 @@ class Jsonl(Table):
 
 
 def read_lines(source: TextIO, max_chars: int) -> Iterator[str]:
-    """The lines; of one that is longer than ``max_chars`` only enough to see that it is."""
+    """The lines without their ends.
+
+    A line that is longer than ``max_chars`` is cut, which bounds the memory. What is left is
+    still longer than ``max_chars``, so that the line is refused later.
+    """
     while line := source.readline(max_chars + 2):
         rest = line
         while rest and not rest.endswith("\n"):
@@ -152,16 +171,16 @@ def read_lines(source: TextIO, max_chars: int) -> Iterator[str]:
 
 
 def _opened(path: Path, newline: str) -> TextIO:
-    """Bytes that are not UTF-8 become lone surrogates, which fail their text alone."""
+    """A byte that is not UTF-8 becomes a lone surrogate: only its own text fails."""
     return path.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
 
 
-def _fraction(file: TextIO) -> Callable[[], float]:
+def _fraction_read(file: TextIO) -> Callable[[], float]:
     size = os.fstat(file.fileno()).st_size
     return lambda: file.buffer.tell() / size
 
 
-def _object(line: str) -> dict[str, Any] | None:
+def _json_object(line: str) -> dict[str, Any] | None:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -169,8 +188,8 @@ def _object(line: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _type_of_both(known: type, value: Any) -> type:
-    """What a column's values are, with another one: ``object`` where they differ."""
+def _common_type(known: type, value: Any) -> type:
+    """The type of a column with values of type ``known`` and this value; ``object`` if mixed."""
     kind = type(value)
     if kind in (dict, list) or (kind is int and abs(value) > INT64_MAX):
         kind = object

@@ -1,21 +1,24 @@
-"""Text that is not well-formed: bytes that are not UTF-8, and halves of surrogate pairs."""
+"""Text that cannot be encoded as UTF-8 because it has lone surrogates.
+
+A lone surrogate is a byte that was not UTF-8 when it was read, or half of a surrogate pair.
+"""
 
 import codecs
 from typing import Any
 
 
 def well_formed(value: Any) -> Any:
-    """The same text, also within a dict or list, with U+FFFD for what is not well-formed."""
+    """The same text with U+FFFD for each lone surrogate, also inside of dicts and lists."""
     if isinstance(value, str):
-        return value.encode("utf-8", AS_IT_CAME).decode("utf-8", "replace")
+        return value.encode("utf-8", SURROGATEESCAPE_OR_REPLACE).decode("utf-8", "replace")
     if isinstance(value, dict):
-        return {well_formed(key): well_formed(one) for key, one in value.items()}
-    return [well_formed(one) for one in value] if isinstance(value, list) else value
+        return {well_formed(key): well_formed(member) for key, member in value.items()}
+    return [well_formed(member) for member in value] if isinstance(value, list) else value
 
 
-def _as_it_came(error: UnicodeError) -> tuple[str | bytes, int]:
-    """A byte that was not UTF-8 leaves as it came; another lone surrogate cannot: U+FFFD."""
-    assert isinstance(error, UnicodeEncodeError)  # noqa: S101 (for mypy: nothing decodes with it)
+def _surrogateescape_or_replace(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Write a byte that was not UTF-8 unchanged, and U+FFFD for any other lone surrogate."""
+    assert isinstance(error, UnicodeEncodeError)  # noqa: S101 (for mypy: only encoders use this)
     error.end = error.start + 1
     try:
         return codecs.lookup_error("surrogateescape")(error)
@@ -23,5 +26,6 @@ def _as_it_came(error: UnicodeError) -> tuple[str | bytes, int]:
         return "\ufffd".encode(), error.end
 
 
-AS_IT_CAME = "app.as_it_came"
-codecs.register_error(AS_IT_CAME, _as_it_came)
+# For the parameter ``errors`` of open() and encode().
+SURROGATEESCAPE_OR_REPLACE = "app.surrogateescape_or_replace"
+codecs.register_error(SURROGATEESCAPE_OR_REPLACE, _surrogateescape_or_replace)

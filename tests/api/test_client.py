@@ -1,4 +1,4 @@
-"""The Python client, against the service itself and against servers that misbehave."""
+"""The Python client, with the service itself and with servers that misbehave."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from sentiment_client import (
 from tests.support.serving import Process
 
 Call = Callable[[str, Any, dict[str, Any]], Any]
-SOUND = {
+RESULT = {
     "label": "positive",
     "score": 0.9,
     "scores": {"positive": 0.9},
@@ -52,22 +52,22 @@ def _async(url: str, texts: Any, options: dict[str, Any]) -> Any:
 
 @pytest.fixture(params=[_sync, _async])
 def classify(request: pytest.FixtureRequest) -> Call:
-    """The call with either client: URL, texts, options."""
+    """``classify(url, texts, options)`` of each client: the synchronous and the asyncio one."""
     call: Call = request.param
     return call
 
 
 @pytest.fixture(scope="module")
 def service(bundle: Path) -> Iterator[Process]:
-    """The tiny bundle, served."""
+    """A service with the tiny bundle."""
     with Process("--model", str(bundle), "--max-texts", "40") as process:
         yield process
 
 
 class Server:
-    """Answers with what its script says, then well; ``seen`` has what it was asked.
+    """Gives the answers of its script first, then correct ones. ``seen`` has the requests.
 
-    A step is a status, headers and a body, or None for a connection that is closed.
+    A step of the script is a status, headers and a body, or None to close the connection.
     """
 
     def __init__(self, script: Sequence[tuple[int, dict[str, str], bytes] | None]) -> None:
@@ -76,11 +76,12 @@ class Server:
         self.times: list[float] = []
 
     def answer(self, body: Any) -> tuple[int, dict[str, str], bytes]:
-        """What a well-behaved service says."""
+        """A correct answer."""
         inputs = body["inputs"]
-        results = (
-            [SOUND] if isinstance(inputs, str) else [SOUND | {"tokens": len(one)} for one in inputs]
-        )
+        if isinstance(inputs, str):
+            results = [RESULT]
+        else:
+            results = [RESULT | {"tokens": len(text)} for text in inputs]
         return 200, {"content-type": "application/json"}, json.dumps({"results": results}).encode()
 
 
@@ -106,7 +107,7 @@ def _listening(server: Server) -> Iterator[str]:
             self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
-            """Quietly."""
+            """Write no log."""
 
     listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=listener.serve_forever, args=(0.01,))
@@ -131,15 +132,15 @@ def _problem(status: int, code: str, **headers: str) -> tuple[int, dict[str, str
 
 def test_one_text(service: Process, classify: Call) -> None:
     """A string gives one prediction, with every field of the service's answer."""
-    found = classify(service.url, "I love this", {})
-    assert isinstance(found, Prediction)
-    assert (found.label, found.tokens, found.truncated) == ("positive", 5, False)
-    assert list(found.scores) == list(found.logits) == ["negative", "neutral", "positive"]
-    assert found.score == found.scores["positive"] > 0.9
+    prediction = classify(service.url, "I love this", {})
+    assert isinstance(prediction, Prediction)
+    assert (prediction.label, prediction.tokens, prediction.truncated) == ("positive", 5, False)
+    assert list(prediction.scores) == list(prediction.logits) == ["negative", "neutral", "positive"]
+    assert prediction.score == prediction.scores["positive"] > 0.9
 
 
 def test_a_text_that_fails_is_an_error(service: Process, classify: Call) -> None:
-    """A single bad text raises the service's error: status, code, words, request."""
+    """A single bad text raises the service's error with status, code, message and request id."""
     with pytest.raises(SentimentError, match="empty") as raised:
         classify(service.url, "", {})
     assert (raised.value.status, raised.value.code) == (422, "empty_text")
@@ -148,11 +149,11 @@ def test_a_text_that_fails_is_an_error(service: Process, classify: Call) -> None
 
 
 def test_many_texts_come_back_in_order(service: Process, classify: Call) -> None:
-    """Of many batches at a time, bad texts in their places, and more than the service's limit."""
+    """Many batches at a time keep the order, with bad texts in place, above the service's limit."""
     texts = [("love " * (n % 5) + "worst " * (n % 3)) for n in range(500)]
-    found = classify(service.url, texts, {"batch_size": 60, "concurrency": 3})
-    assert len(found) == 500
-    for text, outcome in zip(texts, found, strict=True):
+    outcomes = classify(service.url, texts, {"batch_size": 60, "concurrency": 3})
+    assert len(outcomes) == 500
+    for text, outcome in zip(texts, outcomes, strict=True):
         if text:
             assert isinstance(outcome, Prediction)
             assert outcome.tokens == len(text.split()) + 2
@@ -161,21 +162,21 @@ def test_many_texts_come_back_in_order(service: Process, classify: Call) -> None
             assert outcome.code == "empty_text"
 
 
-def test_no_texts_are_no_request(classify: Call) -> None:
-    """An empty list has an answer without asking anybody."""
+def test_no_texts_send_no_request(classify: Call) -> None:
+    """An empty list gives an empty list without a request."""
     assert classify("http://127.0.0.1:9", [], {}) == []
 
 
 def test_half_of_a_surrogate_pair_fails_alone(service: Process, classify: Call) -> None:
-    """Whatever a Python string may hold can be sent; emojis arrive whole."""
+    """A lone surrogate is an error of its own text; an emoji in another text arrives unchanged."""
     good, bad = classify(service.url, ["love \U0001f600", "\ud83d"], {})
     assert good.tokens == 4
     assert bad.code == "invalid_request"
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_retry_after_is_waited_for(classify: Call, status: int) -> None:
-    """Not a moment less, and the next try has less time left than the first."""
+def test_the_client_waits_as_long_as_retry_after_says(classify: Call, status: int) -> None:
+    """It waits at least that long, and tells the service that less time is left."""
     server = Server([_problem(status, "busy", retry_after="0.2")] * 2)
     with _listening(server) as url:
         assert classify(url, "love", {"timeout_s": 20.0}) == POSITIVE
@@ -187,28 +188,28 @@ def test_retry_after_is_waited_for(classify: Call, status: int) -> None:
     assert left[1] <= left[0] - 200
 
 
-def test_without_retry_after_a_few_tries_are_made(
+def test_without_retry_after_the_attempts_are_limited(
     classify: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then the last error is raised."""
+    """After the last attempt, its error is raised."""
     monkeypatch.setattr(sentiment_client, "FIRST_BACKOFF_S", 0.001)
     server = Server([_problem(503, "not_ready")] * 50)
     with _listening(server) as url, pytest.raises(SentimentError) as raised:
         classify(url, "love", {})
     assert (raised.value.status, raised.value.code) == (503, "not_ready")
-    assert len(server.seen) == sentiment_client.MAX_BLIND_TRIES
+    assert len(server.seen) == sentiment_client.MAX_ATTEMPTS
 
 
 def test_a_closed_connection_is_tried_again(classify: Call) -> None:
-    """Asking twice does no harm."""
+    """A request whose connection was closed is repeated until it is answered."""
     server = Server([None, None])
     with _listening(server) as url:
         assert classify(url, "love", {}) == POSITIVE
     assert len(server.seen) == 3
 
 
-def test_nobody_listens(classify: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a few tries the error says where, and that it is the connection."""
+def test_no_server_listens(classify: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last attempt, the error names the URL, but not the password in it."""
     monkeypatch.setattr(sentiment_client, "FIRST_BACKOFF_S", 0.001)
     with pytest.raises(ConnectionFailed, match=r"cannot reach http://127\.0\.0\.1:9"):
         classify("http://user:secret@127.0.0.1:9", "love", {})
@@ -217,8 +218,8 @@ def test_nobody_listens(classify: Call, monkeypatch: pytest.MonkeyPatch) -> None
     assert "secret" not in str(raised.value)
 
 
-def test_a_wait_beyond_the_deadline_is_not_begun(classify: Call) -> None:
-    """The error comes at once, with the seconds that were asked for."""
+def test_the_client_does_not_wait_beyond_the_deadline(classify: Call) -> None:
+    """If Retry-After is longer than the time left, the error is raised at once."""
     server = Server([_problem(429, "overloaded", retry_after="60")])
     with _listening(server) as url, pytest.raises(SentimentError) as raised:
         classify(url, "love", {"timeout_s": 5.0})
@@ -227,7 +228,7 @@ def test_a_wait_beyond_the_deadline_is_not_begun(classify: Call) -> None:
 
 
 def test_a_service_that_does_not_answer(classify: Call, bundle: Path) -> None:
-    """The deadline ends it, whatever else happens."""
+    """The request fails at the deadline with the code ``timed_out``."""
 
     class Slow(Server):
         def answer(self, body: Any) -> tuple[int, dict[str, str], bytes]:
@@ -248,7 +249,7 @@ def test_a_service_that_does_not_answer(classify: Call, bundle: Path) -> None:
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422, 500, 502, 504])
 def test_other_errors_are_not_tried_again(classify: Call, status: int) -> None:
-    """They would only come again."""
+    """An error that another attempt cannot change is raised after one attempt."""
     server = Server([_problem(status, "wrong", retry_after="0")])
     with _listening(server) as url, pytest.raises(SentimentError, match="it is wrong") as raised:
         classify(url, ["love"], {})
@@ -258,7 +259,7 @@ def test_other_errors_are_not_tried_again(classify: Call, status: int) -> None:
 
 @pytest.mark.parametrize("status", [200, 302, 502])
 def test_a_page_of_a_proxy_is_an_error(classify: Call, status: int) -> None:
-    """HTML where JSON should be: the error has the status and names what came."""
+    """HTML instead of JSON raises an error with the HTTP status and the content type."""
     server = Server([(status, {"content-type": "text/html"}, b"<h1>Bad Gateway</h1>")])
     with _listening(server) as url, pytest.raises(SentimentError, match="text/html") as raised:
         classify(url, "love", {})
@@ -267,26 +268,26 @@ def test_a_page_of_a_proxy_is_an_error(classify: Call, status: int) -> None:
 
 @pytest.mark.parametrize("document", [b"[]", b"{}", b'{"results": []}', b'{"results": [{}]}', b"7"])
 def test_json_of_another_service_is_an_error(classify: Call, document: bytes) -> None:
-    """And not a KeyError."""
+    """JSON of another shape raises a SentimentError."""
     server = Server([(200, {"content-type": "application/json"}, document)])
     with _listening(server) as url, pytest.raises(SentimentError, match="sentiment service"):
         classify(url, ["love"], {})
 
 
-def test_batches_have_few_bytes(classify: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch ends where its body would exceed the limit; a longer text goes alone."""
+def test_batches_are_limited_in_bytes(classify: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch ends before its body exceeds the limit; a longer text is sent alone."""
     monkeypatch.setattr(sentiment_client, "MAX_BATCH_BYTES", 1_000)
     texts = ["x" * 300, "x" * 300, "é" * 100, "x" * 2_000, "x"]
     server = Server([])
     with _listening(server) as url:
-        found = classify(url, texts, {"concurrency": 1})
-    assert [one.tokens for one in found] == [300, 300, 100, 2_000, 1]
+        outcomes = classify(url, texts, {"concurrency": 1})
+    assert [prediction.tokens for prediction in outcomes] == [300, 300, 100, 2_000, 1]
     sent = [body["inputs"] for _, body in server.seen]
     assert sent == [texts[:2], texts[2:3], texts[3:4], texts[4:]]
 
 
-def test_what_is_too_large_is_sent_in_halves(classify: Call) -> None:
-    """Down to a text that is too large by itself, which fails in its place."""
+def test_a_batch_that_is_too_large_is_sent_in_halves(classify: Call) -> None:
+    """It is halved until each part is accepted; a text too large by itself fails in its place."""
 
     class Strict(Server):
         def answer(self, body: Any) -> tuple[int, dict[str, str], bytes]:
@@ -296,13 +297,13 @@ def test_what_is_too_large_is_sent_in_halves(classify: Call) -> None:
 
     texts = ["x" * 4, "x" * 5, "x" * 50, "x" * 6, "x" * 7]
     with _listening(Strict([])) as url:
-        found = classify(url, texts, {})
-    assert [getattr(one, "tokens", None) for one in found] == [4, 5, None, 6, 7]
-    assert found[2] == ItemError("payload_too_large", "it is payload_too_large")
+        outcomes = classify(url, texts, {})
+    assert [getattr(outcome, "tokens", None) for outcome in outcomes] == [4, 5, None, 6, 7]
+    assert outcomes[2] == ItemError("payload_too_large", "it is payload_too_large")
 
 
 def test_model_and_overflow_are_sent() -> None:
-    """As the service wants them; without them, its defaults."""
+    """The body has the model and the overflow, or the default overflow and no model."""
     server = Server([])
     with _listening(server) as url, Client(url) as client:
         client.classify("love", model="large", overflow="error")
@@ -313,7 +314,7 @@ def test_model_and_overflow_are_sent() -> None:
 
 
 def test_the_key_is_sent_and_not_shown(classify: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a bearer's token; it is in no message and no representation."""
+    """The key is sent as a bearer token, and no message or repr() shows it."""
     monkeypatch.setattr(sentiment_client, "FIRST_BACKOFF_S", 0.001)
     server = Server([_problem(401, "unauthorized")])
     with _listening(server) as url, pytest.raises(SentimentError) as raised:
@@ -326,15 +327,15 @@ def test_the_key_is_sent_and_not_shown(classify: Call, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("key", ["s3cret\n", "s3crét", "", "two s3cret"])
 def test_a_key_that_cannot_be_sent_is_not_shown(key: str) -> None:
-    """It is refused before anything is sent, in words that do not repeat it."""
+    """It is refused before anything is sent, and the error does not show it."""
     with pytest.raises(ValueError, match="api_key") as raised:
         Client(api_key=key)
     assert "cr" not in str(raised.value)
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://localhost", "http://", "http://[::1"])
-def test_a_url_that_is_none(url: str) -> None:
-    """It is refused at once."""
+def test_an_invalid_url(url: str) -> None:
+    """It is refused when the client is made."""
     with pytest.raises(ValueError, match="URL"):
         Client(url)
 
@@ -344,12 +345,12 @@ def test_a_url_that_is_none(url: str) -> None:
     [("7", 7), ("0.5", 0.5), ("-1", 0), ("soon", None), ("", None), ("nan", None), ("inf", None)],
 )
 def test_retry_after(value: str, seconds: float | None) -> None:
-    """Seconds, or nothing that could be understood."""
+    """The header is a number of seconds; None if it cannot be understood."""
     assert sentiment_client._retry_after_s(value) == seconds
 
 
 def test_retry_after_as_a_date() -> None:
-    """HTTP allows it; a date that has passed means now."""
+    """The header may be a date; a date in the past means 0 seconds."""
     now = datetime.now(UTC)
     later = format_datetime(now + timedelta(seconds=90), usegmt=True)
     assert 85 < (sentiment_client._retry_after_s(later) or 0) <= 90
@@ -358,11 +359,11 @@ def test_retry_after_as_a_date() -> None:
 
 
 def test_backoff_doubles_with_full_jitter() -> None:
-    """Each pause is anywhere between nothing and twice what the last one could be."""
+    """A pause is random between 0 and a limit that doubles with each attempt."""
     error = ConnectionFailed("", code="connection_failed")
-    for tries in range(1, sentiment_client.MAX_BLIND_TRIES):
-        pauses = [sentiment_client._pause_s(error, tries, 1_000) or 0 for _ in range(300)]
-        most = 0.1 * 2 ** (tries - 1)
+    for attempts in range(1, sentiment_client.MAX_ATTEMPTS):
+        pauses = [sentiment_client._pause_s(error, attempts, 1_000) or 0 for _ in range(300)]
+        most = 0.1 * 2 ** (attempts - 1)
         assert 0 <= min(pauses) < 0.1 * most
         assert 0.9 * most < max(pauses) <= most
 
@@ -374,7 +375,7 @@ def _endless(taken: list[int]) -> Iterator[str]:
 
 
 def test_an_endless_input_is_read_as_it_is_answered() -> None:
-    """Only so far ahead as batches are under way; the answers are in order."""
+    """The client reads only the batches that it sends; the results are in order."""
     taken: list[int] = []
     with _listening(Server([])) as url, Client(url, batch_size=10, concurrency=3) as client:
         results = client.classify_iter(_endless(taken))
@@ -386,7 +387,7 @@ def test_an_endless_input_is_read_as_it_is_answered() -> None:
 
 
 def test_an_endless_input_is_read_as_it_is_answered_async() -> None:
-    """The same; and who wants no more does not wait for what is under way."""
+    """The asyncio client does the same; closing the iterator cancels the unanswered batches."""
 
     class Stuck(Server):
         def answer(self, body: Any) -> tuple[int, dict[str, str], bytes]:
@@ -416,8 +417,8 @@ def test_an_endless_input_is_read_as_it_is_answered_async() -> None:
         released.set()
 
 
-def test_several_batches_are_under_way(classify: Call) -> None:
-    """As many as ``concurrency`` says: none of them is answered before all are there."""
+def test_several_batches_are_sent_at_the_same_time(classify: Call) -> None:
+    """``concurrency`` batches arrive before the first of them is answered."""
 
     class Together(Server):
         def answer(self, body: Any) -> tuple[int, dict[str, str], bytes]:
@@ -426,12 +427,12 @@ def test_several_batches_are_under_way(classify: Call) -> None:
 
     barrier = threading.Barrier(3)
     with _listening(Together([])) as url:
-        found = classify(url, ["x"] * 6, {"batch_size": 1, "concurrency": 3})
-    assert len(found) == 6
+        outcomes = classify(url, ["x"] * 6, {"batch_size": 1, "concurrency": 3})
+    assert len(outcomes) == 6
 
 
-def test_the_served_models(service: Process) -> None:
-    """With their labels, in the order of the scores."""
+def test_the_list_of_models(service: Process) -> None:
+    """Each model has its name, precision and labels, in the order of the scores."""
     with Client(service.url) as client:
         (model,) = client.models()
     assert (model.name, model.precision) == ("tiny", "fp32")

@@ -1,4 +1,4 @@
-"""`sentiment classify` on files: what comes out, and that nothing is lost on the way."""
+"""`sentiment classify` with files: what it writes, and that an interrupted run loses nothing."""
 
 import csv
 import json
@@ -22,15 +22,15 @@ import pytest
 import app.files
 from app.cli import main
 from app.files import tables
-from app.files.classifier import Answered
+from app.files.classifier import ClassifiedChunk, ResultItem
 from app.files.job import Job
-from app.files.outputs import CsvOutput, Outcome
+from app.files.outputs import CsvOutput
 from app.files.tables import Chunk
 from app.files.text_tables import Csv
 from tests.support import serving
 from tests.support.serving import COMMAND, ROOT, Process, environment, eventually
 
-# Chunks of some ten rows, and a batch takes a moment.
+# Chunks of about ten rows, and each batch takes at least 5 ms.
 SLOW_COMMAND = [
     sys.executable,
     "-c",
@@ -92,8 +92,8 @@ def _parts(output: Path) -> int:
     return len(list(Path(f"{output}.partial").glob("0*.json")))
 
 
-def test_a_csv_file_becomes_one(bundle: Path, tmp_path: Path) -> None:
-    """All rows in order with what became of them; a summary on standard error, nothing else."""
+def test_a_csv_file_to_a_csv_file(bundle: Path, tmp_path: Path) -> None:
+    """The output has all rows in order with their results; standard error has only a summary."""
     source, target = _csv(tmp_path / "in.csv", 5_000), tmp_path / "out.csv"
     done = _classify("--model", bundle, "--input", source, "--output", target)
     assert (done.returncode, done.stdout) == (0, "")
@@ -116,7 +116,7 @@ def test_a_csv_file_becomes_one(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_to_standard_output(bundle: Path, tmp_path: Path) -> None:
-    """The lines that texts as arguments have, or the results as JSON."""
+    """A file gives the same lines as texts given as arguments; --json prints the results."""
     (tmp_path / "in.jsonl").write_text('{"tweet": "love"}\nnothing\n')
     options = ("--model", bundle, "--input", tmp_path / "in.jsonl", "--column", "tweet")
     assert _classify(*options).stdout == "positive\t0.9756\tlove\nerror\tinvalid_request\t\n"
@@ -126,7 +126,7 @@ def test_a_file_to_standard_output(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_standard_input_to_a_file(bundle: Path, tmp_path: Path) -> None:
-    """Its lines are the column `text`."""
+    """Each line of standard input is a row with the column `text`."""
     (tmp_path / "lines").write_text("love\nworst\n")
     target = tmp_path / "out.jsonl"
     with (tmp_path / "lines").open() as lines:
@@ -165,7 +165,7 @@ def test_wrong_usage(
     arguments: list[str],
     words: str,
 ) -> None:
-    """Exit code 2 and one line that says what would be right."""
+    """Exit code 2, one line that says what is accepted, and no file is written."""
     monkeypatch.chdir(tmp_path)
     _csv(tmp_path / "in.csv", 1)
     (tmp_path / "link.csv").symlink_to("in.csv")
@@ -189,7 +189,7 @@ def test_wrong_usage(
 def test_an_input_that_cannot_be_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: str
 ) -> None:
-    """Exit code 1, one line, and nothing is left behind."""
+    """Exit code 1, a one-line error, and no file is written."""
     (tmp_path / "directory.csv").mkdir()
     (tmp_path / "empty.csv").touch()
     (tmp_path / "other.csv").write_text("id\n1\n")
@@ -205,7 +205,7 @@ def test_an_input_that_cannot_be_read(
 def test_without_pyarrow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Parquet says what to install."""
+    """Without pyarrow, a Parquet file fails with an error that says what to install."""
     monkeypatch.delitem(sys.modules, "app.files.parquet", raising=False)
     monkeypatch.delattr(app.files, "parquet", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -214,7 +214,7 @@ def test_without_pyarrow(
 
 
 def test_ctrl_c_and_resume(bundle: Path, tmp_path: Path) -> None:
-    """130 and one line; the rest is only taken up by who asks for it, and for the same work."""
+    """Ctrl-C exits with 130 and one line. Only --resume continues, and only the same run."""
     source, target = _csv(tmp_path / "in.csv", 3_000), tmp_path / "out.csv"
     options = ("--model", bundle, "--input", source, "--output", target)
     assert _classify(*options, command=SLOW_COMMAND).returncode == 0
@@ -226,28 +226,29 @@ def test_ctrl_c_and_resume(bundle: Path, tmp_path: Path) -> None:
         assert process.wait(30) == 130
         assert process.stderr
         (line,) = process.stderr.read().splitlines()
-    assert line.startswith("sentiment: interrupted after ")
-    kept = int(line.split()[3])
-    assert 0 < kept < 3_000
+    assert line.startswith("sentiment: interrupted; ")
+    assert line.endswith(" rows are saved; add --resume to continue")
+    saved = int(line.split()[2])
+    assert 0 < saved < 3_000
     assert not target.exists()
 
     again = _classify(*options, command=SLOW_COMMAND)
     assert again.returncode == 1
-    assert "--resume continues it, or delete it" in again.stderr
+    assert "add --resume to continue it, or delete the directory" in again.stderr
     other = _classify(*options, "--column", "id", "--resume", command=SLOW_COMMAND)
     assert other.returncode == 1
     assert "column was 'text' and is 'id' now" in other.stderr
 
     rest = _classify(*options, "--resume", command=SLOW_COMMAND)
     assert rest.returncode == 0
-    assert f"{kept:,} of them earlier" in rest.stderr
+    assert f"{saved:,} of them in earlier runs" in rest.stderr
     assert "errors 600, truncated 0" in rest.stderr
     assert target.read_bytes() == whole
     assert not Path(f"{target}.partial").exists()
 
 
 def test_ctrl_c_does_not_wait_for_a_slow_model(bundle: Path, tmp_path: Path) -> None:
-    """What was read ahead, here minutes of work, is not computed any more."""
+    """Chunks that were read ahead, here minutes of work, are not computed after Ctrl-C."""
     source, target = _csv(tmp_path / "in.csv", 10_000), tmp_path / "out.csv"
     options = ("--model", bundle, "--input", source, "--output", target)
     with subprocess.Popen(
@@ -266,11 +267,12 @@ def test_ctrl_c_does_not_wait_for_a_slow_model(bundle: Path, tmp_path: Path) -> 
         finally:
             process.kill()
         assert process.stderr
-        assert process.stderr.read() == "sentiment: interrupted after 0 rows; --resume continues\n"
+        line = process.stderr.read()
+    assert line == "sentiment: interrupted; 0 rows are saved; add --resume to continue\n"
 
 
-def test_ctrl_c_while_it_reads_standard_input(bundle: Path, tmp_path: Path) -> None:
-    """Nothing is left, for nothing could be continued."""
+def test_ctrl_c_while_reading_standard_input(bundle: Path, tmp_path: Path) -> None:
+    """No file is left, because standard input cannot be read again to continue."""
     target = tmp_path / "out.csv"
     with subprocess.Popen(
         [*COMMAND, "classify", "--model", str(bundle), "--output", str(target)],
@@ -292,7 +294,7 @@ def test_ctrl_c_while_it_reads_standard_input(bundle: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("make", "suffix"), [(_csv, ".csv"), (_parquet, ".parquet")])
 def test_killed_at_random_moments(bundle: Path, tmp_path: Path, make: Any, suffix: str) -> None:
-    """And continued each time, the result is the same, byte for byte."""
+    """A run that is killed and continued four times writes the same file, byte for byte."""
     source, target = make(tmp_path / f"in{suffix}", 3_000), tmp_path / f"out{suffix}"
     options = ("--model", bundle, "--input", source, "--output", target)
     assert _classify(*options, command=SLOW_COMMAND).returncode == 0
@@ -313,65 +315,68 @@ def test_killed_at_random_moments(bundle: Path, tmp_path: Path, make: Any, suffi
     assert not Path(f"{target}.partial").exists()
 
 
-class _Known:
-    """Answers at once, and remembers what it was asked."""
+class _RecordingClassifier:
+    """A classifier that answers at once and records the texts."""
 
     def __init__(self) -> None:
         self.labels = ["good"]
-        self.identity = {"model": "known"}
-        self.asked: list[str] = []
+        self.identity = {"model": "recording"}
+        self.texts: list[str] = []
 
-    def answers(self, chunks: Iterable[Chunk], **_: Any) -> Generator[Answered, None, None]:
-        sound: Outcome = {
+    def classify(self, chunks: Iterable[Chunk]) -> Generator[ClassifiedChunk, None, None]:
+        good: ResultItem = {
             "label": "good",
             "score": 1.0,
             "scores": {"good": 1.0},
             "truncated": False,
         }
         for chunk in chunks:
-            self.asked += [text for text in chunk.texts if isinstance(text, str)]
-            yield chunk, [sound] * len(chunk.texts)
+            self.texts += [text for text in chunk.texts if isinstance(text, str)]
+            yield chunk, [good] * len(chunk.texts)
 
 
-def _make(source: Path, target: Path) -> int:
-    """Make the file, after what is there; how many texts that took."""
-    table, known = Csv(source, "text"), _Known()
-    job = Job(target, CsvOutput(table, known.labels), known.identity, resume=True)
-    for chunk, outcomes in known.answers(table.chunks(job.tally.rows)):
-        job.add(chunk, outcomes)
+def _classify_rest(source: Path, target: Path) -> int:
+    """Start or continue the run, and finish it. Returns the number of texts classified now."""
+    table, classifier = Csv(source, "text"), _RecordingClassifier()
+    job = Job(target, CsvOutput(table, classifier.labels), classifier.identity, resume=True)
+    for chunk, results in classifier.classify(table.chunks(job.tally.rows)):
+        job.add(chunk, results)
     job.finish()
-    return len(known.asked)
+    return len(classifier.texts)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_killed_at_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before and after every change in the directory: what was complete is kept, nothing twice."""
+    """A run killed before or after any file operation continues after its last complete part."""
     monkeypatch.setattr(tables, "CHUNK_CHARS", 250)
     source, target = _csv(tmp_path / "in.csv", 60), tmp_path / "out.csv"
-    assert _make(source, target) == 60
+    assert _classify_rest(source, target) == 60
     whole = target.read_bytes()
     target.unlink()
     steps = 0
-    while _dies_at(steps, source, target):
+    while _killed_at(steps, source, target):
         steps += 1
         assert not target.exists() or target.read_bytes() == whole
         tallies = Path(f"{target}.partial").glob("0*.json")
-        kept = sum(json.loads(path.read_text())["rows"] for path in tallies)
-        begun = Path(f"{target}.partial/job.json").exists()
-        assert _make(source, target) == 60 - (kept if begun else 0)
+        saved = sum(json.loads(path.read_text())["rows"] for path in tallies)
+        unfinished = Path(f"{target}.partial/job.json").exists()
+        assert _classify_rest(source, target) == 60 - (saved if unfinished else 0)
         assert target.read_bytes() == whole
         assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
         target.unlink()
     assert steps > 40
 
 
-def _dies_at(step: int, source: Path, target: Path) -> bool:
-    """Make the file in a process that is gone before or after that change; if there is one."""
+def _killed_at(step: int, source: Path, target: Path) -> bool:
+    """Run in a process that is killed at this step: before or after a file operation.
+
+    Returns False if the run was complete before it got to the step.
+    """
     child = os.fork()
     if not child:
         left = step
 
-        def deadly(function: Any) -> Any:
+        def counted(function: Any) -> Any:
             def call(*arguments: Any, **options: Any) -> Any:
                 nonlocal left
                 for after in (False, True):
@@ -384,16 +389,16 @@ def _dies_at(step: int, source: Path, target: Path) -> bool:
             return call
 
         for name in ("mkdir", "replace", "unlink", "rmdir"):
-            setattr(Path, name, deadly(getattr(Path, name)))
+            setattr(Path, name, counted(getattr(Path, name)))
         try:
-            _make(source, target)
+            _classify_rest(source, target)
         finally:
             os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
 def test_a_changed_input_is_not_continued(tmp_path: Path, bundle: Path) -> None:
-    """The rows that are kept are of another file."""
+    """--resume refuses an input that changed since the interrupted run."""
     source, target = _csv(tmp_path / "in.csv", 3_000), tmp_path / "out.csv"
     options = ("--model", bundle, "--input", source, "--output", target)
     with _started(*options) as process:
@@ -406,27 +411,27 @@ def test_a_changed_input_is_not_continued(tmp_path: Path, bundle: Path) -> None:
     assert "cannot be continued: size was" in line
 
 
-def test_a_full_disk_keeps_what_is_done(bundle: Path, tmp_path: Path) -> None:
-    """One line and exit code 1; with room again, it goes on."""
+def test_a_full_disk_keeps_the_complete_parts(bundle: Path, tmp_path: Path) -> None:
+    """Exit code 1 and one line; once there is space again, --resume continues."""
     source, target = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text("text\n" + "love\n" * 100 + f'"{"x" * 20_000}"\n' + "worst\n" * 100)
     options = ("--model", bundle, "--input", source, "--output", target)
 
-    def little() -> None:
+    def limit_file_size() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 
-    done = _classify(*options, command=SLOW_COMMAND, preexec_fn=little)
+    done = _classify(*options, command=SLOW_COMMAND, preexec_fn=limit_file_size)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert "File too large; 75 rows are kept, --resume continues" in line
+    assert "File too large; 75 rows are saved; add --resume to continue" in line
     assert not target.exists()
     assert not list(Path(f"{target}.partial").glob("*.tmp"))
     assert _classify(*options, "--resume", command=SLOW_COMMAND).returncode == 0
     assert len(target.read_text().splitlines()) == 202
 
 
-def test_a_reader_that_has_enough(bundle: Path, tmp_path: Path) -> None:
-    """As with `| head`: no traceback, no complaint, and the rest is not computed."""
+def test_a_reader_that_closes_the_pipe(bundle: Path, tmp_path: Path) -> None:
+    """As with `| head`, the command ends with exit code 0 and without a message."""
     source = _csv(tmp_path / "in.csv", 20_000)
     with subprocess.Popen(
         [*SLOW_COMMAND, "classify", "--model", str(bundle), "--input", str(source)],
@@ -444,27 +449,27 @@ def test_a_reader_that_has_enough(bundle: Path, tmp_path: Path) -> None:
         assert process.stderr.read() == b""
 
 
-def test_a_service_classifies_the_same(bundle: Path, tmp_path: Path) -> None:
-    """With --url the file is, byte for byte, what a model here makes of it; and none is loaded."""
+def test_a_service_gives_the_same_file(bundle: Path, tmp_path: Path) -> None:
+    """With --url, the file is the same as from a local model, and no local model is loaded."""
     source = _csv(tmp_path / "in.csv", 5_000)
     with Process("--model", str(bundle)) as service:
-        here, there = tmp_path / "here.csv", tmp_path / "there.csv"
-        assert _classify("--model", bundle, "--input", source, "--output", here).returncode == 0
+        local, remote = tmp_path / "local.csv", tmp_path / "remote.csv"
+        assert _classify("--model", bundle, "--input", source, "--output", local).returncode == 0
         code = (
             "import sys; from app.cli import main; code = main(); "
             "print(*{'onnxruntime', 'tokenizers', 'numpy'} & sys.modules.keys()); sys.exit(code)"
         )
         command = [sys.executable, "-c", code]
-        options = ("--url", service.url, "--input", source, "--output", there)
+        options = ("--url", service.url, "--input", source, "--output", remote)
         done = _classify(*options, command=command)
         assert (done.returncode, done.stdout) == (0, "\n")
-        assert there.read_bytes() == here.read_bytes()
+        assert remote.read_bytes() == local.read_bytes()
         line = _classify("--url", service.url, "love", "").stdout
         assert line == "positive\t0.9756\tlove\nerror\tempty_text\t\n"
 
 
-def test_a_service_that_wants_a_key(bundle: Path) -> None:
-    """It comes from the environment; without it, one line says that it is missing."""
+def test_a_service_that_requires_a_key(bundle: Path) -> None:
+    """SENTIMENT_API_KEY is the key. A missing or bad key is a one-line error without the key."""
     with Process("--model", str(bundle), "--api-keys", "k3y-of-test") as service:
         known = environment(SENTIMENT_API_KEY="k3y-of-test")
         assert _classify("--url", service.url, "love", env=known).returncode == 0
@@ -477,7 +482,7 @@ def test_a_service_that_wants_a_key(bundle: Path) -> None:
 
 
 def test_a_service_that_dies(bundle: Path, tmp_path: Path) -> None:
-    """Exit code 1, one line, and once it is back, --resume continues."""
+    """Exit code 1 and a one-line error; when the service is back, --resume continues."""
     source, target = _csv(tmp_path / "in.csv", 4_000), tmp_path / "out.csv"
     with Process("--model", str(bundle)) as service:
         url, port = service.url, service.port
@@ -488,19 +493,19 @@ def test_a_service_that_dies(bundle: Path, tmp_path: Path) -> None:
             assert process.stderr
             (line,) = process.stderr.read().splitlines()
     assert f"cannot reach {url}" in line
-    assert "rows are kept, --resume continues" in line
+    assert "rows are saved; add --resume to continue" in line
     with Process("--model", str(bundle), "--port", str(port)):
         options = ("--url", url, "--input", source, "--output", target, "--resume")
         done = _classify(*options, command=SLOW_COMMAND)
     assert done.returncode == 0
-    assert "of them earlier" in done.stderr
+    assert "of them in earlier runs" in done.stderr
     with target.open(newline="") as file:
         rows = [(row["id"], row["text"]) for row in csv.DictReader(file)]
     assert rows == _rows(4_000)
 
 
-def test_a_bar_on_a_terminal(bundle: Path, tmp_path: Path) -> None:
-    """Speed and how many there are, known from the part that was read; only a terminal has it."""
+def test_a_progress_bar_on_a_terminal(bundle: Path, tmp_path: Path) -> None:
+    """The bar shows the speed and the estimated total; it is shown only on a terminal."""
     source, target = _csv(tmp_path / "in.csv", 3_000), tmp_path / "out.csv"
     options = ["--model", str(bundle), "--input", str(source), "--output", str(target)]
     terminal, inside = pty.openpty()
@@ -529,7 +534,7 @@ def test_a_bar_on_a_terminal(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_file(bundle: Path, tmp_path: Path) -> None:
-    """Ten times the rows take the same memory, within what chance takes."""
+    """Ten times the rows take the same memory, apart from small variations."""
     peaks = []
     for count in (4_000, 40_000):
         source = tmp_path / f"{count}.csv"
@@ -537,7 +542,7 @@ def test_memory_does_not_grow_with_the_file(bundle: Path, tmp_path: Path) -> Non
             file.write("text,other\n")
             file.writelines(f"love it {n},{'x' * 1_000}\n" for n in range(count))
         target = source.with_suffix(".jsonl")
-        # Whenever a part is kept. What getrusage calls the peak may be that of this process.
+        # Measured whenever a part is saved. The peak from getrusage may be that of this process.
         code = (
             "import sys; from pathlib import Path; from app.cli import main; "
             "from app.files.job import Job; add = Job.add; "

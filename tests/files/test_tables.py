@@ -1,4 +1,4 @@
-"""Tables of texts: how each kind of file is read, and how results are written."""
+"""How each kind of file is read, and how the results are written."""
 
 import csv
 import json
@@ -12,14 +12,15 @@ import pytest
 
 from app.errors import ServiceError, UserError
 from app.files import tables, text_tables
-from app.files.outputs import CsvOutput, JsonlOutput, LinesOutput, Outcome, Output
+from app.files.classifier import ResultItem
+from app.files.outputs import CsvOutput, JsonlOutput, LinesOutput, Output
 from app.files.parquet import Parquet, ParquetOutput
 from app.files.tables import Table
 from app.files.text_tables import Csv, Jsonl, Lines
 
 LABELS = ["bad", "good"]
-GOOD: Outcome = {"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}}
-FAILED: Outcome = {"error": {"code": "empty_text", "message": "no text"}}
+GOOD: ResultItem = {"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}}
+FAILED: ResultItem = {"error": {"code": "empty_text", "message": "no text"}}
 OUTPUTS: dict[str, Any] = {
     ".txt": LinesOutput,
     ".csv": CsvOutput,
@@ -29,14 +30,14 @@ OUTPUTS: dict[str, Any] = {
 
 
 def _texts(table: Table, skip: int = 0) -> list[str]:
-    """Each row's text, or the code and words of what is wrong with it."""
-    found = [text for chunk in table.chunks(skip) for text in chunk.texts]
-    return [f"{t.code}: {t.detail}" if isinstance(t, ServiceError) else t for t in found]
+    """Each row's text, or the code and message of its error."""
+    texts = [text for chunk in table.chunks(skip) for text in chunk.texts]
+    return [f"{t.code}: {t.detail}" if isinstance(t, ServiceError) else t for t in texts]
 
 
-def _written(table: Table, output: Output, path: Path, outcomes: Sequence[Outcome] = ()) -> bytes:
-    """What a file of the table has when each text came out so (all well, if nothing is said)."""
-    left = list(outcomes)
+def _written(table: Table, output: Output, path: Path, results: Sequence[ResultItem] = ()) -> bytes:
+    """The file with these results for the first texts, and ``GOOD`` for the others."""
+    left = list(results)
     parts = []
     for number, chunk in enumerate(table.chunks(0)):
         parts.append(path / f"{number}.part")
@@ -51,7 +52,7 @@ def _file(path: Path, name: str, content: bytes) -> Path:
 
 
 def test_lines(tmp_path: Path) -> None:
-    """Each is a text, also the empty ones; a mark at the start is none of it."""
+    """Each line is a text, even an empty one. A byte order mark is not part of the first text."""
     path = _file(tmp_path, "a.txt", "\ufefflove\r\n\né \u2028 so\rwhat\nend".encode())
     table = Lines(path)
     assert _texts(table) == ["love", "", "é \u2028 so\rwhat", "end"]
@@ -65,7 +66,7 @@ def test_lines(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_of_lines(tmp_path: Path) -> None:
-    """It has no rows; what is written has none either."""
+    """A file without lines has no rows, and its output has none."""
     table = Lines(_file(tmp_path, "a.txt", b""))
     assert _texts(table) == []
     assert _written(table, CsvOutput(table, LABELS), tmp_path) == (
@@ -73,8 +74,8 @@ def test_an_empty_file_of_lines(tmp_path: Path) -> None:
     )
 
 
-def test_csv_as_it_came(tmp_path: Path) -> None:
-    """Quotes, commas, line ends within cells, a byte that is not UTF-8: the same cells again."""
+def test_csv_cells_stay_unchanged(tmp_path: Path) -> None:
+    """Quotes, commas, line ends in cells and bytes that are not UTF-8 are written unchanged."""
     content = (
         b'\xef\xbb\xbfid,text\r\n1,"a ""b"", c"\r\n2,"two\nlines"\r\n\r\n3,\xff\r\n4,"cr\rin"\n5,\n'
     )
@@ -92,12 +93,12 @@ def test_csv_as_it_came(tmp_path: Path) -> None:
 
 
 def test_csv_rows_of_another_width(tmp_path: Path) -> None:
-    """They fail in their place, with the line; the others do not."""
+    """A row with too few or too many cells fails in its place and names its line; others do not."""
     table = Csv(_file(tmp_path, "a.csv", b"id,text\n1\n2,two\n3,three,more\n4,four\n"), "text")
     assert _texts(table) == [
-        "invalid_request: line 2: 1 cells, but 2 columns",
+        "invalid_request: line 2: the header has 2 columns, but this row has 1",
         "two",
-        "invalid_request: line 4: 3 cells, but 2 columns",
+        "invalid_request: line 4: the header has 2 columns, but this row has 3",
         "four",
     ]
     assert _texts(table, skip=2) == _texts(table)[2:]
@@ -108,36 +109,36 @@ def test_csv_rows_of_another_width(tmp_path: Path) -> None:
     ]
 
 
-def test_csv_with_a_header_alone(tmp_path: Path) -> None:
-    """No rows; the columns are known."""
+def test_csv_with_only_a_header(tmp_path: Path) -> None:
+    """A file with only a header has columns, but no rows."""
     table = Csv(_file(tmp_path, "a.csv", b"id,text"), "text")
     assert (table.columns, _texts(table)) == (["id", "text"], [])
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf"])
 def test_csv_without_a_header(tmp_path: Path, content: bytes) -> None:
-    """It is refused, for nobody knows its columns."""
+    """A file without a header is refused, because its columns are not known."""
     with pytest.raises(UserError, match="is empty"):
         Csv(_file(tmp_path, "a.csv", content), "text")
 
 
 def test_a_quote_that_is_never_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends with an error that says where, before it takes all memory."""
-    monkeypatch.setattr(text_tables, "MOST_CHARS", 100)
+    """Reading stops at the size limit of a cell, with an error that names the line."""
+    monkeypatch.setattr(text_tables, "MAX_FIELD_CHARS", 100)
     table = Csv(_file(tmp_path, "a.csv", b'text\nfine\n"open\n' + b"x\n" * 100), "text")
     with pytest.raises(UserError, match=r"a\.csv, line \d+: field larger.* never closed"):
         _texts(table)
 
 
 def test_a_long_cell_is_read_whole(tmp_path: Path) -> None:
-    """It is longer than what Python's csv takes by itself; whether it is too long is not ours."""
+    """A cell longer than the default limit of Python's csv is read whole."""
     table = Csv(_file(tmp_path, "a.csv", b"text\n" + b"x" * 200_000 + b"\n"), "text")
     assert [len(text) for text in _texts(table)] == [200_000]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
 def test_an_unknown_column(tmp_path: Path, name: str) -> None:
-    """The error lists the columns that there are."""
+    """The error lists the columns of the file."""
     path = tmp_path / name
     if name == "a.parquet":
         pq.write_table(pa.table({"id": [1], "tweet": ["x"]}), path)
@@ -152,8 +153,8 @@ def test_an_unknown_column(tmp_path: Path, name: str) -> None:
     assert "x" in _texts(table(path, "tweet"))
 
 
-def test_jsonl_as_it_came(tmp_path: Path) -> None:
-    """What is in a line stays, to the last digit; what is bad is answered in its place."""
+def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
+    """A line's members are written unchanged, with all digits; a bad line fails in its place."""
     lines = [
         '{"text": "love", "n": 1.10, "big": 12345678901234567890123, "é": null}',
         "",
@@ -180,18 +181,18 @@ def test_jsonl_as_it_came(tmp_path: Path) -> None:
     written = (
         _written(table, JsonlOutput(table), tmp_path, [GOOD, GOOD, FAILED]).decode().splitlines()
     )
-    ours = '"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}, "error": null}'
-    none = '"label": null, "score": null, "scores": null, "error": "empty_text: no text"}'
+    good = '"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}, "error": null}'
+    failed = '"label": null, "score": null, "scores": null, "error": "empty_text: no text"}'
     assert written[:3] == [
-        lines[0][:-1] + ", " + ours,
-        '{"text" : "a\\ud83d", ' + ours,
-        "{" + none,
+        lines[0][:-1] + ", " + good,
+        '{"text" : "a\\ud83d", ' + good,
+        "{" + failed,
     ]
     assert all(isinstance(json.loads(line), dict) for line in written)
 
 
 def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
-    """Whatever they are; null is no text, and neither are bytes that are not UTF-8."""
+    """All columns keep their types. Null, or bytes that are not UTF-8, fail only in their row."""
     raw = pa.array([b"love", None, b"\xff"], pa.binary())
     text = pa.StringArray.from_buffers(3, *raw.buffers()[1:], raw.buffers()[0], 1)
     table = pa.table(
@@ -220,16 +221,16 @@ def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 and nothing else"])
-def test_what_is_no_parquet(tmp_path: Path, content: bytes) -> None:
-    """One line of an error."""
+def test_a_file_that_is_not_parquet(tmp_path: Path, content: bytes) -> None:
+    """A file that is not Parquet is refused with an error that says so."""
     with pytest.raises(UserError, match="cannot be read as Parquet"):
         Parquet(_file(tmp_path, "a.parquet", content), "text")
 
 
 def test_a_parquet_column_of_numbers(tmp_path: Path) -> None:
-    """It has no texts."""
+    """A column that is not text is refused with its type."""
     pq.write_table(pa.table({"text": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="'text' has int64"):
+    with pytest.raises(UserError, match="'text' has the type int64"):
         Parquet(tmp_path / "a.parquet", "text")
 
 
@@ -257,8 +258,8 @@ def _sources(path: Path) -> dict[str, Table]:
 
 @pytest.mark.parametrize("source", [".csv", ".jsonl", ".parquet"])
 @pytest.mark.parametrize("target", [".csv", ".jsonl", ".parquet"])
-def test_every_kind_becomes_every_other(tmp_path: Path, source: str, target: str) -> None:
-    """All columns arrive, with what the target cannot hold as text."""
+def test_every_kind_can_be_written_as_every_other(tmp_path: Path, source: str, target: str) -> None:
+    """All columns are written; a value that the target has no type for becomes JSON text."""
     table = _sources(tmp_path)[source]
     output = JsonlOutput(table) if target == ".jsonl" else OUTPUTS[target](table, LABELS)
     written = _written(table, output, tmp_path)
@@ -279,7 +280,7 @@ def test_every_kind_becomes_every_other(tmp_path: Path, source: str, target: str
 
 
 def test_jsonl_columns_have_types_in_parquet(tmp_path: Path) -> None:
-    """One type for all of a column's values; where they differ, they are JSON."""
+    """A column with one type keeps it; a column of mixed types becomes JSON text."""
     lines = (
         b'{"text": "x", "i": 1, "f": 1, "b": true, "m": 1, "o": {"a": "\\ud83d"}, "h": 1}\n'
         b'{"text": "y", "i": null, "f": 2.5, "b": false, "m": "one", "h": 9999999999999999999}\n'
@@ -293,18 +294,18 @@ def test_jsonl_columns_have_types_in_parquet(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_nothing_of_the_users_is_overwritten(tmp_path: Path) -> None:
-    """Where a name is taken, ours gets a prefix, as often as it takes."""
+def test_result_columns_do_not_replace_input_columns(tmp_path: Path) -> None:
+    """A result column whose name is taken gets the prefix "predicted_", repeatedly if needed."""
     content = b"label,text,predicted_label,error,score_bad\nmine,x,mine,mine,mine\n"
     table = Csv(_file(tmp_path, "a.csv", content), "text")
     header, row = _written(table, CsvOutput(table, LABELS), tmp_path).decode().splitlines()
-    ours = "predicted_predicted_label,score,predicted_score_bad,score_good,predicted_error"
-    assert header == f"label,text,predicted_label,error,score_bad,{ours}"
+    added = "predicted_predicted_label,score,predicted_score_bad,score_good,predicted_error"
+    assert header == f"label,text,predicted_label,error,score_bad,{added}"
     assert row == "mine,x,mine,mine,mine,good,0.75,0.25,0.75,"
 
 
-def test_nothing_of_the_users_is_overwritten_in_json(tmp_path: Path) -> None:
-    """Also if only another row has the name: a column has one name in all rows."""
+def test_result_members_do_not_replace_input_members(tmp_path: Path) -> None:
+    """A name that any row uses counts as taken, so a result column has one name in all rows."""
     content = b'{"text": "x"}\n{"text": "y", "label": 1, "scores": 2}\n'
     table = Jsonl(_file(tmp_path, "a.jsonl", content), "text")
     first, second = map(json.loads, _written(table, JsonlOutput(table), tmp_path).splitlines())
@@ -313,7 +314,7 @@ def test_nothing_of_the_users_is_overwritten_in_json(tmp_path: Path) -> None:
 
 
 def test_chunks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In rows and in characters, however a file is read; and they tell how far they are."""
+    """A chunk ends at a number of rows or characters, and tells which part of the file is read."""
     monkeypatch.setattr(tables, "CHUNK_CHARS", 100)
     rows = ["x" * 30] * 8 + ["x"] * 5_000
     chunks = list(Lines(_file(tmp_path, "a.txt", "\n".join(rows).encode())).chunks(0))
