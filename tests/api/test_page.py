@@ -319,7 +319,7 @@ def test_the_servers_limits_hold(
         classify(page, *texts)
         assert [row[0] for row in rows(page)] == ["positive"] * len(texts)
         expect(page.get_by_role("alert")).to_be_empty()
-        page.get_by_text("The same call with curl").click()
+        page.get_by_text("The same request with curl").click()
         expect(page.get_by_text("With the first 10 texts")).to_be_visible(visible=len(texts) > 10)
 
 
@@ -346,7 +346,7 @@ def test_colours_and_widths(
     page.set_viewport_size({"width": width, "height": 740})
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (int(re.findall(r"\d+", background)[0]) > 128) == (scheme == "light")
-    page.get_by_text("The same call with curl").click()
+    page.get_by_text("The same request with curl").click()
     for texts in (
         ["worst love day"],
         ["love " * 60],
@@ -358,7 +358,7 @@ def test_colours_and_widths(
         expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
         if len(texts) > 1:
             page.get_by_role("cell", name="worst").click()
-        expect(page.get_by_text("Weighing")).to_have_count(0)
+        expect(page.get_by_text("Computing the effect")).to_have_count(0)
         assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
         ratio, text = page.evaluate(LEAST_CONTRAST)
         assert ratio >= 4.5, text
@@ -366,7 +366,7 @@ def test_colours_and_widths(
 
 def test_every_control_has_a_name(page: Page) -> None:
     """Whatever can be operated has a role and a name that a screen reader says."""
-    page.get_by_text("The same call with curl").click()
+    page.get_by_text("The same request with curl").click()
     classify(page, "love", "worst")
     rows(page)
     session = page.context.new_cdp_session(page)
@@ -389,7 +389,7 @@ def test_words_are_coloured(page: Page) -> None:
     expect(words.nth(0)).to_have_class("word against")
     expect(words.nth(2)).to_have_text(re.compile(r"^love\+\d+\.\d$"))
     expect(words.nth(2)).to_have_class("word for")
-    expect(page.locator("#result .note")).to_contain_text("speaks for “positive”")
+    expect(page.locator("#result .note")).to_contain_text("counts for “positive”")
 
 
 def test_what_cannot_be_explained_is_classified(page: Page) -> None:
@@ -432,7 +432,7 @@ def test_an_api_key(bundle: Path, visits: Visits) -> None:
 def test_the_curl_command(page: Page, texts: list[str]) -> None:
     """What is copied is the same call, whatever a shell would make of the text."""
     paste(page, *texts)
-    page.get_by_text("The same call with curl").click()
+    page.get_by_text("The same request with curl").click()
     page.get_by_role("button", name="Copy").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     command = page.evaluate("navigator.clipboard.readText()")
@@ -452,7 +452,7 @@ def test_copying_by_hand(page: Page) -> None:
     """A page without TLS has no clipboard: the whole command is selected instead."""
     page.evaluate("delete Navigator.prototype.clipboard")
     paste(page, "it's " * 1_000)
-    page.get_by_text("The same call with curl").click()
+    page.get_by_text("The same request with curl").click()
     page.get_by_role("button", name="Copy").click()
     expect(page.get_by_role("button", name="Selected")).to_be_visible()
     command = page.evaluate("getSelection().toString()")
@@ -462,7 +462,7 @@ def test_copying_by_hand(page: Page) -> None:
 def test_examples(visits: Visits, embedded: str, tiny: str) -> None:
     """Each is classified at a click; the embedded model's page says that it knows English only."""
     page = visits.open(embedded)
-    expect(page.get_by_text("learned English only")).to_be_visible()
+    expect(page.get_by_text("trained on English only")).to_be_visible()
     page.get_by_role("button", name="English").click()
     expect(page.get_by_role("heading", name="negative")).to_be_visible()
     page.get_by_role("button", name="العربية").click()
@@ -471,7 +471,7 @@ def test_examples(visits: Visits, embedded: str, tiny: str) -> None:
     expect(page.locator("#result .words")).to_have_css("direction", "rtl")
     page.get_by_role("button", name="Several lines").click()
     assert len(rows(page)) == 5
-    expect(visits.open(tiny).get_by_text("learned English only")).to_be_hidden()
+    expect(visits.open(tiny).get_by_text("trained on English only")).to_be_hidden()
 
 
 def test_several_models(bundle: Path, tmp_path: Path, visits: Visits) -> None:
