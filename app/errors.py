@@ -68,7 +68,7 @@ class TextTooLong(ServiceError):
 
 
 class InvalidBundle(ServiceError):
-    status, code, title = 422, "invalid_bundle", "Bundle cannot be served"
+    status, code, title = 422, "invalid_bundle", "The bundle cannot be served"
 
 
 class TooManyTexts(ServiceError):

@@ -1,4 +1,4 @@
-"""Writes the results as JSON, as tables (Markdown) and as plots (PNG and SVG)."""
+"""The results as they are kept (JSON), read (Markdown) and seen (PNG and SVG)."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ def line(item: Row | Goal) -> str:
 
 
 def keep(directory: Path, section: str, conditions: dict[str, str], found: Iterable[Any]) -> None:
-    """Store a section's figures; they replace those of an earlier run."""
+    """Add a section to the figures, in place of an earlier run's."""
     directory.mkdir(exist_ok=True)
     results = _read(directory)
     items = list(found)
@@ -41,7 +41,7 @@ def keep(directory: Path, section: str, conditions: dict[str, str], found: Itera
 
 
 def write(directory: Path) -> None:
-    """Write tables and plots of all stored figures, and print the goals."""
+    """Tables and plots of all that was kept; the goals go to the terminal as well."""
     results = _read(directory)
     goals = [Goal(**goal) for section in results.values() for goal in section["goals"]]
     print("\n" + "\n".join(map(_goal, goals)))
