@@ -66,15 +66,15 @@ class Settings(BaseSettings):
     target_latency_ms: int = Field(
         default=0,
         ge=0,
-        description="milliseconds within which a short text should be answered under load; values "
-        "that are measured at start get the highest throughput within this time; 0 means: the "
-        "highest throughput, whatever the time",
+        description="milliseconds in which a short text should be answered under load; the "
+        "measurement at start then chooses the highest throughput that allows this; 0 means: the "
+        "highest throughput, at any latency",
     )
     max_queue_tokens: int = Field(
         default=65_536,
         ge=1,
-        description="maximum tokens that wait in the queue, and at most half as many from one "
-        "request; a request that does not fit gets 429",
+        description="maximum tokens that wait in the queue; one request may use at most half of "
+        "them; a request that does not fit gets 429",
     )
     max_texts: int = Field(default=1_000, ge=1, description="maximum texts in one request")
     max_text_chars: int = Field(default=50_000, ge=1, description="maximum characters in one text")
@@ -114,7 +114,7 @@ class Settings(BaseSettings):
         default=(),
         repr=False,
         description="keys, separated by ',', for POST /models/{name}/reload; set them in the "
-        "environment, too; without keys, only the signal SIGHUP reloads models",
+        "environment as well; without keys, only the signal SIGHUP reloads models",
     )
     rate_limit: str = Field(
         default="",
