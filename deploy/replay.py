@@ -209,7 +209,7 @@ def serve(stage: Stage, image: Path) -> None:
 def container(
     stage: Stage, image: Path, env: Mapping[str, str]
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run the image's command as process 1 with a read-only root; yields its id outside, too."""
+    """Run the image's command as process 1 with a read-only root; yields its process and id."""
     script = f"""
         mount --bind "{image}" "{image}"
         mount -o remount,bind,ro "{image}"

@@ -136,7 +136,7 @@ def test_images_listen_where_manifests_expect_it() -> None:
 
 
 def test_images_export_and_serve_in_one_place() -> None:
-    """What the export image writes to /models, the service's finds there."""
+    """The export image writes to the volume that the service reads."""
     services = COMPOSE["services"]
     assert services["export"]["volumes"] == ["models:/models"]
     assert services["sentiment"]["volumes"] == ["models:/models:ro"]
@@ -152,7 +152,7 @@ def test_the_image_says_which_version_it_is() -> None:
 
 
 def test_the_health_check_tells_ready_from_not(served: Process) -> None:
-    """Exit code 0 while the service is ready, 1 when nobody listens; no proxy is asked."""
+    """Exit code 0 if the service is ready, 1 if it does not listen. No proxy is used."""
     _, *arguments = STAGES["cpu"].healthcheck
     for port, code in ((served.port, 0), (1, 1)):
         variables = {"SENTIMENT_PORT": str(port), "http_proxy": "http://127.0.0.1:1"}
