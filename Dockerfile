@@ -1,21 +1,21 @@
 # docker build .                   the service on CPUs, with the embedded model (the default, `cpu`)
-# docker build --target gpu .      the service on CUDA; it needs nothing but the host's driver
-# docker build --target export .   sentiment-export, which fills /models
+# docker build --target gpu .      the service on CUDA; the host needs only NVIDIA's driver
+# docker build --target export .   sentiment-export, which writes bundles to /models
 #
-# The tag is a point release, but a tag can be moved. For a build that can be repeated, pin the
-# digest you trust: --build-arg BASE_IMAGE=debian:12.15-slim@sha256:…
+# The tag of the base image is a point release, but a tag can be moved. For a reproducible build,
+# give a digest that you trust: --build-arg BASE_IMAGE=debian:12.15-slim@sha256:…
 ARG BASE_IMAGE=debian:12.15-slim
 
 
 FROM ${BASE_IMAGE} AS python
-# Debian keeps the newest build of a package only, so a version named here would soon be gone.
+# No version is given, because Debian keeps only the newest build of a package.
 # hadolint ignore=DL3008
 RUN apt-get update && \
     apt-get install --yes --no-install-recommends python3.11 && \
     rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/apt /var/log/*.log
 
 
-# /opt/sentiment becomes the environment, without pip; /opt/build holds what fills it.
+# /opt/sentiment is the environment of the image, without pip; /opt/build has the tools to fill it.
 FROM python AS build
 # hadolint ignore=DL3008
 RUN apt-get update && \
@@ -26,12 +26,13 @@ COPY requirements/build.txt requirements/
 RUN python3.11 -m venv /opt/build && \
     /opt/build/bin/pip install --no-cache-dir --require-hashes --requirement requirements/build.txt && \
     python3.11 -m venv --without-pip /opt/sentiment
-# Compiled here, because the root is read-only later; unchecked, because layers may change times.
+# Python is compiled here, because the root is read-only later. Hashes are not checked at run time, so
+# changed file times in layers do not matter.
 ENV COMPILE="python3.11 -m compileall -q --invalidation-mode unchecked-hash /opt/sentiment" \
     PIP="/opt/build/bin/pip --python /opt/sentiment/bin/python install --no-cache-dir --no-compile"
 
 
-# The packages change seldom and the code often: each has a layer of its own.
+# Packages and code have separate layers, because the packages change seldom and the code often.
 FROM build AS cpu-packages
 COPY requirements/cpu.txt requirements/
 RUN $PIP --require-hashes --requirement requirements/cpu.txt && \
@@ -54,13 +55,13 @@ RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --whe
     $COMPILE
 
 
-# The versions are those of the development lock, the packages only what export asks for.
+# Installs only the packages that export needs, in the versions of the development lock.
 FROM cpu-packages AS export-packages
 COPY requirements/dev.txt requirements/
 COPY --from=code /opt/wheel /opt/wheel
-# PyTorch for CUDA brings 4 GB more; the one for CPUs lies in an index of its own.
+# PyTorch for CUDA needs 4 GB more. PyTorch for CPUs has a separate index.
 ARG TORCH_INDEX_URL=
-# pip compiles, because it passes over the file that PyTorch has for a newer Python.
+# pip compiles here, because it skips a file of PyTorch that needs a newer Python.
 RUN $PIP --compile --constraint requirements/dev.txt ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
         "$(echo /opt/wheel/*.whl)[cpu,export]"
 
@@ -73,9 +74,10 @@ LABEL org.opencontainers.image.title="sentiment-service" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION"
-# One's own bundles are mounted here. A new volume takes over the owner.
+# Mount your own bundles here. A new volume gets the owner of this directory.
 RUN install --directory --owner=10001 --group=10001 /models
-# A number, so that Kubernetes can see that it is not root. No home: caches, if any, go to /tmp.
+# A number, so that Kubernetes can check that it is not root. There is no home directory, so caches go
+# to /tmp.
 USER 10001:10001
 WORKDIR /models
 ENV PATH=/opt/sentiment/bin:$PATH \
@@ -87,7 +89,7 @@ ENV PATH=/opt/sentiment/bin:$PATH \
     SENTIMENT_PORT=8000
 EXPOSE 8000
 STOPSIGNAL SIGTERM
-# http.client, because urllib would ask a proxy of the environment.
+# It uses http.client, because urllib would use a proxy that is set in the environment.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-ISc", "\
 import http.client, os, sys;\
 service = http.client.HTTPConnection('127.0.0.1', int(os.environ['SENTIMENT_PORT']), timeout=4);\
@@ -105,7 +107,7 @@ RUN apt-get update && \
     rm -rf /var/lib/apt/lists/*
 COPY --from=export-packages /opt/sentiment /opt/sentiment
 USER 10001:10001
-# Beside the bundles: a download goes on where it stopped, and /tmp may be memory.
+# Downloads are kept beside the bundles, so that they can resume. /tmp may be in memory.
 ENV HF_HOME=/models/.cache
 HEALTHCHECK NONE
 ENTRYPOINT ["sentiment-export"]
@@ -113,7 +115,7 @@ CMD ["--help"]
 
 
 FROM runtime AS gpu
-# What NVIDIA's container runtime is to bring in.
+# What NVIDIA's container runtime must provide.
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=gpu-packages /opt/sentiment /opt/sentiment

@@ -1,10 +1,11 @@
-# One virtual environment with two layers: the hashed serving lock, and over it (install-dev)
-# the export, test and benchmark tools. Serving alone never installs torch or transformers.
+# One virtual environment in two layers. The first has the packages for serving, from the lock with
+# hashes. install-dev adds the tools for export, tests and benchmarks. Serving alone never installs
+# torch or transformers.
 
 PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
-# cpu or gpu; without a word, what .venv already has.
+# cpu or gpu. By default, what .venv already has.
 HARDWARE ?= $(if $(wildcard .venv/.locked-gpu),gpu,cpu)
 UV ?= uv
 LOCK_FLAGS ?=
@@ -20,14 +21,14 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' Makefile
 
 .PHONY: install
-install: .venv/.installed ## Make .venv with the service and its command (HARDWARE=cpu|gpu)
+install: .venv/.installed ## Create .venv with the service and its command (HARDWARE=cpu|gpu)
 
 .PHONY: serve
 serve: install ## Serve the embedded model (HOST=, PORT=)
 	@exec .venv/bin/sentiment serve --host '$(HOST)' --port '$(PORT)'
 
 .PHONY: install-dev
-install-dev: .venv/.installed .venv/.installed-dev ## Add what export, tests, checks and benchmarks need
+install-dev: .venv/.installed .venv/.installed-dev ## Add the tools for export, tests, checks and benchmarks to .venv
 
 .PHONY: test
 test: install-dev test-tools ## Run the whole test suite
@@ -38,7 +39,7 @@ test-tools:
 	@tests/install-tools.sh
 
 .PHONY: check
-check: install-dev ## Formatter, linter, strict types, import rules
+check: install-dev ## Check formatting, lint, types and import rules
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
 	.venv/bin/mypy
@@ -49,24 +50,24 @@ deploy-check: install-dev ## Lint the Dockerfile, check Compose and Kubernetes f
 	.venv/bin/python deploy/check.py
 
 .PHONY: format
-format: install-dev ## Format the code and fix what the linter can
+format: install-dev ## Format the code and apply the fixes of the linter
 	.venv/bin/ruff format
 	.venv/bin/ruff check --fix
 
 .PHONY: bench
-bench: install-dev ## Measure the service beside ONNX Runtime alone and other servers, then int8 (an hour)
+bench: install-dev ## Measure the service, plain ONNX Runtime, other servers and int8 (takes an hour)
 	.venv/bin/python -m benchmarks --peers
 	.venv/bin/python -m benchmarks.int8_speed
 
 .PHONY: soak
-soak: install-dev ## Half an hour of traffic and faults: nothing wrong, nothing lost, nothing grows
+soak: install-dev ## Run traffic with faults for half an hour; check all answers and the memory
 	.venv/bin/python -m benchmarks.soak
 
-# The dev lock comes first: transformers' limits bind what both environments share. It leaves
-# out the runtime, which the serving lock decides, and what torch asks of a GPU, which differs
-# between torch's builds; torch pins that itself.
+# The dev lock is made first, because transformers limits the versions of packages that both locks
+# share. It leaves out the runtime, which the serving lock decides. It also leaves out the GPU packages
+# of torch, which differ between builds of torch; torch pins them itself.
 .PHONY: lock
-lock: ## Write requirements/*.txt again with uv (LOCK_FLAGS=--upgrade for the newest versions)
+lock: ## Update requirements/*.txt with uv (LOCK_FLAGS=--upgrade for the newest versions)
 	$(LOCK) --extra cpu --extra files --extra otel --extra export --extra dev --extra bench pyproject.toml -o requirements/dev.txt
 	sed -i.old -E '/^(onnxruntime|torch-|nvidia-|cuda-|triton=)/d; s/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' requirements/dev.txt
 	rm requirements/dev.txt.old
@@ -80,13 +81,14 @@ clean: ## Remove .venv, caches and builds
 	rm -rf .venv dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps live inside .venv and die with it. A changed lock starts from an empty .venv:
-# nothing stale survives, and the two runtimes, which share one module, never meet.
+# The stamp files are inside .venv, so they are removed with it. After a change of the lock, .venv is
+# created again: no old package stays, and the two runtimes, which share one module, are never
+# installed together.
 .venv/.locked-$(HARDWARE): requirements/$(HARDWARE).txt requirements/files.txt requirements/build.txt
 	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-		echo "$(PYTHON) is not Python 3.11 or newer with venv; name another: make PYTHON=/path/to/python3.11" >&2; \
+		echo "$(PYTHON) is not Python 3.11 or newer with venv; choose another: make PYTHON=/path/to/python3.11" >&2; \
 		exit 1; }
-	@echo "Setting up .venv for $(HARDWARE), once: this takes up to a minute."
+	@echo "Creating .venv for $(HARDWARE). This is done once and takes up to a minute."
 	@$(PYTHON) -m venv --clear .venv
 	@$(PIP) --require-hashes -r requirements/$(HARDWARE).txt -r requirements/files.txt -r requirements/build.txt
 	@touch $@
@@ -96,6 +98,6 @@ clean: ## Remove .venv, caches and builds
 	@touch $@
 
 .venv/.installed-dev: .venv/.locked-$(HARDWARE) requirements/dev.txt | .venv/.installed
-	@echo "Adding the export, test and benchmark tools, once: PyTorch is a large download."
+	@echo "Adding the tools for export, tests and benchmarks. This is done once; PyTorch is a large download."
 	@$(PIP) -r requirements/dev.txt
 	@touch $@

@@ -1,4 +1,4 @@
-"""The ``sentiment`` command. Heavy imports wait for the subcommand that needs them."""
+"""The ``sentiment`` command. Each subcommand imports what it needs, so that ``--help`` is quick."""
 
 import argparse
 import importlib.metadata
@@ -14,15 +14,19 @@ from app.errors import UserError
 from app.server.process import open_standard_files, raise_file_limit
 from app.settings import Settings, flag, load_settings
 
-# What `classify` reads and writes, by the end of a file's name.
+# The kinds of files that `classify` reads and writes.
 SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".parquet")
-# Settings of a model in this process.
+# Settings that apply only when `classify` loads a model itself.
 LOCAL = ("model", "device", "precision")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0 when done, 1 for a failure, 2 for wrong usage."""
-    # Before it is imported: ONNX Runtime would write about its use into the home directory.
+    """Run the command and return its exit code: 0 for success, 1 for a failure, 2 for wrong usage.
+
+    130 means that Ctrl-C ended it.
+    """
+    # ONNX Runtime reads this when it is imported. Otherwise it writes telemetry to the home
+    # directory.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     options = _parser().parse_args(arguments)
     flags = {name: value for name, value in vars(options).items() if name in Settings.model_fields}
@@ -39,11 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader, head perhaps, has what it wants. Python would complain at exit, when it
-        # flushes what is left.
+        # The reader, such as `head`, has closed the pipe. Without this, Python would print an error
+        # at exit, when it flushes the rest of the output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # a disk is full, a pipe to read from is broken
+    except OSError as error:  # for example, the disk is full
         print(f"sentiment: {error}", file=sys.stderr)
         return 1
 
@@ -56,8 +60,9 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser(
         "serve",
-        help="answer over HTTP",
-        description="Serve over HTTP. Every flag can be set as SENTIMENT_<NAME> as well.",
+        help="serve models over HTTP",
+        description="Serve models over HTTP. Each option can also be set in the environment, as "
+        "SENTIMENT_<NAME>.",
     )
     _add_flags(serve, Settings.model_fields)
 
@@ -67,43 +72,49 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_classify(classify: argparse.ArgumentParser) -> None:
     classify.description = (
-        "Print one line for each text: label, score, text. A text that cannot be classified is "
-        "answered in its place by 'error' and the reason. With --output, write a file of all "
-        "columns of --input, then label, score, score_<label> and error; a name that the input "
-        "has, too, gets the prefix 'predicted_'. FILE is of the kind that its name ends in: "
-        f"{' '.join(SUFFIXES)}."
+        "Print one line for each text: label, score, text. If a text cannot be classified, its "
+        "line is 'error', the error code and the text. With --output, write a file instead: the "
+        "columns of --input, then label, score, score_<label> and error. If the input already has "
+        "a column of that name, the new column gets the prefix 'predicted_'. The ending of FILE "
+        f"decides its format: {' '.join(SUFFIXES)}."
     )
     classify.add_argument(
-        "texts", nargs="*", metavar="TEXT", help="a text [default: each line of standard input]"
+        "texts",
+        nargs="*",
+        metavar="TEXT",
+        help="texts to classify [default: lines of standard input]",
     )
     classify.add_argument("--input", type=Path, metavar="FILE", help="read the texts from a file")
     classify.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="write a file, which is there when all is done; until then, FILE.partial has the rest",
+        help="write the results to a file; it appears only when the job is complete, before that "
+        "they are in FILE.partial",
     )
     classify.add_argument(
-        "--column", metavar="NAME", help="column of --input that has the texts [default: text]"
+        "--column", metavar="NAME", help="column of --input with the texts [default: text]"
     )
     classify.add_argument(
         "--resume",
         action="store_true",
-        help="continue a run that did not end, after the rows that it has done",
+        help="continue an interrupted run after the last row that it finished",
     )
     classify.add_argument(
-        "--json", action="store_true", help="print the result objects of POST /classify instead"
+        "--json",
+        action="store_true",
+        help="print the JSON results of POST /classify instead",
     )
     classify.add_argument(
         "--url",
-        help="have the service at this URL classify; the environment's SENTIMENT_API_KEY is its "
-        "key, if it wants one",
+        help="let the service at this URL classify the texts; if it needs a key, set "
+        "SENTIMENT_API_KEY in the environment",
     )
     _add_flags(classify, LOCAL)
 
 
 def _add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
-    """A flag for each of these settings; its value is validated with the environment's."""
+    """Add a flag for each of these settings. ``load_settings`` validates the values later."""
     for name in names:
         field = Settings.model_fields[name]
         several = name == "model"
@@ -111,7 +122,7 @@ def _add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
         parser.add_argument(
             flag(name),
             action="append" if several else "store",
-            default=argparse.SUPPRESS,  # what is not given is the environment's to say
+            default=argparse.SUPPRESS,  # without the flag, the environment decides
             metavar="DIR" if several else "|".join(choices) or name.split("_")[-1].upper(),
             help=f"{field.description}"
             + ("" if several else f" [default: {_shown(field.default)}]"),
@@ -123,9 +134,9 @@ def _shown(default: object) -> object:
 
 
 def _serve(settings: Settings) -> int:
-    # Until the server handles it: process 1 of a container would not even end by it.
+    # Until the server sets its own handlers. By default, process 1 of a container ignores SIGTERM,
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    # Nothing is loaded yet that could be loaded again.
+    # and SIGHUP, which reloads models later, ends the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     open_standard_files()
     raise_file_limit()
@@ -149,31 +160,31 @@ def _classify(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _usage_fault(options: argparse.Namespace, settings: Settings) -> str | None:
-    """Why the options of ``classify`` do not fit together."""
+    """What is wrong with the options of ``classify``; None if they are valid."""
     given, made = options.input, options.output
     if given and options.texts:
-        return "give texts or --input, not both"
+        return "give either texts or --input, not both"
     if not given and not options.texts and (sys.stdin is None or sys.stdin.isatty()):
         return "give texts as arguments, on standard input or with --input"
     for path in filter(None, (given, made)):
         if path.suffix.lower() not in SUFFIXES:
             return f"{path} must end in one of: {' '.join(SUFFIXES)}"
     if options.column and not (given and given.suffix.lower() != ".txt"):
-        return "--column is for an --input that has columns: CSV, JSONL or Parquet"
+        return "--column needs an --input with columns: CSV, JSONL or Parquet"
     if options.resume and not (given and made):
-        return "--resume needs the --input and --output of the run that it continues"
+        return "--resume needs the same --input and --output as the interrupted run"
     if options.json and made:
-        return "--json is for standard output; --output writes what its name ends in"
+        return "--json applies to standard output only; the ending of --output decides its format"
     if made and not made.parent.is_dir():
         return f"the directory {made.parent} of --output does not exist"
     if made and made.is_dir():
-        return f"{made} is a directory; --output names a file"
+        return f"{made} is a directory; --output must be a file"
     if given and made and made.exists() and made.samefile(given):
         return "--output must not be the --input"
     if options.url and not options.url.startswith(("http://", "https://")):
         return "--url must begin with http:// or https://"
     if options.url and any(name in options for name in LOCAL):
-        return "--url leaves --model, --device and --precision to the service"
+        return "--url cannot be combined with --model, --device or --precision; the service decides"
     if len(settings.model) > 1 and not options.url:
         return "classify uses one model; give --model once"
     return None

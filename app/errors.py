@@ -1,17 +1,18 @@
-"""Every failure the outside world can see: HTTP problems and one-line command errors."""
+"""The errors that users see: HTTP problems, and one-line errors of the commands."""
 
 from typing import ClassVar, Literal, get_args
 
 
 class UserError(Exception):
-    """A command cannot go on; the message is the one line shown to its user (exit code 1)."""
+    """A command failed. The user sees the message as one line, and the exit code is 1."""
 
 
 class ServiceError(Exception):
-    """A request, or one text of it, cannot be answered.
+    """A request, or one text of it, has no result.
 
-    Each subclass is one row of the error table: ``status`` and ``code`` are what a client
-    sees, ``detail`` says what was wrong and what is accepted.
+    Each subclass is an error code of the README's table. The client gets its ``status``, ``code``
+    and ``title``, and a ``detail`` that says what was wrong and what is accepted.
+    ``retry_after_s`` is the number of seconds after which the client should try again.
     """
 
     status: ClassVar[int]
@@ -29,7 +30,7 @@ class ServiceError(Exception):
 
 
 class BadRequest(ServiceError):
-    """What arrived is not HTTP."""
+    """The client sent something that is not an HTTP request."""
 
     status, code, title = 400, "bad_request", "Bad request"
     ends_texts = False
@@ -94,8 +95,11 @@ Full = Literal["queue_full", "deadline", "inflight_bytes"]
 
 
 class Overloaded(ServiceError):
-    """``reason``: the queue is full, the wait would be longer than the deadline, bodies take too
-    much memory."""
+    """The service cannot take the request now.
+
+    ``reason`` is ``queue_full``, ``deadline`` (the wait would be longer than the deadline) or
+    ``inflight_bytes`` (request bodies take too much memory).
+    """
 
     status, code, title = 429, "overloaded", "Overloaded"
 
@@ -133,7 +137,7 @@ class DeadlineExceeded(ServiceError):
 
 
 class ClientDisconnected(ServiceError):
-    """Nobody is left to read the answer; the status, nginx's, shows in metrics only."""
+    """The client left before its answer. The status, as in nginx, appears only in metrics."""
 
     status, code, title = 499, "client_disconnected", "Client disconnected"
 

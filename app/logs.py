@@ -1,10 +1,10 @@
-"""The log: one line an event, JSON for machines or words for people, ours and uvicorn's alike.
+"""The log: one line per event, as JSON or as text for people. uvicorn's lines have the same form.
 
-What clients send is never logged, but for the ids of a request and its trace: paths and queries are
-not, requests show by the template of their route.
+Nothing that a client sends is logged, except the ids of its request and trace. A request shows the
+template of its route, never its path or query.
 
-A thread of its own writes the lines: whoever reads standard error may stop, and must not stop the
-service with him.
+A separate thread writes the lines. If the reader of standard error stops reading, the thread waits
+and the service goes on.
 """
 
 import logging
@@ -23,43 +23,46 @@ from pydantic_core import to_json
 Format = Literal["auto", "human", "json"]
 
 STANDARD_ERROR = 2
-# Lines that may wait to be written; of the access log they take 4 MB.
+# Lines that may wait to be written. This many lines of the access log take 4 MB.
 MAX_WAITING = 10_000
-# For what waits when the process ends.
+# Seconds to write the waiting lines when the process ends.
 CLOSE_S = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 def configure(level: str, log_format: Format) -> None:
-    """Log to standard error until ``close``; ``auto`` is for people at a terminal."""
+    """Log to standard error until ``close``; ``auto`` means text at a terminal, else JSON."""
     human = log_format == "human" or (log_format == "auto" and sys.stderr.isatty())
     _lines.setFormatter(_Human() if human else _Json())
     logging.basicConfig(level=level.upper(), handlers=[_lines])
-    logging.captureWarnings(True)  # Python would write them to standard error itself
-    # Not to walk the stack for each line: none shows where it was logged.
+    logging.captureWarnings(True)  # by default, they bypass the log
+    # Without this, logging walks the stack for each line to find the caller, which no line shows.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     _writer.start()
 
 
 def close() -> None:
-    """Write what waits, within a second if it is read; what is logged later is lost."""
-    # It waits for the last line, for as long as that takes.
+    """Write the waiting lines, for at most a second; later lines are lost."""
+    # A thread, because ``stop`` waits for the last line without a time limit.
     stopping = threading.Thread(target=_writer.stop, daemon=True)
     stopping.start()
     stopping.join(CLOSE_S)
 
 
 def dropped_lines() -> int:
-    """How many lines were not written, because standard error was not read or is gone."""
+    """Number of lines that were not written, because standard error was not read or is closed."""
     return _writer.dropped
 
 
 class _Lines(QueueHandler):
-    """Formats a line where it is logged, as what it tells of may change, and waits for nobody."""
+    """Puts each line into the queue without waiting.
 
-    # Unlike queue.Queue, a signal handler may put something while its thread puts something.
+    It formats the line at once, because the objects in its message may change later.
+    """
+
+    # SimpleQueue is reentrant: a signal handler may log while its thread is logging.
     queue: SimpleQueue[str]
 
     def __init__(self) -> None:
@@ -77,10 +80,10 @@ class _Lines(QueueHandler):
 
 
 class _Writer(QueueListener):
-    """Writes the lines, each at once: other processes may write to the same file.
+    """Writes each line in one call, because other processes may write to the same file.
 
-    It writes to the descriptor: a stream has a lock, which the interpreter would wait for at its
-    end while this thread waits for a reader.
+    It writes to the file descriptor, not to ``sys.stderr``: that has a lock, and the interpreter
+    would wait for the lock at exit while this thread waits for a reader.
     """
 
     def __init__(self, lines: _Lines) -> None:
@@ -91,7 +94,7 @@ class _Writer(QueueListener):
 
     @property
     def dropped(self) -> int:
-        """Lines that found no room, and those that could not be written."""
+        """Number of lines that found the queue full or could not be written."""
         return self._lines.dropped + self._failed
 
     def handle(self, record: Any) -> None:
@@ -99,19 +102,20 @@ class _Writer(QueueListener):
             self._failed += 1
             return
         dropped = self.dropped
-        # Not as soon as there is room for a line, or half of what a slow reader gets would be this.
+        # Wait until the queue is half empty: otherwise a slow reader would get this warning after
+        # every other line.
         if dropped > self._told and self._lines.queue.qsize() <= MAX_WAITING // 2:
             logger.warning("%d log lines were dropped", dropped - self._told)
             self._told = dropped
 
 
 def _write(line: bytes) -> bool:
-    """Whether standard error took the line; this waits until it is read."""
+    """Write the line and wait until it is taken; False if standard error is closed."""
     try:
         while line:
             try:
                 line = line[os.write(STANDARD_ERROR, line) :]
-            except BlockingIOError:  # another process that has the file chose not to wait
+            except BlockingIOError:  # another process made the file non-blocking
                 select.select([], [STANDARD_ERROR], [])
     except OSError:
         return False
@@ -119,7 +123,7 @@ def _write(line: bytes) -> bool:
 
 
 class _Json(logging.Formatter):
-    """An object a line: time, level, logger, message, and the record's ``fields``."""
+    """A JSON object per line: time, level, logger, message and the record's ``fields``."""
 
     def format(self, record: logging.LogRecord) -> str:
         document: dict[str, Any] = {
@@ -135,7 +139,7 @@ class _Json(logging.Formatter):
 
 
 class _Human(logging.Formatter):
-    """Time, level, message, and the record's ``fields`` as words."""
+    """Time, level and message, then the record's ``fields`` as ``name=value``."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)

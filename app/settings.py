@@ -6,36 +6,48 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, StrictBytes, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-API_KEY = re.compile(r"[!-+\--~]{8,256}")  # a comma separates keys
+# SHA-256 of each key, in hexadecimal. They are bytes so that they cannot be mistaken for keys,
+# which are strings.
+KeyDigests = Annotated[tuple[StrictBytes, ...], NoDecode]
+
+API_KEY = re.compile(r"[!-+\--~]{8,256}")  # printable ASCII without the comma, which separates keys
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 RATE = re.compile(r"[1-9]\d*/(second|minute|hour|day)")
 
 
 class Settings(BaseSettings):
-    """One frozen object. ``SENTIMENT_<NAME>`` sets a field, a flag of the same name wins."""
+    """All settings, in one frozen object.
+
+    The variable ``SENTIMENT_<NAME>`` sets a field; the flag of the same name overrides it.
+    ``api_keys`` and ``admin_keys`` are given as keys, in one string separated by commas, and held
+    as digests.
+    """
 
     model_config = SettingsConfigDict(env_prefix="SENTIMENT_", frozen=True)
 
     model: Annotated[tuple[Path, ...], NoDecode] = Field(
         default=(),
-        description="bundle to load; give it again for several, the first is the default "
-        f"(environment: separated by '{os.pathsep}') [default: the embedded model]",
+        description="bundle to load; repeat the option to serve several, the first is the default "
+        f"(in the environment, separate them by '{os.pathsep}') [default: the embedded model]",
     )
     host: str = Field(default="127.0.0.1", description="address to listen on")
-    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on, 0 for any")
+    port: int = Field(
+        default=8000, ge=0, le=65535, description="port to listen on; 0 means: any free port"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="where to compute; auto takes CUDA where it works"
+        default="auto", description="where to compute; auto means: on CUDA if it works, else on CPU"
     )
     precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
-        default="auto", description="variant of the model; auto takes the device's fastest"
+        default="auto",
+        description="variant of the model; auto means: the fastest one for the device",
     )
     runners: int = Field(
         default=0,
         ge=0,
-        description="batches computed at once; 0 means: measured at start",
+        description="batches computed at the same time; 0 means: measured at start",
     )
     threads: int = Field(
         default=0, ge=0, description="threads that compute one batch; 0 means: measured at start"
@@ -43,100 +55,113 @@ class Settings(BaseSettings):
     max_batch_tokens: int = Field(
         default=0,
         ge=0,
-        description="padded tokens in one batch (texts x longest text); 0 means: measured at "
-        "start and, without a target latency, corrected under load",
+        description="maximum tokens in one batch, padding included (texts x longest text); "
+        "0 means: measured at start and, if no target latency is set, corrected under load",
     )
     cache_dir: Path | None = Field(
         default=None,
-        description="directory that keeps what was measured for the next start; unless set, the "
-        "user's cache directory, if there is one",
+        description="directory that keeps the measurements for the next start; if not set, the "
+        "user's cache directory is used, if there is one",
     )
     target_latency_ms: int = Field(
         default=0,
         ge=0,
-        description="milliseconds in which a short text is to be answered under load, where "
-        "measuring decides: the most throughput within them; 0 for throughput alone",
+        description="milliseconds in which a short text should be answered under load; the "
+        "measurement at start then chooses the highest throughput that allows this; 0 means: the "
+        "highest throughput, at any latency",
     )
     max_queue_tokens: int = Field(
         default=65_536,
         ge=1,
-        description="tokens that may wait, half of them of one request; beyond that it gets 429",
+        description="maximum tokens that wait in the queue; one request may use at most half of "
+        "them; a request that does not fit gets 429",
     )
-    max_texts: int = Field(default=1_000, ge=1, description="texts in one request")
-    max_text_chars: int = Field(default=50_000, ge=1, description="characters in one text")
-    max_body_bytes: int = Field(default=2_097_152, ge=1, description="bytes in a request body")
+    max_texts: int = Field(default=1_000, ge=1, description="maximum texts in one request")
+    max_text_chars: int = Field(default=50_000, ge=1, description="maximum characters in one text")
+    max_body_bytes: int = Field(
+        default=2_097_152, ge=1, description="maximum bytes of one request body"
+    )
     max_inflight_bytes: int = Field(
         default=0,
         ge=0,
-        description="total bytes of request bodies held at once; more get 429; 0 means: an eighth "
-        "of the memory that the process may use",
+        description="maximum bytes of all request bodies held at the same time; a request beyond "
+        "that gets 429; 0 means: an eighth of the memory that the process may use",
     )
     max_header_bytes: int = Field(
-        default=32_768, ge=1_024, description="bytes of a request's line and headers"
+        default=32_768,
+        ge=1_024,
+        description="maximum bytes of a request's first line and headers together",
     )
     deadline_ms: int = Field(
         default=10_000,
         ge=1,
-        description="milliseconds a request may take before it gets 504; a request may ask for "
-        "less with x-request-timeout-ms",
+        description="milliseconds that a request may take before it gets 504; a request can ask "
+        "for less with the header x-request-timeout-ms",
     )
     drain_ms: int = Field(
-        default=10_000, ge=0, description="milliseconds for requests in flight at shutdown"
+        default=10_000,
+        ge=0,
+        description="milliseconds that requests in flight get to finish at shutdown",
     )
-    api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
+    api_keys: KeyDigests = Field(
         default=(),
         repr=False,
-        description="keys that clients must send, as 'Authorization: Bearer KEY', separated by "
-        "','; better set in the environment: other users see flags; without any, all may ask",
+        description="keys, separated by ','; each request must send one of them as 'Authorization: "
+        "Bearer KEY'; set them in the environment, because other users of the machine can see "
+        "flags; without keys, everyone may send requests",
     )
-    admin_keys: Annotated[tuple[str, ...], NoDecode] = Field(
+    admin_keys: KeyDigests = Field(
         default=(),
         repr=False,
-        description="likewise, for POST /models/{name}/reload; without any, only SIGHUP reloads",
+        description="keys, separated by ',', for POST /models/{name}/reload; set them in the "
+        "environment as well; without keys, only the signal SIGHUP reloads models",
     )
     rate_limit: str = Field(
         default="",
-        description="requests that each key (without keys, each address) may send to this "
-        "process, such as '600/minute'; beyond that it gets 429; each replica counts for itself",
+        description="maximum requests of each key (without keys, of each address), such as "
+        "'600/minute'; further requests get 429; each replica counts by itself",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="origins whose pages may use the service, such as 'https://example.org', "
-        "separated by ','; '*' for all",
+        description="origins whose web pages may use the service, such as 'https://example.org', "
+        "separated by ','; '*' means: all origins",
     )
     docs: Literal["on", "off"] = Field(default="on", description="serve /docs and /openapi.json")
     metrics_port: int = Field(
         default=0,
         ge=0,
         le=65535,
-        description="port for /metrics and nothing else, 0 for the service's own",
+        description="port that serves only /metrics; 0 means: /metrics is on the service's port",
     )
     otlp_endpoint: str = Field(
         default="",
-        description="OpenTelemetry collector that gets traces over HTTP, such as "
+        description="URL of the OpenTelemetry collector to send traces to over HTTP, such as "
         "http://localhost:4318; needs the extra 'otel'",
     )
     log_format: Literal["auto", "human", "json"] = Field(
-        default="auto", description="how to log; auto is human at a terminal and json elsewhere"
+        default="auto",
+        description="format of the log; auto means: human at a terminal, json elsewhere",
     )
     access_log: Literal["on", "off"] = Field(
-        default="on", description="log a line for each request, with the time of its stages"
+        default="on", description="log a line for each request, with the time of each stage"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="least severe messages to log"
+        default="info", description="lowest level that is logged"
     )
 
     @field_validator("host", mode="before")
     @classmethod
     def _default_host(cls, value: Any) -> Any:
-        # Empty is as good as unset; a socket would take it for all addresses.
+        # An empty value means: not set. A socket would listen on all addresses.
         return value or cls.model_fields["host"].default
 
     @field_validator("max_inflight_bytes")
     @classmethod
     def _holds_a_body(cls, value: int, info: ValidationInfo) -> int:
         if 0 < value < (longest := info.data.get("max_body_bytes", 0)):
-            raise ValueError(f"one body may have {longest} bytes (--max-body-bytes)")
+            raise ValueError(
+                f"one body may have {longest} bytes (--max-body-bytes), so set at least as many"
+            )
         return value
 
     @field_validator("metrics_port")
@@ -150,9 +175,9 @@ class Settings(BaseSettings):
     @classmethod
     def _expand_home(cls, value: Any) -> Any:
         try:
-            return Path(value).expanduser() if value else None  # empty is as good as unset
+            return Path(value).expanduser() if value else None  # empty means: not set
         except RuntimeError:
-            raise ValueError("there is no home directory for '~'; give the whole path") from None
+            raise ValueError("no home directory was found for '~'; give an absolute path") from None
 
     @field_validator("model", mode="before")
     @classmethod
@@ -164,25 +189,30 @@ class Settings(BaseSettings):
     def _split_origins(cls, value: Any) -> Any:
         origins = _listed(value) if isinstance(value, str) else value
         if not all(ORIGIN.fullmatch(origin) for origin in origins):
-            raise ValueError("an origin is a scheme and a host, https://example.org, or '*'")
+            raise ValueError(
+                "an origin must be a scheme and a host, such as https://example.org, or '*'"
+            )
         return origins
 
     @field_validator("api_keys", "admin_keys", mode="before")
     @classmethod
     def _digest_keys(cls, value: Any) -> Any:
-        """Digests are kept, not keys."""
-        keys = _listed(value) if isinstance(value, str) else value
-        if value and not keys:  # a slip should not open the door
-            raise ValueError("there is no key in it")
+        if not isinstance(value, str):  # digests, from settings that were validated before
+            return value
+        keys = _listed(value)
+        if value and not keys:  # "," by mistake must not let everyone in
+            raise ValueError("give at least one key")
         if not all(API_KEY.fullmatch(key) for key in keys):
-            raise ValueError("a key is 8 to 256 printable ASCII characters without spaces")
-        return tuple(hashlib.sha256(key.encode()).hexdigest() for key in keys)
+            raise ValueError("a key must be 8 to 256 printable ASCII characters without spaces")
+        return tuple(hashlib.sha256(key.encode()).hexdigest().encode() for key in keys)
 
     @field_validator("rate_limit")
     @classmethod
     def _check_rate(cls, value: str) -> str:
         if value and not RATE.fullmatch(value):
-            raise ValueError("a rate is a number and second, minute, hour or day: 600/minute")
+            raise ValueError(
+                "a rate must be a number per second, minute, hour or day, such as 600/minute"
+            )
         return value
 
 
@@ -190,7 +220,7 @@ def load_settings(flags: dict[str, Any]) -> Settings:
     """Settings from the environment, overridden by ``flags`` (field name to value).
 
     Raises:
-        ValueError: a value is not acceptable; the message names its flag or variable.
+        ValueError: a value is not valid; the message names its flag or variable.
     """
     try:
         return Settings(**flags)

@@ -1,10 +1,11 @@
-"""All benchmarks: one table of goals, tables of figures and plots, in ``benchmarks/results``.
+"""Runs all benchmarks and writes tables and plots to ``benchmarks/results``.
 
     python -m benchmarks [--only NAME]... [--rounds N] [--peers] [--work DIRECTORY]
 
-The models are the embedded one and the shape of RoBERTa-base with random weights, exported by
-the real command. Each measurement is a real server process under load from another process over
-loopback; ratios are taken within one round, and the median of alternating rounds counts.
+The models are the embedded one, and one with the shape of RoBERTa-base and random weights, which
+``sentiment-export`` exports. A separate process sends requests to a real server process over
+loopback. What is compared is measured in alternating rounds: a ratio is computed within each
+round, and the result is the median of the rounds.
 """
 
 import argparse
@@ -23,18 +24,27 @@ SHAPE = "RoBERTa-base"
 
 
 def main() -> None:
-    """Measure what is asked for, add it to the results, write the report anew."""
+    """Run the chosen sections, add their figures to the results and write the report again."""
     parser = argparse.ArgumentParser(
         "benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", action="append", metavar="NAME", help="a section's name")
-    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
-    parser.add_argument("--peers", action="store_true", help="other projects' servers as well")
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="run only this section; repeat the option for several",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds of each comparison (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--peers", action="store_true", help="measure other projects' servers as well"
+    )
     parser.add_argument(
         "--work",
         type=Path,
         default=Path(".bench"),
-        help="for models and the peers' environments (default: %(default)s)",
+        help="directory for models and the peers' environments (default: %(default)s)",
     )
     options = parser.parse_args()
     embedded, int8, fp32 = _subjects(options.work)
@@ -69,7 +79,7 @@ def main() -> None:
         )
     for name in options.only or sections:
         if name not in sections:
-            parser.error(f"no section {name!r}; there are: {', '.join(sections)}")
+            parser.error(f"there is no section {name!r}; choose from: {', '.join(sections)}")
     for name in options.only or sections:
         print(f"\n{name}", flush=True)
         found = []
@@ -81,7 +91,7 @@ def main() -> None:
 
 
 def _subjects(work: Path) -> tuple[Subject, Subject, Subject]:
-    """The embedded model, and RoBERTa-base's shape in int8 and fp32, made once."""
+    """The embedded model, and RoBERTa-base's shape in int8 and fp32. They are exported once."""
     bundle = work / f"{SHAPE}-bundle"
     if not bundle.exists():
         work.mkdir(parents=True, exist_ok=True)

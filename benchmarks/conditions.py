@@ -1,4 +1,4 @@
-"""What a figure holds for: the day, the machine, the versions."""
+"""The conditions of a measurement: date, machine and versions."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ from app.engine.session import int8_kernels
 
 
 def conditions() -> dict[str, str]:
-    """What stands beside every table."""
+    """The conditions that are printed with every table."""
     kernels = {"U8S8": "U8S8", "U8U8": "U8U8 (U8S8 saturates here)"}[int8_kernels()]
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",

@@ -1,4 +1,4 @@
-"""First starts beside a busy neighbour: how good are the plans that tuning chooses?"""
+"""Measures how good the tuned plans are if another process keeps a CPU busy at the first start."""
 
 import os
 import re
@@ -22,7 +22,7 @@ Way = tuple[int, int, int]  # runners, threads, tokens a batch
 
 
 def first_starts(subject: Subject, rounds: int, *, least: int) -> Iterator[Row | Goal]:
-    """Start with an empty cache and one core kept busy; then measure every plan undisturbed."""
+    """Start with an empty cache and one core kept busy; then measure every plan without that."""
     chosen: list[Way] = []
     seconds = []
     with busy_neighbour():
@@ -64,7 +64,7 @@ def first_starts(subject: Subject, rounds: int, *, least: int) -> Iterator[Row |
 
 @contextmanager
 def busy_neighbour() -> Iterator[None]:
-    """Another process that never rests, on the first CPU."""
+    """Another process that keeps the first CPU busy."""
     code = f"import os; os.sched_setaffinity(0, [{min(os.sched_getaffinity(0))}])\nwhile True: pass"
     process = subprocess.Popen([sys.executable, "-c", code])
     try:

@@ -1,8 +1,8 @@
-"""What ONNX Runtime can do with the same texts when nobody waits for an answer.
+"""The throughput of ONNX Runtime alone with the same texts, without queue and HTTP.
 
-The texts are tokenised beforehand, sorted by length and cut into batches with hardly any padding;
-runner threads call the session in a loop, the batches in random order: a short run in sorted
-order would see short texts only. No queue, no HTTP.
+The texts are tokenised beforehand, sorted by length and cut into batches with hardly any padding.
+Runner threads call the session in a loop. The batches come in random order, because the first ones
+in sorted order would all have texts of similar lengths.
 """
 
 import random
@@ -16,7 +16,7 @@ BATCH_TOKENS = (128, 256, 512)
 
 
 class Ideal:
-    """One model and its texts; the best way to share the CPUs is found at the start."""
+    """A model and its texts. The constructor finds the fastest number of runners and threads."""
 
     def __init__(self, model: Model, texts: Sequence[str], cpus: int) -> None:
         self._encodings = sorted((model.encode(text) for text in texts), key=len, reverse=True)
@@ -27,17 +27,17 @@ class Ideal:
             for tokens in BATCH_TOKENS
         ]
         for candidate in candidates:
-            self.rate(*candidate)  # memory for these shapes
+            self.rate(*candidate)  # allocates the memory for these shapes
         self._best = max(candidates, key=lambda way: self.rate(*way))
         runners, threads, tokens = self._best
         self.name = f"{runners} x {threads}, {tokens} tokens a batch"
 
     def texts_per_second(self) -> float:
-        """Once through all the texts, in the best way."""
+        """Compute all texts once with the fastest plan; returns texts per second."""
         return self.rate(*self._best)
 
     def rate(self, runners: int, threads: int, tokens: int) -> float:
-        """Texts a second, once through all of them, in batches of at most so many tokens."""
+        """Compute all texts once; returns texts per second. ``tokens`` is the limit of a batch."""
         if threads not in self._models:
             self._models[threads] = next(iter(self._models.values())).with_threads(threads)
         model = self._models[threads]
@@ -64,7 +64,7 @@ class Ideal:
 
 
 def lone_ms(model: Model, texts: Sequence[str]) -> list[float]:
-    """Milliseconds of a bare ``session.run`` for each text, its arrays made beforehand."""
+    """Milliseconds of a plain ``session.run`` for each text; its arrays are made beforehand."""
     milliseconds = []
     for text in texts:
         feeds = model._feeds([model.encode(text)])
@@ -75,7 +75,7 @@ def lone_ms(model: Model, texts: Sequence[str]) -> list[float]:
 
 
 def _batches(encodings: Sequence[Encoding], tokens: int) -> Iterator[list[Encoding]]:
-    """Longest first, each at most ``tokens`` with its padding, or one longer text."""
+    """Batches of at most ``tokens`` tokens with padding, or of one longer text."""
     batch: list[Encoding] = []
     for encoding in encodings:
         if batch and len(batch[0]) * (len(batch) + 1) > tokens:

@@ -1,9 +1,9 @@
-"""Throughput of our per-token int8 beside fp32 and ONNX Runtime's stock dynamic int8.
+"""Compares our per-token int8 with fp32 and with ONNX Runtime's stock dynamic int8.
 
-Checkpoints of RoBERTa-base's and XLM-RoBERTa-base's shape with random weights are exported by
-the real command, and opened as the service opens them. The stock model is ``quantize_dynamic``
-(per channel) of Optimum's export (eager attention, constants folded), in a default session. All
-run in one process, in turns, on two runners of one thread each.
+The checkpoints have the shapes of RoBERTa-base and XLM-RoBERTa-base and random weights.
+``sentiment-export`` exports them, and sessions are opened as in the service. The stock model is
+``quantize_dynamic`` (per channel) of Optimum's export (eager attention, constants folded), in a
+default session. All run in one process, in turns, on two runners with one thread each.
 
     python -m benchmarks.int8_speed [--rounds N] [--layers N] [--model NAME]
 """
@@ -39,7 +39,7 @@ FP32, STOCK, OURS = "our fp32", "stock int8", "our int8"
 STOCK_UNFUSED = "stock, no SkipLayerNorm"
 DEFAULT, OTHER_KERNELS = "our int8, default session", "our int8, U8U8 kernels"
 WIDTH = len(STOCK_UNFUSED) + 3
-TEXTS = 256  # whose labels are compared
+TEXTS = 256  # the number of texts whose labels are compared
 
 Sessions = dict[str, ort.InferenceSession]
 Feeds = dict[str, np.ndarray]
@@ -52,9 +52,13 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=7, help="(default: %(default)s)")
-    parser.add_argument("--layers", type=int, default=12, help="(default: %(default)s)")
-    parser.add_argument("--model", choices=SHAPES, help="(default: all)")
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="rounds of each comparison (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--layers", type=int, default=12, help="layers of the models (default: %(default)s)"
+    )
+    parser.add_argument("--model", choices=SHAPES, help="shape to measure (default: all)")
     options = parser.parse_args()
     print(
         f"{datetime.now(UTC).date()}, {cpu_name()} {platform.machine()} ({vector_flags()}; int8 "
@@ -88,7 +92,7 @@ def _sessions(directory: Path, name: str, layers: int) -> Sessions:
 
 
 def _stock(checkpoint: Path, directory: Path) -> Path:
-    """ONNX Runtime's own dynamic quantization of the checkpoint, made in the directory."""
+    """Quantize the checkpoint with ONNX Runtime's dynamic quantization, in the directory."""
     plain, stock = export_graph(load_checkpoint(checkpoint), directory), directory / "stock.onnx"
     quantize_dynamic(plain, stock, per_channel=True, weight_type=QuantType.QInt8)
     return stock
@@ -100,7 +104,7 @@ def _as_served(bundle: Bundle, precision: Precision) -> ort.InferenceSession:
 
 
 def _open(path: Path, disabled_optimizers: Sequence[str] = ()) -> ort.InferenceSession:
-    """A default session, but for its one thread."""
+    """A session with default options, except for one thread."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
@@ -110,7 +114,7 @@ def _open(path: Path, disabled_optimizers: Sequence[str] = ()) -> ort.InferenceS
 
 
 def sessions(subject: Subject, checkpoint: Path | None, rounds: int) -> Iterator[Row | Goal]:
-    """The service's own session ÷ a default one of the same int8 file, and ÷ stock int8."""
+    """Compare the service's session with a default one of the same file, and with stock int8."""
     bundle = Bundle.open(subject.bundle)
     path = bundle.variant_path("int8")
     measured = {
@@ -134,7 +138,7 @@ def sessions(subject: Subject, checkpoint: Path | None, rounds: int) -> Iterator
 
 
 def _speed(sessions: Sessions, rounds: int) -> None:
-    """Texts a second by length and batch; the ratios are medians of each round's."""
+    """Print texts per second by length and batch. A ratio is the median of the rounds' ratios."""
     print(f"{'tokens x batch':>14}" + "".join(f"{name:>{WIDTH}}" for name in sessions))
     for tokens in TOKENS:
         for batch in BATCHES:
@@ -145,7 +149,7 @@ def _speed(sessions: Sessions, rounds: int) -> None:
                 ratio = statistics.median(figure / stock for figure, stock in pairs)
                 cells.append(f"{statistics.median(figures):.1f} {ratio:6.2f} x")
             print(f"{tokens:>9} x {batch:<2}" + "".join(f"{cell:>{WIDTH}}" for cell in cells))
-    print("texts/s, and how many times stock int8's")
+    print("texts/s, and the ratio to stock int8")
 
 
 def _measure(sessions: Sessions, tokens: int, batch: int, rounds: int) -> dict[str, list[float]]:
@@ -178,7 +182,7 @@ def _runs_per_second(run: Callable[[], object]) -> float:
 
 
 def _answers(sessions: Sessions) -> None:
-    """How often the labels are fp32's, and what the company in a batch changes."""
+    """Print how often labels agree with fp32, and how much a batch changes the logits."""
     alone = {name: _logits(session, 1) for name, session in sessions.items()}
     print(f"\n{TEXTS} texts of 8 to 64 tokens")
     for name in (STOCK, OURS):
@@ -197,7 +201,7 @@ def _logits(session: ort.InferenceSession, batch: int) -> np.ndarray:
 
 
 def _padded(batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Ids and mask of the same texts, in padded batches of this size."""
+    """Ids and masks of the texts in padded batches of this size; always the same texts."""
     random = np.random.default_rng(1)
     texts = [random.integers(5, 300, random.integers(8, 65)) for _ in range(TEXTS)]
     for start in range(0, TEXTS, batch):
@@ -210,7 +214,7 @@ def _padded(batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def _feeds(session: ort.InferenceSession, ids: np.ndarray, mask: np.ndarray) -> Feeds:
-    """What the model takes of it."""
+    """The arrays that the model has inputs for."""
     all_inputs = {
         "input_ids": ids,
         "attention_mask": mask,

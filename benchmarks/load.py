@@ -1,7 +1,8 @@
-"""Load over loopback from a process of its own: closed loop or open arrivals, keep-alive.
+"""Sends HTTP requests from a separate process over loopback, on connections that stay open.
 
-A hand-written HTTP/1.1 client, because on two cores the generator's own CPU time is taken from
-the server: the requests are made beforehand, and httptools parses the answers.
+The loop is closed (a request follows each answer) or open (requests arrive at random times). The
+client is written by hand to save CPU time, because it shares two cores with the server: requests
+are made beforehand, and httptools parses the answers.
 
     echo '{"port": 8000, ...}' | python -m benchmarks.load
 """
@@ -22,15 +23,15 @@ import httptools
 import numpy as np
 import uvloop
 
-# Beyond this many connections an open arrival waits for one that is free, and its wait counts.
+# At this many connections, a new arrival waits for a free one. The wait is part of its latency.
 MAX_CONNECTIONS = 4_000
-TICK_SECONDS = 0.002  # of open arrivals: to wake up for each takes CPU time from the server
-GRACE_SECONDS = 15  # for what is under way when the arrivals end
+TICK_SECONDS = 0.002  # between checks for due arrivals; waking up for each would cost CPU time
+GRACE_SECONDS = 15  # for requests without an answer when the arrivals end
 
 
 @dataclass(frozen=True)
 class Load:
-    """What to send. ``rate`` is in requests a second; without it the loop is closed."""
+    """What to send. ``rate`` is in requests per second; without it, the loop is closed."""
 
     port: int
     path: str
@@ -43,30 +44,30 @@ class Load:
 
 @dataclass
 class Outcome:
-    """What came back in ``seconds`` after the warm-up: latencies in seconds, by status.
+    """The answers in ``seconds`` after the warm-up: latencies in seconds, by status.
 
-    In an open loop a latency counts from the moment when the request was due.
+    In an open loop, a latency begins when the request was due.
     """
 
     seconds: float = 0.0
     latencies: dict[str, list[float]] = field(default_factory=dict)
 
     def ok(self) -> int:
-        """How many were answered with 200."""
+        """The number of answers with 200."""
         return len(self.latencies.get("200", ()))
 
     def ok_per_second(self) -> float:
-        """Answers with 200 a second."""
+        """Answers with 200 per second."""
         return self.ok() / self.seconds
 
     def percentile_ms(self, percent: float, status: str = "200") -> float:
-        """A percentile of the latencies with this status; NaN where there is none."""
+        """A percentile of the latencies with this status; NaN without any."""
         latencies = self.latencies.get(status)
         return float(np.percentile(latencies, percent)) * 1000 if latencies else float("nan")
 
 
 class Generator:
-    """A running load process; leave the block or call ``outcome`` to wait for its end."""
+    """A running load process. ``outcome`` waits for its end; leaving the block kills it."""
 
     def __init__(self, load: Load) -> None:
         self._process = subprocess.Popen(
@@ -88,7 +89,7 @@ class Generator:
         self._process.wait()
 
     def outcome(self) -> Outcome:
-        """Wait for the end."""
+        """Wait for the end and return the outcome."""
         output, _ = self._process.communicate()
         if self._process.returncode:
             raise RuntimeError("the load generator failed")
@@ -96,7 +97,7 @@ class Generator:
 
 
 def run(load: Load) -> Outcome:
-    """Put the load on, and wait for its end."""
+    """Send the load and wait for its end."""
     with Generator(load) as generator:
         return generator.outcome()
 
@@ -110,7 +111,7 @@ class _Connection(asyncio.Protocol):
         self.due = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of asyncio's.
+        # The types of uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -142,13 +143,13 @@ class _Driver:
             [f"{head}{len(body)}\r\n\r\n".encode() + body for body in bodies]
         )
         self._free: list[_Connection] = []
-        self._waiting: deque[float] = deque()  # open arrivals that found no free connection
+        self._waiting: deque[float] = deque()  # due times of arrivals that wait for a connection
         self._open = 0
         self._busy: set[_Connection] = set()
-        self._tasks: set[asyncio.Task[None]] = set()  # the event loop keeps weak references
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop keeps weak references only
         self._latencies: dict[int | str, list[float]] = defaultdict(list)
         self._closed = load.rate is None
-        self._time = time.monotonic  # as the event loop's
+        self._time = time.monotonic  # the clock of the event loop
 
     async def run(self) -> Outcome:
         loop = asyncio.get_running_loop()
@@ -166,7 +167,7 @@ class _Driver:
         return Outcome(self._load.seconds, latencies)
 
     async def _arrivals(self, rate: float) -> None:
-        """Poisson arrivals until the end, then a while for what is under way."""
+        """Poisson arrivals until the end, then some time for the last answers."""
         loop = asyncio.get_running_loop()
         gaps = random.Random(0)
         due = loop.time()
@@ -211,7 +212,7 @@ class _Driver:
 
     def _note(self, status: int | str, due: float) -> float:
         now = self._time()
-        # Open arrivals count by when they were due, a closed loop's by when they were answered.
+        # Open arrivals count by the time they were due, others by the time of the answer.
         if self._begin <= (now if self._closed else due) < self._end:
             self._latencies[status].append(now - due)
         return now

@@ -1,6 +1,6 @@
-"""Other projects' servers of the same checkpoint, to be measured beside ours.
+"""Installs and starts other projects' servers with the same checkpoint, to compare them with ours.
 
-Each lives in a virtual environment of its own, made once from ``benchmarks/peers/*.txt``.
+Each has a separate virtual environment, which is made once from ``benchmarks/peers/*.txt``.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONPATH": str(ROOT),
-    # No usage statistics.
+    # These switch off usage statistics.
     "DO_NOT_TRACK": "1",
     "INFINITY_ANONYMOUS_USAGE_STATS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -36,17 +36,17 @@ ENVIRONMENT = {
 
 
 class PeerError(RuntimeError):
-    """A peer could not be installed or started; the message ends with its last words."""
+    """A peer could not be installed or started; the message has the last lines of its output."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A server: what it is called, how it starts and what it is asked.
+    """A server: its name, how to start it and what to send.
 
-    ``environment`` names the file of pins. ``command`` begins with a program that they install;
-    ``{port}``, ``{precision}`` and ``{model}`` are filled in. The model is a directory that
-    ``prepare`` writes from the checkpoint, or else the checkpoint itself. ``request`` is a
-    request's JSON with ``%s`` for the text.
+    ``environment`` names the file of pinned packages. ``command`` begins with a program that they
+    install; ``{port}``, ``{precision}`` and ``{model}`` are filled in. The model is the directory
+    that ``prepare`` writes from the checkpoint; without ``prepare``, it is the checkpoint.
+    ``request`` is the JSON of a request, with ``%s`` for the text.
     """
 
     name: str
@@ -73,14 +73,14 @@ HERE = ("--host", "127.0.0.1", "--port", "{port}")
 BENTOML = ("python", "-m", "bentoml", "serve", "benchmarks.peers.bentoml_server:Classify", *HERE)
 INFINITY = (
     *("infinity_emb", "v2", "--model-id", "{model}", "--served-model-name", "peer", *HERE),
-    # Its warm-up overruns checkpoints whose tokenizer names no maximal length.
+    # Its warm-up fails if the tokenizer of the checkpoint has no maximum length.
     *("--device", "cpu", "--batch-size", "32", "--no-model-warmup", "--no-bettertransformer"),
 )
 TORCH = (*INFINITY, "--engine", "torch", "--dtype", "{precision}")
 ONNX = (*INFINITY, "--engine", "optimum", "--onnx-disable-optimize")
 INFINITY_TEXT = '{"model": "peer", "input": [%s]}'
 TRITON_TEXT = '{"inputs": [{"name": "text", "shape": [1, 1], "datatype": "BYTES", "data": [%s]}]}'
-# On a CPU with VNNI torch's own int8 is several times as fast as its fp32.
+# On a CPU with VNNI, torch's int8 is several times as fast as its fp32.
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
 SERVERS = (
     Peer("transformers pipeline", "pipeline", PIPELINE, "/classify"),
@@ -103,7 +103,7 @@ PEERS = (
 
 
 def install(peer: Peer, home: Path) -> Path:
-    """Make the peer's virtual environment in ``home``, once for as long as its pins stay.
+    """Make the peer's virtual environment in ``home``, unless it exists with the same pins.
 
     Raises:
         PeerError: pip failed.
@@ -129,7 +129,7 @@ def serving(peer: Peer, home: Path, checkpoint: Path, port: int) -> Iterator[int
     Raises:
         PeerError: the peer could not be installed, died, or did not answer in time.
     """
-    home = home.absolute()  # the peer runs elsewhere
+    home = home.absolute()  # the peer runs in another directory
     programs = install(peer, home) / "bin"
     model = _prepared(peer, home, checkpoint)
     values = {"port": port, "model": model, "precision": peer.precision}
@@ -155,7 +155,7 @@ def serving(peer: Peer, home: Path, checkpoint: Path, port: int) -> Iterator[int
 
 
 def _prepared(peer: Peer, home: Path, checkpoint: Path) -> Path:
-    """What the peer serves; made once for each checkpoint, which is known by its content."""
+    """The directory that the peer serves; prepared once for each content of the checkpoint."""
     if peer.prepare is None:
         return checkpoint.resolve()
     digest = hashlib.sha256()
@@ -183,15 +183,15 @@ def _await_answer(peer: Peer, process: subprocess.Popen[bytes], port: int, outpu
             if response.status == 200:
                 return
     output.seek(0)
-    raise PeerError(f"{peer.name} does not serve ({seen}):\n{_last_lines(output.read())}")
+    raise PeerError(f"{peer.name} does not answer with 200 ({seen}):\n{_last_lines(output.read())}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Let it clean up after itself for a while, then kill all that is left of its group."""
+    """Terminate the process; after some time, kill all processes of its group."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
-    with suppress(ProcessLookupError):  # nothing is left
+    with suppress(ProcessLookupError):  # all have ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 

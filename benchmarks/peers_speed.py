@@ -1,4 +1,4 @@
-"""Our service beside other projects' servers: same checkpoint, texts, connections and run."""
+"""Compares our service with other projects' servers: same checkpoint, texts and connections."""
 
 import socket
 import statistics
@@ -14,7 +14,7 @@ from benchmarks.serving import Goal, Row, Subject
 CONNECTIONS = 32
 SECONDS, WARM_UP_SECONDS = 20.0, 6.0  # torch in fp32 takes 8 s for a batch of 32
 LEAST = 1.8
-# Peers by the precision of what they compute: fp32 exactly, or whatever is fastest.
+# Peers that compute in fp32, and those that compute in int8.
 EXACT = tuple(peer for peer in PEERS if peer.name.endswith("fp32"))
 FAST = tuple(peer for peer in PEERS if peer.name.endswith("int8"))
 
@@ -22,7 +22,7 @@ FAST = tuple(peer for peer in PEERS if peer.name.endswith("int8"))
 def measure(
     subjects: Sequence[Subject], checkpoint: Path, home: Path, rounds: int
 ) -> Iterator[Row | Goal]:
-    """Each peer once, then the best of each precision in turns with ours."""
+    """Measure each peer once, then the best of each precision in turns with our service."""
     int8, fp32 = subjects
     rates: dict[str, float] = {}
     for peer in (*EXACT, *FAST):

@@ -1,4 +1,4 @@
-"""Checkpoints of real shapes with random weights, and their export by the real command."""
+"""Makes checkpoints of real shapes with random weights, and exports them."""
 
 import resource
 import subprocess
@@ -11,12 +11,15 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoConfig, AutoModelForSequenceClassification, RobertaTokenizerFast
 from transformers.modeling_utils import no_init_weights
 
-# Model type and vocabulary; the rest of both is the same.
+# Model type and size of the vocabulary; all else is the same.
 SHAPES = {"RoBERTa-base": ("roberta", 50_265), "XLM-RoBERTa-base": ("xlm-roberta", 250_002)}
 
 
 def random_checkpoint(path: Path, name: str, layers: int) -> Path:
-    """Write the shape ``name`` with a byte-level tokenizer of no merges; logits vary by text."""
+    """Write a checkpoint of the shape ``name``, with a byte-level tokenizer without merges.
+
+    The weights are scaled so that logits differ between texts.
+    """
     path.mkdir()
     tokenizer = ByteLevelBPETokenizer()
     specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]

@@ -1,4 +1,4 @@
-"""Our service in a process of its own, and what the system says of it."""
+"""Runs our service in a separate process and reads its CPU time, memory and metrics."""
 
 import os
 import re
@@ -20,7 +20,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Service:
-    """``sentiment serve`` on a free port, from the block's begin to its end."""
+    """``sentiment serve`` on a free port. The end of the ``with`` block stops it."""
 
     def __init__(self, bundle: Path, *flags: str) -> None:
         command = (str(Path(sys.executable).with_name("sentiment")), "serve", "--port", "0")
@@ -40,7 +40,7 @@ class Service:
         self.start_seconds = time.perf_counter() - started
         self.port = int(address[1])
         self.pid = self._process.pid
-        # A full pipe could stop it.
+        # If nobody read the pipe, it would fill up and block the service.
         self._reading = threading.Thread(target=self._read_log, daemon=True)
         self._reading.start()
 
@@ -63,35 +63,38 @@ class Service:
                 self.log += line
 
     def signal(self, number: int) -> None:
-        """Send a signal."""
+        """Send a signal to the process."""
         self._process.send_signal(number)
 
     def wait(self) -> int:
-        """The exit code, once it has ended; ``log`` is complete then."""
+        """Wait for the end and return the exit code. Then ``log`` is complete."""
         code = self._process.wait()
         self._reading.join()
         return code
 
     def cpu_seconds(self) -> float:
-        """CPU time of the process so far."""
+        """CPU time of the process until now."""
         stat = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(stat[11]) + int(stat[12])) / TICKS
 
     def memory_mb(self) -> dict[str, float]:
-        """Resident and proportional set size."""
+        """Resident and proportional set size of the process, in MB."""
         rollup = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text()
         fields = re.findall(r"^(Rss|Pss): +(\d+) kB", rollup, re.MULTILINE)
         return {name: int(kb) * 1024 / 1e6 for name, kb in fields}
 
     def metrics(self) -> dict[str, float]:
-        """Every sample's value, summed over its labels."""
+        """The value of each metric, summed over its labels."""
         sums: dict[str, float] = defaultdict(float)
         for sample in self._samples():
             sums[sample.name.removeprefix("sentiment_")] += sample.value
         return sums
 
     def lag_percentile_ms(self, percent: float, before: dict[str, float]) -> float:
-        """The event loop's lag since ``before`` was taken by ``lag_buckets``: a bucket's end."""
+        """A percentile of the event loop's lag, rounded up to the bound of a bucket.
+
+        It counts from the time at which ``lag_buckets`` returned ``before``.
+        """
         after = self.lag_buckets()
         total = after["+Inf"] - before["+Inf"]
         reached = (

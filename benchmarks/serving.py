@@ -1,6 +1,6 @@
-"""The service over HTTP beside ONNX Runtime alone, in one run: throughput, latency, overload.
+"""Measures throughput, latency and overload of the service, beside ONNX Runtime alone.
 
-Every measurement gives rows for the tables and, where there is a goal, a ``Goal``.
+Each measurement yields rows for the tables, and a ``Goal`` if it has one.
 """
 
 import json
@@ -25,8 +25,8 @@ CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
 OFFERED = (0.5, 0.8, 1.0, 1.5, 3.0)
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 DEPTHS = (64, 256, 1024)
-DEADLINE_MS = 2_000  # of the overload, so that the queue fills while one looks on
-INTERACTIVE, BULK = 0.2, 0.6  # parts of the capacity, in mixed traffic
+DEADLINE_MS = 2_000  # during overload; long enough to see how the queue fills
+INTERACTIVE, BULK = 0.2, 0.6  # shares of the capacity in mixed traffic
 MIXED_SECONDS = 6.0
 
 Row = dict[str, Any]
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Goal:
-    """A line of the table of goals; ``most`` makes it an upper bound."""
+    """A row of the table of goals. With ``most``, the bound is an upper one."""
 
     name: str
     value: float
@@ -44,20 +44,20 @@ class Goal:
 
     @property
     def reached(self) -> bool:
-        """Whether the value is on the right side of the bound."""
+        """Whether the value keeps the bound."""
         return self.value <= self.bound if self.most else self.value >= self.bound
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model under measurement, and the texts it is asked."""
+    """A model to measure, and its texts."""
 
     name: str
     bundle: Path
     precision: Precision
-    count: int  # of texts in one pass: some two seconds' work
-    seconds: float  # of one measurement
-    connections: int  # of the goal
+    count: int  # texts in one pass; they take some two seconds
+    seconds: float  # duration of one measurement
+    connections: int  # for which the goal is set
 
     @cached_property
     def model(self) -> Model:
@@ -72,15 +72,15 @@ class Subject:
 
     @cached_property
     def ideal(self) -> Ideal:
-        """ONNX Runtime alone."""
+        """ONNX Runtime alone, with the same model and texts."""
         return Ideal(self.model, self.texts, max(1, int(available_cpus())))
 
     def serve(self, *flags: str) -> Service:
-        """The service with this model."""
+        """Start the service with this model."""
         return Service(self.bundle, "--precision", self.precision, *flags)
 
     def load(self, service: Service, connections: int, texts: int = 1, **options: Any) -> Load:
-        """A load of requests of that many texts each."""
+        """A load whose requests have ``texts`` texts each."""
         wanted = options.pop("wanted", self.texts)
         lists = [wanted[start : start + texts] for start in range(0, len(wanted), texts)]
         bodies = [json.dumps({"inputs": one[0] if texts == 1 else one}) for one in lists]
@@ -89,7 +89,7 @@ class Subject:
 
 
 def against_ideal(subject: Subject, rounds: int, goals: dict[int, float]) -> Iterator[Row | Goal]:
-    """Texts a second over HTTP ÷ ONNX Runtime alone, by texts a request."""
+    """Texts per second over HTTP ÷ those of ONNX Runtime alone, by texts per request."""
     ratios: dict[int, list[float]] = {texts: [] for texts in goals}
     rates: dict[int, list[float]] = {texts: [] for texts in goals}
     paddings: list[float] = []
@@ -123,7 +123,7 @@ def against_ideal(subject: Subject, rounds: int, goals: dict[int, float]) -> Ite
 
 
 def sweep(subject: Subject) -> Iterator[Row | Goal]:
-    """What a client gets, by the number of connections, one text a request."""
+    """Throughput and latency by the number of connections, with one text per request."""
     with subject.serve() as service:
         for connections in CONCURRENCIES:
             before, cpu, lag = service.metrics(), service.cpu_seconds(), service.lag_buckets()
@@ -143,7 +143,7 @@ def sweep(subject: Subject) -> Iterator[Row | Goal]:
 
 
 def overload(subject: Subject, rounds: int) -> Iterator[Row | Goal]:
-    """Open arrivals at parts and multiples of the best throughput."""
+    """Open arrivals at fractions and multiples of the best throughput."""
     rejects: list[float] = []
     accepted: list[float] = []
     ratios: list[float] = []
@@ -153,7 +153,7 @@ def overload(subject: Subject, rounds: int) -> Iterator[Row | Goal]:
         for offered in OFFERED:
             for _ in range(rounds if offered == max(OFFERED) else 1):
                 if offered == max(OFFERED):
-                    best = _best(subject, service)  # paired: these machines drift
+                    best = _best(subject, service)  # again, because the machine's speed changes
                 outcome = run(
                     subject.load(
                         service,
@@ -190,7 +190,7 @@ def overload(subject: Subject, rounds: int) -> Iterator[Row | Goal]:
 
 
 def mixed(subject: Subject, rounds: int) -> Iterator[Row | Goal]:
-    """Interactive requests beside a bulk client, and among their like at the same load."""
+    """Interactive requests beside a bulk client, and without it at the same total load."""
     ratios, rows = [], []
     long = texts_of(subject.model._tokenizer, [subject.model.max_tokens] * 8)
     tokens = statistics.mean(len(subject.model.encode(text)) for text in subject.texts)
@@ -233,7 +233,7 @@ def mixed(subject: Subject, rounds: int) -> Iterator[Row | Goal]:
 
 
 def lone(subject: Subject, rounds: int, most: float | None) -> Iterator[Row | Goal]:
-    """A request that has the service to itself, tuned for latency."""
+    """One request at a time, with the service tuned for latency."""
     texts = [text for text in subject.texts if len(subject.model.encode(text)) < 48][:64]
     ratios, bare, medians = [], [], []
     with subject.serve("--target-latency-ms", "1") as service:
@@ -259,7 +259,7 @@ def lone(subject: Subject, rounds: int, most: float | None) -> Iterator[Row | Go
 
 
 def start(subject: Subject) -> Iterator[Row | Goal]:
-    """Seconds to the first answer, first and with what was measured kept; memory."""
+    """Seconds until it serves, at the first start and with a filled cache; and memory."""
     seconds = []
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(4):
@@ -280,7 +280,7 @@ def start(subject: Subject) -> Iterator[Row | Goal]:
 
 
 def growth(subject: Subject) -> Iterator[Row | Goal]:
-    """Cost by the texts' length, and latency and memory by the depth of the queue."""
+    """Throughput and memory by the length of texts."""
     with subject.serve() as service:
         for length in LENGTHS:
             wanted = texts_of(subject.model._tokenizer, [length] * 64)
@@ -309,7 +309,7 @@ def depth(subject: Subject) -> Iterator[Row | Goal]:
 
 
 def _best(subject: Subject, service: Service) -> float:
-    """Texts a second of a closed loop of many connections."""
+    """Texts per second of a closed loop with many connections."""
     return run(subject.load(service, 64)).ok_per_second()
 
 
@@ -328,10 +328,10 @@ def _mean(name: str, before: dict[str, float], after: dict[str, float]) -> float
 def _computed(
     subject: Subject, service: Service, connections: int, texts: int
 ) -> tuple[float, float]:
-    """Texts a second and padding's share, by the server's own counts.
+    """Texts per second and the share of padding, by the metrics of the server.
 
-    Requests of many texts take turns and end together: those that ended within the time would
-    come in waves.
+    The client's count of answers would be wrong: requests of many texts take turns and end
+    together, so their answers come in waves.
     """
     load = subject.load(service, connections, texts, warm_up_seconds=2.0)
     with Generator(load) as generator:

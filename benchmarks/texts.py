@@ -1,4 +1,4 @@
-"""Texts of chosen token lengths; lengths as those of real tweets."""
+"""Makes texts of given token lengths, and lengths like those of real tweets."""
 
 import random
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from tokenizers import Tokenizer
 
-# Token lengths of tweets (RoBERTa's tokenizer) by percentile, and above them a long tail.
+# Token lengths of tweets (RoBERTa's tokenizer) by percentile; above them is a long tail.
 PERCENTILES = (0, 1, 10, 50, 90, 99)
 TOKENS = (5, 8, 14, 26, 36, 45)
 MAX_TOKENS = 512
@@ -44,4 +44,4 @@ def _text(tokenizer: Tokenizer, length: int, special: int, generator: random.Ran
         text = words[:end].rstrip()
         if len(tokenizer.encode(text)) == length:
             return text
-    raise ValueError(f"no text of {length} tokens in a hundred tries")
+    raise ValueError(f"no text of {length} tokens was found in a hundred attempts")

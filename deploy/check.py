@@ -1,7 +1,8 @@
-"""Holds the Dockerfile, the Compose files and the manifests to their schemas: make deploy-check.
+"""Checks the Dockerfile, the Compose files and the manifests: ``make deploy-check``.
 
-Kubernetes' own kinds are checked against Kubernetes' schemas, unknown fields included. Those of
-KEDA and of the Prometheus operator have none in a package; tests/deploy/test_deploy.py reads them.
+Objects of Kubernetes itself are checked against its schemas; unknown fields are errors. No package
+has the schemas of KEDA and of the Prometheus operator, so tests/deploy/test_deploy.py checks their
+objects.
 """
 
 import json
@@ -26,7 +27,7 @@ Object = dict[str, Any]
 
 
 def main() -> int:
-    """Check everything; 1 if something is wrong."""
+    """Check everything; the exit code is 1 if something is wrong."""
     tools = Path(sys.executable).parent
     compose = sorted(ROOT.glob("docker-compose*.yml"))
     commands: list[list[str | Path]] = [
@@ -43,7 +44,7 @@ def main() -> int:
 
 
 def kubernetes_problems(overlay: Path) -> Iterator[str]:
-    """What Kubernetes' schemas have against an overlay's objects."""
+    """The violations of Kubernetes' schemas in an overlay's objects."""
     import kubernetes_validate
 
     for one in render(overlay):
@@ -57,17 +58,17 @@ def kubernetes_problems(overlay: Path) -> Iterator[str]:
 
 
 def render(folder: Path) -> list[Object]:
-    """The objects of a kustomization; understands what ours use, and refuses the rest.
+    """The objects of a kustomization. Only the fields that our files use are supported.
 
     Raises:
-        ValueError: a field that is not understood.
+        ValueError: a field is not supported.
     """
     kustomization = load(folder / "kustomization.yaml")[0]
     objects: list[Object] = []
     for field in kustomization:
         if field not in {"apiVersion", "kind", *_FIELDS}:
-            raise ValueError(f"{folder}: {field} is not understood")
-    for field in _FIELDS:  # in kustomize's own order
+            raise ValueError(f"{folder}: the field {field} is not supported")
+    for field in _FIELDS:  # in the order of kustomize
         for entry in kustomization.get(field, []):
             if field in ("resources", "components"):
                 path = (folder / entry).resolve()
@@ -92,18 +93,18 @@ _FIELDS = ("resources", "components", "patches", "labels", "images")
 def load(path: Path) -> list[Object]:
     """The documents of a YAML file."""
     text = path.read_text(encoding="utf-8")
-    # Through JSON, so that what an anchor repeats is a copy.
+    # JSON makes a copy of what YAML anchors share.
     return [json.loads(json.dumps(document)) for document in yaml.safe_load_all(text)]
 
 
 def containers(one: Object) -> list[Object]:
-    """The containers of a workload, if it is one."""
+    """The containers of an object; empty if it is not a workload."""
     found: list[Object] = one["spec"].get("template", {}).get("spec", {}).get("containers", [])
     return found
 
 
 def kubectl(overlay: Path) -> list[Object] | None:
-    """What kubectl makes of an overlay, where it is installed."""
+    """The objects that kubectl renders for an overlay; None if kubectl is not installed."""
     if not (command := shutil.which("kubectl")):
         return None
     done = subprocess.run(
@@ -117,7 +118,7 @@ def _identity(one: Object) -> tuple[str, str, str]:
 
 
 def _merge(target: Object, patch: Object) -> None:
-    """A strategic merge: what has names is merged by name, another list is replaced."""
+    """A strategic merge: lists of named entries are merged by name, other lists are replaced."""
     for key, value in patch.items():
         old = target.get(key)
         if isinstance(value, dict) and isinstance(old, dict):

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass
 class Copy:
-    """Files from the context, or of another stage."""
+    """COPY: files from the context or from another stage."""
 
     sources: list[str]
     target: str
@@ -23,14 +23,14 @@ class Copy:
 
 @dataclass
 class Run:
-    """A command, for the shell."""
+    """RUN: a shell command."""
 
     command: str
 
 
 @dataclass
 class Stage:
-    """A stage: what is done, and what holds when a container of it starts."""
+    """A stage: its steps, and the settings of a container that is started from it."""
 
     name: str
     base: str
@@ -44,20 +44,20 @@ class Stage:
     healthcheck: list[str] = field(default_factory=list)
     stop_signal: str = ""
     ports: list[str] = field(default_factory=list)
-    # Of each step: the variables, user and directory that it runs with.
+    # For each step: its variables, user and directory.
     contexts: list[tuple[dict[str, str], str, str]] = field(default_factory=list)
 
 
 def stages(text: str, given: Mapping[str, str] | None = None) -> dict[str, Stage]:
-    """The stages by name, in the file's order; what a stage inherits is filled in.
+    """The stages by name, in the order of the file, with inherited settings filled in.
 
-    ``given`` are build arguments.
+    ``given`` holds build arguments.
 
     Raises:
-        ValueError: an instruction that our Dockerfile does not use.
+        ValueError: an instruction is not supported, because our Dockerfile does not use it.
     """
     found: dict[str, Stage] = {}
-    defaults: dict[str, str] = {}  # arguments in front of the first stage
+    defaults: dict[str, str] = {}  # arguments before the first stage
     arguments: dict[str, str] = {}
     stage: Stage | None = None
     for word, rest in _instructions(text):
@@ -102,7 +102,7 @@ def _apply(stage: Stage, word: str, rest: str, arguments: dict[str, str]) -> Non
         case "EXPOSE":
             stage.ports = rest.split()
         case _:
-            raise ValueError(f"{word} is not understood")
+            raise ValueError(f"{word} is not supported")
 
 
 def _derived(name: str, base: str, parent: Stage | None) -> Stage:
@@ -140,13 +140,13 @@ def _copy(rest: str) -> Copy:
     stage = None
     for flag in flags:
         if not flag.startswith("--from="):
-            raise ValueError(f"COPY {flag} is not understood")
+            raise ValueError(f"COPY {flag} is not supported")
         stage = flag.removeprefix("--from=")
     return Copy(sources, target, stage)
 
 
 def context(root: Path = ROOT) -> Iterator[str]:
-    """The files of the build context: what .dockerignore lets through, relative to ``root``."""
+    """The files of the build context that .dockerignore keeps, relative to ``root``."""
     rules = [
         (line.startswith("!"), _pattern(line.removeprefix("!").strip("/")))
         for line in (root / ".dockerignore").read_text(encoding="utf-8").splitlines()
@@ -158,7 +158,7 @@ def context(root: Path = ROOT) -> Iterator[str]:
         for name in names:
             path = (Path(folder) / name).relative_to(root).as_posix()
             kept = True
-            for keeps, pattern in rules:  # the last one that matches decides
+            for keeps, pattern in rules:  # the last matching rule decides
                 if pattern.match(path):
                     kept = keeps
             if kept:
@@ -166,7 +166,7 @@ def context(root: Path = ROOT) -> Iterator[str]:
 
 
 def _pattern(glob: str) -> re.Pattern[str]:
-    """Docker's globs: ``*`` within a name, ``**/`` any folders; a folder is all that is in it."""
+    """A Docker glob. ``*`` matches in a name, ``**/`` any folders; a folder includes its files."""
     parts = re.split(r"(\*\*/|\*)", glob)
     special = {"**/": "(?:.*/)?", "*": "[^/]*"}
     return re.compile("".join(special.get(part, re.escape(part)) for part in parts) + r"(?:/|$)")

@@ -1,11 +1,11 @@
-"""Replays the Dockerfile without an engine: ``sudo python3 deploy/replay.py /var/tmp/replay``.
+"""Builds the image without Docker: ``sudo python3 deploy/replay.py /var/tmp/replay``.
 
-The base image is made by debootstrap, each stage is a directory, RUN is a chroot. Then a container
-is started as an engine would start it: process 1 of its own, the image's user, a read-only root
-with /tmp in memory. The service must become ready, answer, and exit 0 on SIGTERM.
+debootstrap makes the base image, each stage is a directory, and RUN is a chroot. Then the script
+starts a container as Docker would: with a process 1, the image's user, and a read-only root with
+/tmp in memory. The service must become ready, answer, and exit with 0 on SIGTERM.
 
-Needs root, debootstrap and util-linux. `--target cpu|gpu|export` picks the image; `--no-serve`
-only builds it and says what its size is made of.
+Needs root, debootstrap and util-linux. `--target cpu|gpu|export` chooses the image; `--no-serve`
+only builds it and prints the sizes of its parts.
 """
 
 import argparse
@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from deploy.dockerfile import ROOT, Copy, Run, Stage, context, stages
 
-# What the slim image leaves out, and keeps out of what is installed into it.
+# Folders that the slim image does not have, and that packages do not install into it.
 SLIM = ("doc", "info", "locale", "man", "groff", "linda", "lintian")
-# A build may need the same of its surroundings as pip here: an index, a proxy.
+# Variables that are passed on to the build, because pip may need an index or a proxy.
 PASSED_ON = (
     "PIP_",
     "HTTP_PROXY",
@@ -43,9 +43,9 @@ MB = 1_000_000
 
 
 def main() -> int:
-    """Build, look, serve; 0 if all went as it should."""
+    """Build the image, print its sizes and serve; the exit code is 0 if all works."""
     parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
-    parser.add_argument("work", type=Path, help="an empty or new directory, best on a fast disk")
+    parser.add_argument("work", type=Path, help="empty or new directory, best on a fast disk")
     parser.add_argument("--target", default="cpu")
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--no-serve", action="store_true")
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def build(everything: Mapping[str, Stage], name: str, work: Path) -> Path:
-    """The root of a stage; those that it needs come first."""
+    """Build a stage, after the stages that it needs; returns its root directory."""
     root = work / name
     if root.exists():
         return root
@@ -87,7 +87,7 @@ def build(everything: Mapping[str, Stage], name: str, work: Path) -> Path:
 
 
 def _base(image: str, work: Path) -> Path:
-    """What debootstrap makes of the same release, reduced as the slim image is."""
+    """Make the base image by debootstrap, of the same release and reduced like the slim image."""
     root = work / "base"
     if not root.exists():
         _say(f"debootstrap for {image}")
@@ -108,7 +108,7 @@ def _base(image: str, work: Path) -> Path:
 
 def _copy(step: Copy, source: Path | None, root: Path, workdir: str) -> None:
     target = root / Path(workdir, step.target).as_posix().lstrip("/")
-    if source is not None:  # one directory
+    if source is not None:  # always one directory
         _call("cp", "--archive", f"{source / step.sources[0].lstrip('/')}/.", _made(target))
         return
     files = list(context())
@@ -141,7 +141,7 @@ def _run(step: Run, root: Path, env: Mapping[str, str], user: str, workdir: str)
 
 
 def weigh(stage: Stage, image: Path, work: Path) -> None:
-    """Say what the image's size is made of."""
+    """Print the size of the image and of its parts."""
     total, base = _bytes(image), _bytes(work / "base")
     packages = next((image / "opt/sentiment/lib").glob("python3*/site-packages"))
     print(f"{stage.name}: {total / MB:.0f} MB uncompressed")
@@ -163,7 +163,7 @@ def _bytes(path: Path) -> int:
 
 
 def serve(stage: Stage, image: Path) -> None:
-    """Start a container and hold the service to what an orchestrator expects of it."""
+    """Start a container and check that the service does what an orchestrator expects."""
     env = stage.env | {"SENTIMENT_PORT": str(_free_port())}
     url = f"http://127.0.0.1:{env['SENTIMENT_PORT']}"
     started = time.monotonic()
@@ -209,7 +209,7 @@ def serve(stage: Stage, image: Path) -> None:
 def container(
     stage: Stage, image: Path, env: Mapping[str, str]
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """The image's command as process 1 with a read-only root; and its number out here."""
+    """Run the image's command as process 1 with a read-only root; yields its process and id."""
     script = f"""
         mount --bind "{image}" "{image}"
         mount -o remount,bind,ro "{image}"
@@ -226,7 +226,7 @@ def container(
     try:
         yield process, int(numbers[0])
     finally:
-        if process.poll() is None:  # unshare waits for it, and would not take it along
+        if process.poll() is None:  # unshare waits for it and would not end it
             os.kill(int(numbers[0]), signal.SIGKILL)
         process.wait()
 

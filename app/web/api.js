@@ -1,18 +1,18 @@
-// The service's own API, called relative to the page: it may be served under a prefix.
+// Calls the service's API. URLs are relative to the page, because a proxy may add a prefix.
 
 const KEY = "sentiment-api-key";
-// More requests than the limits ask for: the first rows are there at once, Cancel wastes little,
-// and a slow model keeps within its deadline.
+// Fewer texts per request than the service allows: the first rows appear sooner, Cancel wastes less
+// work, and a slow model stays within its deadline.
 const MOST_TEXTS = 200;
-const LONGEST_ARGUMENT = 100_000; // Linux takes 131,072 bytes
+const LONGEST_ARGUMENT = 100_000; // bytes; Linux allows 131,072
 
-// For as long as the tab is open.
+// The key is kept until the tab is closed.
 export const apiKey = {
   get: () => sessionStorage.getItem(KEY) ?? "",
   set: (value) => sessionStorage.setItem(KEY, value.trim()),
 };
 
-// What went wrong, in words for the user.
+// An error with a message for the user.
 export class Problem extends Error {
   constructor(title, message, { status = 0, requestId = "", retryAfter = "" } = {}) {
     super(message);
@@ -20,13 +20,14 @@ export class Problem extends Error {
   }
 }
 
-// The answer's document, the server's stages and the round trip, in milliseconds.
+// Returns the answer's JSON, the time of each stage in the server, and the round trip. Times are in
+// milliseconds.
 export async function call(path, body, signal) {
   const started = performance.now();
   const response = await send(path, body, signal);
   const answer = await response.json().catch((error) => {
     if (error.name === "AbortError") throw error;
-    return {}; // of a proxy, perhaps
+    return {}; // not JSON: perhaps a proxy answered
   });
   if (!response.ok || !Object.keys(answer).length) throw problem(response, answer);
   return { answer, stages: stages(response), roundTrip: performance.now() - started };
@@ -46,7 +47,7 @@ async function send(path, body, signal) {
 
 function problem(response, { title, detail, request_id: requestId }) {
   const { status, headers } = response;
-  return new Problem(title ?? "No readable answer", detail ?? "Something between has answered.", {
+  return new Problem(title ?? "No readable answer", detail ?? "A proxy answered, not the service.", {
     status,
     requestId: requestId ?? headers.get("x-request-id") ?? "",
     retryAfter: headers.get("retry-after") ?? "",
@@ -60,7 +61,8 @@ function stages(response) {
   );
 }
 
-// The texts in lists that the service takes: few enough, and within a request's part of the queue.
+// Splits the texts into lists that the service accepts: not too many texts, and few enough tokens
+// for one request's share of the queue.
 export function* requests(texts, limits) {
   const mostTexts = Math.min(limits.max_texts, MOST_TEXTS);
   const mostCharacters = limits.max_queue_tokens / 4;
@@ -78,7 +80,7 @@ export function* requests(texts, limits) {
   yield list;
 }
 
-// The command for a POSIX shell; a body that is too long for an argument goes in as a document.
+// The curl command for a POSIX shell. A body that is too long for an argument goes to standard input.
 export function curl(body) {
   const json = JSON.stringify(body);
   const lines = [`curl ${quote(url("classify"))}`, "-H 'content-type: application/json'"];
@@ -88,7 +90,7 @@ export function curl(body) {
   return lines.join(" \\\n  ");
 }
 
-// Between single quotes a shell reads everything as it is, but for a single quote.
+// A single quote is the only character that needs escaping between single quotes.
 const quote = (text) => `'${text.replaceAll("'", String.raw`'\''`)}'`;
 
 const url = (path) => new URL(path, document.baseURI).href;

@@ -1,4 +1,4 @@
-// The page: what was typed goes to the API, and what comes back is shown.
+// The page: sends the texts to the API and shows the answers.
 
 import { apiKey, call, curl, requests } from "./api.js";
 import {
@@ -16,7 +16,7 @@ import {
 const $ = (id) => document.getElementById(id);
 
 const EMBEDDED_MODEL = "minilm-l6-tweet-sentiment";
-const CURL_SHOWN = 1_500; // characters; all of it is copied
+const CURL_SHOWN = 1_500; // characters; Copy copies the whole command
 const EXAMPLES = [
   ["en", "English", "I love the camera, but the battery is terrible and support never answers."],
   [
@@ -34,12 +34,12 @@ const EXAMPLES = [
 ];
 
 let models = [];
-let limits = { max_texts: 1_000, max_queue_tokens: 65_536 }; // until /info says
-let run = new AbortController(); // of the latest texts: all that they began ends with it
+let limits = { max_texts: 1_000, max_queue_tokens: 65_536 }; // until /info answers
+let run = new AbortController(); // ends all requests for the latest texts
 
 // Each line that is not blank is a text.
 const texts = () => $("texts").value.split("\n").filter((line) => line.trim());
-// Named only where there is a choice.
+// Undefined if the service has only one model.
 const chosenModel = () => (models.length > 1 ? $("model").value : undefined);
 
 async function classify() {
@@ -74,7 +74,7 @@ async function classifyOne(text, signal) {
   say(`${result.label}, ${percent(result.score)}`);
 }
 
-// One request after the other; what is answered is shown at once, and stays if a later one fails.
+// Sends one request after the other. An answer is shown at once, and stays if a later request fails.
 async function classifyMany(all, signal) {
   const table = new Table(details);
   const footer = element("div");
@@ -104,27 +104,28 @@ const timing = (stages) =>
     milliseconds(spent),
   ]);
 
-// A result in full: the score of every class, the words, and how many tokens they were.
+// The details of a result: the score of every class, the words and the number of tokens.
 function details(text, result, answer, times = []) {
   const words = element("p", { className: "words", dir: "auto" }, text);
   if (result.error) return [words];
-  const note = element("p", { className: "note" }, "Weighing the words …");
+  const note = element("p", { className: "note" }, "Computing the effect of each word …");
   const place = element("div", {}, words, note);
   explain(text, answer, place, run.signal);
   const tokens = result.truncated ? `${result.tokens} (truncated)` : `${result.tokens}`;
   return [bars(result, answer.labels), place, facts([["Tokens", tokens], ...times])];
 }
 
-// The words are an addition: without them the classification stands.
+// If this fails, the classification is still shown.
 async function explain(text, { model, labels }, place, signal) {
   const note = place.querySelector(".note");
   try {
     const { answer } = await call("explain", { inputs: text, model: model.name }, signal);
     place.replaceChildren(coloured(text, answer, labels), note);
     note.textContent =
-      `+ speaks for “${answer.label}”, − against: points its score loses without the word.`;
+      `+ counts for “${answer.label}”, − counts against it. ` +
+      "The number is how many points its score loses without the word.";
   } catch (error) {
-    note.textContent = signal.aborted ? "" : `The words have no colours: ${error.message}`;
+    note.textContent = signal.aborted ? "" : `The effect of each word is not available: ${error.message}`;
   }
 }
 
@@ -133,12 +134,12 @@ function show(...parts) {
   reveal();
 }
 
-// On a phone the answer is below what is asked.
+// On a phone the answer is below the form.
 function reveal() {
   if (matchMedia("(max-width: 52rem)").matches) $("answer").scrollIntoView({ block: "nearest" });
 }
 
-// For screen readers.
+// Announces the words to screen readers.
 function say(words) {
   $("status").textContent = words;
 }
@@ -147,19 +148,19 @@ function progress(done, all) {
   $("progress").hidden = false;
   $("done").textContent = `${done.toLocaleString("en")} of ${count(all, "text")}`;
   if (all > 1) Object.assign($("bar"), { max: all, value: done });
-  else $("bar").removeAttribute("value"); // it only moves
+  else $("bar").removeAttribute("value"); // an animation without a value
 }
 
 function rest() {
   $("answer").ariaBusy = "false";
   $("progress").hidden = true;
   $("cancel").hidden = true;
-  if (run.signal.aborted) run = new AbortController(); // the rows that are there can be opened
+  if (run.signal.aborted) run = new AbortController(); // so that the rows can still be opened
 }
 
 function cancel() {
   run.abort();
-  $("texts").focus(); // the button goes away
+  $("texts").focus(); // because the button that had the focus is hidden now
 }
 
 function fail(error) {
@@ -168,11 +169,11 @@ function fail(error) {
     return;
   }
   const { title, status, requestId, retryAfter } = error;
-  const message = status === 401 ? "Enter an API key of the service, below the text" : error.message;
+  const message = status === 401 ? "Enter an API key for this service, below the text" : error.message;
   const wait = retryAfter && ` Try again in ${count(Number(retryAfter), "second")}.`;
   const reference = [status && `HTTP ${status}`, requestId && `request ${requestId}`];
   $("problem").replaceChildren(
-    element("strong", { textContent: title ?? "Something failed here" }),
+    element("strong", { textContent: title ?? "The page has an error" }),
     element("p", {}, `${message[0].toUpperCase()}${message.slice(1).replace(/\.$/, "")}.`, wait),
     element("p", { className: "note" }, reference.filter(Boolean).join(" · ")),
   );
@@ -185,7 +186,7 @@ function askForKey() {
   $("key").select();
 }
 
-// What depends on what is typed and chosen.
+// Updates the number of texts and the curl command.
 function refresh() {
   const all = texts();
   $("count").textContent = all.length > 1 ? count(all.length, "text") : "";
@@ -195,7 +196,7 @@ function refresh() {
     command.length > CURL_SHOWN ? `${command.slice(0, CURL_SHOWN)} …` : command;
   $("copy").value = command;
   $("curl-note").hidden = first.length === all.length;
-  $("curl-note").textContent = `With the first ${count(first.length, "text")}, all that one takes.`;
+  $("curl-note").textContent = `With the first ${count(first.length, "text")}: one request takes no more.`;
 }
 
 async function copy() {
@@ -206,7 +207,7 @@ async function copy() {
     $("copy").textContent = "Copied";
     setTimeout(() => ($("copy").textContent = "Copy"), 1_500);
   } catch {
-    // Browsers keep the clipboard from pages without TLS: the user copies what is selected.
+    // Without TLS, browsers deny access to the clipboard. The user copies the selection instead.
     $("curl").textContent = command;
     getSelection().selectAllChildren($("curl"));
     $("copy").textContent = "Selected";

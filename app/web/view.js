@@ -1,8 +1,8 @@
-// What answers look like. Text is only ever put in as text.
+// Builds the HTML of answers. Texts are inserted as text, never as markup.
 
-const PALETTE = 8; // colours in style.css for labels that are no sentiment
+const PALETTE = 8; // colours in style.css for labels other than the sentiments
 const SENTIMENTS = ["negative", "neutral", "positive"];
-const WORTH_A_NUMBER = 0.1; // of the strongest word
+const WORTH_A_NUMBER = 0.1; // share of the strongest word; weaker words show no number
 
 const number = new Intl.NumberFormat("en");
 const share = new Intl.NumberFormat("en", { style: "percent", minimumFractionDigits: 1 });
@@ -21,7 +21,7 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
-// style.css has the colour, in light and in dark.
+// Marks an element with its label; style.css has the colour, for light and dark.
 function toned(made, label, labels) {
   const sentiment = label.toLowerCase();
   made.dataset.tone = SENTIMENTS.includes(sentiment) ? sentiment : labels.indexOf(label) % PALETTE;
@@ -33,7 +33,7 @@ function filled(made, part) {
   return made;
 }
 
-// The label and its score, large.
+// The label and its score, in large type.
 export function verdict({ label, score }, labels) {
   return toned(
     element(
@@ -47,7 +47,7 @@ export function verdict({ label, score }, labels) {
   );
 }
 
-// Every class with its score.
+// A bar for the score of each class.
 export function bars({ label: best, scores }, labels) {
   const items = labels.map((label) =>
     toned(
@@ -65,7 +65,7 @@ export function bars({ label: best, scores }, labels) {
   return element("ul", { className: "bars", ariaLabel: "Scores" }, ...items);
 }
 
-// The text, each word in the colour of what it did to the score of the label.
+// The text, with each word coloured by its effect on the score of the label.
 export function coloured(text, { label, words }, labels) {
   const points = Array.from(text); // offsets count code points
   const strongest = Math.max(0.05, ...words.map((word) => Math.abs(word.contribution)));
@@ -91,7 +91,7 @@ function weighed(letters, { contribution }, strongest) {
   return word;
 }
 
-// What it took: pairs of a name and a value.
+// A list of names and values.
 export function facts(pairs) {
   const items = pairs.map(([name, value]) =>
     element("div", {}, element("dt", { textContent: name }), element("dd", { textContent: value })),
@@ -102,8 +102,8 @@ export function facts(pairs) {
 export const milliseconds = (value) =>
   value < 1_000 ? `${value.toFixed(value < 10 ? 1 : 0)} ms` : `${(value / 1_000).toFixed(2)} s`;
 
-// Many answers: how many of each label, and a row for each text. A row that is opened shows what
-// `details` gives for it.
+// The answers to many texts: the number of texts with each label, and a row for each text. `details`
+// returns what an open row shows.
 export class Table {
   element = document.getElementById("many").content.cloneNode(true).firstElementChild;
   #body = this.element.querySelector("tbody");
@@ -117,7 +117,7 @@ export class Table {
     this.#body.addEventListener("keydown", (event) => this.#move(event));
   }
 
-  // The answer to the next texts.
+  // Adds the rows of the next texts.
   add(texts, answer) {
     const rows = answer.results.map((result, index) => this.#row(texts[index], result, answer));
     this.#body.append(...rows);
@@ -131,7 +131,7 @@ export class Table {
     const { error } = result;
     label.textContent = error ? "error" : result.label;
     score.textContent = error ? "–" : percent(result.score);
-    button(row).textContent = text.slice(0, 300); // of what may be a book, one line shows
+    button(row).textContent = text.slice(0, 300); // one line is visible, so a long text is cut
     if (error) button(row).after(element("small", { textContent: error.message }));
     else toned(row, result.label, answer.labels);
     this.#counts.set(label.textContent, (this.#counts.get(label.textContent) ?? 0) + 1);
@@ -169,7 +169,7 @@ export class Table {
     cell.scrollIntoView({ block: "nearest" });
   }
 
-  // One row alone is a stop of the Tab key; the arrow keys go on from it.
+  // The Tab key stops at one row; the arrow keys move from there.
   #move(event) {
     const next = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" };
     const sibling = next[event.key];

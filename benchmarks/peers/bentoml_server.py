@@ -7,7 +7,7 @@ from benchmarks.peers.classifier import Classifier
 
 @bentoml.service(workers=1, traffic={"timeout": 60})
 class Classify:
-    """One request holds a list of one text; BentoML joins lists to batches."""
+    """Each request has a list of one text; BentoML joins the lists into batches."""
 
     def __init__(self) -> None:
         self._classify = Classifier()

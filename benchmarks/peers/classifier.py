@@ -1,7 +1,7 @@
-"""What every Python peer serves: the checkpoint in torch, by the environment's settings.
+"""The model that every Python peer serves: the checkpoint in torch.
 
-``CHECKPOINT`` is its directory; ``PRECISION`` is float32, bfloat16 or int8 (torch's dynamic
-quantization of the linear layers).
+Two variables configure it: ``CHECKPOINT`` is the directory; ``PRECISION`` is float32, bfloat16 or
+int8 (torch's dynamic quantization of the linear layers).
 """
 
 import os
@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 
 def load_model() -> Any:
-    """The checkpoint's model in the precision that is asked for."""
+    """The checkpoint's model in the configured precision."""
     torch.set_num_threads(2)
     precision = os.environ.get("PRECISION", "float32")
     model = AutoModelForSequenceClassification.from_pretrained(os.environ["CHECKPOINT"]).eval()
@@ -25,7 +25,7 @@ def load_model() -> Any:
 
 
 class Classifier:
-    """Texts to logits, a batch at a time."""
+    """Computes the logits of a batch of texts."""
 
     def __init__(self) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(os.environ["CHECKPOINT"])

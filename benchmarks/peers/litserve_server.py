@@ -8,14 +8,14 @@ from benchmarks.peers.classifier import Classifier
 
 
 class Classify(litserve.LitAPI):
-    """One request holds one text."""
+    """Each request has one text."""
 
     def setup(self, device: str) -> None:
-        """Load in the worker."""
+        """Load the model in the worker."""
         self._classify = Classifier()
 
     def decode_request(self, request: dict[str, str]) -> str:
-        """The request's text."""
+        """The text of a request."""
         return request["inputs"]
 
     def predict(self, texts: list[str]) -> list[list[float]]:
@@ -23,7 +23,7 @@ class Classify(litserve.LitAPI):
         return self._classify(texts)
 
     def encode_response(self, row: list[float]) -> dict[str, list[float]]:
-        """The answer to one of them."""
+        """The answer to one request."""
         return {"logits": row}
 
 

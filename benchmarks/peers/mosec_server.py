@@ -6,7 +6,7 @@ from benchmarks.peers.classifier import Classifier
 
 
 class Classify(Worker):
-    """The one stage."""
+    """The only stage."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Directories of an ONNX model, configuration and tokenizer, as Infinity's ONNX engine loads them.
+"""Writes directories that Infinity's ONNX engine loads: ONNX model, configuration and tokenizer.
 
-Made with our own environment, not with the peer's.
+This runs in our own environment, not in the peer's.
 """
 
 import shutil
@@ -13,7 +13,7 @@ from model_export.graph.variants import export_graph, external_data
 
 
 def onnx_fp32(checkpoint: Path, directory: Path) -> None:
-    """Optimum's export with its constants folded, beside configuration and tokenizer."""
+    """Write Optimum's export with constants folded, with configuration and tokenizer."""
     directory.mkdir()
     export_graph(load_checkpoint(checkpoint), directory)
     for file in checkpoint.iterdir():
@@ -22,7 +22,7 @@ def onnx_fp32(checkpoint: Path, directory: Path) -> None:
 
 
 def onnx_int8(checkpoint: Path, directory: Path) -> None:
-    """The same after ONNX Runtime's own dynamic quantization."""
+    """Write the same after ONNX Runtime's dynamic quantization."""
     onnx_fp32(checkpoint, directory)
     plain = directory / "plain.onnx"
     quantized = directory / "model_quantized.onnx"  # Infinity looks for *quantize*

@@ -11,7 +11,7 @@ from benchmarks.peers.classifier import Classifier
 
 
 class Classify:
-    """The one replica."""
+    """The only replica."""
 
     def __init__(self) -> None:
         self._classify = Classifier()
@@ -27,7 +27,7 @@ class Classify:
 
 
 if __name__ == "__main__":
-    # Ray's processes stay in our group, which is killed at the end.
+    # Keep Ray's processes in our process group, which is killed at the end.
     os.environ["RAY_process_group_cleanup_enabled"] = "0"  # noqa: SIM112
     ray.init(address="local", num_cpus=2, include_dashboard=False)
     serve.start(http_options={"host": "127.0.0.1", "port": int(os.environ["PORT"])})

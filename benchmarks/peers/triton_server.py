@@ -1,4 +1,4 @@
-"""NVIDIA Triton by PyTriton: Triton's front and dynamic batcher, the model in this process."""
+"""NVIDIA Triton with PyTriton: Triton's HTTP server and batcher, the model in this process."""
 
 import os
 import signal
@@ -22,9 +22,9 @@ def classify(text: np.ndarray) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    # Triton's stub links libpython dynamically: it must be this Python's, not the system's.
+    # Triton's stub loads libpython; it must be that of this Python, not the system's.
     os.environ["LD_LIBRARY_PATH"] = str(sysconfig.get_config_var("LIBDIR"))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # leave the block below in order
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the block below ends normally
     config = TritonConfig(
         http_address="127.0.0.1",
         http_port=int(os.environ["PORT"]),

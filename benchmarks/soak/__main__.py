@@ -1,9 +1,9 @@
-"""A server under mixed traffic and faults for a while: nothing wrong, nothing lost, nothing grows.
+"""Runs a server with mixed traffic and faults, and checks every answer, memory, files and threads.
 
     python -m benchmarks.soak [--minutes N] [--seed N]
 
-The exit code is 1 if an answer was wrong, lost or an error that nothing explains, or if SIGTERM
-under load did not end the server with 0.
+The exit code is 1 if an answer was wrong, lost or an unexplained error, or if the server did not
+exit with 0 after SIGTERM under load.
 """
 
 import argparse
@@ -33,22 +33,24 @@ ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "benchmarks/results/soak.json"
 PAGE = ROOT / "docs/reliability.md"
 TEXTS = 3_000
-WARM_UP = 0.2  # of the time
-REST_S = 5.0  # without traffic, before the process is looked at
+WARM_UP = 0.2  # share of the whole time
+REST_S = 5.0  # without traffic, before the process is measured at rest
 
 
 def main() -> int:
-    """Run it, keep and print its outcome."""
+    """Run the soak, store the outcome and print it."""
     parser = argparse.ArgumentParser(
         "benchmarks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=30, help="(default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=30, help="duration (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of texts and faults (default: %(default)s)"
+    )
     options = parser.parse_args()
     truth = Truth(TEXTS, options.seed)
     for done in truth.compute():
         if done % 1_000 == 0:
-            print(f"{done} texts computed alone", flush=True)
+            print(f"computed the expected answers of {done} texts", flush=True)
     with Service(EMBEDDED_BUNDLE, "--admin-keys", ADMIN_KEY) as service:
         outcome = _soak(service, truth, options.minutes, options.seed)
     report.keep(outcome, FIGURES, PAGE)
@@ -57,7 +59,7 @@ def main() -> int:
 
 
 def _soak(service: Service, truth: Truth, minutes: float, seed: int) -> dict[str, Any]:
-    """Everything that is asked of a server, from its first request to its end."""
+    """Run traffic and faults until the server ends; returns the outcome."""
     calls = Calls(truth, random.Random(seed))
     tally, watch = Tally(), Watch(service.pid)
     traffic = Traffic(service.port, calls, tally, random.Random(seed + 1))
@@ -93,9 +95,9 @@ def _soak(service: Service, truth: Truth, minutes: float, seed: int) -> dict[str
 async def _ask(
     service: Service, traffic: Traffic, faults: Faults, watch: Watch, seconds: float
 ) -> tuple[float, Sample]:
-    """Traffic and faults, a rest, then SIGTERM under load.
+    """Send traffic and faults, then rest, then send SIGTERM under load.
 
-    Returns the capacity in tokens a second, and the process at rest.
+    Returns the capacity in tokens per second, and the process at rest.
     """
     capacity = await traffic.capacity()
     until = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""One request to each route, drawn at random, and whether its answer is right to the last bit."""
+"""Draws random requests to all routes, and checks that the answers are right to the last bit."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from benchmarks.soak.wire import Answer, request
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
-# Routes that only tell something, with words that their answer has.
+# GET routes, with bytes that their answer must contain.
 READ = {
     "/health": b'"ready"',
     "/health/live": b'"live"',
@@ -40,17 +40,17 @@ READ = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request, what it takes to answer it, and the check of its answer."""
+    """A request, its cost in tokens, and the check of its answer."""
 
     route: str
     request: bytes
     tokens: int
-    sound: Callable[[Answer], bool]  # of an answer with 200
-    texts: int = 0  # whose answers are compared
+    sound: Callable[[Answer], bool]  # checks an answer with status 200
+    texts: int = 0  # the number of texts whose results are compared
 
 
 class Calls:
-    """Draws requests. Their shares are those of traffic that is mostly single texts."""
+    """Draws requests. Most of them have a single text."""
 
     def __init__(self, truth: Truth, order: random.Random) -> None:
         self._truth = truth
@@ -72,16 +72,16 @@ class Calls:
         }
 
     def draw(self) -> Call:
-        """Any of them."""
+        """A random request."""
         (make,) = self._order.choices(list(self._drawn), list(self._drawn.values()))
         return make()
 
     def one(self) -> Call:
-        """POST /classify with a text that is not odd."""
+        """POST /classify with an ordinary text."""
         return self.classify(self._texts(1), single=True)
 
     def several(self) -> Call:
-        """POST /classify with a list, in which a text may be odd or long."""
+        """POST /classify with a list. One of its texts may be odd or long."""
         extra = self._order.choice([[], [], [self._order.choice(ODD)], [self._long()]])
         return self.classify(self._texts(self._order.randint(2, 24)) + extra)
 
@@ -90,7 +90,7 @@ class Calls:
         return self.classify([self._order.choice(self._truth.passages)], SENTENCES)
 
     def windows(self) -> Call:
-        """POST /classify with a text that is longer than the model takes."""
+        """POST /classify with a text of more tokens than the model takes."""
         return self.classify([self._long()], WINDOWS)
 
     def classify(
@@ -136,7 +136,7 @@ class Calls:
         return self._post(route, {"inputs": [tensor]}, texts, sound)
 
     def infer_binary(self) -> Call:
-        """POST /v2/models/NAME/versions/1/infer with bytes, both ways."""
+        """POST /v2/models/NAME/versions/1/infer with binary tensors in both directions."""
         texts = self._texts(self._order.randint(1, 4))
         packed = pack(texts)
         tensor: dict[str, Any] = {"name": "text", "datatype": "BYTES", "shape": [len(texts)]}
@@ -190,7 +190,7 @@ class Calls:
         return self._post("/explain", {"inputs": text}, computed, sound)
 
     def stream(self) -> Call:
-        """POST /classify/stream, all lines at once."""
+        """POST /classify/stream with all lines sent at once."""
         texts = self._texts(self._order.randint(5, 40))
         lines = [json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(texts)]
         expected = [{"id": n, **self._truth.of(text)} for n, text in enumerate(texts)]
@@ -203,7 +203,7 @@ class Calls:
         return Call("POST /classify/stream", sent, self._tokens(texts), sound, len(texts))
 
     def read(self) -> Call:
-        """GET of any page, description, probe or the metrics."""
+        """GET a page, a description, a probe or the metrics."""
         route, words = self._order.choice(list(READ.items()))
         sent = request("GET", self._path(route))
         return Call(f"GET {route}", sent, 8, lambda answer: words in answer.body.lower())

@@ -1,4 +1,4 @@
-"""Clients that misbehave, and other harm: each gives what its client saw."""
+"""Clients that misbehave and other faults. Each fault returns what its client saw."""
 
 import asyncio
 import gzip
@@ -22,13 +22,13 @@ BOMB = gzip.compress(bytes(50_000_000))
 CROWD = 100
 IDLE = 20
 
-# What a client saw, where it is no status.
+# What a client saw, if it was not a status.
 LEFT, CLOSED, RIGHT, WRONG, LOST, DONE = "left", "closed", "right", "wrong", "no answer", "done"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """How often among the others, what it does, and what its client may see."""
+    """A fault: its share of all faults, what it does, and what its client may see."""
 
     share: float
     inflict: Callable[[], Awaitable[str]]
@@ -36,12 +36,12 @@ class Fault:
 
 
 class Faults:
-    """Draws faults. ``traffic`` goes on meanwhile."""
+    """Draws faults at random, while ``traffic`` runs."""
 
     def __init__(self, traffic: Traffic, pid: int, name: str, seed: int) -> None:
         self._traffic = traffic
         self._pid = pid
-        self._schedule = random.Random(seed)  # of what happens when
+        self._schedule = random.Random(seed)  # decides which fault happens when
         self._order = random.Random(seed)
         self._reload = RELOAD.replace(b"{name}", name.encode())
         answered = {RIGHT, "429"}
@@ -69,7 +69,7 @@ class Faults:
         }
 
     async def run(self, until: float) -> None:
-        """Draw until then, by the monotonic clock, and wait for their ends."""
+        """Draw faults until this time of the monotonic clock, then wait for their ends."""
         shares = [fault.share for fault in self._faults.values()]
         async with asyncio.TaskGroup() as tasks:
             while time.monotonic() < until:
@@ -78,7 +78,7 @@ class Faults:
                 await asyncio.sleep(self._schedule.expovariate(RATE))
 
     async def inflict(self, kind: str) -> None:
-        """Do it once, and count what its client saw."""
+        """Run a fault once and count what its client saw."""
         fault = self._faults[kind]
         try:
             outcome = await fault.inflict()
@@ -115,7 +115,7 @@ class Faults:
         return LEFT
 
     async def _never_reads(self) -> str:
-        """It is asked for more answers than the sockets between hold."""
+        """Ask for more answers than the buffers of the sockets can hold."""
         async with await self._open() as connection:
             try:
                 async with asyncio.timeout(self._order.uniform(1, 5)):
@@ -124,7 +124,7 @@ class Faults:
             except TimeoutError:
                 return LEFT
             except Lost:
-                return CLOSED  # nothing was due to it
+                return CLOSED  # allowed, because it read nothing
         return LEFT
 
     async def _half_closed(self) -> str:
@@ -135,7 +135,7 @@ class Faults:
             try:
                 return self._seen(call, await connection.answer())
             except Lost:
-                return CLOSED  # after a moment it is taken for a client that has left
+                return CLOSED  # after some time, the server takes it for a client that has left
 
     async def _pipelines(self) -> str:
         calls = [self._traffic.calls.one() for _ in range(self._order.randint(2, 8))]
@@ -156,7 +156,7 @@ class Faults:
         size = self._order.randint(2_200_000, 8_000_000)
         sent = request("POST", "/classify", bytes(size), connection="close", content_type=JSON)
         async with await self._open() as connection:
-            await connection.send(sent)  # as many clients do, all of it before they look
+            await connection.send(sent)  # many clients send the whole body before they read
             return str((await connection.answer()).status)
 
     async def _broken_json(self) -> str:

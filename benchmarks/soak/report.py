@@ -1,4 +1,4 @@
-"""The outcome of the soak: kept as JSON, shown as tables in docs/reliability.md."""
+"""Writes the outcome of the soak as JSON, and as tables in docs/reliability.md."""
 
 import json
 import re
@@ -18,14 +18,14 @@ FAILURES = (
 
 
 def keep(outcome: Mapping[str, Any], figures: Path, page: Path) -> None:
-    """Write both."""
+    """Write the JSON file, and the tables of the page."""
     figures.write_text(json.dumps(outcome, indent=1, ensure_ascii=False) + "\n", "utf-8")
     text = MARKS.sub(lambda marks: marks[1] + tables(outcome) + marks[2], page.read_text("utf-8"))
     page.write_text(text, "utf-8")
 
 
 def tables(outcome: Mapping[str, Any]) -> str:
-    """Markdown."""
+    """The tables in Markdown."""
     said = ". ".join(outcome["conditions"].values())
     load = (
         f"{outcome['minutes']:g} minutes with seed {outcome['seed']}, at 60 % of "

@@ -1,4 +1,4 @@
-"""What happened: answers by route and status, faults by outcome, and whatever should not have."""
+"""Counts answers by route and status, faults by outcome, and failures."""
 
 from collections import Counter
 from collections.abc import Set
@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from benchmarks.soak.calls import Call
 from benchmarks.soak.wire import Answer
 
-KEPT = 50  # of each kind of failure; all are counted
+KEPT = 50  # examples of each kind of failure
 
 
 @dataclass
 class Tally:
-    """Counts; ``failures`` has what makes the soak fail, by kind."""
+    """The counts. ``failures`` counts by kind what makes the soak fail."""
 
     requests: dict[str, Counter[str]] = field(default_factory=dict)
     faults: dict[str, Counter[str]] = field(default_factory=dict)
-    texts: int = 0  # whose answers were compared
+    texts: int = 0  # the number of texts whose results were compared
     failures: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
     def answered(self, call: Call, answer: Answer, allowed: Set[int]) -> None:
-        """A whole answer; those with 200 are checked, others must be ``allowed``."""
+        """Count an answer. With 200, it is checked; other statuses must be ``allowed``."""
         status = 504 if answer.late else answer.status
         self._count(self.requests, call.route, str(status))
         if status == 200:
@@ -33,7 +33,7 @@ class Tally:
         """Compare an answer with 200; returns whether it is right."""
         try:
             sound = call.sound(answer)
-        except (KeyError, ValueError, TypeError):  # it has another form
+        except (KeyError, ValueError, TypeError):  # the answer has another structure
             sound = False
         self.texts += call.texts
         if not sound:
@@ -41,18 +41,18 @@ class Tally:
         return sound
 
     def lost(self, call: Call, reason: str) -> None:
-        """An answer that was due and did not come."""
+        """Count an answer that did not come."""
         self._count(self.requests, call.route, "none")
         self.failed("lost answers", f"{call.route}: {reason}")
 
     def fault(self, kind: str, outcome: str, expected: Set[str]) -> None:
-        """A fault, and what its client saw."""
+        """Count a fault and what its client saw."""
         self._count(self.faults, kind, outcome)
         if outcome not in expected:
             self.failed("unexpected outcomes of faults", f"{kind}: {outcome}")
 
     def failed(self, kind: str, example: str) -> None:
-        """Something that must not happen."""
+        """Count a failure and keep the example."""
         self.failures[kind] += 1
         if self.failures[kind] <= KEPT:
             self.examples.append(f"{kind}: {example[:500]}")

@@ -1,6 +1,6 @@
-"""Open arrivals on kept connections at a share of the capacity, with bursts beyond it.
+"""Sends requests at random times, at a share of the capacity, with bursts above it.
 
-The capacity is that for this mix of requests, with their clients on the same CPUs.
+The capacity is measured with the same mix of requests, and with the clients on the same CPUs.
 """
 
 import asyncio
@@ -14,19 +14,19 @@ from benchmarks.soak.calls import Call, Calls
 from benchmarks.soak.tally import Tally
 from benchmarks.soak.wire import Connection, Lost
 
-LOAD = 0.6  # of the capacity
-BURST = 3.0  # times that
+LOAD = 0.6  # share of the capacity
+BURST = 3.0  # times LOAD
 BURST_S, BETWEEN_BURSTS_S = 3.0, 40.0
-UNUSED_S = 30.0  # a connection is closed before the server would, 75 s
+UNUSED_S = 30.0  # then the client closes a connection; the server would after 75 s
 USUAL = frozenset({200, 429})
-AFTERMATH_S = 12.0  # of a burst or a pause: what was admitted then may be late
+AFTERMATH_S = 12.0  # after a burst or a pause, in which answers may still be late
 CLIENTS = 32  # in closed loops
 CAPACITY_S = 8.0
-FAREWELL_S = 2.0  # of their load before the signal
+FAREWELL_S = 2.0  # of closed-loop load before the signal
 
 
 class Traffic:
-    """Asks all the time; every answer is checked."""
+    """Sends requests and checks every answer."""
 
     def __init__(self, port: int, calls: Calls, tally: Tally, order: random.Random) -> None:
         self.port = port
@@ -34,10 +34,10 @@ class Traffic:
         self.tally = tally
         self._order = order
         self._late_until = 0.0
-        self._unused: list[tuple[Connection, float]] = []  # the latest last
+        self._unused: list[tuple[Connection, float]] = []  # in the order of their last use
 
     async def capacity(self) -> float:
-        """Tokens a second that are answered where some clients always wait for their answers."""
+        """Tokens per second in a closed loop of several clients."""
         until = time.monotonic() + CAPACITY_S
         answered = 0
 
@@ -52,7 +52,7 @@ class Traffic:
         return answered / CAPACITY_S
 
     async def run(self, until: float, *, capacity: float) -> None:
-        """Ask until then, by the monotonic clock, and wait for the last answers."""
+        """Send until this time of the monotonic clock, then wait for the last answers."""
         due = time.monotonic()
         burst = due + BETWEEN_BURSTS_S
         async with asyncio.TaskGroup() as asking:
@@ -65,26 +65,26 @@ class Traffic:
                     self.may_be_late()
                 call = self.calls.draw()
                 asking.create_task(self.ask(call))
-                # What was late, as after a pause of the server, is not made up for.
+                # After a pause of the server, do not send all the missed requests.
                 due = max(due, now - 1.0) + self._order.expovariate(rate / call.tokens)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
         self.close()
 
     def close(self) -> None:
-        """Close the connections that are kept."""
+        """Close the unused connections."""
         while self._unused:
             self._unused.pop()[0].close()
 
     def may_be_late(self) -> None:
-        """A burst or a pause: for a while, answers may be late."""
+        """Allow late answers for some time, because of a burst or a pause."""
         self._late_until = time.monotonic() + AFTERMATH_S
 
     def explains_lateness(self) -> bool:
-        """Whether an answer with 504 has its explanation."""
+        """Whether an answer with 504 is explained by a burst or a pause."""
         return time.monotonic() < self._late_until
 
     async def ask(self, call: Call) -> None:
-        """One request on a connection that is free, or on a new one."""
+        """Send a request on a free connection, or on a new one."""
         explained = self.explains_lateness()
         try:
             connection = await self._connection()
@@ -100,12 +100,12 @@ class Traffic:
             self._unused.append((connection, time.monotonic()))
 
     async def farewell(self, end: Coroutine[Any, Any, None]) -> None:
-        """Closed loops, on kept and on new connections; ``end`` sends the signal meanwhile."""
+        """Run closed loops on kept and on new connections, while ``end`` sends the signal."""
         asking = [self._until_refused(kept=number % 2 == 0) for number in range(CLIENTS)]
         await asyncio.gather(end, *asking)
 
     async def _until_refused(self, *, kept: bool) -> None:
-        """Ask until the server says that it closes, or listens no more."""
+        """Send requests until the server closes the connection or stops listening."""
         connection: Connection | None = None
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The texts of the soak, and what each gives alone: in this process, in a batch of its own."""
+"""The texts of the soak and their expected answers, each computed alone in this process."""
 
 import json
 import random
@@ -18,7 +18,7 @@ from benchmarks.texts import texts_of, tweet_lengths
 LONG_TOKENS = (200, 511, 512, 513, 900, 1_500)
 SENTENCES = Options(split="sentences")
 WINDOWS = Options(overflow="window")
-# What the tokenizer treats in ways of its own, and what is refused.
+# Texts that the tokenizer treats specially, or that are refused.
 ODD = (
     "@someone said http://example.org/x is great",
     "今日はとても楽しかった。また行きたい。",
@@ -32,7 +32,7 @@ ODD = (
 
 
 class Truth:
-    """The embedded model's answers, as JSON gives them back."""
+    """The answers of the embedded model, as a client reads them from JSON."""
 
     def __init__(self, texts: int, seed: int) -> None:
         bundle = Bundle.open(EMBEDDED_BUNDLE)
@@ -43,7 +43,7 @@ class Truth:
         tokenizer = self.model._tokenizer
         tweets = texts_of(tokenizer, tweet_lengths(texts, seed=seed), seed=seed)
         self.tweets = list(dict.fromkeys(tweets))
-        # The tokenizer cuts off what is too long for the model, so long texts are made of words.
+        # Long texts are made of words, because the tokenizer cuts texts off at the model's limit.
         words = " ".join(self.tweets).split()
         self.long = [" ".join(words[start : start + n]) for start, n in enumerate(LONG_TOKENS)]
         sentences = (self._sentences(random.Random(seed + n)) for n in range(texts // 20))
@@ -58,7 +58,7 @@ class Truth:
         return self._known[key]
 
     def explanation(self, text: str) -> Any:
-        """What /explain says of a text, but for the model."""
+        """The answer of /explain to a text, without the model."""
         if text not in self._explained:
             spans = word_spans(text)
             without = [self._outcome(one) for one in without_each(text, spans)]
@@ -69,11 +69,11 @@ class Truth:
         return self._explained[text]
 
     def tokens(self, text: str) -> int:
-        """What a text takes to compute; 1 where it is refused."""
+        """The tokens that are computed for a text; 1 if it is refused."""
         return int(min(self.of(text).get("tokens", 1), self.model.max_tokens))
 
     def compute(self) -> Iterator[int]:
-        """Compute beforehand whatever may be asked; yields how many texts are done."""
+        """Compute all expected answers; yields the number of texts that are done."""
         plans = [(self.tweets + self.long + list(ODD), DEFAULTS)]
         plans += [(self.passages, SENTENCES), (self.long, WINDOWS)]
         done = 0

@@ -1,4 +1,4 @@
-"""What a process takes of the machine, over time."""
+"""Samples the memory, open files and threads of a process over time."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A look at the process, ``seconds`` after the first."""
+    """A sample of the process, ``seconds`` after the start."""
 
     seconds: float
     memory_mb: float  # resident
@@ -25,7 +25,7 @@ class Sample:
 
 @dataclass
 class Watch:
-    """Looks at a process again and again."""
+    """Takes samples of a process."""
 
     pid: int
     samples: list[Sample] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Watch:
             await asyncio.sleep(INTERVAL_S)
 
     def look(self) -> Sample:
-        """The process as it is now."""
+        """Take one sample now."""
         process = Path(f"/proc/{self.pid}")
         return Sample(
             seconds=round(time.monotonic() - self._began, 1),

@@ -1,20 +1,20 @@
-"""A client's end of a connection, as light as can be: it shares the CPUs with the server."""
+"""A simple HTTP client that needs little CPU time, because it shares the CPUs with the server."""
 
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-ANSWER_S = 120.0  # without an answer for so long, it is lost; under overload streams wait
+ANSWER_S = 120.0  # after this time, an answer counts as lost; under overload, streams wait long
 
 
 class Lost(Exception):
-    """The connection ended, or nothing came, before an answer that was due was whole."""
+    """The connection ended, or the time was over, before the answer was complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer."""
+    """A complete answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -22,17 +22,17 @@ class Answer:
 
     @property
     def late(self) -> bool:
-        """Whether its time was over before it, or some text of it, was computed."""
+        """Whether the deadline passed before all of its texts were computed."""
         return self.status == 504 or b'"error":{"code":"deadline_exceeded"' in self.body
 
     @property
     def closes(self) -> bool:
-        """Whether the server takes no more requests on this connection."""
+        """Whether the server closes this connection."""
         return self.headers.get("connection", "").lower() == "close"
 
 
 def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
-    """The bytes of a request; an underscore in a header's name stands for a hyphen."""
+    """The bytes of a request. Underscores in the names of headers become hyphens."""
     lines = [f"{method} {path} HTTP/1.1", "host: soak"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     if method == "POST":
@@ -49,7 +49,7 @@ class Connection:
 
     @classmethod
     async def open(cls, port: int) -> Self:
-        """Connect; raises ``OSError`` where nobody listens."""
+        """Connect; raises ``OSError`` if the server does not listen."""
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     async def __aenter__(self) -> Self:
@@ -59,15 +59,15 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Leave at once, whatever is on its way."""
+        """Close at once; data on its way is lost."""
         self._writer.transport.abort()
 
     def end_sending(self) -> None:
-        """Close the sending side; answers still come."""
+        """Close the sending side; answers can still be read."""
         self._writer.write_eof()
 
     async def send(self, data: bytes) -> None:
-        """Send, in whatever time the server takes to read it."""
+        """Send data and wait until the server has read enough of it; raises ``Lost``."""
         self._writer.write(data)
         try:
             await self._writer.drain()
@@ -80,7 +80,7 @@ class Connection:
         return await self.answer()
 
     async def answer(self) -> Answer:
-        """The next answer; raises ``Lost``, and closes the connection then."""
+        """Read the next answer. Closes the connection and raises ``Lost`` if it does not come."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await self._answer()

@@ -1,4 +1,4 @@
-"""The Grafana dashboard; ``python -m deploy.grafana.dashboard`` writes it as JSON."""
+"""Builds the Grafana dashboard; ``python -m deploy.grafana.dashboard`` writes it as JSON."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -50,12 +50,13 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 OUTPUT = Path(__file__).parent / "dashboards/sentiment.json"
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
-WIDTH, HEIGHT = 6, 7  # four panels in Grafana's 24 columns
+WIDTH, HEIGHT = 6, 7  # four panels fill Grafana's 24 columns
+THIRD = 8  # three panels fill them
 
 JOB = 'job="sentiment",instance=~"$instance"'
 MODEL = f'{JOB},model=~"$model"'
 RECORDED = 'job="sentiment",model=~"$model"'  # over all replicas
-# Requests for answers; and of these, the ones that are expected to be quick.
+# ASKED: requests for answers. QUICK: those of them that should be answered quickly.
 ASKED = f'{JOB},method="POST",route!~"/models/.*"'
 QUICK = f'{JOB},route=~"/|/classify|/predict|/v1/classify|/v2/.*infer"'
 
@@ -64,28 +65,28 @@ Panels = list[TimeSeries | Heatmap | Stat | Table]
 
 
 def rate(metric: str, labels: str, by: str = "") -> str:
-    """Counted a second; summed over all labels but ``by``."""
+    """The rate of a counter per second, summed over all labels except ``by``."""
     return f"sum{f' by ({by})' if by else ''} (rate({metric}{{{labels}}}[$__rate_interval]))"
 
 
 def mean(histogram: str, labels: str, by: str = "") -> str:
-    """A histogram's mean observation."""
+    """The mean of a histogram's observations."""
     return f"{rate(f'{histogram}_sum', labels, by)} / {rate(f'{histogram}_count', labels, by)}"
 
 
 def quantile(percent: int, histogram: str, labels: str, by: str = "") -> str:
-    """A histogram's quantile, within its buckets' bounds."""
+    """A quantile of a histogram, as exact as its buckets."""
     buckets = rate(f"{histogram}_bucket", labels, ", ".join(filter(None, ["le", by])))
     return f"histogram_quantile({percent / 100}, {buckets})"
 
 
 def quantiles(histogram: str, labels: str, percents: Sequence[int] = (50, 95, 99)) -> list[Query]:
-    """A query for each."""
+    """A query for each percentile."""
     return [(quantile(percent, histogram, labels), f"p{percent}") for percent in percents]
 
 
 def queries(*queries: Query) -> list[Dataquery]:
-    """Queries A, B, C …"""
+    """The queries with the names A, B, C and so on."""
     return [
         Dataquery().expr(expression).legend_format(legend).range().ref_id(chr(ord("A") + index))
         for index, (expression, legend) in enumerate(queries)
@@ -93,7 +94,7 @@ def queries(*queries: Query) -> list[Dataquery]:
 
 
 def graph(title: str, description: str, unit: str, *asked: Query) -> TimeSeries:
-    """Lines over time, from zero."""
+    """A panel with lines over time; its axis begins at zero."""
     return (
         TimeSeries()
         .title(title)
@@ -117,7 +118,7 @@ def graph(title: str, description: str, unit: str, *asked: Query) -> TimeSeries:
 
 
 def objective(panel: TimeSeries, value: float) -> TimeSeries:
-    """Draw the line beyond which an alert waits to fire."""
+    """Draw a dashed line at the value above which an alert becomes pending."""
     steps = [Threshold(color="green"), Threshold(value=value, color="red")]
     return panel.thresholds(ThresholdsConfig().steps(steps)).thresholds_style(
         GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
@@ -125,37 +126,37 @@ def objective(panel: TimeSeries, value: float) -> TimeSeries:
 
 
 def stacked(panel: TimeSeries) -> TimeSeries:
-    """Parts of a whole."""
+    """Stack the lines of a panel on each other."""
     return panel.stacking(StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(40)
 
 
 def traffic() -> Panels:
-    """What is asked."""
+    """The requests and texts that arrive."""
     tokens = "sentiment_text_tokens"
     truncated = rate("sentiment_truncated_total", MODEL, "model")
     return [
         graph(
             "Requests",
-            "Requests for answers by route, whatever became of them.",
+            "Requests for answers by route, whether they succeeded or failed.",
             "reqps",
             (rate("sentiment_http_requests_total", ASKED, "route"), "{{route}}"),
         ),
         graph(
             "Texts answered",
-            "What capacity is counted in: one request may hold a thousand texts.",
+            "Texts with a result. Plan capacity in texts: one request may have a thousand of them.",
             "suffix: texts/s",
             (rate("sentiment_texts_total", f'{MODEL},outcome="ok"', "model"), "{{model}}"),
         ),
         graph(
             "Length of texts",
-            "Tokens of a text before truncation. Cost grows with them.",
+            "Tokens in a text before truncation. Longer texts cost more.",
             "suffix: tokens",
             *quantiles(tokens, MODEL, (50, 95)),
             (mean(tokens, MODEL), "mean"),
         ),
         graph(
             "Truncated texts",
-            "Share of answered texts whose end the model has not seen.",
+            "Share of the answered texts that were longer than the model allows and were cut off.",
             "percentunit",
             (f"{truncated} / {rate('sentiment_predictions_total', MODEL, 'model')}", "{{model}}"),
         ),
@@ -169,8 +170,9 @@ def latency() -> Panels:
         objective(
             graph(
                 "Duration of requests",
-                "From headers to answer, but for streams and explanations. Refusals count, too:"
-                " under overload they are quick and many. The line is SentimentSlow's.",
+                "Time from the request's headers to its answer, without streams and explanations."
+                " Refused requests count as well; under overload they are many and quick. The line"
+                " is the limit of the alert SentimentSlow.",
                 "s",
                 *quantiles("sentiment_http_request_duration_seconds", QUICK),
             ),
@@ -178,7 +180,7 @@ def latency() -> Panels:
         ),
         graph(
             "p99 by route",
-            "The slowest hundredth of each: which clients wait.",
+            "One request in a hundred takes longer than this. It shows which clients wait.",
             "s",
             (
                 quantile(99, "sentiment_http_request_duration_seconds", QUICK, "route"),
@@ -188,14 +190,14 @@ def latency() -> Panels:
         stacked(
             graph(
                 "Stages, mean",
-                "Where an answered request spends its time; the rest of its duration is HTTP.",
+                "Mean time of answered requests in each stage. The rest of their duration is HTTP.",
                 "s",
                 (mean(stages, MODEL, "stage"), "{{stage}}"),
             )
         ),
         graph(
             "Stages, p99",
-            "Queue: too much load. Inference: long texts, or too few CPUs.",
+            "A high queue means too much load; high inference means long texts or too few CPUs.",
             "s",
             (quantile(99, stages, MODEL, "stage"), "{{stage}}"),
         ),
@@ -203,33 +205,33 @@ def latency() -> Panels:
 
 
 def batching() -> Panels:
-    """How texts share batches."""
+    """How texts are put into batches."""
     return [
         graph(
             "Texts in a batch",
-            "Batches form from what waits: about 1 when idle, more under load.",
+            "A batch takes texts that wait: about 1 when the service is idle, more under load.",
             "suffix: texts",
             *quantiles("sentiment_batch_texts", MODEL, (95,)),
             (mean("sentiment_batch_texts", MODEL, "model"), "mean {{model}}"),
         ),
         graph(
             "Tokens in a batch",
-            "With padding; bounded by --max-batch-tokens.",
+            "Tokens including padding; --max-batch-tokens is the limit.",
             "suffix: tokens",
             *quantiles("sentiment_batch_tokens", MODEL, (95,)),
             (mean("sentiment_batch_tokens", MODEL, "model"), "mean {{model}}"),
         ),
         graph(
             "Padding",
-            "Mean share of a batch that is padding. The batcher allows 7 % in a batch.",
+            "Mean share of padding in a batch. The batcher allows 7 % in a batch.",
             "percentunit",
             (mean("sentiment_batch_padding_ratio", MODEL, "model"), "{{model}}"),
         ),
         objective(
             graph(
                 "Wait in the queue",
-                "Of requests that were answered: the time in which none of their texts was"
-                " computed. The line is SentimentQueueing's.",
+                "Time in which none of a request's texts was computed, of answered requests. The"
+                " line is the limit of the alert SentimentQueueing.",
                 "s",
                 *quantiles("sentiment_stage_duration_seconds", f'{MODEL},stage="queue"'),
             ),
@@ -239,21 +241,23 @@ def batching() -> Panels:
 
 
 def predictions() -> Panels:
-    """What the model says, and whether that changes."""
+    """What the model predicts, and whether that changes."""
     labels, all_labels = (rate("sentiment_predictions_total", MODEL, by) for by in ("label", ""))
     share = f"job_model_label:sentiment_predictions:share1h{{{RECORDED}}}"
     return [
         stacked(
             graph(
                 "Labels",
-                "Share of each label.",
+                "Share of each label in the predictions.",
                 "percentunit",
                 (f"{labels} / ignoring (label) group_left () {all_labels}", "{{label}}"),
             )
         ).max(1),
         Heatmap()
         .title("Scores")
-        .description("Texts by the score of their label. Many low ones: texts unlike training.")
+        .description(
+            "Texts by the score of their label. Low scores mean texts unlike the training texts."
+        )
         .unit("suffix: texts")
         .span(WIDTH)
         .height(HEIGHT)
@@ -274,16 +278,16 @@ def predictions() -> Panels:
         .y_axis(YAxisConfig().unit("percentunit")),
         graph(
             "Mean score",
-            "By label. It falls when texts become unlike those of the training.",
+            "Mean score by label. It falls when texts become unlike the training texts.",
             "percentunit",
             (mean("sentiment_prediction_score", MODEL, "label"), "{{label}}"),
         ).max(1),
         objective(
             graph(
                 "Drift against yesterday",
-                "Change of each label's share, over an hour, since the same hour of yesterday,"
-                " and the share of texts that it amounts to. Has data after a day."
-                " The line is SentimentLabelDrift's.",
+                "Change of each label's share within an hour, compared with the same hour of"
+                " yesterday. Drift is the share of texts with another label. There is data after a"
+                " day. The line is the limit of the alert SentimentLabelDrift.",
                 "percentunit",
                 (f"{share} - {share} offset 1d", "{{label}}"),
                 (f"job_model:sentiment_label_drift:day{{{RECORDED}}}", "drift {{model}}"),
@@ -294,17 +298,17 @@ def predictions() -> Panels:
 
 
 def saturation() -> Panels:
-    """How much is left. There is no metric of a GPU: what fills it shows in queue and inference."""
+    """How busy the service is. A busy GPU has no metric; it shows as queue and inference time."""
     return [
         graph(
             "Waiting texts",
-            "In the queue, at the moment of the scrape.",
+            "Texts in the queue at the time of the scrape.",
             "suffix: texts",
             (f"sum by (model) (sentiment_queue_texts{{{MODEL}}})", "{{model}}"),
         ),
         graph(
             "Waiting tokens",
-            "In each replica's queue; at --max-queue-tokens requests get 429.",
+            "Tokens in each replica's queue. At --max-queue-tokens, requests get 429.",
             "suffix: tokens",
             (
                 f"sum by (instance, model) (sentiment_queue_tokens{{{MODEL}}})",
@@ -313,7 +317,7 @@ def saturation() -> Panels:
         ),
         graph(
             "Requests in flight",
-            "Being read, waiting, computed or answered; streams included.",
+            "Requests that are read, wait, are computed or are answered; streams count as well.",
             "suffix: requests",
             (
                 f"sum by (instance) (sentiment_http_requests_in_flight{{{JOB}}})",
@@ -322,8 +326,8 @@ def saturation() -> Panels:
         ),
         graph(
             "Event loop lag, p99",
-            "From a batch's end to the event loop's turn to answer. Beyond 50 ms the loop is"
-            " the bottleneck: add replicas, not cores.",
+            "Time from a batch's end until the event loop handles it. Beyond 50 ms, the event loop"
+            " is the bottleneck: add replicas, not cores.",
             "s",
             (
                 quantile(99, "sentiment_event_loop_lag_seconds", MODEL, "instance"),
@@ -332,7 +336,7 @@ def saturation() -> Panels:
         ),
         graph(
             "CPU",
-            "Cores in use by each replica; GET /info says how many it has.",
+            "Cores that each replica uses. GET /info says how many it has.",
             "suffix: cores",
             (
                 f"sum by (instance) (rate(process_cpu_seconds_total{{{JOB}}}[$__rate_interval]))",
@@ -341,19 +345,19 @@ def saturation() -> Panels:
         ),
         graph(
             "Memory",
-            "Resident set size; files mapped from disk count.",
+            "Resident memory of each replica. It includes files that are mapped from disk.",
             "bytes",
             (f"process_resident_memory_bytes{{{JOB}}}", "{{instance}}"),
         ),
         graph(
             "Open files",
-            "Connections, mostly, as share of the limit: beyond it none is accepted.",
+            "Files and connections as share of the limit. At 100 %, no connection is accepted.",
             "percentunit",
             (f"process_open_fds{{{JOB}}} / process_max_fds{{{JOB}}}", "{{instance}}"),
         ),
         graph(
             "Tokens computed",
-            "In all batches, with padding: the model's real throughput.",
+            "Tokens in all batches, including padding: the real throughput of the model.",
             "suffix: tokens/s",
             (rate("sentiment_batch_tokens_sum", MODEL, "model"), "{{model}}"),
         ),
@@ -361,13 +365,13 @@ def saturation() -> Panels:
 
 
 def errors() -> Panels:
-    """What is refused, and what fails."""
+    """What is refused, what fails, and what is lost."""
     failed = rate("sentiment_http_requests_total", f'{ASKED},status=~"5.."')
     return [
         objective(
             graph(
                 "Error ratio",
-                "Share of requests that are answered with 5xx. The line is SentimentErrors'.",
+                "Share of requests with status 5xx. The line is the limit of SentimentErrors.",
                 "percentunit",
                 (f"{failed} / {rate('sentiment_http_requests_total', ASKED)}", "5xx"),
             ),
@@ -375,7 +379,7 @@ def errors() -> Panels:
         ),
         graph(
             "Requests not answered",
-            "By status; 4xx is for the client to mend, 499 is a client that left.",
+            "Requests by status. 4xx is an error of the client; 499 means that the client left.",
             "reqps",
             (
                 rate("sentiment_http_requests_total", f'{ASKED},status=~"[45].."', "status"),
@@ -384,22 +388,46 @@ def errors() -> Panels:
         ),
         graph(
             "Rejections",
-            "Requests not admitted. queue_full: --max-queue-tokens; deadline: the answer would"
-            " come too late; shutting_down: a replica stops.",
+            "Requests that were not admitted. queue_full: --max-queue-tokens is reached; deadline:"
+            " the answer would come too late; shutting_down: a replica stops.",
             "reqps",
             (rate("sentiment_rejections_total", MODEL, "reason"), "{{reason}}"),
         ),
         graph(
             "Texts not answered",
-            "By error code; in a list a text fails alone, within an answer of status 200.",
+            "Texts by error code. In a list, a text can fail although the answer has status 200.",
             "suffix: texts/s",
             (rate("sentiment_texts_total", f'{MODEL},outcome!="ok"', "outcome"), "{{outcome}}"),
         ),
+        graph(
+            "Stuck runners",
+            "Runners whose batch takes far longer than predicted. The texts of that batch fail.",
+            "suffix: runners",
+            (
+                f"sentiment_runners_stuck{{{MODEL}}}",
+                "{{model}} {{instance}}",
+            ),
+        ).span(THIRD),
+        graph(
+            "Lost runners",
+            "Runners whose thread ended and was replaced. The log has the error.",
+            "suffix: runners",
+            (
+                f"increase(sentiment_runners_lost_total{{{MODEL}}}[$__rate_interval])",
+                "{{model}} {{instance}}",
+            ),
+        ).span(THIRD),
+        graph(
+            "Dropped log lines",
+            "Log lines that were not written, because standard error was not read in time.",
+            "suffix: lines/s",
+            (rate("sentiment_log_lines_dropped_total", JOB, "instance"), "{{instance}}"),
+        ).span(THIRD),
     ]
 
 
 def models() -> Panels:
-    """Who answers."""
+    """The models that are served."""
     ready = {
         "0": ValueMappingResult(text="not ready", color="red"),
         "1": ValueMappingResult(text="ready", color="green"),
@@ -410,7 +438,7 @@ def models() -> Panels:
     return [
         Stat()
         .title("Ready")
-        .description("Each model of each replica: warm, and inference works.")
+        .description("Whether each model of each replica is warm and answers.")
         .unit("none")
         .span(WIDTH)
         .height(HEIGHT)
@@ -441,7 +469,7 @@ def models() -> Panels:
         .transformations([columns]),
         graph(
             "Uptime",
-            "Since each replica's start; a saw is a replica that restarts.",
+            "Time since each replica started. A saw-tooth line is a replica that keeps restarting.",
             "s",
             (f"time() - process_start_time_seconds{{{JOB}}}", "{{instance}}"),
         ),
@@ -449,7 +477,7 @@ def models() -> Panels:
 
 
 def choice(name: str, labels: str) -> QueryVariable:
-    """A variable with the values of a label; all of them at first."""
+    """A variable to choose values of a label; at first, all of them are chosen."""
     return (
         QueryVariable(name)
         .label(name.capitalize())
@@ -464,11 +492,11 @@ def choice(name: str, labels: str) -> QueryVariable:
 
 
 def dashboard() -> Dashboard:
-    """The whole of it."""
+    """The whole dashboard."""
     built = (
         Dashboard("Sentiment service")
         .uid("sentiment")
-        .description("What operators need to know: docs/operations.md reads it with you.")
+        .description("Load, latency, errors and predictions. See docs/operations.md.")
         .tags(["sentiment"])
         .timezone("browser")
         .time("now-1h", "now")
@@ -496,7 +524,7 @@ def dashboard() -> Dashboard:
 
 
 def as_json() -> str:
-    """The dashboard as Grafana reads it."""
+    """The dashboard as JSON for Grafana."""
     return JSONEncoder(sort_keys=True, indent=2).encode(dashboard().build()) + "\n"
 
 

@@ -1,6 +1,6 @@
-"""Draw the dashboard's panels with matplotlib, from what a Prometheus has: docs/dashboard.png.
+"""Draws the panels of the dashboard with matplotlib and data from a Prometheus: docs/dashboard.png.
 
-Not Grafana's rendering, but the same queries, titles, units and places:
+The drawing is not Grafana's, but queries, titles, units and positions are the same:
 
     python -m deploy.grafana.render http://localhost:9090 docs/dashboard.png --minutes 5
 """
@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 DASHBOARD = Path(__file__).parent / "dashboards/sentiment.json"
-CELL_INCHES = (0.68, 0.335)  # one of the grid's 24 columns, and one of its lines
+CELL_INCHES = (0.68, 0.335)  # a column of the grid, which has 24, and a row of it
 POINTS = 240
 COLORS = ("#73bf69", "#f2cc0c", "#5794f2", "#ff9830", "#f2495c", "#b877d9", "#8ab8ff", "#ff7383")
 STYLE: Any = {
@@ -42,7 +42,7 @@ STYLE: Any = {
     "font.size": 7.5,
     "axes.axisbelow": True,
 }
-# Least value, what it is divided by, and what is written behind it.
+# Smallest value, divisor, and unit to print.
 SCALES = {
     "s": (
         (3600, 3600, " h"),
@@ -58,7 +58,7 @@ SCALES = {
 
 
 class Source:
-    """Asks a Prometheus about a span of time."""
+    """Queries a Prometheus for a period of time."""
 
     def __init__(self, url: str, minutes: float, end: float) -> None:
         self._url = url
@@ -66,7 +66,7 @@ class Source:
         self._seconds = minutes * 60
 
     def series(self, target: dict[str, Any]) -> list[tuple[dict[str, str], Any, Any]]:
-        """Labels, times in minutes before the end, and values of each."""
+        """Labels, times and values of each series. Times are in minutes, and 0 is the end."""
         expression = target["expr"].replace("$__rate_interval", "15s")
         expression = expression.replace("$model", ".+").replace("$instance", ".+")
         query = urllib.parse.urlencode(
@@ -90,13 +90,13 @@ class Source:
 
 
 def legend(target: dict[str, Any], labels: dict[str, str]) -> str:
-    """The legend's words for a series."""
+    """The legend of a series."""
     words: str = target.get("legendFormat", "")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: labels.get(match[1], ""), words)
 
 
 def formatted(value: float, unit: str) -> str:
-    """A value as Grafana would write it, about."""
+    """A value with its unit, similar to how Grafana prints it."""
     suffix = unit.removeprefix("suffix:") if ":" in unit else ""
     scales = SCALES.get(unit, ((1000, 1000, "K" + suffix), (0, 1, suffix)))
     size, words = next((size, words) for least, size, words in scales if abs(value) >= least)
@@ -104,7 +104,7 @@ def formatted(value: float, unit: str) -> str:
 
 
 def draw_lines(axes: Axes, panel: dict[str, Any], source: Source) -> None:
-    """Series over time, or one on another, from zero."""
+    """Draw series over time, stacked or not; the axis begins at zero."""
     defaults = panel["fieldConfig"]["defaults"]
     custom = defaults["custom"]
     below: Any = 0.0
@@ -153,7 +153,7 @@ def draw_lines(axes: Axes, panel: dict[str, Any], source: Source) -> None:
 
 
 def draw_heatmap(axes: Axes, panel: dict[str, Any], source: Source) -> None:
-    """Counts in each bucket."""
+    """Draw the counts in each bucket."""
     (target,) = panel["targets"]
     found = sorted(source.series(target), key=lambda series: float(series[0]["le"]))
     found = [series for series in found if math.isfinite(float(series[0]["le"]))]
@@ -167,7 +167,7 @@ def draw_heatmap(axes: Axes, panel: dict[str, Any], source: Source) -> None:
 
 
 def draw_words(axes: Axes, panel: dict[str, Any], source: Source) -> None:
-    """The last value of each series: a stat's, or a table's row."""
+    """Print the last value of each series of a stat or a table."""
     (target,) = panel["targets"]
     mappings = panel["fieldConfig"]["defaults"].get("mappings", [])
     lines = []
@@ -193,7 +193,7 @@ DRAW = {
 
 
 def render(source: Source, output: Path, minutes: float) -> None:
-    """Draw every panel in its place."""
+    """Draw every panel in its position."""
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     width = 24
     height = (
@@ -201,9 +201,9 @@ def render(source: Source, output: Path, minutes: float) -> None:
     )
     figure = pyplot.figure(figsize=(width * CELL_INCHES[0], height * CELL_INCHES[1]))
     caption = (
-        f"{dashboard['title']}: the panels' own queries to a Prometheus, drawn by "
+        f"{dashboard['title']}: data from the panels' queries to a Prometheus, drawn by "
         f"deploy/grafana/render.py with matplotlib. This is not Grafana's rendering. "
-        f"{minutes:g} minutes, legends have the last values."
+        f"{minutes:g} minutes; legends show the last values."
     )
     figure.text(0.012, 1 - 1 / height, caption, fontsize=9, va="center")
     for panel in dashboard["panels"]:
@@ -233,9 +233,9 @@ def render(source: Source, output: Path, minutes: float) -> None:
 
 
 def main() -> None:
-    """Parse the command line and draw."""
+    """Draw what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("prometheus", help="its URL")
+    parser.add_argument("prometheus", help="URL of the Prometheus")
     parser.add_argument("output", type=Path)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--end", type=float, default=time.time(), help="Unix time [default: now]")

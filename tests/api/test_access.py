@@ -78,7 +78,7 @@ def test_a_digest_is_no_key(serve: Serve) -> None:
     answer = serve(api_keys=KEYS).post(
         "/classify",
         json={"inputs": "love"},
-        headers={"authorization": f"Bearer {settings.api_keys[0]}"},
+        headers={"authorization": f"Bearer {settings.api_keys[0].decode()}"},
     )
     assert answer.status_code == 401
 

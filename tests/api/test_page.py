@@ -23,7 +23,7 @@ KEY = "correct-horse"
 # The machine may be busy.
 expect.set_options(timeout=30_000)
 
-# What the page said of its progress, and whether it was busy then.
+# Records the progress that the page shows, and whether it is busy.
 WATCH = """() => {
   window.seen = [];
   const answer = document.getElementById("answer");
@@ -34,7 +34,7 @@ WATCH = """() => {
   observer.observe(done, { childList: true });
 }"""
 
-# The least contrast of any text on the page with what is behind it, and that text.
+# The lowest contrast of a text on the page with its background, and that text.
 LEAST_CONTRAST = """() => {
   const channels = (colour) => {
     const numbers = colour.match(/[\\d.]+/g).map(Number);
@@ -94,7 +94,7 @@ def embedded() -> Iterator[str]:
 
 
 class Visits:
-    """Opens pages; remembers what they asked for, and what went wrong in them."""
+    """Opens pages, and records their requests and errors."""
 
     def __init__(self, context: BrowserContext) -> None:
         self.context = context
@@ -102,7 +102,7 @@ class Visits:
         self.errors: list[str] = []
 
     def open(self, url: str) -> Page:
-        """The page of a server, when it knows what is served."""
+        """Open the page of a server and wait until it knows the models."""
         page = self.context.new_page()
         page.on("request", lambda request: self.requests.append(request.url))
         page.on("pageerror", lambda error: self.errors.append(str(error)))
@@ -114,13 +114,13 @@ class Visits:
 
 @pytest.fixture
 def visits(browser: Browser) -> Iterator[Visits]:
-    """Every test also proves that nothing from elsewhere is asked for and that no script fails."""
+    """Every test also proves that all requests go to the server, and that no script fails."""
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
     visits = Visits(context)
     yield visits
     context.close()
     assert all(url.startswith("http://127.0.0.1:") for url in visits.requests)
-    # An answer that is an error is one to the browser's console, too.
+    # The console also lists answers with an error status; these are expected.
     assert not [error for error in visits.errors if not error.startswith("Failed to load resource")]
 
 
@@ -131,7 +131,7 @@ def page(visits: Visits, tiny: str) -> Page:
 
 
 def paste(page: Page, *texts: str) -> None:
-    """Put in lines at once, as pasting does."""
+    """Put all lines into the form at once, as pasting does."""
     # Playwright's own way takes half a minute for thousands of lines.
     page.get_by_role("textbox", name="Your text").evaluate(
         "(box, text) => { box.value = text; box.dispatchEvent(new Event('input')); }",
@@ -140,13 +140,13 @@ def paste(page: Page, *texts: str) -> None:
 
 
 def classify(page: Page, *texts: str) -> None:
-    """Put in lines and press the button."""
+    """Put the lines into the form and press the button."""
     paste(page, *texts)
     page.get_by_role("button", name="Classify").click()
 
 
 def rows(page: Page) -> list[list[str]]:
-    """The cells of the table, but its head."""
+    """The cells of the table, without its header."""
     expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
     script = "rows => rows.map(row => [...row.cells].map(cell => cell.innerText.trim()))"
     table: list[list[str]] = page.locator("tbody tr").evaluate_all(script)
@@ -154,7 +154,7 @@ def rows(page: Page) -> list[list[str]]:
 
 
 def test_one_text(page: Page) -> None:
-    """Its label with the score, a bar for every class, its tokens and the times."""
+    """The answer shows the label and score, a bar for each class, the tokens and the times."""
     classify(page, "love")
     answer = page.get_by_role("region", name="Answer")
     expect(answer.get_by_role("heading", name="positive")).to_be_visible()
@@ -171,7 +171,7 @@ def test_one_text(page: Page) -> None:
 
 
 def test_lines(page: Page) -> None:
-    """Each line that is not blank is a row; the labels are counted; a row opens and closes."""
+    """Each line that is not blank is a row. Labels are counted. A row opens and closes."""
     classify(page, "love", "", "  ", "worst day", "so so", "worst")
     assert [row[::2] for row in rows(page)] == [
         ["positive", "love"],
@@ -191,7 +191,7 @@ def test_lines(page: Page) -> None:
 
 
 def test_keyboard_alone(page: Page) -> None:
-    """Typing, Ctrl+Enter, Tab to the rows, arrow keys among them, Enter to open one."""
+    """The keyboard is enough to classify (Ctrl+Enter), to move between rows and to open one."""
     page.keyboard.type("love")
     page.keyboard.press("Enter")
     page.keyboard.type("worst")
@@ -211,7 +211,7 @@ def test_keyboard_alone(page: Page) -> None:
 
 
 def test_a_bad_line_fails_in_its_place(page: Page) -> None:
-    """The row of a text that is too long says so, and the others are answered."""
+    """A text that is too long is an error in its row; the other rows are answered."""
     classify(page, "love", TOO_LONG, "worst")
     labels = [row[0] for row in rows(page)]
     assert labels == ["positive", "error", "negative"]
@@ -220,7 +220,7 @@ def test_a_bad_line_fails_in_its_place(page: Page) -> None:
 
 
 def test_a_request_that_fails(page: Page) -> None:
-    """The problem is said in words, with the id of the request; the next request works."""
+    """The page shows the problem and the id of the request; the next request works."""
     classify(page, "love")
     expect(page.get_by_role("heading", name="positive")).to_be_visible()
     with page.expect_response("**/classify") as response:
@@ -235,7 +235,7 @@ def test_a_request_that_fails(page: Page) -> None:
 
 
 def test_the_server_is_gone(bundle: Path, visits: Visits) -> None:
-    """A page that is left open says that nothing answers."""
+    """If the server has ended, the page says that it cannot be reached."""
     with Process("--model", str(bundle), *BY_HAND) as process:
         page = visits.open(process.url)
     classify(page, "love")
@@ -243,7 +243,7 @@ def test_the_server_is_gone(bundle: Path, visits: Visits) -> None:
 
 
 def test_a_busy_server(bundle: Path, visits: Visits) -> None:
-    """When it turns a request away, the page says when to try again."""
+    """If the server refuses a request, the page says when to try again."""
     with Process("--model", str(bundle), *BY_HAND, "--rate-limit", "1/minute") as process:
         page = visits.open(process.url)
         expect(page.get_by_role("alert")).to_contain_text(re.compile(r"Try again in \d+ seconds?"))
@@ -251,7 +251,7 @@ def test_a_busy_server(bundle: Path, visits: Visits) -> None:
 
 
 def test_a_slow_answer(bundle: Path, visits: Visits) -> None:
-    """While it is on its way the page is busy and tells how far it is; then the answer is there."""
+    """The page is busy and shows its progress until all texts are answered."""
     with Process("--model", str(bundle), *BY_HAND, command=SLOW_COMMAND) as process:
         page = visits.open(process.url)
         page.evaluate(WATCH)
@@ -268,7 +268,7 @@ def test_a_slow_answer(bundle: Path, visits: Visits) -> None:
 
 @pytest.mark.parametrize("texts", [["love"], ["love", "worst"]], ids=["one", "many"])
 def test_cancel(bundle: Path, visits: Visits, texts: list[str]) -> None:
-    """An answer that never comes can be given up; the focus is back at the text."""
+    """Cancel ends a request without an answer, and the focus returns to the text."""
     with Process("--model", str(bundle), *BY_HAND, command=STUCK_COMMAND) as process:
         page = visits.open(process.url)
         classify(page, *texts)
@@ -284,7 +284,7 @@ def test_cancel(bundle: Path, visits: Visits, texts: list[str]) -> None:
 
 
 def test_cancel_keeps_what_was_answered(bundle: Path, visits: Visits) -> None:
-    """The rows that were there when it was cancelled stay, and open."""
+    """After Cancel, the rows that were answered stay and can be opened."""
     with Process("--model", str(bundle), *BY_HAND, command=SLOW_COMMAND) as process:
         page = visits.open(process.url)
         classify(page, *["love"] * 5_000)
@@ -296,7 +296,7 @@ def test_cancel_keeps_what_was_answered(bundle: Path, visits: Visits) -> None:
 
 
 def test_a_thousand_lines(page: Page, visits: Visits) -> None:
-    """All are answered, in their order, in requests one after another."""
+    """A thousand lines are answered in order, in several requests one after another."""
     classify(page, *(f"{'love' if i % 2 else 'worst'} {i}" for i in range(1_000)))
     expect(page.get_by_role("status")).to_have_text("1,000 texts classified")
     table = rows(page)
@@ -313,18 +313,18 @@ def test_a_thousand_lines(page: Page, visits: Visits) -> None:
 def test_the_servers_limits_hold(
     bundle: Path, visits: Visits, limit: str, texts: list[str]
 ) -> None:
-    """More lines than a request may have, or than its part of the queue, go in several."""
+    """Texts beyond the limits of one request are sent in several requests."""
     with Process("--model", str(bundle), *BY_HAND, limit) as process:
         page = visits.open(process.url)
         classify(page, *texts)
         assert [row[0] for row in rows(page)] == ["positive"] * len(texts)
         expect(page.get_by_role("alert")).to_be_empty()
-        page.get_by_text("The same call with curl").click()
+        page.get_by_text("The same request with curl").click()
         expect(page.get_by_text("With the first 10 texts")).to_be_visible(visible=len(texts) > 10)
 
 
 def test_text_is_never_markup(page: Page) -> None:
-    """A text that is HTML is shown as it is, alone and in the table."""
+    """A text with HTML tags is shown as text, alone and in the table."""
     markup = "<img src=x onerror=alert(1)> <b>love</b>"
     classify(page, markup)
     expect(page.locator("#result .words")).to_contain_text("<img")
@@ -340,13 +340,13 @@ def test_text_is_never_markup(page: Page) -> None:
 def test_colours_and_widths(
     visits: Visits, tiny: str, width: int, scheme: Literal["light", "dark"]
 ) -> None:
-    """Light or dark as the user likes, each text legible (WCAG AA), nothing wider than a phone."""
+    """The page follows the colour scheme, has enough contrast (WCAG AA) and fits a phone."""
     page = visits.open(tiny)
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 740})
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (int(re.findall(r"\d+", background)[0]) > 128) == (scheme == "light")
-    page.get_by_text("The same call with curl").click()
+    page.get_by_text("The same request with curl").click()
     for texts in (
         ["worst love day"],
         ["love " * 60],
@@ -358,15 +358,15 @@ def test_colours_and_widths(
         expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
         if len(texts) > 1:
             page.get_by_role("cell", name="worst").click()
-        expect(page.get_by_text("Weighing")).to_have_count(0)
+        expect(page.get_by_text("Computing the effect")).to_have_count(0)
         assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
         ratio, text = page.evaluate(LEAST_CONTRAST)
         assert ratio >= 4.5, text
 
 
 def test_every_control_has_a_name(page: Page) -> None:
-    """Whatever can be operated has a role and a name that a screen reader says."""
-    page.get_by_text("The same call with curl").click()
+    """Every control has a role and a name for screen readers."""
+    page.get_by_text("The same request with curl").click()
     classify(page, "love", "worst")
     rows(page)
     session = page.context.new_cdp_session(page)
@@ -382,18 +382,18 @@ def test_every_control_has_a_name(page: Page) -> None:
 
 
 def test_words_are_coloured(page: Page) -> None:
-    """Words for and against the label carry signs; offsets count code points, not UTF-16."""
+    """Words for and against the label have signs; offsets count code points, not UTF-16."""
     classify(page, "😀😀 love, love is not so very much")
     words = page.locator("#result .words .word")
     expect(words.nth(0)).to_have_text(re.compile(r"^😀😀−\d+\.\d$"))  # noqa: RUF001
     expect(words.nth(0)).to_have_class("word against")
     expect(words.nth(2)).to_have_text(re.compile(r"^love\+\d+\.\d$"))
     expect(words.nth(2)).to_have_class("word for")
-    expect(page.locator("#result .note")).to_contain_text("speaks for “positive”")
+    expect(page.locator("#result .note")).to_contain_text("counts for “positive”")
 
 
 def test_what_cannot_be_explained_is_classified(page: Page) -> None:
-    """A text of too many words shows its label, its words uncoloured, and why."""
+    """A text of too many words shows its label, its words without colours, and the reason."""
     text = "love " * 200
     classify(page, text)
     expect(page.get_by_role("heading", name="positive")).to_be_visible()
@@ -404,7 +404,7 @@ def test_what_cannot_be_explained_is_classified(page: Page) -> None:
 
 
 def test_an_api_key(bundle: Path, visits: Visits) -> None:
-    """A server that wants a key gets it from a field; the tab keeps it, the disk does not."""
+    """If the server needs a key, a field asks for it; it is stored in the tab, not on disk."""
     with Process("--model", str(bundle), *BY_HAND, "--api-keys", KEY) as process:
         page = visits.open(process.url)
         field = page.get_by_label("API key")
@@ -430,9 +430,9 @@ def test_an_api_key(bundle: Path, visits: Visits) -> None:
     "texts", [["it's 'fine' $HOME `x` \\ \"y\""], ["don't", "\N{GRINNING FACE}!!"], ["a" * 40_000]]
 )
 def test_the_curl_command(page: Page, texts: list[str]) -> None:
-    """What is copied is the same call, whatever a shell would make of the text."""
+    """The copied command sends the same request, even if the text has special characters."""
     paste(page, *texts)
-    page.get_by_text("The same call with curl").click()
+    page.get_by_text("The same request with curl").click()
     page.get_by_role("button", name="Copy").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     command = page.evaluate("navigator.clipboard.readText()")
@@ -449,10 +449,10 @@ def test_the_curl_command(page: Page, texts: list[str]) -> None:
 
 
 def test_copying_by_hand(page: Page) -> None:
-    """A page without TLS has no clipboard: the whole command is selected instead."""
+    """Without TLS there is no clipboard, so the whole command is selected instead."""
     page.evaluate("delete Navigator.prototype.clipboard")
     paste(page, "it's " * 1_000)
-    page.get_by_text("The same call with curl").click()
+    page.get_by_text("The same request with curl").click()
     page.get_by_role("button", name="Copy").click()
     expect(page.get_by_role("button", name="Selected")).to_be_visible()
     command = page.evaluate("getSelection().toString()")
@@ -460,9 +460,9 @@ def test_copying_by_hand(page: Page) -> None:
 
 
 def test_examples(visits: Visits, embedded: str, tiny: str) -> None:
-    """Each is classified at a click; the embedded model's page says that it knows English only."""
+    """A click classifies an example. Only for the embedded model, a note says: English only."""
     page = visits.open(embedded)
-    expect(page.get_by_text("learned English only")).to_be_visible()
+    expect(page.get_by_text("trained on English only")).to_be_visible()
     page.get_by_role("button", name="English").click()
     expect(page.get_by_role("heading", name="negative")).to_be_visible()
     page.get_by_role("button", name="العربية").click()
@@ -471,11 +471,11 @@ def test_examples(visits: Visits, embedded: str, tiny: str) -> None:
     expect(page.locator("#result .words")).to_have_css("direction", "rtl")
     page.get_by_role("button", name="Several lines").click()
     assert len(rows(page)) == 5
-    expect(visits.open(tiny).get_by_text("learned English only")).to_be_hidden()
+    expect(visits.open(tiny).get_by_text("trained on English only")).to_be_hidden()
 
 
 def test_several_models(bundle: Path, tmp_path: Path, visits: Visits) -> None:
-    """One is chosen by its name; its own labels are shown, each in a colour of its own."""
+    """The user chooses a model by name; its labels are shown in different colours."""
     moods = make_bundle(tmp_path / "moods")
     labels = ["anger", "calm", "joy"]
     config = {"id2label": dict(enumerate(labels)), "pad_token_id": 0}
@@ -496,20 +496,20 @@ def test_several_models(bundle: Path, tmp_path: Path, visits: Visits) -> None:
         expect(page.locator("#curl")).to_contain_text('"model":"moods"')
 
 
-def test_an_answer_that_is_no_answer(page: Page) -> None:
-    """What a proxy says in HTML is not shown, only that it cannot be read."""
+def test_an_answer_of_a_proxy(page: Page) -> None:
+    """If a proxy answers with HTML, the page says so and does not show the HTML."""
 
     def bad_gateway(route: Route) -> None:
         route.fulfill(status=502, content_type="text/html", body="<h1>Bad gateway</h1>")
 
     page.route("**/classify", bad_gateway)
     classify(page, "love")
-    expect(page.get_by_role("alert")).to_contain_text("No readable answer")
+    expect(page.get_by_role("alert")).to_contain_text("A proxy answered, not the service.")
 
 
 @pytest.mark.parametrize("path", ["/", "/web/page.js", "/web/style.css", "/web/icon.svg"])
 def test_headers(client: TestClient, path: str) -> None:
-    """Nothing but the service's own files may run or be asked for; a copy is checked each time."""
+    """The policy allows only the service's files, and browsers check their copies each time."""
     answer = client.get(path)
     assert answer.status_code == 200
     policy = answer.headers["content-security-policy"].split("; ")
@@ -527,6 +527,6 @@ def test_headers(client: TestClient, path: str) -> None:
     "path", ["/web/none.js", "/web/", "/web/..%2fmain.py", "/web/%2e%2e", "/web/%00", "/web/a/b"]
 )
 def test_no_other_file(client: TestClient, path: str) -> None:
-    """What is no file of the page is not found, as everywhere."""
+    """A path that is not a file of the page gives 404, as on other routes."""
     answer = client.get(path)
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")

@@ -1,4 +1,4 @@
-"""deploy/grafana: the dashboard that operators load."""
+"""The Grafana dashboard in deploy/grafana."""
 
 import json
 import re
@@ -14,12 +14,12 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 
 def test_the_dashboard_is_what_its_source_says() -> None:
-    """After a change to dashboard.py, ``python -m deploy.grafana.dashboard`` was run."""
+    """The JSON file is what ``python -m deploy.grafana.dashboard`` writes."""
     assert OUTPUT.read_text(encoding="utf-8") == as_json()
 
 
 def test_rows_cover_what_operators_ask() -> None:
-    """Rows are expanded, and none is empty: only panels of collapsed rows lie inside them."""
+    """All rows are there and expanded, and each is followed by a panel."""
     rows = [panel for panel in DASHBOARD["panels"] if panel["type"] == "row"]
     assert [row["title"] for row in rows] == [
         *("Traffic", "Latency", "Batching", "Predictions", "Saturation"),
@@ -33,7 +33,7 @@ def test_rows_cover_what_operators_ask() -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_a_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
-    """Title, unit and description; data from the data source that the viewer chose."""
+    """Each panel has title, unit and description, and uses the chosen data source."""
     assert panel["title"]
     assert panel["description"].endswith(".")
     assert panel["fieldConfig"]["defaults"]["unit"]
@@ -43,7 +43,7 @@ def test_a_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_a_panel_shows_what_was_chosen(panel: dict[str, Any]) -> None:
-    """Each series is of the chosen replicas or, where it is recorded over all, of the models."""
+    """Each series is limited to the chosen replicas. Recorded series are limited to the models."""
     for target in panel["targets"]:
         series = re.findall(r"((?:\w+:|process_|sentiment_)[\w:]*)\{(.*?)\}", target["expr"])
         assert series
@@ -54,7 +54,7 @@ def test_a_panel_shows_what_was_chosen(panel: dict[str, Any]) -> None:
 
 
 def test_panels_do_not_overlap() -> None:
-    """Each cell of the grid has one panel, and each panel one number."""
+    """No two panels share a cell of the grid or an id."""
     places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
     cells = [
         (x, y)
@@ -68,7 +68,7 @@ def test_panels_do_not_overlap() -> None:
 
 
 def test_viewers_choose_data_source_model_and_instance() -> None:
-    """In this order; of models and instances they see all at first."""
+    """The variables have this order; at first, all models and instances are chosen."""
     variables = DASHBOARD["templating"]["list"]
     assert [variable["name"] for variable in variables] == ["datasource", "model", "instance"]
     assert [variable["current"]["value"] for variable in variables[1:]] == ["$__all"] * 2

@@ -1,4 +1,4 @@
-"""The image, Compose and Kubernetes files agree with the service and with each other."""
+"""The files for images, Compose and Kubernetes match the service and each other."""
 
 import json
 import re
@@ -22,7 +22,7 @@ IMAGES = [STAGES[name] for name in ("cpu", "gpu", "export")]
 COMPOSE = load(ROOT / "docker-compose.yml")[0]
 COMPOSE_GPU = load(ROOT / "docker-compose.gpu.yml")[0]
 KUSTOMIZATIONS = sorted((ROOT / "deploy/kubernetes").rglob("kustomization.yaml"))
-MARGIN_S = 5  # of a grace period, beside the drain: the farewell, the last threads
+MARGIN_S = 5  # seconds of a grace period in addition to the drain
 SETTINGS = {f"SENTIMENT_{name.upper()}" for name in Settings.model_fields}
 
 
@@ -58,19 +58,19 @@ def _seconds(duration: str) -> float:
 
 
 def test_the_default_image_is_the_cpu_one() -> None:
-    """`docker build .` builds the last stage."""
+    """`docker build .` builds the last stage, which is the CPU image."""
     assert list(STAGES)[-1] == "cpu"
 
 
 def test_one_base_image_that_a_builder_can_pin() -> None:
-    """Every stage derives from BASE_IMAGE, an exact tag and no invented digest."""
+    """Every stage comes from BASE_IMAGE, which is an exact tag without a digest."""
     outer = {stage.base for stage in STAGES.values()} - STAGES.keys()
     (base,) = outer
     assert re.fullmatch(r"debian:\d+\.\d+-slim", base)
 
 
 def test_copy_names_what_the_context_holds() -> None:
-    """.dockerignore lets through all that COPY takes from a clone, and every stage exists."""
+    """.dockerignore keeps all files that COPY needs, and every named stage exists."""
     files = list(context())
     copies = [step for stage in STAGES.values() for step in stage.steps if isinstance(step, Copy)]
     assert copies
@@ -83,7 +83,7 @@ def test_copy_names_what_the_context_holds() -> None:
 
 
 def test_the_context_is_what_the_wheel_needs_and_the_locks() -> None:
-    """Of what git tracks in these places everything, of anything else nothing."""
+    """The context has all files of these places that git tracks, and nothing else."""
     places = ["app", "model_export", "models", "requirements", "sentiment_client.py"]
     places += ["pyproject.toml", "README.md", "LICENSE"]
     listed = subprocess.run(
@@ -95,8 +95,8 @@ def test_the_context_is_what_the_wheel_needs_and_the_locks() -> None:
 
 
 @pytest.mark.parametrize("path", ["models/mine/manifest.json", ".env", "app/__pycache__/a.pyc"])
-def test_what_is_one_s_own_stays_out_of_the_context(tmp_path: Path, path: str) -> None:
-    """Neither own bundles, nor settings, nor caches, get into an image."""
+def test_own_files_stay_out_of_the_context(tmp_path: Path, path: str) -> None:
+    """A user's own bundles, settings and caches do not get into an image."""
     for name in (path, "app/main.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -105,7 +105,7 @@ def test_what_is_one_s_own_stays_out_of_the_context(tmp_path: Path, path: str) -
 
 
 def test_serving_images_are_installed_from_hashed_locks_alone() -> None:
-    """cpu and gpu take every package from their lock, with hashes, and the code from our wheel."""
+    """cpu and gpu install packages only from their lock, with hashes; the code is our wheel."""
     for name in ("cpu", "gpu"):
         sources = {step.stage for step in STAGES[name].steps if isinstance(step, Copy)}
         assert sources == {f"{name}-packages", "code"}
@@ -117,13 +117,13 @@ def test_serving_images_are_installed_from_hashed_locks_alone() -> None:
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)
 def test_an_image_starts_as_a_user_without_rights(image: Stage) -> None:
-    """A number, so that runAsNonRoot can be checked; SIGTERM asks to stop."""
+    """The user is a number, so that runAsNonRoot can be checked. SIGTERM stops the image."""
     assert image.user == "10001:10001"
     assert image.stop_signal == "SIGTERM"
 
 
 def test_images_listen_where_manifests_expect_it() -> None:
-    """The port of the image is Kubernetes' container port and Compose's."""
+    """The image, Kubernetes and Compose use the same port."""
     for name in ("cpu", "gpu"):
         image = STAGES[name]
         assert image.entrypoint + image.command == ["sentiment", "serve"]
@@ -136,7 +136,7 @@ def test_images_listen_where_manifests_expect_it() -> None:
 
 
 def test_images_export_and_serve_in_one_place() -> None:
-    """What the export image writes to /models, the service's finds there."""
+    """The export image writes to the volume that the service reads."""
     services = COMPOSE["services"]
     assert services["export"]["volumes"] == ["models:/models"]
     assert services["sentiment"]["volumes"] == ["models:/models:ro"]
@@ -152,7 +152,7 @@ def test_the_image_says_which_version_it_is() -> None:
 
 
 def test_the_health_check_tells_ready_from_not(served: Process) -> None:
-    """Exit code 0 while the service is ready, 1 when nobody listens; no proxy is asked."""
+    """Exit code 0 if the service is ready, 1 if it does not listen. No proxy is used."""
     _, *arguments = STAGES["cpu"].healthcheck
     for port, code in ((served.port, 0), (1, 1)):
         variables = {"SENTIMENT_PORT": str(port), "http_proxy": "http://127.0.0.1:1"}
@@ -188,7 +188,7 @@ def test_compose_gives_the_drain_its_time() -> None:
 
 
 def test_compose_starts_one_after_the_other() -> None:
-    """Who waits for a service waits until it is healthy, and each of these can tell."""
+    """A service that depends on another waits until that one is healthy."""
     services = COMPOSE["services"]
     waits = [
         (name, condition)
@@ -202,7 +202,7 @@ def test_compose_starts_one_after_the_other() -> None:
 
 
 def test_compose_gives_no_container_more_than_it_needs() -> None:
-    """Read-only roots, no capabilities, no new privileges, limits; images by exact tag."""
+    """Containers have read-only roots, no capabilities or new privileges, limits, exact tags."""
     for name, service in COMPOSE["services"].items():
         assert service["read_only"], name
         assert service["cap_drop"] == ["ALL"]
@@ -213,7 +213,7 @@ def test_compose_gives_no_container_more_than_it_needs() -> None:
 
 
 def test_compose_mounts_what_is_there() -> None:
-    """Every path that is mounted exists, and is mounted read-only."""
+    """Every mounted path exists and is mounted read-only."""
     mounts = [v for s in COMPOSE["services"].values() for v in s.get("volumes", [])]
     paths = [mount.split(":") for mount in mounts if mount.startswith(".")]
     assert len(paths) == 3
@@ -222,8 +222,8 @@ def test_compose_mounts_what_is_there() -> None:
         assert mode == "ro"
 
 
-def test_localhost_in_the_monitoring_s_files_is_right_in_compose() -> None:
-    """Prometheus and Grafana share the service's network, and their ports are what it publishes."""
+def test_localhost_in_the_monitoring_files_is_right_in_compose() -> None:
+    """Prometheus and Grafana share the service's network, and it publishes their ports."""
     services = COMPOSE["services"]
     assert services["prometheus"]["network_mode"] == "service:sentiment"
     assert services["grafana"]["network_mode"] == "service:sentiment"
@@ -240,7 +240,7 @@ def test_localhost_in_the_monitoring_s_files_is_right_in_compose() -> None:
 
 
 def test_every_manifest_is_used() -> None:
-    """No file lies beside a kustomization that no overlay or component names."""
+    """Every file in a folder of a kustomization is used by it."""
     for path in KUSTOMIZATIONS:
         text = path.read_text(encoding="utf-8")
         for other in path.parent.glob("*.yaml"):
@@ -249,7 +249,7 @@ def test_every_manifest_is_used() -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 def test_what_is_checked_is_what_kubectl_applies(overlay: Path) -> None:
-    """Our rendering of an overlay is kubectl's, but for the order."""
+    """We render an overlay as kubectl does, except for the order."""
     applied = kubectl(overlay)
     if applied is None:
         pytest.skip("kubectl is not installed")
@@ -266,13 +266,13 @@ def _sorted(value: Any) -> Any:
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 def test_probes_ask_what_the_service_answers(served: Process, overlay: Path) -> None:
-    """Each probe's path is a route that answers 200, on the container's own port."""
+    """Each probe uses the container's port and a path that answers 200."""
     container = _container(overlay)
     probes = [container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")]
     assert {probe["port"] for probe in probes} == {port["name"] for port in container["ports"]}
     for probe in probes:
         assert httpx2.get(served.url + probe["path"]).status_code == 200
-    # A full queue or a drain must never get a pod killed.
+    # A full queue or a drain must not restart a pod.
     assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
     assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
 
@@ -289,7 +289,7 @@ def test_a_pod_has_time_to_finish(overlay: Path) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 def test_a_pod_keeps_to_the_restricted_standard(overlay: Path) -> None:
-    """The image's user, no privileges, no token, a read-only root with /tmp to write to."""
+    """A pod has the image's user, no privileges, no token, and a read-only root with /tmp."""
     spec, container = _spec(overlay), _container(overlay)
     user = spec["securityContext"]
     assert f"{user['runAsUser']}:{user['runAsGroup']}" == STAGES["cpu"].user
@@ -306,7 +306,7 @@ def test_a_pod_keeps_to_the_restricted_standard(overlay: Path) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 def test_objects_select_the_pods_by_labels_that_they_have(overlay: Path) -> None:
-    """Deployment, Service, budget, policy, spread and monitor mean the same pods."""
+    """All selectors match the labels of the pods."""
     objects = render(overlay)
     deployment, service = _only(objects, "Deployment"), _only(objects, "Service")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
@@ -325,14 +325,14 @@ def test_objects_select_the_pods_by_labels_that_they_have(overlay: Path) -> None
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 def test_an_overlay_names_an_image_that_can_be_built(overlay: Path) -> None:
-    """The image is a stage of the Dockerfile, that of the overlay's name."""
+    """The image is the stage of the Dockerfile with the overlay's name."""
     assert _container(overlay)["image"] == f"sentiment-service:{overlay.name}"
     assert overlay.name in STAGES
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 def test_one_autoscaler_scales_the_deployment(overlay: Path) -> None:
-    """HPA or KEDA, never both; it alone says how many replicas there are."""
+    """An overlay has either HPA or KEDA, and the Deployment does not set the number of replicas."""
     objects = render(overlay)
     deployment = _only(objects, "Deployment")
     (scaler,) = (o for o in objects if o["kind"] in ("HorizontalPodAutoscaler", "ScaledObject"))
@@ -342,7 +342,7 @@ def test_one_autoscaler_scales_the_deployment(overlay: Path) -> None:
 
 
 def test_keda_asks_for_a_metric_that_the_service_has(served: Process) -> None:
-    """The query's metric is scraped under the job's name, its threshold is within the queue."""
+    """The service has the metric, the job's name is right, and the threshold fits in the queue."""
     (path,) = (ROOT / "deploy/kubernetes").rglob("components/keda/scaledobject.yaml")
     spec = load(path)[0]["spec"]
     (trigger,) = spec["triggers"]
@@ -355,13 +355,13 @@ def test_keda_asks_for_a_metric_that_the_service_has(served: Process) -> None:
     (scrape,) = load(ROOT / "deploy/prometheus/prometheus.yml")[0]["scrape_configs"]
     assert job == scrape["job_name"]
     assert 0 < int(trigger["metadata"]["threshold"]) < Settings().max_queue_tokens
-    # Fallback works with averages alone.
+    # Fallback works only with averages.
     assert trigger["metricType"] == "AverageValue"
     assert spec["minReplicaCount"] <= spec["fallback"]["replicas"] <= spec["maxReplicaCount"]
 
 
 def test_prometheus_operator_finds_the_service(served: Process) -> None:
-    """The monitor selects the Service, a port of it, a path with metrics, and the job's name."""
+    """The monitor selects the Service and its port, a path with metrics, and the job's name."""
     monitor = load(ROOT / "deploy/kubernetes/components/monitoring/servicemonitor.yaml")[0]["spec"]
     service = load(ROOT / "deploy/kubernetes/base/service.yaml")[0]
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
@@ -373,7 +373,7 @@ def test_prometheus_operator_finds_the_service(served: Process) -> None:
 
 
 def test_what_is_set_is_a_setting() -> None:
-    """Each SENTIMENT_ variable of images, Compose and Kubernetes is one that the service reads."""
+    """The service knows each SENTIMENT_ variable of images, Compose and Kubernetes."""
     names = {name for image in IMAGES for name in image.env}
     for compose in (COMPOSE, COMPOSE_GPU):
         names |= compose["services"]["sentiment"]["environment"].keys()
@@ -384,7 +384,7 @@ def test_what_is_set_is_a_setting() -> None:
 
 
 def test_no_service_link_can_become_a_setting() -> None:
-    """A Service's name gives pods variables; none of them is one of ours."""
+    """The variables that a Service's name creates in pods are not settings of ours."""
     for overlay in OVERLAYS:
         name = _only(render(overlay), "Service")["metadata"]["name"]
         variable = name.upper().replace("-", "_")

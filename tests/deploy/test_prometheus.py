@@ -1,4 +1,4 @@
-"""deploy/prometheus and every query of the dashboard, by Prometheus itself."""
+"""A real Prometheus checks deploy/prometheus and every query of the dashboard."""
 
 import json
 import math
@@ -40,10 +40,10 @@ def _targets() -> Iterator[str]:
 
 
 def _queries() -> dict[str, str]:
-    """All expressions, as they can be asked a service that started seconds ago, by what they are.
+    """All expressions by name, changed so that a service that started seconds ago has data.
 
-    A comparison gives data only while an alert fires; as ``bool`` it gives data whenever there is
-    something to compare.
+    A comparison gives data only while an alert fires. With ``bool``, it gives data whenever there
+    is something to compare.
     """
     asked = {rule["record"]: rule["expr"] for rule in _rules("record")}
     for rule in _rules("alert"):
@@ -53,7 +53,7 @@ def _queries() -> dict[str, str]:
 
 
 def _today(expression: str) -> str:
-    """Yesterday is a second ago, and what a viewer would choose is chosen."""
+    """Replace a day by a second, and the dashboard's variables by values."""
     chosen = {"offset 1d": "offset 1s", "$__rate_interval": "1m", "$model": ".+", "$instance": ".+"}
     for word, value in chosen.items():
         expression = expression.replace(word, value)
@@ -62,7 +62,7 @@ def _today(expression: str) -> str:
 
 @pytest.fixture(scope="module")
 def promtool() -> str:
-    """Prometheus' own tester; in CI it must be there."""
+    """The path of promtool; in CI it must be installed."""
     return _program("promtool")
 
 
@@ -75,9 +75,9 @@ def _program(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def prometheus(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
-    """A Prometheus with our configuration, but for the port and its patience, and what it says.
+    """A client of a Prometheus with our configuration, except for the port and the intervals.
 
-    It scrapes a service that is asked something now and then.
+    The Prometheus scrapes a service that gets some requests.
     """
     program = _program("prometheus")
     directory = tmp_path_factory.mktemp("prometheus")
@@ -108,7 +108,7 @@ def prometheus(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
                 httpx2.Client(base_url=service.url) as client,
                 httpx2.Client(base_url=f"http://127.0.0.1:{port}/api/v1") as api,
             ):
-                # What was counted before the first scrape is no rate.
+                # A rate begins at the first scrape, so wait for it.
                 eventually(lambda: _values(api, "up") == [1])
                 for _ in range(6):
                     client.post("/classify", json={"inputs": TEXTS}).raise_for_status()
@@ -136,9 +136,9 @@ def _values(prometheus: httpx2.Client, expression: str) -> list[float]:
 
 
 def test_every_query_gives_data(prometheus: httpx2.Client) -> None:
-    """No rule and no panel asks for a metric or a label that the service does not have."""
+    """Every rule and panel uses metrics and labels that the service has."""
     missing = _queries()
-    for _ in range(40):  # a recording of recordings comes a few evaluations later
+    for _ in range(40):  # rules that use other rules have data a few evaluations later
         missing = {
             name: query
             for name, query in missing.items()
@@ -151,7 +151,7 @@ def test_every_query_gives_data(prometheus: httpx2.Client) -> None:
 
 
 def test_a_healthy_service_fires_no_alert(prometheus: httpx2.Client) -> None:
-    """Every rule is evaluated without an error, the target is up, and nobody is woken."""
+    """The target is up, every rule is evaluated without an error, and no alert fires."""
     (target,) = prometheus.get("/targets").json()["data"]["activeTargets"]
     assert (target["health"], target["labels"]["job"]) == ("up", "sentiment")
     groups = prometheus.get("/rules").json()["data"]["groups"]
@@ -177,7 +177,7 @@ def test_viewers_have_something_to_choose(prometheus: httpx2.Client) -> None:
 
 
 def test_the_configuration_is_valid(promtool: str) -> None:
-    """Promtool finds no fault in it, nor in the rules that it names."""
+    """promtool finds no error in the configuration and its rules."""
     config = str(DEPLOY / "prometheus.yml")
     checked = subprocess.run(
         [promtool, "check", "config", "--lint-fatal", config], capture_output=True, text=True
@@ -187,7 +187,7 @@ def test_the_configuration_is_valid(promtool: str) -> None:
 
 
 def test_alerts_fire_and_end(promtool: str) -> None:
-    """On made series each alert fires when it should, ends, and is quiet below its guard."""
+    """With test series, each alert fires when it should, ends, and is silent at low traffic."""
     tests = sorted(map(str, (DEPLOY / "tests").glob("*.yml")))
     run = subprocess.run([promtool, "test", "rules", *tests], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -195,7 +195,7 @@ def test_alerts_fire_and_end(promtool: str) -> None:
 
 @pytest.mark.parametrize("rule", _rules("alert"), ids=lambda rule: rule["alert"])
 def test_every_alert_has_a_test_and_a_runbook(rule: dict[str, Any]) -> None:
-    """A test sees it fire; who is woken reads what it is, how bad, and what to do."""
+    """Each alert has a promtool test, a severity, a description and a section in the runbook."""
     name = rule["alert"]
     tests = "".join(path.read_text(encoding="utf-8") for path in (DEPLOY / "tests").glob("*.yml"))
     assert f"alertname: {name}\n" in tests

@@ -1,4 +1,4 @@
-"""Two servers behind nginx, with the configuration in deploy/nginx: one may go at any moment."""
+"""Two servers behind nginx, with the configuration in deploy/nginx. One may end at any time."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ CONFIG = ROOT / "deploy/nginx/nginx.conf"
 
 @pytest.fixture
 def nginx() -> str:
-    """The program."""
+    """The path of nginx; in CI it must be installed."""
     path = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if path is None:
         give_up = pytest.fail if os.environ.get("CI") else pytest.skip
@@ -33,7 +33,7 @@ def nginx() -> str:
 
 @pytest.fixture
 def replicas(bundle: Path) -> Iterator[list[Process]]:
-    """Two servers whose batches take a while, so that some are under way when one goes."""
+    """Two servers with slow batches, so that requests are running when one of them ends."""
     with ExitStack() as stack:
         flags = ["--model", str(bundle), *FLAGS]
         yield [stack.enter_context(Process(*flags, command=SLOW_COMMAND)) for _ in range(2)]
@@ -68,7 +68,7 @@ def _answers(url: str) -> bool:
 
 @contextmanager
 def _load(url: str) -> Iterator[Counter[str]]:
-    """Clients that ask all the time; yields how often they got which answer."""
+    """Clients that send requests all the time; yields the number of each kind of answer."""
     seen: Counter[str] = Counter()
     done = threading.Event()
 
@@ -95,7 +95,7 @@ def _load(url: str) -> Iterator[Counter[str]]:
 def test_a_replica_that_goes_is_noticed_by_no_client(
     nginx: str, replicas: list[Process], tmp_path: Path, number: int
 ) -> None:
-    """Killed or stopped in the middle of requests: each has its answer, from the other."""
+    """If a replica is killed or stopped, the other one answers its requests."""
     with _proxy(nginx, replicas, tmp_path) as url, _load(url) as seen:
         eventually(lambda: seen["sound"] > 50)
         replicas[0].signal(number)
@@ -107,7 +107,7 @@ def test_a_replica_that_goes_is_noticed_by_no_client(
 def test_a_stream_goes_through_line_by_line(
     nginx: str, replicas: list[Process], tmp_path: Path
 ) -> None:
-    """An answer comes back before the next line is sent; what is for operators does not."""
+    """An answer arrives before the next line is sent. Routes for operators give 404."""
     with _proxy(nginx, replicas, tmp_path) as url:
         assert httpx2.get(f"{url}/metrics").status_code == 404
         assert httpx2.post(f"{url}/models/tiny/reload").status_code == 404

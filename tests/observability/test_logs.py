@@ -1,4 +1,4 @@
-"""The log: what a request leaves in it, and what never gets there."""
+"""The log: what it says about a request, and what it must never contain."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def _served(bundle: Path, *flags: str) -> Process:
 
 
 def test_a_request_is_a_line_with_its_stages(bundle: Path) -> None:
-    """Its id, trace, route, status and where the time went, each a field of its own."""
+    """Id, trace, route, status and the time of each stage are separate fields."""
     with _served(bundle) as process:
         headers = {"x-request-id": "find-me", "traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
         httpx2.post(f"{process.url}/classify", json={"inputs": "love"}, headers=headers)
@@ -56,7 +56,7 @@ def test_a_request_is_a_line_with_its_stages(bundle: Path) -> None:
     ],
 )
 def test_an_odd_traceparent_is_no_trace(bundle: Path, parent: str) -> None:
-    """As the specification says, it is as if it were not there."""
+    """An invalid header is ignored, as the specification requires."""
     with _served(bundle) as process:
         httpx2.get(f"{process.url}/health", headers={"traceparent": parent})
         process.signal(signal.SIGTERM)
@@ -66,7 +66,7 @@ def test_an_odd_traceparent_is_no_trace(bundle: Path, parent: str) -> None:
 
 
 def test_no_text_of_a_user_gets_into_the_log(bundle: Path) -> None:
-    """Whether it is classified, refused, in the wrong place, or breaks something."""
+    """No text is logged, whether it is classified, refused, sent in a wrong place or fails."""
     with _served(bundle, "--log-level", "debug") as process:
         url = process.url
         for inputs in (TEXT, [TEXT, ""], f"{TEXT}\0", f"{TEXT} nan", f"{TEXT} " * 20):
@@ -88,7 +88,7 @@ def test_no_text_of_a_user_gets_into_the_log(bundle: Path) -> None:
 
 
 def test_every_line_has_one_form(bundle: Path) -> None:
-    """Ours and uvicorn's."""
+    """uvicorn's lines have the same fields as ours."""
     with _served(bundle) as process:
         with socket.create_connection(("127.0.0.1", process.port)) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\n")
@@ -103,7 +103,7 @@ def test_every_line_has_one_form(bundle: Path) -> None:
 
 
 def test_the_access_log_can_be_switched_off(bundle: Path) -> None:
-    """What else is said stays."""
+    """The other lines are still logged."""
     with _served(bundle, "--access-log", "off") as process:
         httpx2.get(f"{process.url}/health")
         process.signal(signal.SIGTERM)
@@ -112,7 +112,7 @@ def test_the_access_log_can_be_switched_off(bundle: Path) -> None:
 
 
 def test_a_terminal_gets_words(bundle: Path) -> None:
-    """Somebody reads there."""
+    """At a terminal, a line is text for people, not JSON."""
     terminal, inside = pty.openpty()
     command = [*COMMAND, "serve", "--port", "0", "--model", str(bundle), *FLAGS]
     with subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=inside) as process:

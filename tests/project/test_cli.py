@@ -1,4 +1,4 @@
-"""The command: `sentiment classify`, and what all commands have in common."""
+"""The command `sentiment classify`, and what all commands have in common."""
 
 import importlib.metadata
 import json
@@ -29,7 +29,7 @@ def _classify(
 
 
 def test_texts_as_arguments(bundle: Path) -> None:
-    """Label, score and text, a line each, in their order."""
+    """Each text gives a line with label, score and text, in the order of the arguments."""
     done = _classify(bundle, "I love this", "worst\tof\nall", "3pm")
     assert done.stdout.decode().splitlines() == [
         "positive\t0.9465\tI love this",
@@ -40,7 +40,7 @@ def test_texts_as_arguments(bundle: Path) -> None:
 
 
 def test_bad_lines_are_answered_in_their_place(bundle: Path) -> None:
-    """Empty, NUL, not UTF-8, too long: an error each; the rest goes on, byte for byte."""
+    """Empty, NUL, not UTF-8 and too long give an error line each; other lines are classified."""
     lines = b"love\n\nnot \xff UTF-8\r\nNUL \0\ntoo long a line\nworst"
     done = _classify(bundle, given=lines, SENTIMENT_MAX_TEXT_CHARS="12")
     assert done.stdout.splitlines() == [
@@ -55,7 +55,7 @@ def test_bad_lines_are_answered_in_their_place(bundle: Path) -> None:
 
 
 def test_json_lines_are_the_results_of_the_http_answer(bundle: Path) -> None:
-    """One object a line, an error object where a text failed."""
+    """Each line is a JSON object; a text that failed gives an error object."""
     done = _classify(bundle, "--json", given=b"love\n\n")
     prediction, failed = map(json.loads, done.stdout.splitlines())
     assert prediction["label"] == "positive"
@@ -64,14 +64,14 @@ def test_json_lines_are_the_results_of_the_http_answer(bundle: Path) -> None:
 
 
 def test_nothing_is_left_in_the_home_directory(bundle: Path, tmp_path: Path) -> None:
-    """ONNX Runtime would write about its use there."""
+    """ONNX Runtime's telemetry, which would write there, is off."""
     done = _classify(bundle, "love", HOME=str(tmp_path))
     assert done.returncode == 0
     assert not list(tmp_path.iterdir())
 
 
 def test_order_survives_batches_of_like_length(bundle: Path) -> None:
-    """More lines than a chunk, of mixed lengths, in batches of a few: each gets its own answer."""
+    """Many lines of mixed lengths in small batches: each line gets its own answer, in order."""
     words = ["love", "worst", "it"]
     lines = [" ".join([words[n % 3]] * (1 + n % 11)) for n in range(2_500)]
     done = _classify(bundle, given="\n".join(lines).encode(), SENTIMENT_MAX_BATCH_TOKENS="40")
@@ -82,8 +82,8 @@ def test_order_survives_batches_of_like_length(bundle: Path) -> None:
     ]
 
 
-def test_a_reader_that_has_enough_ends_it_quietly(bundle: Path) -> None:
-    """As with `| head`: no traceback, no complaint, and endless input is no problem."""
+def test_a_reader_that_stops_ends_it_quietly(bundle: Path) -> None:
+    """With `| head`, the command ends at once, with exit code 0 and no error message."""
     with subprocess.Popen(
         [*COMMAND, "classify", "--model", str(bundle)],
         cwd=ROOT,
@@ -106,7 +106,7 @@ def test_a_reader_that_has_enough_ends_it_quietly(bundle: Path) -> None:
 
 
 def test_a_full_disk_is_one_line(bundle: Path) -> None:
-    """What cannot be written is a failure, without a traceback."""
+    """A write error is a one-line message and exit code 1, without a traceback."""
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [*COMMAND, "classify", "--model", str(bundle), "love"],
@@ -122,7 +122,7 @@ def test_a_full_disk_is_one_line(bundle: Path) -> None:
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback(bundle: Path) -> None:
-    """While it waits for more input."""
+    """Ctrl-C while it waits for more input."""
     with subprocess.Popen(
         [*COMMAND, "classify", "--model", str(bundle)],
         cwd=ROOT,
@@ -143,7 +143,7 @@ def test_ctrl_c_ends_with_130_and_no_traceback(bundle: Path) -> None:
 
 
 def test_a_terminal_without_texts_is_wrong_usage(bundle: Path) -> None:
-    """Nobody should sit before a command that waits for them."""
+    """Without texts at a terminal, the command explains itself and does not wait for input."""
     terminal, inside = pty.openpty()
     done = subprocess.run(
         [*COMMAND, "classify", "--model", str(bundle)],
@@ -160,7 +160,7 @@ def test_a_terminal_without_texts_is_wrong_usage(bundle: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_bundle_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_without_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A failure is one line and exit code 1."""
     assert main(["classify", "--model", str(tmp_path), "love"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -179,7 +179,7 @@ def test_a_bad_variable_is_wrong_usage(
 
 
 def test_help_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    """`sentiment serve --help` is the settings table."""
+    """`sentiment serve --help` shows each flag and its default."""
     with pytest.raises(SystemExit) as exited:
         main(["serve", "--help"])
     assert exited.value.code == 0
@@ -191,7 +191,7 @@ def test_help_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture
 
 
 def test_help_of_classify(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every flag, the kinds of files, and what is written."""
+    """It shows every flag, the kinds of files and the columns that are written."""
     with pytest.raises(SystemExit) as exited:
         main(["classify", "--help"])
     assert exited.value.code == 0
@@ -202,7 +202,7 @@ def test_help_of_classify(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """The installed distribution's."""
+    """It is the version of the installed package."""
     with pytest.raises(SystemExit) as exited:
         main(["--version"])
     assert exited.value.code == 0
@@ -211,7 +211,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_is_quick() -> None:
-    """It imports neither the web framework nor the runtime."""
+    """--help imports neither the web framework nor the runtime."""
     code = (
         "import sys, app.cli; app.cli._parser(); "
         "print([n for n in ('fastapi', 'onnxruntime', 'numpy') if n in sys.modules])"
@@ -223,6 +223,6 @@ def test_help_is_quick() -> None:
 
 
 def test_classify_takes_one_model(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A second --model is wrong usage, not silently left out."""
+    """A second --model is wrong usage; it is not ignored silently."""
     assert main(["classify", "--model", str(bundle), "--model", str(bundle), "love"]) == 2
     assert "--model once" in capsys.readouterr().err

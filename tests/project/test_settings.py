@@ -1,5 +1,6 @@
-"""Settings: where they come from, and what is said of bad ones."""
+"""Settings: where their values come from, and the messages for bad values."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -16,18 +17,18 @@ def test_the_environment_sets_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever types a flag means it."""
+    """A flag overrides the variable of the same name."""
     monkeypatch.setenv("SENTIMENT_PORT", "1")
     assert load_settings({"port": "2"}).port == 2
 
 
 def test_several_models_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths are separated as in PATH; empty ones do not count."""
+    """Paths are separated as in PATH; empty paths are ignored."""
     monkeypatch.setenv("SENTIMENT_MODEL", f"/a{os.pathsep}/b,c{os.pathsep}")
     assert load_settings({}).model == (Path("/a"), Path("/b,c"))
 
 
-def test_an_empty_host_is_as_good_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_host_means_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable that a script left empty does not open the service to every network."""
     monkeypatch.setenv("SENTIMENT_HOST", "")
     assert load_settings({}).host == "127.0.0.1"
@@ -53,18 +54,32 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, val
 
 
 def test_a_bad_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bad flag is told by its own name, also where the variable is set."""
+    """The message names the flag, even if the variable is set as well."""
     monkeypatch.setenv("SENTIMENT_MAX_TEXTS", "5")
     with pytest.raises(ValueError, match=r"^--max-texts: "):
         load_settings({"max_texts": "many"})
 
 
 def test_settings_do_not_change() -> None:
-    """What was logged and reported at start stays true."""
+    """A setting cannot be assigned, so the values logged at start stay true."""
     with pytest.raises(ValidationError):
         Settings().port = 1
 
 
 def test_every_setting_says_what_it_is() -> None:
-    """--help is made of the descriptions."""
+    """Every setting has a description, which --help shows."""
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+def test_settings_made_from_settings_are_equal() -> None:
+    """The digests of keys are not hashed a second time, and the keys still match."""
+    key = "0123456789abcdef" * 4  # as long as a digest
+    settings = load_settings({"api_keys": f"{key},second-key", "admin_keys": "admin-key"})
+    assert settings.api_keys[0] == hashlib.sha256(key.encode()).hexdigest().encode()
+    assert Settings(**settings.model_dump()) == settings
+
+
+def test_keys_that_are_not_hashed_are_refused() -> None:
+    """A list of plain keys is an error: it would be taken for digests, and no key would match."""
+    with pytest.raises(ValueError, match=r"^--api-keys: "):
+        load_settings({"api_keys": ("first-key",)})

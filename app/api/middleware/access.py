@@ -25,8 +25,8 @@ class Access:
     """Checks a request's key and counts it. Only digests of the keys are known here."""
 
     def __init__(self, settings: Settings) -> None:
-        self._digests = [digest.encode() for digest in settings.api_keys]
-        self._admin_digests = [digest.encode() for digest in settings.admin_keys]
+        self._digests = settings.api_keys
+        self._admin_digests = settings.admin_keys
         self._rate = settings.rate_limit
         if self._rate:
             requests, period = self._rate.split("/")
