@@ -22,6 +22,7 @@ from app.engine.bundle import (
 )
 from app.engine.model import Model
 from app.errors import UserError
+from model_export.atomic_directory import atomic_directory
 from model_export.checkpoint.checkpoint import Checkpoint
 from model_export.checkpoint.source import origin
 from model_export.graph.variants import (
@@ -36,7 +37,6 @@ from model_export.quality.accuracy_gate import MAX_ACCURACY_LOSS, AccuracyGate
 from model_export.quality.labelled import Example
 from model_export.quality.layer_parity import layer_parity
 from model_export.quality.verification import TEXTS, verify
-from model_export.replacement import replaced_at_the_end
 
 ONNX_FILES: dict[Precision, str] = {
     "fp32": "onnx/model.onnx",
@@ -77,7 +77,7 @@ def export(
     gate = AccuracyGate(examples, max_accuracy_loss)
     # fp32 is what the others are measured by, even where nobody asked for it.
     made = dict.fromkeys(("fp32", *precisions)) if examples else precisions
-    with replaced_at_the_end(output) as directory:
+    with atomic_directory(output) as directory:
         (directory / "onnx").mkdir()
         _write_side_files(checkpoint, directory)
         with tempfile.TemporaryDirectory(dir=directory) as work:

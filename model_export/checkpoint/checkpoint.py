@@ -13,10 +13,11 @@ from transformers.modeling_utils import no_init_weights
 from app.engine.bundle import sha256
 from app.engine.preprocessing import Preprocessing
 from app.errors import UserError
-from model_export.checkpoint.layout import choose, shards
+from model_export.checkpoint.layout import choose_files, shards
 from model_export.checkpoint.source import origin
 from model_export.checkpoint.tokenizer import load_tokenizer
 from model_export.checkpoint.weights import Fit, load_weights
+from model_export.errors import first_line
 
 # Position ids of these start at padding_idx + 1, so that many rows of the table are no use.
 OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"}
@@ -70,7 +71,7 @@ def load_checkpoint(
     """
     if not path.is_dir():
         raise UserError(f"{path} is not a directory; give a local checkpoint directory")
-    side_files, weights = choose((file.name for file in path.iterdir()), str(path))
+    side_files, weights = choose_files((file.name for file in path.iterdir()), str(path))
     model = empty_classifier(path)
     spelled = [model.config.id2label[index] for index in range(model.config.num_labels)]
     if labels is not None and (len(set(labels)) != len(labels) or len(labels) != len(spelled)):
@@ -111,7 +112,7 @@ def empty_classifier(path: Path) -> Any:
                 config, trust_remote_code=False, attn_implementation="eager", dtype=torch.float32
             )
     except Exception as error:  # whatever transformers meets in the file
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        reason = first_line(error)
         if "Unrecognized configuration class" in reason or "does not support" in reason:
             reason = f"unsupported architecture: {config.model_type} has no sequence classifier"
         raise UserError(f"cannot load the checkpoint {path}: {reason}") from error

@@ -20,16 +20,17 @@ from model_export.checkpoint.checkpoint import (
     max_tokens,
     trained_with,
 )
-from model_export.checkpoint.contents import (
+from model_export.checkpoint.layout import CONFIG_FILE, choose_files
+from model_export.checkpoint.metadata import (
     KINDS_BY_FILES,
-    Header,
+    TensorInfo,
+    list_tensors,
     read_files,
-    read_headers,
     read_json,
     read_tokenizer,
 )
-from model_export.checkpoint.layout import CONFIG, choose
 from model_export.checkpoint.weights import Fit, Shape, fit, refuse_misfit
+from model_export.errors import first_line
 
 T = TypeVar("T")
 LISTED = 10  # entries of a list that a terminal shows
@@ -135,8 +136,8 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     if not path.is_dir():
         raise UserError(f"{path} is not a directory; give a local checkpoint directory")
     present = sorted(file.name for file in path.iterdir() if file.is_file())
-    _, weights = choose(present, str(path))
-    headers = read_headers(path / weights)
+    _, weights = choose_files(present, str(path))
+    headers = list_tensors(path / weights)
     config, model = _model(path)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {header.name: header.shape for header in headers}
@@ -194,14 +195,15 @@ def _attempt(problems: list[str], step: Callable[[], T]) -> T | None:
 
 def _model(path: Path) -> tuple[Any, Any]:
     """The config, and the model that it describes, without memory for its weights."""
-    read_json(path / CONFIG)  # says what is wrong with it better than transformers
+    read_json(path / CONFIG_FILE)  # says what is wrong with it better than transformers
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
     except Exception as error:  # whatever transformers meets in a config
-        line = next(iter(str(error).strip().splitlines()), repr(error))
-        raise UserError(f"{path / CONFIG} describes no sequence classifier: {line}") from error
+        raise UserError(
+            f"{path / CONFIG_FILE} describes no sequence classifier: {first_line(error)}"
+        ) from error
     return config, model
 
 
@@ -232,7 +234,7 @@ def _layers(expected: Mapping[str, Shape]) -> list[dict[str, Any]]:
 
 def _parameters(
     expected: Mapping[str, Shape],
-    headers: Iterable[Header],
+    headers: Iterable[TensorInfo],
     layers: Iterable[Mapping[str, Any]],
     base_prefix: str,
 ) -> dict[str, int]:
@@ -257,7 +259,7 @@ def _parameters(
 
 def _changes(
     fitted: Fit,
-    headers: list[Header],
+    headers: list[TensorInfo],
     labels: Mapping[str, list[str]],
     present: list[str],
 ) -> list[str]:

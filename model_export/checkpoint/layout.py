@@ -6,9 +6,9 @@ from pathlib import Path
 
 from app.errors import UserError
 
-CONFIG = "config.json"
+CONFIG_FILE = "config.json"
 # What the tokenizers of the supported architectures may come in; absent ones are not needed.
-TOKENIZER = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -19,7 +19,7 @@ TOKENIZER = (
     "vocab.txt",  # BERT
 )
 # Best first: safetensors hold nothing but tensors, an index names the shards of a large model.
-WEIGHTS = (
+WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
@@ -27,7 +27,7 @@ WEIGHTS = (
 )
 
 
-def choose(names: Iterable[str], where: str) -> tuple[list[str], str]:
+def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
     """Pick what is needed of a checkpoint's file names.
 
     Returns:
@@ -37,14 +37,16 @@ def choose(names: Iterable[str], where: str) -> tuple[list[str], str]:
         UserError: ``where`` has no config or no weights.
     """
     held = set(names)
-    if CONFIG not in held:
-        raise UserError(f"{where} has no {CONFIG}, so it is not a checkpoint")
-    weights = next((name for name in WEIGHTS if name in held), None)
+    if CONFIG_FILE not in held:
+        raise UserError(f"{where} has no {CONFIG_FILE}, so it is not a checkpoint")
+    weights = next((name for name in WEIGHT_FILES if name in held), None)
     if weights is None:
         other = sorted(n for n in held if n.endswith((".h5", ".msgpack", ".ckpt.index", ".onnx")))
         instead = f"; {', '.join(other[:3])} cannot be read" if other else ""
-        raise UserError(f"{where} has no weights: one of {', '.join(WEIGHTS)} is needed{instead}")
-    return [CONFIG, *(name for name in TOKENIZER if name in held)], weights
+        raise UserError(
+            f"{where} has no weights: one of {', '.join(WEIGHT_FILES)} is needed{instead}"
+        )
+    return [CONFIG_FILE, *(name for name in TOKENIZER_FILES if name in held)], weights
 
 
 def shards(weights: Path) -> list[str]:

@@ -24,7 +24,8 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils._validators import validate_repo_id
 
 from app.errors import UserError
-from model_export.checkpoint.layout import choose, shards
+from model_export.checkpoint.layout import choose_files, shards
+from model_export.errors import first_line
 
 TRIES = 5
 MAX_WAIT_S = 60.0
@@ -101,7 +102,7 @@ def _of_hub(repo_id: str, revision: str) -> Path:
         info = _patiently(lambda: api.model_info(repo_id, revision=revision, timeout=30))
         if info.sha is None:
             raise TypeError("no commit")
-        names, weights = choose((file.rfilename for file in info.siblings or ()), repo_id)
+        names, weights = choose_files((file.rfilename for file in info.siblings or ()), repo_id)
         commit = info.sha
         for name in names:
             fetch(name)
@@ -136,7 +137,7 @@ def _snapshot(model: Path, revision: str) -> Path | None:
 
 def _is_whole(snapshot: Path) -> bool:
     try:
-        _, weights = choose((path.name for path in snapshot.iterdir()), str(snapshot))
+        _, weights = choose_files((path.name for path in snapshot.iterdir()), str(snapshot))
         return all((snapshot / name).is_file() for name in shards(snapshot / weights))
     except UserError:
         return False
@@ -195,7 +196,7 @@ def _explain(error: Exception, repo_id: str, revision: str) -> str:
     status = _status(error)
     request = getattr(error, "request", None)
     sent_token = request is not None and "Authorization" in request.headers
-    detail = (str(error).splitlines() or [repr(error)])[0]
+    detail = first_line(error)
     if isinstance(error, OfflineModeIsEnabled):
         return (
             f"HF_HUB_OFFLINE is set, and {cache} has no whole copy of {repo_id} at {revision}; "

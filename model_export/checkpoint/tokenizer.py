@@ -29,6 +29,7 @@ from tokenizers.pre_tokenizers import Split
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLMRobertaTokenizerFast
 
 from app.errors import UserError
+from model_export.errors import first_line
 
 # The files that make a tokenizer, any one set of them.
 _NEEDED: dict[str, list[tuple[str, ...]]] = {
@@ -174,7 +175,7 @@ def _damaged(path: Path) -> str | None:
             try:
                 check(path / name)
             except Exception as error:  # tokenizers and sentencepiece raise plain ones
-                return f"{path / name} is damaged: {_first_line(error)}"
+                return f"{path / name} is damaged: {first_line(error)}"
     return None
 
 
@@ -194,8 +195,4 @@ def _read_merges(file: Path) -> None:
 
 
 def _unknown(path: Path, error: Exception) -> str:
-    return f"cannot load the tokenizer of {path}: {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+    return f"cannot load the tokenizer of {path}: {first_line(error)}"

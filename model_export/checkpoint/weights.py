@@ -6,7 +6,7 @@ be fitted is refused with the name, both shapes and the likely cause, instead of
 random numbers.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ def load_weights(model: Any, weights: Path) -> Fit:
         UserError: a file is missing, damaged or holds more than plain tensors, or the
             weights do not fit the model.
     """
-    tensors = read_tensors(weights)
+    tensors = {name: tensor for _, name, tensor in read_tensors(weights)}
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     fitted = fit(expected, found, model.base_model_prefix)
@@ -105,53 +105,51 @@ def load_weights(model: Any, weights: Path) -> Fit:
     return fitted
 
 
-def read_tensors(weights: Path) -> dict[str, torch.Tensor]:
-    """All tensors by name, mapped from disk where the format allows it.
+def read_tensors(weights: Path, device: str = "cpu") -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Yield file name, tensor name and tensor of every entry of a file or of an index's shards.
+
+    Tensors are mapped from disk where the format allows it, so those that are not used cost
+    no memory. On the device ``meta``, pickled tensors have no contents and none are read.
 
     Raises:
         UserError: a file is missing, damaged, or holds more than plain tensors.
     """
-    tensors: dict[str, torch.Tensor] = {}
-    for name in shards(weights):
-        path = weights.with_name(name)
+    for file in shards(weights):
+        path = weights.with_name(file)
         if not path.is_file():
-            raise UserError(f"{weights} names {name}, which is missing: copy or download it again")
-        safe = name.endswith(".safetensors")
-        tensors.update(_safetensors(path) if safe else pickled_tensors(path, "cpu"))
-    return tensors
+            raise UserError(f"{weights} names {file}, which is missing: copy or download it again")
+        read = _safetensors(path) if path.suffix == ".safetensors" else _pickled(path, device)
+        for name, tensor in read:
+            yield file, str(name), tensor
 
 
 def _safetensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - the file is no mapping
+            for name in file.keys():  # noqa: SIM118 - the file is not a mapping
                 yield name, file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged: {error}; copy or download it again") from error
 
 
-def pickled_tensors(path: Path, device: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a pickle, which is never run: torch reads its tensors and nothing else.
-
-    On the device ``meta`` they have no contents, and none are read.
-
-    Raises:
-        UserError: the file is damaged, or holds more than plain tensors.
-    """
+def _pickled(path: Path, device: str) -> Iterable[tuple[str, torch.Tensor]]:
+    """The tensors of a pickle. Its code never runs: torch reads the tensors and nothing else."""
     try:
         try:
             loaded = torch.load(path, map_location=device, weights_only=True, mmap=True)
-        except RuntimeError:  # files from before PyTorch 1.6 cannot be mapped, and are read whole
+        except RuntimeError:  # files from before PyTorch 1.6 cannot be mapped
             loaded = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # torch raises what unpickling and unzipping raise
+    except Exception as error:  # torch raises whatever unpickling and unzipping raise
         raise UserError(
             f"{path} is damaged or holds more than plain tensors, and code in it is never run: "
             "copy or download it again, or save it as safetensors"
         ) from error
     entries = loaded.items() if isinstance(loaded, dict) else ()
     if not entries or not all(isinstance(tensor, torch.Tensor) for _, tensor in entries):
-        raise UserError(f"{path} holds no table of tensors (a state dict): save model.state_dict()")
-    yield from entries
+        raise UserError(
+            f"{path} holds no dictionary of tensors (state dict): save model.state_dict()"
+        )
+    return entries
 
 
 def _spellings(name: str, base_prefix: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from app.engine.bundle import Precision
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from model_export.export import ONNX_FILES
-from model_export.graph.anchors import constant, find_layers
+from model_export.graph.encoder_layers import array_of, find_layers
 from model_export.graph.variants import write_fp16
 from model_export.quality.layer_parity import TOLERANCE, layer_parity
 from tests.support.checkpoints import ARCHITECTURES, LAYERS, Exported, exported
@@ -78,7 +78,7 @@ def _damage(source: Path, target: Path, weight: str, change: Callable[[np.ndarra
     """A copy in which the one constant of that name is changed."""
     model = ir.load(source)
     value = model.graph.initializers[weight]
-    array = np.array(constant(value))
+    array = np.array(array_of(value))
     change(array)
     value.const_value = ir.tensor(array, name=weight)
     ir.save(model, target)

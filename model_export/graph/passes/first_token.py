@@ -14,7 +14,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
 from app.errors import UserError
-from model_export.graph.anchors import find_layers
+from model_export.graph.encoder_layers import find_layers
 
 QUERIES_KEPT = 2
 

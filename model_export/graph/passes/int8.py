@@ -27,7 +27,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from model_export.graph.anchors import EncoderLayer, Linear, constant, find_layers
+from model_export.graph.encoder_layers import EncoderLayer, Linear, array_of, find_layers
 from model_export.graph.passes.editor import Editor, scope_of
 
 # GELU is never below -0.17, so from its largest value follows its largest magnitude.
@@ -93,9 +93,10 @@ class _Int8Pass:
             hidden if shared else self._quantize(layer.query.input, scope_of(layer.query.output))
         )
         context = self._quantize(layer.context, scope_of(layer.attention_output.output))
-        value_bias = constant(layer.value.bias) @ constant(layer.attention_output.weight)
+        value_bias = array_of(layer.value.bias) @ array_of(layer.attention_output.weight)
         bias = self._edit.constant(
-            f"{name}.attention_output.bias", constant(layer.attention_output.bias) + value_bias
+            f"{name}.attention_output.bias",
+            array_of(layer.attention_output.bias) + value_bias,
         )
         self._replace(layer.query, queries, f"{name}.query", bias=layer.query.bias)
         self._replace(layer.key, hidden, f"{name}.key", bias=None)
@@ -128,7 +129,7 @@ class _Int8Pass:
         return _Quantized(values, scale)
 
     def _replace(self, linear: Linear, x: _Quantized, name: str, *, bias: ir.Value | None) -> None:
-        weight, scale = quantize_matrix(constant(linear.weight), axis=0)
+        weight, scale = quantize_matrix(array_of(linear.weight), axis=0)
         tape = Tape()
         inputs = [
             x.values,

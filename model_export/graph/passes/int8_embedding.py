@@ -10,7 +10,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
 from app.errors import UserError
-from model_export.graph.anchors import constant
+from model_export.graph.encoder_layers import array_of
 from model_export.graph.passes.int8 import quantize_matrix
 
 
@@ -49,5 +49,5 @@ def _table(node: ir.Node) -> np.ndarray | None:
     source = node.inputs[0] if node.op_type == "Gather" else None
     if source is None or source.const_value is None:
         return None
-    array = constant(source)
+    array = array_of(source)
     return array if array.dtype == np.float32 and array.ndim == 2 else None

@@ -19,7 +19,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
 from app.errors import UserError
-from model_export.graph.anchors import EncoderLayer, find_layers
+from model_export.graph.encoder_layers import EncoderLayer, find_layers
 from model_export.graph.passes.editor import Editor, producer, scope_of
 from model_export.graph.passes.first_token import QUERIES_KEPT
 

@@ -13,7 +13,7 @@ PARTIAL, OLD = ".partial", ".old"
 
 
 @contextmanager
-def replaced_at_the_end(output: Path) -> Iterator[Path]:
+def atomic_directory(output: Path) -> Iterator[Path]:
     """A directory to fill, renamed to ``output`` if nothing fails and removed if it does.
 
     It is locked while its process lives, so that the next export to ``output`` can tell what

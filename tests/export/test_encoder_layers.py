@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from safetensors.numpy import load_file
 
 from app.errors import UserError
-from model_export.graph.anchors import find_layers
+from model_export.graph.encoder_layers import find_layers
 from tests.support.checkpoints import ARCHITECTURES, HEADS, HIDDEN_SIZE, LAYERS, Exported, exported
 
 LAYER = (

@@ -79,12 +79,12 @@ class EncoderLayer:
     def heads(self) -> int:
         """Number of attention heads, before ``drop_padding``."""
         batch_sequence_heads_width = _producer(self.head_reshapes[0].inputs[1], "Concat")
-        return int(constant(_input(batch_sequence_heads_width, 2)).item())
+        return int(array_of(_input(batch_sequence_heads_width, 2)).item())
 
     @property
     def hidden_size(self) -> int:
         """Width of the hidden state."""
-        return int(constant(self.key.weight).shape[0])
+        return int(array_of(self.key.weight).shape[0])
 
 
 def find_layers(graph: ir.Graph) -> list[EncoderLayer]:
@@ -132,7 +132,7 @@ def _layer(softmax: ir.Node) -> EncoderLayer:
     )
 
 
-def constant(value: ir.Value) -> np.ndarray:
+def array_of(value: ir.Value) -> np.ndarray:
     """The array of an initializer.
 
     Raises:
@@ -159,7 +159,7 @@ def _linear_from(source: ir.Value) -> Linear:
 
 def _linear(matmul: ir.Node, add: ir.Node, bias: ir.Value) -> Linear:
     weight = _input(matmul, 1)
-    if constant(weight).ndim != 2 or constant(bias).ndim != 1:
+    if array_of(weight).ndim != 2 or array_of(bias).ndim != 1:
         raise _unexpected(matmul, "a constant matrix and bias")
     return Linear(matmul, add, weight, bias)
 

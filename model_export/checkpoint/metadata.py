@@ -1,31 +1,15 @@
 """What a checkpoint's files say of themselves: the weights' headers, the tokenizer's JSON."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from app.errors import UserError
-from model_export.checkpoint.layout import CONFIG, TOKENIZER, shards
-from model_export.checkpoint.weights import Shape, pickled_tensors
+from model_export.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILES, shards
+from model_export.checkpoint.weights import Shape, read_tensors
 
-# How safetensors spell PyTorch's dtypes; others are kept as spelled.
-DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
 # The tokenizers that have no tokenizer.json, by the files that they have.
 KINDS_BY_FILES = {
     ("vocab.json", "merges.txt"): "byte-level BPE",
@@ -35,7 +19,7 @@ KINDS_BY_FILES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class TensorInfo:
     """What a file says of one tensor."""
 
     name: str
@@ -49,20 +33,17 @@ class Header:
         return prod(self.shape) if "float" in self.dtype else 0
 
 
-def read_headers(weights: Path) -> list[Header]:
+def list_tensors(weights: Path) -> list[TensorInfo]:
     """Every tensor of a file, or of the shards that an index names; sorted by name.
 
     Raises:
         UserError: a file is missing, damaged, or holds more than plain tensors.
     """
-    headers: dict[str, Header] = {}
-    for name in shards(weights):
-        path = weights.with_name(name)
-        if not path.is_file():
-            raise UserError(f"{weights} names {name}, which is missing: copy or download it again")
-        found = _safetensors(path) if name.endswith(".safetensors") else _pickled(path)
-        headers |= {header.name: header for header in found}
-    return [headers[name] for name in sorted(headers)]
+    found = {
+        name: TensorInfo(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), file)
+        for file, name, tensor in read_tensors(weights, device="meta")
+    }
+    return [found[name] for name in sorted(found)]
 
 
 def read_tokenizer(path: Path, present: list[str]) -> dict[str, Any]:
@@ -94,7 +75,7 @@ def read_tokenizer(path: Path, present: list[str]) -> dict[str, Any]:
 
 def read_files(path: Path, present: list[str], weights: str) -> list[dict[str, Any]]:
     """Name, bytes and format of every file; ``weights`` are those that are read."""
-    formats = {CONFIG: "config", **dict.fromkeys(TOKENIZER, "tokenizer")}
+    formats = {CONFIG_FILE: "config", **dict.fromkeys(TOKENIZER_FILES, "tokenizer")}
     formats[weights] = "index of shards"
     for name in shards(path / weights):
         safe = name.endswith(".safetensors")
@@ -129,24 +110,3 @@ def _kind(whole: dict[str, Any]) -> str:
     if kind == "BPE" and "ByteLevel" in json.dumps(whole.get("pre_tokenizer")):
         return "byte-level BPE"
     return "sentencepiece unigram" if kind == "Unigram" else str(kind)
-
-
-def _safetensors(path: Path) -> Iterator[Header]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - the file is no mapping
-                tensor = file.get_slice(name)
-                dtype = str(tensor.get_dtype())
-                yield Header(name, tuple(tensor.get_shape()), DTYPES.get(dtype, dtype), path.name)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged: {error}; copy or download it again") from error
-
-
-def _pickled(path: Path) -> Iterator[Header]:
-    for name, tensor in pickled_tensors(path, "meta"):
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        yield Header(str(name), tuple(tensor.shape), dtype, path.name)
-
-
-def _is_token(token: Any) -> bool:
-    return isinstance(token, dict) and "content" in token
