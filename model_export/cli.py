@@ -188,7 +188,8 @@ def _finetune(words: list[str]) -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="(default: %(default)s)")
     options = parser.parse_args(words)
 
-    from model_export.training.finetune import Recipe, finetune
+    from model_export.training.finetune import finetune
+    from model_export.training.recipe import Recipe
 
     recipe = Recipe(
         base=options.base,

@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of themselves: the weights' headers, the tokenizer's JSON."""
+"""Reads a checkpoint's tensor names and shapes, tokenizer JSON and file list, not its weights."""
 
 import json
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from app.errors import UserError
 from model_export.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILES, shards
 from model_export.checkpoint.weights import Shape, read_tensors
 
-# The tokenizers that have no tokenizer.json, by the files that they have.
+# The kind of a tokenizer without tokenizer.json, by the files that it has.
 KINDS_BY_FILES = {
     ("vocab.json", "merges.txt"): "byte-level BPE",
     ("sentencepiece.bpe.model",): "sentencepiece unigram",
@@ -20,16 +20,16 @@ KINDS_BY_FILES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a file says of one tensor."""
+    """Name, shape and type of one tensor in a weights file."""
 
     name: str
     shape: Shape
-    dtype: str  # as PyTorch spells it
+    dtype: str  # in PyTorch's spelling
     file: str
 
     @property
     def parameters(self) -> int:
-        """How many numbers a model could learn: those of a table of ids are none."""
+        """Number of trainable values; integer tensors such as ``position_ids`` have none."""
         return prod(self.shape) if "float" in self.dtype else 0
 
 
@@ -47,16 +47,16 @@ def list_tensors(weights: Path) -> list[TensorInfo]:
 
 
 def read_tokenizer(path: Path, present: list[str]) -> dict[str, Any]:
-    """What the tokenizer's JSON files say; the tokenizer itself is not loaded.
+    """Facts from the tokenizer's JSON files, without loading the tokenizer.
 
     Raises:
-        UserError: one of them is damaged.
+        UserError: a JSON file is damaged.
     """
     whole, config, special = (
         read_json(path / name) if name in present else {}
         for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
     )
-    alone = (kind for files, kind in KINDS_BY_FILES.items() if set(files) <= set(present))
+    by_files = (kind for files, kind in KINDS_BY_FILES.items() if set(files) <= set(present))
     try:
         tokens = {
             role: token["content"] if isinstance(token, dict) else token
@@ -64,7 +64,7 @@ def read_tokenizer(path: Path, present: list[str]) -> dict[str, Any]:
             if role.endswith("_token")
         }
         return {
-            "kind": _kind(whole) if whole else next(alone, None),
+            "kind": _kind(whole) if whole else next(by_files, None),
             "max_tokens": config.get("model_max_length"),
             "special_tokens": {r: token for r, token in tokens.items() if isinstance(token, str)},
             "added_tokens": [t["content"] for t in whole.get("added_tokens", ()) if t["special"]],
@@ -74,7 +74,7 @@ def read_tokenizer(path: Path, present: list[str]) -> dict[str, Any]:
 
 
 def read_files(path: Path, present: list[str], weights: str) -> list[dict[str, Any]]:
-    """Name, bytes and format of every file; ``weights`` are those that are read."""
+    """Name, size in bytes and format of every file; ``weights`` names the weights to read."""
     formats = {CONFIG_FILE: "config", **dict.fromkeys(TOKENIZER_FILES, "tokenizer")}
     formats[weights] = "index of shards"
     for name in shards(path / weights):
@@ -88,22 +88,22 @@ def read_files(path: Path, present: list[str], weights: str) -> list[dict[str, A
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that a file holds.
+    """The JSON object in a file.
 
     Raises:
-        UserError: it cannot be read, or holds none.
+        UserError: the file cannot be read, or holds something else.
     """
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
     if not isinstance(held, dict):
-        raise UserError(f"cannot read {path}: it is no JSON object")
+        raise UserError(f"cannot read {path}: it is not a JSON object")
     return held
 
 
 def _kind(whole: dict[str, Any]) -> str:
-    """Of a tokenizer.json; the oldest ones do not name it."""
+    """The tokenizer's kind from tokenizer.json; the oldest files do not name it."""
     model = whole["model"]
     guess = "Unigram" if isinstance(model["vocab"], list) else "WordPiece"
     kind = model.get("type") or ("BPE" if "merges" in model else guess)

@@ -352,7 +352,7 @@ def test_a_variant_with_a_wrong_weight_is_refused(
 ) -> None:
     """The message names the variant, and the sound one is not left alone either."""
     monkeypatch.setitem(WRITERS, precision, _damaged(writer, weight))
-    with pytest.raises(UserError, match=f"the {precision} model departs from the PyTorch"):
+    with pytest.raises(UserError, match=f"the {precision} model differs too much from the PyTorch"):
         quick(tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
