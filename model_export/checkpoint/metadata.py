@@ -1,4 +1,4 @@
-"""Reads a checkpoint's tensor names and shapes, tokenizer JSON and file list, not its weights."""
+"""Reads facts from a checkpoint's files without loading weights or tokenizer."""
 
 import json
 from dataclasses import dataclass

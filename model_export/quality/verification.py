@@ -66,7 +66,7 @@ def verify(model: Model, checkpoint: Checkpoint) -> Parity:
         raise UserError(
             f"the {model.precision} model differs too much from the PyTorch checkpoint: logits by "
             f"up to {parity.max_abs_logit_diff:.2g} (allowed: {tolerance}), label agreement "
-            f"{agreement:.3f} on texts where PyTorch is decided (required: {least})"
+            f"{agreement:.3f} on texts where PyTorch is decided (at least {least} is required)"
         )
     return parity
 

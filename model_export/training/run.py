@@ -106,7 +106,7 @@ class Run:
         partial.replace(self._state_path)
 
     def _fixed(self) -> dict[str, Any]:
-        """The settings that a save must share with the run that resumes it: all but other seeds."""
+        """The settings that a save and the run that resumes it must share."""
         return {**self._recipe.as_dict(), "seeds": [self._seed]}
 
     def _resume(self) -> None:

@@ -1,4 +1,4 @@
-"""A finished directory takes its place at once; what killed exports leave is cleaned up."""
+"""Directories are written completely or not at all; remains of killed exports are removed."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The last layer for the first token only: the same logits, less work."""
+"""Reducing the last layer to the first token: the same logits with less work."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Per-token int8: the arithmetic of one layer, what the pass leaves, and how close it stays."""
+"""Per-token int8: the arithmetic of one layer, the remaining graph, and the distance to fp32."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Padding left out of everything but attention: the same logits from fewer rows."""
+"""Dropping padding outside attention: the same logits from fewer rows."""
 
 from pathlib import Path
 

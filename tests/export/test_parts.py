@@ -1,4 +1,4 @@
-"""Each part of the exported fp32 graph computes its numpy formula on what the graph feeds it."""
+"""Each part of the exported fp32 graph computes the same as its formula in numpy."""
 
 import math
 from typing import cast

@@ -96,7 +96,7 @@ def test_labels_that_disagree_are_refused(
     monkeypatch.setitem(TOLERANCE, "fp32", 1e6)
     model = made.model("fp32")
     monkeypatch.setattr(Model, "infer", _wrong(100.0))
-    with pytest.raises(UserError, match=r"label agreement 0\.\d+ .*\(required: 1\.0\)"):
+    with pytest.raises(UserError, match=r"label agreement 0\.\d+ .*\(at least 1\.0 is required\)"):
         verify(model, checkpoint)
 
 
