@@ -25,7 +25,7 @@ Turn a checkpoint into a bundle that `sentiment serve` loads.
   sentiment-export finetune BASE ...       train a classifier on labelled texts
 """
 SOURCE = "hub id (org/name), a checkpoint directory, or a model's directory in a hub cache"
-LABELLED = "TSV without a header: group, label, text"
+LABELLED = "labelled texts: TSV without a header, with the columns group, label and text"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,7 +97,7 @@ def _export(words: list[str]) -> None:
         "--evaluate",
         type=Path,
         metavar="FILE",
-        help=f"record every variant's scores on these labelled texts ({LABELLED})",
+        help=f"record every variant's scores on {LABELLED}",
     )
     parser.add_argument(
         "--max-accuracy-loss",
@@ -192,13 +192,23 @@ def _finetune(words: list[str]) -> None:
         ),
     )
     parser.add_argument("base", type=Path, help="local checkpoint directory of the encoder")
-    parser.add_argument("--train", type=Path, nargs="+", required=True, help=LABELLED)
+    parser.add_argument(
+        "--train", type=Path, nargs="+", required=True, help=f"one or more files of {LABELLED}"
+    )
     parser.add_argument("--validation", type=Path, required=True, help=LABELLED)
     parser.add_argument("--output", type=Path, required=True, help="checkpoint directory to write")
-    parser.add_argument("--epochs", type=int, default=2, help="(default: %(default)s)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="(default: 0 1)")
-    parser.add_argument("--learning-rate", type=float, default=1e-4, help="(default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=32, help="(default: %(default)s)")
+    parser.add_argument(
+        "--epochs", type=int, default=2, help="passes over the texts (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1], help="one model per seed (default: 0 1)"
+    )
+    parser.add_argument(
+        "--learning-rate", type=float, default=1e-4, help="highest rate (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=32, help="texts per step (default: %(default)s)"
+    )
     options = parser.parse_args(words)
 
     from model_export.training.finetune import finetune

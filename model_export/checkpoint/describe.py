@@ -30,7 +30,7 @@ from model_export.checkpoint.metadata import (
     read_json,
     read_tokenizer,
 )
-from model_export.checkpoint.weights import Fit, Shape, fit, refuse_misfit
+from model_export.checkpoint.weights import Fit, Shape, check_fit, fit
 from model_export.errors import first_line
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     limit = _attempt(problems, lambda: max_tokens(config))
     with torch.device("meta"):
         _attempt(problems, lambda: empty_classifier(path))
-    _attempt(problems, lambda: refuse_misfit(fitted, expected, found, weights))
+    _attempt(problems, lambda: check_fit(fitted, expected, found, weights))
     if tokenizer["kind"] is None:
         problems.append(f"{path} has no tokenizer: no tokenizer.json, and no files to make it from")
     labels = {"as_spelled": spelled, "exported": canonical_labels(spelled)}

@@ -1,4 +1,4 @@
-"""Requests to the hub: repeats those that may yet succeed, explains those that failed."""
+"""Requests to the hub: retries, and one-line explanations of failures."""
 
 import logging
 import os
@@ -41,7 +41,7 @@ def with_retries(call: Callable[[], T]) -> T:
             if wait_s is None or attempt == TRIES:
                 raise real from None
         if wait_s:
-            logger.warning("the download was interrupted; trying again in %g s", wait_s)
+            logger.warning("the hub is busy or the transfer was cut; trying again in %g s", wait_s)
         time.sleep(wait_s)
         attempt += 1
 
@@ -57,7 +57,7 @@ def is_outage(error: Exception) -> bool:
 
 
 def explain(error: Exception, repo_id: str, revision: str) -> str:
-    """One line: what went wrong and how to mend it."""
+    """One line: what went wrong, and what the user can do."""
     hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     status = _status(error)
     request = getattr(error, "request", None)

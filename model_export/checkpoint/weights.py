@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 TRAINERS_PREFIXES = ("module.", "model.")
 # Name parts of entries that old or pre-trained checkpoints hold and classifiers never read.
 NEVER_READ = ("position_ids", "pooler.", "lm_head.", "cls.", "vocab_")
-# The entry of config.json that is probably wrong when the shape of such a weight is wrong.
+# Part of a weight's name -> the entry of config.json that is probably wrong if its shape is.
 CAUSES = {
     "word_embeddings": "vocab_size",
     "position_embeddings": "max_position_embeddings",
@@ -61,10 +61,10 @@ def fit(expected: Mapping[str, Shape], found: Mapping[str, Shape], base_prefix: 
     )
 
 
-def refuse_misfit(
+def check_fit(
     fitted: Fit, expected: Mapping[str, Shape], found: Mapping[str, Shape], where: str
 ) -> None:
-    """Check that the weights are exactly those of the model that config.json describes.
+    """Check that the weights make up the model that config.json describes.
 
     Raises:
         UserError: a weight is missing, has another shape, or belongs to a layer that the
@@ -99,7 +99,7 @@ def load_weights(model: Any, weights: Path) -> Fit:
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     fitted = fit(expected, found, model.base_model_prefix)
-    refuse_misfit(fitted, expected, found, weights.name)
+    check_fit(fitted, expected, found, weights.name)
     taken = {name: tensors[key].to(torch.float32) for name, key in fitted.names.items()}
     model.load_state_dict(taken, assign=True)
     return fitted

@@ -93,7 +93,7 @@ class Run:
 
     def _save(self) -> None:
         state = {
-            "recipe": self._fixed(),
+            "recipe": self._shared_settings(),
             "step": self._step,
             "history": self.history,
             "model": self._model.state_dict(),
@@ -105,7 +105,7 @@ class Run:
         torch.save(state, partial)
         partial.replace(self._state_path)
 
-    def _fixed(self) -> dict[str, Any]:
+    def _shared_settings(self) -> dict[str, Any]:
         """The settings that a save and the run that resumes it must share."""
         return {**self._recipe.as_dict(), "seeds": [self._seed]}
 
@@ -113,7 +113,7 @@ class Run:
         if not self._state_path.exists():
             return
         state = torch.load(self._state_path, weights_only=True)
-        if state["recipe"] != self._fixed():
+        if state["recipe"] != self._shared_settings():
             self._say(f"{self._state_path.name} was saved with other settings: starting anew")
             return
         self._model.load_state_dict(state["model"])
