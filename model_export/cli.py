@@ -19,18 +19,21 @@ DEFAULT: tuple[Precision, ...] = ("fp32", "int8")
 DESCRIPTION = """\
 Turn a checkpoint into a bundle that `sentiment serve` loads.
 
-  sentiment-export SOURCE --output DIR     export and verify (options below)
-  sentiment-export describe SOURCE         what a checkpoint holds, without loading it
+  sentiment-export SOURCE --output DIR     export and verify (see the options below)
+  sentiment-export describe SOURCE         show what a checkpoint holds
   sentiment-export evaluate BUNDLE FILE    score a bundle on labelled texts
-  sentiment-export finetune BASE ...       train a checkpoint on labelled texts
+  sentiment-export finetune BASE ...       train a classifier on labelled texts
 """
-SOURCE = "hub id (org/name), or a local directory of a checkpoint or of the hub's cache"
-LABELLED = "TSV without a header: group, label, text"
+SOURCE = "hub id (org/name), a checkpoint directory, or a model's directory in a hub cache"
+LABELLED = "labelled texts: TSV without a header, with the columns group, label and text"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code (0 done, 1 failed, 2 wrong usage)."""
-    # Before it is imported: ONNX Runtime would write about its use into the home directory.
+    """Run the command and return its exit code: 0 done, 1 failed, 130 interrupted.
+
+    Wrong usage exits with code 2.
+    """
+    # Set before ONNX Runtime is imported, or it writes usage data into the home directory.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     words = list(sys.argv[1:] if arguments is None else arguments)
     commands: dict[str, Callable[[list[str]], None]] = {
@@ -38,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "evaluate": _evaluate,
         "finetune": _finetune,
     }
-    # Ended by SIGTERM, an export cleans up behind itself as after Ctrl-C.
+    # SIGTERM acts like Ctrl-C, so that the export removes its temporary files.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if words and words[0] in commands:
@@ -49,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"sentiment-export: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or exit complains
+        # The reader of standard output is gone; Python would report that again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # no such directory, no permission, disk full
         print(f"sentiment-export: {error}", file=sys.stderr)
         return 1
@@ -74,7 +78,7 @@ def _export(words: list[str]) -> None:
         default=DEFAULT,
         metavar="LIST",
         help=(
-            f"variants to write, separated by commas, of {','.join(EXPORTED)}; int8 is for the "
+            f"comma-separated variants to write, from {','.join(EXPORTED)}; int8 is for the "
             f"CPU, fp16 for CUDA (default: {','.join(DEFAULT)})"
         ),
     )
@@ -82,31 +86,37 @@ def _export(words: list[str]) -> None:
         "--labels",
         type=lambda value: [label.strip() for label in value.split(",")],
         metavar="LIST",
-        help="names of the outputs in logit order, separated by commas (default: config.json's)",
+        help="comma-separated names of the outputs in logit order (default: from config.json)",
     )
     parser.add_argument(
         "--preprocessing",
         choices=get_args(Preprocessing),
-        help="text normalisation (default: tweet for checkpoints trained so, else none)",
+        help="text normalisation (default: tweet if the checkpoint was trained with it, else none)",
     )
     parser.add_argument(
-        "--evaluate", type=Path, metavar="FILE", help=f"record scores on it ({LABELLED})"
+        "--evaluate",
+        type=Path,
+        metavar="FILE",
+        help=f"record every variant's scores on {LABELLED}",
     )
     parser.add_argument(
         "--max-accuracy-loss",
         type=float,
         default=0.01,
         metavar="LOSS",
-        help="leave out a variant that loses more of fp32's scores (default: %(default)s)",
+        help=(
+            "leave out a variant if its accuracy or macro recall on the labelled texts is lower "
+            "than that of fp32 by more than this (default: %(default)s)"
+        ),
     )
     parser.add_argument(
         "--debug-parity",
         action="store_true",
-        help="compare every layer with PyTorch's and name the first that departs",
+        help="compare every layer with PyTorch and name the first that differs too much",
     )
     options = parser.parse_args(words)
 
-    # These load torch and transformers: only after the usage was found right.
+    # Imported here because they load torch and transformers, which --help does not need.
     from model_export.checkpoint.checkpoint import load_checkpoint
     from model_export.export import export
     from model_export.quality.labelled import read_examples
@@ -133,13 +143,13 @@ def _describe(words: list[str]) -> None:
     parser = argparse.ArgumentParser(
         "sentiment-export describe",
         description=(
-            "What a checkpoint holds, read from its headers: architecture, layers and shapes, "
-            "labels, tokenizer, files, weight names, and what an export would change."
+            "Show architecture, labels, tokenizer, layers with their shapes, weight names and "
+            "files of a checkpoint, and what an export would change. The weights are not loaded."
         ),
     )
     parser.add_argument("source", help=SOURCE)
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     options = parser.parse_args(words)
     path = find_checkpoint(options.source, options.revision)
 
@@ -152,9 +162,12 @@ def _describe(words: list[str]) -> None:
 def _evaluate(words: list[str]) -> None:
     parser = argparse.ArgumentParser(
         "sentiment-export evaluate",
-        description="Accuracy, macro recall, macro F1 and confusion matrix of a bundle's variants.",
+        description=(
+            "Print accuracy, macro recall, macro F1 and the confusion matrix of every variant of "
+            "a bundle on labelled texts."
+        ),
     )
-    parser.add_argument("bundle", type=Path)
+    parser.add_argument("bundle", type=Path, help="bundle directory")
     parser.add_argument("file", type=Path, help=LABELLED)
     options = parser.parse_args(words)
 
@@ -173,22 +186,33 @@ def _finetune(words: list[str]) -> None:
     parser = argparse.ArgumentParser(
         "sentiment-export finetune",
         description=(
-            "Fine-tune an encoder for negative, neutral and positive; several seeds are trained "
-            "one after another and their weights averaged. The same call goes on where an "
-            "interrupted one stopped."
+            "Fine-tune an encoder for the labels negative, neutral and positive. The seeds are "
+            "trained one after another, and their weights are averaged. Run the same command "
+            "again to resume after an interruption."
         ),
     )
     parser.add_argument("base", type=Path, help="local checkpoint directory of the encoder")
-    parser.add_argument("--train", type=Path, nargs="+", required=True, help=LABELLED)
+    parser.add_argument(
+        "--train", type=Path, nargs="+", required=True, help=f"one or more files of {LABELLED}"
+    )
     parser.add_argument("--validation", type=Path, required=True, help=LABELLED)
     parser.add_argument("--output", type=Path, required=True, help="checkpoint directory to write")
-    parser.add_argument("--epochs", type=int, default=2, help="(default: %(default)s)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="(default: 0 1)")
-    parser.add_argument("--learning-rate", type=float, default=1e-4, help="(default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=32, help="(default: %(default)s)")
+    parser.add_argument(
+        "--epochs", type=int, default=2, help="passes over the texts (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1], help="one model per seed (default: 0 1)"
+    )
+    parser.add_argument(
+        "--learning-rate", type=float, default=1e-4, help="highest rate (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=32, help="texts per step (default: %(default)s)"
+    )
     options = parser.parse_args(words)
 
-    from model_export.training.finetune import Recipe, finetune
+    from model_export.training.finetune import finetune
+    from model_export.training.recipe import Recipe
 
     recipe = Recipe(
         base=options.base,

@@ -1,4 +1,4 @@
-"""Checkpoint → bundle: exported, verified, and only then put in its place."""
+"""Exports a checkpoint to a bundle, and verifies it before the bundle appears."""
 
 import json
 import shutil
@@ -22,6 +22,7 @@ from app.engine.bundle import (
 )
 from app.engine.model import Model
 from app.errors import UserError
+from model_export.atomic_directory import atomic_directory
 from model_export.checkpoint.checkpoint import Checkpoint
 from model_export.checkpoint.source import origin
 from model_export.graph.variants import (
@@ -36,7 +37,6 @@ from model_export.quality.accuracy_gate import MAX_ACCURACY_LOSS, AccuracyGate
 from model_export.quality.labelled import Example
 from model_export.quality.layer_parity import layer_parity
 from model_export.quality.verification import TEXTS, verify
-from model_export.replacement import replaced_at_the_end
 
 ONNX_FILES: dict[Precision, str] = {
     "fp32": "onnx/model.onnx",
@@ -61,23 +61,23 @@ def export(
     debug_parity: bool = False,
     say: Callable[[str], None] = print,
 ) -> Manifest:
-    """Write a bundle to ``output``, replacing a bundle that is there.
+    """Write a bundle to ``output``; replaces an existing bundle.
 
-    Everything happens in a temporary directory beside it, which is renamed at the end: at
-    no moment is there half a bundle in ``output``. Given labelled ``examples``, every
-    variant's scores are recorded, and one that is not as good as fp32 is left out.
+    The bundle is written to a temporary directory beside ``output`` and renamed at the end, so
+    ``output`` never holds half a bundle. With labelled ``examples``, the scores of every variant
+    are recorded, and a variant that scores worse than fp32 is left out.
 
     Raises:
-        UserError: the architecture is not supported, a variant departs from the checkpoint
-            beyond its tolerance, or ``output`` is in use for something else; also after the
-            rest was written, when a variant was left out.
+        UserError: the architecture is not supported, a variant differs from the checkpoint by
+            more than its tolerance, or ``output`` is not a bundle. Also raised after the other
+            variants were written, if a variant was left out.
     """
     output = output.resolve()
     _refuse_foreign(output)
     gate = AccuracyGate(examples, max_accuracy_loss)
-    # fp32 is what the others are measured by, even where nobody asked for it.
+    # The other variants are compared with fp32, even if fp32 was not requested.
     made = dict.fromkeys(("fp32", *precisions)) if examples else precisions
-    with replaced_at_the_end(output) as directory:
+    with atomic_directory(output) as directory:
         (directory / "onnx").mkdir()
         _write_side_files(checkpoint, directory)
         with tempfile.TemporaryDirectory(dir=directory) as work:
@@ -111,7 +111,7 @@ def _verified(
     gate: AccuracyGate,
     say: Callable[[str], None],
 ) -> Manifest:
-    """The manifest with this variant's parity and accuracy filled in."""
+    """Verify and score the variant; returns the manifest with its parity and accuracy."""
     variant = manifest.variants[precision]
     bundle = Bundle(directory, manifest, checkpoint.model.config.to_dict())
     model = Model.load(bundle, device="cpu", precision=precision, threads=0)
@@ -133,7 +133,7 @@ def _layers(checkpoint: Checkpoint, directory: Path, precision: Precision) -> st
 
 
 def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Manifest:
-    """The manifest with these variants alone; the files of the others go."""
+    """The manifest with only the ``kept`` variants; deletes the files of the others."""
     for precision in manifest.variants.keys() - set(kept):
         file = directory / ONNX_FILES[precision]
         file.unlink()
@@ -194,11 +194,11 @@ def _refuse_foreign(output: Path) -> None:
     if output.is_file() or (
         output.is_dir() and any(output.iterdir()) and not _has_manifest_of_ours(output)
     ):
-        raise UserError(f"{output} exists and is not a bundle; name another --output")
+        raise UserError(f"{output} exists and is not a bundle; choose another --output")
 
 
 def _has_manifest_of_ours(output: Path) -> bool:
-    """Whether this was a bundle once; web pages and extensions have a manifest.json as well."""
+    """Whether the manifest.json is a bundle's; web pages and extensions have one too."""
     try:
         return "format_version" in json.loads((output / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""The README.md of a bundle."""
+"""Writes the README.md of a bundle."""
 
 from app.engine.bundle import Manifest
 
@@ -32,7 +32,7 @@ ACCURACY = """
 
 
 def model_card(manifest: Manifest) -> str:
-    """A model card with what the manifest knows."""
+    """The model card (Markdown), filled in from the manifest."""
     source, revision = manifest.source.repo_id or manifest.source.path, manifest.source.revision
     rows = [
         f"| {precision} | `{variant.file}` | {variant.total_bytes / 1e6:.1f} "

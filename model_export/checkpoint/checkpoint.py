@@ -1,4 +1,4 @@
-"""A checkpoint: found complete, loaded safely, its meaning read from the config."""
+"""Loads a checkpoint safely and reads its labels and limits from the config."""
 
 import json
 from collections.abc import Sequence
@@ -13,12 +13,13 @@ from transformers.modeling_utils import no_init_weights
 from app.engine.bundle import sha256
 from app.engine.preprocessing import Preprocessing
 from app.errors import UserError
-from model_export.checkpoint.layout import choose, shards
+from model_export.checkpoint.layout import choose_files, shards
 from model_export.checkpoint.source import origin
 from model_export.checkpoint.tokenizer import load_tokenizer
 from model_export.checkpoint.weights import Fit, load_weights
+from model_export.errors import first_line
 
-# Position ids of these start at padding_idx + 1, so that many rows of the table are no use.
+# Position ids of these start at padding_idx + 1, so the rows before it are never used.
 OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"}
 CANONICAL = ["negative", "neutral", "positive"]
 SPELLINGS = {
@@ -26,13 +27,13 @@ SPELLINGS = {
     "neutral": {"neutral", "neu"},
     "positive": {"positive", "pos"},
 }
-# cardiffnlp's first checkpoints number the three sentiments in this order.
+# The first cardiffnlp checkpoints number the three sentiments in the order of CANONICAL.
 NUMBERED = ["label_0", "label_1", "label_2"]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A sequence classifier as PyTorch module (fp32, eager attention) and its tokenizer."""
+    """A sequence classifier as a PyTorch module (fp32, eager attention), and its tokenizer."""
 
     path: Path
     model: Any
@@ -45,7 +46,7 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str:
-        """The model class."""
+        """Name of the model class."""
         return type(self.model).__name__
 
     @torch.inference_mode()
@@ -60,21 +61,21 @@ def load_checkpoint(
     preprocessing: Preprocessing | None = None,
     labels: Sequence[str] | None = None,
 ) -> Checkpoint:
-    """Load a local checkpoint; pickled weights are read as plain tensors, never run.
+    """Load a local checkpoint. Pickled weights are read as plain tensors; their code never runs.
 
-    ``labels`` name the outputs in logit order where config.json does not.
+    ``preprocessing`` and ``labels`` (in logit order) override what the checkpoint says.
 
     Raises:
-        UserError: a file is missing or damaged, the weights do not hold the whole classifier
-            that config.json describes, or the model is not a sequence classifier.
+        UserError: a file is missing or damaged, the weights do not match config.json, or the
+            model is not a sequence classifier.
     """
     if not path.is_dir():
         raise UserError(f"{path} is not a directory; give a local checkpoint directory")
-    side_files, weights = choose((file.name for file in path.iterdir()), str(path))
+    side_files, weights = choose_files((file.name for file in path.iterdir()), str(path))
     model = empty_classifier(path)
     spelled = [model.config.id2label[index] for index in range(model.config.num_labels)]
     if labels is not None and (len(set(labels)) != len(labels) or len(labels) != len(spelled)):
-        raise UserError(f"{path} has {len(spelled)} outputs: name as many different labels")
+        raise UserError(f"{path} has {len(spelled)} outputs: give as many different labels")
     try:
         fit = load_weights(model, path / weights)
     except UserError as error:
@@ -82,8 +83,8 @@ def load_checkpoint(
     tokenizer = load_tokenizer(path)
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
-            f"{path}: the tokenizer has {len(tokenizer)} tokens, the model's embedding "
-            f"{model.config.vocab_size} rows: they are of two checkpoints"
+            f"{path}: the tokenizer has {len(tokenizer)} tokens, but the model's embedding has "
+            f"{model.config.vocab_size} rows: they belong to different checkpoints"
         )
     return Checkpoint(
         path=path,
@@ -92,17 +93,18 @@ def load_checkpoint(
         fit=fit,
         labels=list(labels) if labels is not None else canonical_labels(spelled),
         max_tokens=max_tokens(model.config),
-        preprocessing=preprocessing or trained_with(path),
+        preprocessing=preprocessing or trained_preprocessing(path),
         files=_digests(path, [*side_files, weights, *shards(path / weights)]),
     )
 
 
 def empty_classifier(path: Path) -> Any:
-    """The model that config.json describes (eager attention, fp32), its weights not set.
+    """The model that config.json describes (eager attention, fp32), with undefined weights.
+
+    Code in the checkpoint never runs.
 
     Raises:
-        UserError: config.json cannot be read, or describes no sequence classifier that
-            transformers has; code that a checkpoint brings is never run.
+        UserError: config.json cannot be read, or transformers has no such sequence classifier.
     """
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -110,26 +112,27 @@ def empty_classifier(path: Path) -> Any:
             model = AutoModelForSequenceClassification.from_config(
                 config, trust_remote_code=False, attn_implementation="eager", dtype=torch.float32
             )
-    except Exception as error:  # whatever transformers meets in the file
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+    except Exception as error:  # a bad config can raise anything
+        reason = first_line(error)
         if "Unrecognized configuration class" in reason or "does not support" in reason:
             reason = f"unsupported architecture: {config.model_type} has no sequence classifier"
         raise UserError(f"cannot load the checkpoint {path}: {reason}") from error
     other = [name for name in config.architectures or () if "SequenceClassification" not in name]
     if other:
         raise UserError(
-            f"{path} is a {other[0]}, not a sequence classifier: fine-tune it first, or name "
-            "the classifier's own checkpoint"
+            f"{path} is a {other[0]}, not a sequence classifier: fine-tune it first, or give "
+            "the checkpoint of a classifier"
         )
     if config.num_labels < 2:
-        raise UserError(f"{path} has one output, a regression: a classifier has two or more")
+        raise UserError(f"{path} has one output, a regression; a classifier needs two or more")
     return model
 
 
 def canonical_labels(labels: list[str]) -> list[str]:
-    """``negative``, ``neutral``, ``positive`` however the checkpoint spells them.
+    """Spell sentiment labels as ``negative``, ``neutral`` and ``positive``.
 
-    Two or three of them by name, or three numbered ones; other label sets stay as they are.
+    This applies to ``LABEL_0`` to ``LABEL_2``, and to sets of negative and positive, with or
+    without neutral, in any known spelling. Other label sets are returned unchanged.
     """
     lower = [label.lower() for label in labels]
     if lower == NUMBERED:
@@ -142,10 +145,12 @@ def canonical_labels(labels: list[str]) -> list[str]:
 
 
 def max_tokens(config: Any) -> int:
-    """How many tokens have a position, whatever the tokenizer says (514 rows are 512).
+    """The number of tokens that have a position, regardless of the tokenizer's own limit.
+
+    RoBERTa, for example, has 514 rows of positions for 512 tokens.
 
     Raises:
-        UserError: the architecture has no table of positions.
+        UserError: the architecture has no position table.
     """
     if getattr(config, "max_position_embeddings", None) is None:
         raise UserError(f"unsupported architecture: {config.model_type} has no position table")
@@ -155,8 +160,12 @@ def max_tokens(config: Any) -> int:
     return rows
 
 
-def trained_with(path: Path) -> Preprocessing:
-    """``tweet`` for our own fine-tuned checkpoints and for cardiffnlp's twitter models."""
+def trained_preprocessing(path: Path) -> Preprocessing:
+    """The text normalisation that the model was trained with.
+
+    config.json of our own fine-tuned checkpoints names it. Others get ``tweet`` if their name
+    contains "twitter", as the models of cardiffnlp do, else ``none``.
+    """
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     hub = origin(path)
     name = hub[0].split("/")[-1] if hub else path.resolve().name

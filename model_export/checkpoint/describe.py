@@ -1,9 +1,9 @@
-"""What a checkpoint is and what the export would make of it, without loading its weights."""
+"""Describes a checkpoint and what the export would change, without loading the weights."""
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import groupby
 from math import prod
 from pathlib import Path
@@ -18,128 +18,41 @@ from model_export.checkpoint.checkpoint import (
     canonical_labels,
     empty_classifier,
     max_tokens,
-    trained_with,
+    trained_preprocessing,
 )
-from model_export.checkpoint.contents import (
+from model_export.checkpoint.description import Description, length_limit, shortened
+from model_export.checkpoint.layout import CONFIG_FILE, choose_files
+from model_export.checkpoint.metadata import (
     KINDS_BY_FILES,
-    Header,
+    TensorInfo,
+    list_tensors,
     read_files,
-    read_headers,
     read_json,
     read_tokenizer,
 )
-from model_export.checkpoint.layout import CONFIG, choose
-from model_export.checkpoint.weights import Fit, Shape, fit, refuse_misfit
+from model_export.checkpoint.weights import Fit, Shape, check_fit, fit
+from model_export.errors import first_line
 
 T = TypeVar("T")
-LISTED = 10  # entries of a list that a terminal shows
 NUMBERED_LAYER = re.compile(r"(?P<stack>.+?)\.(?P<number>\d+)\.(?P<weight>.+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
-    """Facts of a checkpoint; ``as_dict`` says what each of them is."""
-
-    path: str
-    architecture: str
-    model_type: str
-    problem_type: str
-    labels: dict[str, list[str]]
-    max_tokens: int | None
-    tokenizer: dict[str, Any]
-    preprocessing: Preprocessing
-    parameters: dict[str, int]
-    layers: list[dict[str, Any]]
-    weights: list[dict[str, Any]]
-    missing: list[str]
-    not_read: list[str]
-    files: list[dict[str, Any]]
-    changes: list[str]
-    problems: list[str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON.
-
-        - ``path``, ``architecture`` (class of the model), ``model_type``
-        - ``problem_type``: ``single_label``, ``multi_label`` or ``regression``
-        - ``labels``: ``as_spelled`` in config.json, and ``exported``
-        - ``max_tokens``: how many have a position; null where the architecture has no table
-        - ``tokenizer``: ``kind`` (null where there are no files of one), ``max_tokens`` (what
-          its own files say, or null), ``special_tokens`` (token by role), ``added_tokens``
-          (special ones, whatever their role)
-        - ``preprocessing``: ``tweet`` or ``none``
-        - ``parameters``: ``in_files``; of the model as loaded ``total``, and of it
-          ``embeddings``, ``encoder`` (the layers), ``per_layer`` (the largest) and
-          ``classifier`` (with BERT's pooler)
-        - ``layers``: the model that config.json describes, in its order; each has a ``name``,
-          ``first`` (the number of the first of ``count`` alike ones; null where it has no
-          number) and ``weights``, each a ``name`` and ``shape``
-        - ``weights``: entries of the files, by name: ``name``, ``shape``, ``dtype``, ``file``
-          and ``read_as``, the model's name or null
-        - ``missing``: names of the model that the files lack; ``not_read``: the reverse
-        - ``files``: ``name``, ``bytes``, ``format``
-        - ``changes``: what the export changes; ``problems``: why it would refuse; sentences
-        """
-        return asdict(self)
-
-    def text(self) -> str:
-        """The same for a terminal, long lists cut."""
-        tokens, parameters = self.tokenizer, self.parameters
-        special = [f"{role} {token}" for role, token in tokens["special_tokens"].items()]
-        parts = ("embeddings", "encoder", "per_layer", "classifier")
-        counts = [f"{part.replace('_', ' ')} {parameters[part]:,}" for part in parts]
-        dtypes = Counter(weight["dtype"] for weight in self.weights)
-        facts = {
-            "checkpoint": self.path,
-            "architecture": f"{self.architecture} ({self.model_type})",
-            "labels": f"{_cut(self.labels['as_spelled'])} ({self.problem_type})",
-            "exported as": _cut(self.labels["exported"]),
-            "max tokens": f"{self.max_tokens or 'no table of positions'}; "
-            f"the tokenizer says {_limit(tokens['max_tokens'])}",
-            "tokenizer": tokens["kind"] or "none",
-            "special tokens": _cut(special or tokens["added_tokens"]) or "the architecture's own",
-            "preprocessing": self.preprocessing,
-            "parameters": f"{parameters['total']:,}: {', '.join(counts)}",
-            "in the files": f"{parameters['in_files']:,} parameters in {len(self.weights)} "
-            f"entries: {', '.join(f'{n} {dtype}' for dtype, n in sorted(dtypes.items()))}",
-        }
-        lines = [f"{name:<15} {value}" for name, value in facts.items()]
-        lines += ["", "layers"]
-        for layer in self.layers:
-            start = f"  {layer['name']}."
-            if layer["first"] is not None:
-                lines.append(f"  {layer['count']} x {layer['name']}:")
-                start = "    "
-            lines += [f"{start}{weight['name']} {weight['shape']}" for weight in layer["weights"]]
-        sizes = [f"{f['name']}  {f['bytes']:,} bytes  {f['format']}" for f in self.files]
-        entries = [f"{w['name']} {w['shape']} {w['dtype']}" for w in self.weights]
-        sections = {
-            "weights in the files": entries,
-            "missing": self.missing,
-            "files": sizes,
-            "the export would change": self.changes,
-            "the export would refuse it": self.problems,
-        }
-        for title, items in sections.items():
-            if items:
-                lines += ["", title, *(f"  {item}" for item in _few(items))]
-        return "\n".join(lines)
-
-
 def describe(path: Path, preprocessing: Preprocessing | None = None) -> Description:
-    """Read a local checkpoint's config, headers and names; ``preprocessing`` as in the export.
+    """Read a local checkpoint's config, tensor names and shapes, and tokenizer files.
+
+    ``preprocessing`` overrides the checkpoint's own, as in the export.
 
     Raises:
-        UserError: a file that it needs is missing or damaged, or the architecture is unknown.
+        UserError: a needed file is missing or damaged, or the architecture is unknown.
     """
     if not path.is_dir():
         raise UserError(f"{path} is not a directory; give a local checkpoint directory")
     present = sorted(file.name for file in path.iterdir() if file.is_file())
-    _, weights = choose(present, str(path))
-    headers = read_headers(path / weights)
+    _, weights = choose_files(present, str(path))
+    tensors = list_tensors(path / weights)
     config, model = _model(path)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {header.name: header.shape for header in headers}
+    found = {tensor.name: tensor.shape for tensor in tensors}
     fitted = fit(expected, found, model.base_model_prefix)
     read_as = {key: name for name, key in fitted.names.items()}
     spelled = [str(config.id2label.get(i, f"LABEL_{i}")) for i in range(config.num_labels)]
@@ -148,18 +61,18 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     limit = _attempt(problems, lambda: max_tokens(config))
     with torch.device("meta"):
         _attempt(problems, lambda: empty_classifier(path))
-    _attempt(problems, lambda: refuse_misfit(fitted, expected, found, weights))
+    _attempt(problems, lambda: check_fit(fitted, expected, found, weights))
     if tokenizer["kind"] is None:
-        problems.append(f"{path} has no tokenizer: no tokenizer.json and nothing to make it from")
+        problems.append(f"{path} has no tokenizer: no tokenizer.json, and no files to make it from")
     labels = {"as_spelled": spelled, "exported": canonical_labels(spelled)}
-    taught = preprocessing or trained_with(path)
+    chosen = preprocessing or trained_preprocessing(path)
     layers = _layers(expected)
-    changes = _changes(fitted, headers, labels, present)
+    changes = _changes(fitted, tensors, labels, present)
     if limit is not None and tokenizer["max_tokens"] != limit:
-        says = _limit(tokenizer["max_tokens"])
-        changes.append(f"the maximum length is set to {limit}; the tokenizer says {says}")
-    if taught == "tweet":
-        changes.append("texts are normalised as tweets: @user for user names, http for links")
+        own = length_limit(tokenizer["max_tokens"])
+        changes.append(f"the maximum length becomes {limit} (the tokenizer's own limit: {own})")
+    if chosen == "tweet":
+        changes.append("texts are normalised as tweets: user names become @user, links become http")
     return Description(
         path=str(path),
         architecture=type(model).__name__,
@@ -168,12 +81,12 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
         labels=labels,
         max_tokens=limit,
         tokenizer=tokenizer,
-        preprocessing=taught,
-        parameters=_parameters(expected, headers, layers, model.base_model_prefix),
+        preprocessing=chosen,
+        parameters=_parameters(expected, tensors, layers, model.base_model_prefix),
         layers=layers,
         weights=[
-            asdict(header) | {"shape": list(header.shape), "read_as": read_as.get(header.name)}
-            for header in headers
+            asdict(tensor) | {"shape": list(tensor.shape), "read_as": read_as.get(tensor.name)}
+            for tensor in tensors
         ],
         missing=fitted.missing,
         not_read=fitted.unused,
@@ -184,7 +97,7 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
 
 
 def _attempt(problems: list[str], step: Callable[[], T]) -> T | None:
-    """Take a step of the export; why it refuses is noted, and no end of the description."""
+    """Try a step of the export; if it fails, note the reason and go on."""
     try:
         return step()
     except UserError as error:
@@ -193,15 +106,16 @@ def _attempt(problems: list[str], step: Callable[[], T]) -> T | None:
 
 
 def _model(path: Path) -> tuple[Any, Any]:
-    """The config, and the model that it describes, without memory for its weights."""
-    read_json(path / CONFIG)  # says what is wrong with it better than transformers
+    """The config and the model that it describes; its weights use no memory."""
+    read_json(path / CONFIG_FILE)  # its errors are clearer than those of transformers
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
-    except Exception as error:  # whatever transformers meets in a config
-        line = next(iter(str(error).strip().splitlines()), repr(error))
-        raise UserError(f"{path / CONFIG} describes no sequence classifier: {line}") from error
+    except Exception as error:  # a bad config can raise anything
+        raise UserError(
+            f"{path / CONFIG_FILE} describes no sequence classifier: {first_line(error)}"
+        ) from error
     return config, model
 
 
@@ -211,7 +125,7 @@ def _problem_type(config: Any) -> str:
 
 
 def _layers(expected: Mapping[str, Shape]) -> list[dict[str, Any]]:
-    """The model's weights in its order, with equal numbered layers told once."""
+    """The weights by module, in the model's order; equal numbered layers are grouped."""
     blocks: dict[tuple[str, int | None], list[tuple[str, Shape]]] = {}
     for name, shape in expected.items():
         numbered = NUMBERED_LAYER.fullmatch(name)
@@ -232,7 +146,7 @@ def _layers(expected: Mapping[str, Shape]) -> list[dict[str, Any]]:
 
 def _parameters(
     expected: Mapping[str, Shape],
-    headers: Iterable[Header],
+    tensors: Iterable[TensorInfo],
     layers: Iterable[Mapping[str, Any]],
     base_prefix: str,
 ) -> dict[str, int]:
@@ -246,7 +160,7 @@ def _parameters(
     embeddings = sum(prod(shape) for name, shape in expected.items() if name.startswith(start))
     encoder = sum(count * each for count, each in stacks)
     return {
-        "in_files": sum(header.parameters for header in headers),
+        "in_files": sum(tensor.parameters for tensor in tensors),
         "total": total,
         "embeddings": embeddings,
         "encoder": encoder,
@@ -257,43 +171,29 @@ def _parameters(
 
 def _changes(
     fitted: Fit,
-    headers: list[Header],
+    tensors: list[TensorInfo],
     labels: Mapping[str, list[str]],
     present: list[str],
 ) -> list[str]:
-    """Of labels, weights and tokenizer, as sentences."""
+    """What the export changes in labels, weights and tokenizer, as sentences."""
     changes = []
     if labels["as_spelled"] != labels["exported"]:
-        changes.append(f"labels {_cut(labels['as_spelled'])} become {_cut(labels['exported'])}")
+        changes.append(
+            f"labels {shortened(labels['as_spelled'])} become {shortened(labels['exported'])}"
+        )
     if fitted.renamed:
         key, name = next(iter(fitted.renamed.items()))
-        changes.append(f"names of {len(fitted.renamed)} weights are rewritten, as {key} to {name}")
+        changes.append(f"{len(fitted.renamed)} weights are renamed, such as {key} to {name}")
     if fitted.unused:
-        changes.append(f"entries not read, {len(fitted.unused)}: {_cut(fitted.unused)}")
+        changes.append(f"{len(fitted.unused)} tensors are not read: {shortened(fitted.unused)}")
     read = set(fitted.names.values())
-    dtypes = Counter(header.dtype for header in headers if header.name in read)
+    dtypes = Counter(tensor.dtype for tensor in tensors if tensor.name in read)
     other = sorted(dtypes.keys() - {"float32"})
     changes += [f"{dtypes[dtype]} weights in {dtype} become float32" for dtype in other]
-    if any(not header.file.endswith(".safetensors") for header in headers):
-        changes.append("the pickled weights are read as plain tensors and not copied")
+    if any(not tensor.file.endswith(".safetensors") for tensor in tensors):
+        changes.append("the pickled weights are read as plain tensors; the pickle is not copied")
     if "tokenizer.json" not in present:
         sources = next((files for files in KINDS_BY_FILES if set(files) <= set(present)), ())
         if sources:
             changes.append(f"tokenizer.json is made from {' and '.join(sources)}")
     return changes
-
-
-def _limit(tokens: Any) -> str:
-    if tokens is None:
-        return "nothing"
-    huge = isinstance(tokens, int | float) and tokens > 1e9
-    return "any number" if huge else str(tokens)
-
-
-def _few(items: list[str]) -> list[str]:
-    rest = len(items) - LISTED
-    return [*items[:LISTED], f"and {rest} more"] if rest > 0 else items
-
-
-def _cut(items: list[str]) -> str:
-    return ", ".join(_few(items))

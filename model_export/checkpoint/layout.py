@@ -1,4 +1,4 @@
-"""Which files of a checkpoint are read: its config, its tokenizer, and one form of its weights."""
+"""The files of a checkpoint that are read: config, tokenizer and one format of the weights."""
 
 import json
 from collections.abc import Iterable
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from app.errors import UserError
 
-CONFIG = "config.json"
-# What the tokenizers of the supported architectures may come in; absent ones are not needed.
-TOKENIZER = (
+CONFIG_FILE = "config.json"
+# Files that the tokenizers of the supported architectures may use; each may be absent.
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -18,8 +18,8 @@ TOKENIZER = (
     "sentencepiece.bpe.model",  # XLM-RoBERTa
     "vocab.txt",  # BERT
 )
-# Best first: safetensors hold nothing but tensors, an index names the shards of a large model.
-WEIGHTS = (
+# Preferred first: safetensors hold only tensors. An index names the shards of a large model.
+WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
@@ -27,28 +27,30 @@ WEIGHTS = (
 )
 
 
-def choose(names: Iterable[str], where: str) -> tuple[list[str], str]:
-    """Pick what is needed of a checkpoint's file names.
+def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
+    """Choose the files to read from the file names of a checkpoint.
 
     Returns:
-        The config and tokenizer files; and the weights: one file, or the index of shards.
+        The config and tokenizer files, and the weights: one file, or the index of the shards.
 
     Raises:
-        UserError: ``where`` has no config or no weights.
+        UserError: config or weights are missing; the message names ``where``.
     """
     held = set(names)
-    if CONFIG not in held:
-        raise UserError(f"{where} has no {CONFIG}, so it is not a checkpoint")
-    weights = next((name for name in WEIGHTS if name in held), None)
+    if CONFIG_FILE not in held:
+        raise UserError(f"{where} has no {CONFIG_FILE}, so it is not a checkpoint")
+    weights = next((name for name in WEIGHT_FILES if name in held), None)
     if weights is None:
         other = sorted(n for n in held if n.endswith((".h5", ".msgpack", ".ckpt.index", ".onnx")))
         instead = f"; {', '.join(other[:3])} cannot be read" if other else ""
-        raise UserError(f"{where} has no weights: one of {', '.join(WEIGHTS)} is needed{instead}")
-    return [CONFIG, *(name for name in TOKENIZER if name in held)], weights
+        raise UserError(
+            f"{where} has no weights: one of {', '.join(WEIGHT_FILES)} is needed{instead}"
+        )
+    return [CONFIG_FILE, *(name for name in TOKENIZER_FILES if name in held)], weights
 
 
 def shards(weights: Path) -> list[str]:
-    """The files that hold the tensors: the file itself, or those that an index names.
+    """Names of the files that hold the tensors: ``weights`` itself, or the shards of an index.
 
     Raises:
         UserError: the index cannot be read, or names a file outside its directory.
@@ -60,5 +62,5 @@ def shards(weights: Path) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"cannot read {weights}: {error!r}") from error
     if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
-        raise UserError(f"{weights} names shards that are not files beside it")
+        raise UserError(f"{weights} names shards that are not files in its own directory")
     return sorted(names)

@@ -1,15 +1,15 @@
-"""A checkpoint's tokenizer in its fast form, giving the ids of the slow reference.
+"""Loads a checkpoint's tokenizer in its fast form and corrects it to match the slow form.
 
-The slow tokenizers of transformers are the reference. RoBERTa's fast form agrees with it as
-converted; those of XLM-RoBERTa, BERT and DistilBERT are corrected here. What remains different:
+The slow tokenizers of transformers are the reference. RoBERTa's fast form matches without
+changes; those of XLM-RoBERTa, BERT and DistilBERT are corrected here. These differences remain:
 
-- XLM-RoBERTa: a run of one character or syllable, "zzz" or "......", cut into the same pieces
-  in another order. All orders score the same; sentencepiece picks by the rounding of its
-  float32 sums, tokenizers sums exactly.
+- XLM-RoBERTa: a repeated character or syllable, "zzz" or "......", is cut into the same pieces
+  in another order. All orders have the same score: sentencepiece picks one by the rounding of
+  its float32 sums, while tokenizers sums exactly.
 - XLM-RoBERTa: a combining accent after a compatibility form (full-width "A", U+00A0), several
-  stacked on one letter, and decomposed Greek, Japanese or Korean.
-- BERT, DistilBERT: characters that a newer Unicode version assigned; Python, tokenizers and its
-  regular expressions each have a version of their own.
+  accents on one letter, and decomposed Greek, Japanese or Korean.
+- BERT, DistilBERT: characters from a newer Unicode version; Python, tokenizers and its regular
+  expressions each use their own version.
 """
 
 import json
@@ -29,26 +29,27 @@ from tokenizers.pre_tokenizers import Split
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLMRobertaTokenizerFast
 
 from app.errors import UserError
+from model_export.errors import first_line
 
-# The files that make a tokenizer, any one set of them.
+# The sets of files from which a tokenizer can be made; one set is enough.
 _NEEDED: dict[str, list[tuple[str, ...]]] = {
     "roberta": [("tokenizer.json",), ("vocab.json", "merges.txt")],
     "xlm-roberta": [("tokenizer.json",), ("sentencepiece.bpe.model",)],
     "bert": [("tokenizer.json",), ("vocab.txt",)],
     "distilbert": [("tokenizer.json",), ("vocab.txt",)],
 }
-# Control character that XLM-RoBERTa's normalisation removes.
+# A control character that XLM-RoBERTa's normalisation removes.
 _BREAK = "\x01"
-# Arabic vowel signs, which do follow presentation forms; joiners and variation selectors.
+# Arabic vowel signs (they can follow presentation forms), joiners and variation selectors.
 _NEVER_COMPOSING = "".join(
     map(chr, [*range(0x064B, 0x0653), 0x0670, 0x200C, 0x200D, 0xFE0E, 0xFE0F])
 )
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """Load the fast tokenizer of a local checkpoint, converting the slow one's files if need be.
+    """Load the fast tokenizer of a local checkpoint.
 
-    A ``tokenizer.json`` in the checkpoint is used as it is.
+    A ``tokenizer.json`` is used unchanged. Without one, the files of the slow form are converted.
 
     Raises:
         UserError: the files are missing or damaged, or the tokenizer has no fast form.
@@ -57,13 +58,14 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         tokenizer = AutoTokenizer.from_pretrained(
             path, local_files_only=True, trust_remote_code=False, use_fast=True
         )
-    except Exception as error:  # whatever transformers, tokenizers or sentencepiece meet
-        raise UserError(_missing(path) or _damaged(path) or _unknown(path, error)) from error
+    except Exception as error:  # damaged files can raise anything
+        other = f"cannot load the tokenizer of {path}: {first_line(error)}"
+        raise UserError(_missing(path) or _damaged(path) or other) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UserError(f"{path}: its tokenizer has no fast form, so no tokenizer.json can be made")
     if (path / "tokenizer.json").is_file():
         return tokenizer
-    if damage := _damaged(path):  # the slow forms take an empty vocabulary, or a web page
+    if damage := _damaged(path):  # the slow forms accept empty vocabularies and web pages
         raise UserError(damage)
     backend = tokenizer.backend_tokenizer
     if isinstance(tokenizer, XLMRobertaTokenizerFast):
@@ -74,18 +76,18 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 
 
 def _follow_bert(tokenizer: Tokenizer) -> None:
-    """Correct what the conversion of a BERT tokenizer leaves out."""
+    """Add the steps that the conversion of a BERT tokenizer leaves out."""
     normalizer = tokenizer.normalizer
     accents = normalizer.strip_accents
-    kept = not (normalizer.lowercase if accents is None else accents)
-    # The slow form removes unassigned code points with the control characters, and composes
-    # letters and accents; stripping accents decomposes them again.
-    steps = [Replace(Regex(r"\p{Cn}"), ""), normalizer, *([NFC()] if kept else [])]
+    keeps_accents = not (normalizer.lowercase if accents is None else accents)
+    # The slow form removes unassigned code points and composes letters with their accents.
+    # Stripping accents decomposes them again, so composing is left out then.
+    steps = [Replace(Regex(r"\p{Cn}"), ""), normalizer, *([NFC()] if keeps_accents else [])]
     tokenizer.normalizer = Normalizers(steps)
 
 
 def _follow_sentencepiece(tokenizer: Tokenizer) -> None:
-    """Correct what the conversion of a sentencepiece model does differently from it."""
+    """Correct where the conversion differs from the sentencepiece model."""
     parts = json.loads(tokenizer.to_str())
     if parts["model"]["type"] != "Unigram":
         return
@@ -96,15 +98,16 @@ def _follow_sentencepiece(tokenizer: Tokenizer) -> None:
         [
             *(_whole_graphemes() if charsmap and charsmap[0].normalize_str(_BREAK) == "" else []),
             *charsmap,
-            # Only spaces are stripped, no U+0085; and all leading ones, and a literal U+2581
-            # at the end. The one at the start does not stand for the space put before a text.
+            # Like sentencepiece: merge spaces, strip spaces at both ends (but no other
+            # whitespace, such as U+0085) and U+2581 at the end, then put U+2581 in front. A
+            # U+2581 that begins the text does not replace the one that is put in front.
             Replace(Regex(" {2,}"), " "),
             Replace(Regex(r"\A +|[ \u2581]+\z"), ""),
             Prepend("\u2581"),
         ]
     )
-    # "<s>" that is there only after normalisation ("<\x01s>", or full-width) is text, but the
-    # vocabulary holds it as a piece.
+    # Normalisation can turn text into "<s>" (from "<\x01s>", or full-width). It is still text,
+    # but the vocabulary holds "<s>" as a piece, so it is split.
     special = Regex("<(?=(?:/?s|pad|unk|mask)>)")
     tokenizer.pre_tokenizer = PreTokenizers(
         [tokenizer.pre_tokenizer, Split(special, "merged_with_previous")]
@@ -112,12 +115,12 @@ def _follow_sentencepiece(tokenizer: Tokenizer) -> None:
 
 
 def _readable(score: float) -> float:
-    """The nearest score that is read from tokenizer.json as it was written, and adds up exactly.
+    """The nearest score that survives a round trip through tokenizer.json and adds up exactly.
 
-    The reader is off by one in the last of 17 digits, so that "zzzz", whose pieces score the
-    same in any order, was cut otherwise than by the tokenizer that wrote the file.
+    The reader of tokenizer.json can be off by one in the last of 17 digits. Pieces such as those
+    of "zzzz" have the same score in any order, so that error would change how a text is cut.
     """
-    scale = 2.0**44  # sums of hundreds still are whole multiples of 1 / scale
+    scale = 2.0**44  # sums of hundreds of scores are still multiples of 1 / scale
     near = round(score * scale)
     while True:
         _, digits, exponent = Decimal(repr(near / scale)).as_tuple()
@@ -132,11 +135,12 @@ def _steps(normalizer: Any) -> list[Any]:
 
 
 def _whole_graphemes() -> list[Any]:
-    """Steps around a fault of Precompiled, which looks at graphemes where it should at characters.
+    """Steps that avoid a fault of Precompiled: it works on graphemes instead of characters.
 
-    A grapheme under six bytes is replaced by the rule for its first character, and the marks
-    after it are lost; in a longer one nothing composes. So marks that never compose are cut
-    off by a control character, which Precompiled removes, and half-width kana composed.
+    It replaces a grapheme of less than six bytes by the rule for its first character, which
+    loses the marks after it. In a longer grapheme it composes nothing. So a control character,
+    which Precompiled removes, separates the marks that never compose; half-width kana are
+    composed here.
     """
     cut = [Replace(mark, f"{_BREAK}{mark}") for mark in _NEVER_COMPOSING]
     pairs = [chr(kana) + mark for kana in range(0xFF66, 0xFF9E) for mark in "\uff9e\uff9f"]
@@ -145,7 +149,7 @@ def _whole_graphemes() -> list[Any]:
 
 
 def _missing(path: Path) -> str | None:
-    """Say what would do, if there is no whole set of files for the architecture."""
+    """An error that names the needed files, if the architecture has no complete set of them."""
     try:
         model_type = json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -158,7 +162,7 @@ def _missing(path: Path) -> str | None:
 
 
 def _damaged(path: Path) -> str | None:
-    """Name the first file that cannot be read."""
+    """An error that names the first file that cannot be read, if there is one."""
     checks: dict[str, Callable[[Path], Any]] = {
         "tokenizer.json": lambda file: Tokenizer.from_file(str(file)),
         "tokenizer_config.json": _read_object,
@@ -173,8 +177,8 @@ def _damaged(path: Path) -> str | None:
         if (path / name).is_file():
             try:
                 check(path / name)
-            except Exception as error:  # tokenizers and sentencepiece raise plain ones
-                return f"{path / name} is damaged: {_first_line(error)}"
+            except Exception as error:  # tokenizers and sentencepiece raise plain Exceptions
+                return f"{path / name} is damaged: {first_line(error)}"
     return None
 
 
@@ -191,11 +195,3 @@ def _read_lines(file: Path) -> None:
 def _read_merges(file: Path) -> None:
     _read_lines(file)
     BPE.from_file(str(file.with_name("vocab.json")), str(file))
-
-
-def _unknown(path: Path, error: Exception) -> str:
-    return f"cannot load the tokenizer of {path}: {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)

@@ -1,12 +1,12 @@
-"""A checkpoint's weights: read as plain tensors and fitted to the model by name and shape.
+"""Reads weights as plain tensors and matches them to the model by name and shape.
 
 Checkpoints on the hub spell the same weights in several ways: TensorFlow's ``gamma`` and
-``beta``, prefixes that a trainer left behind, entries that no classifier reads. What cannot
-be fitted is refused with the name, both shapes and the likely cause, instead of filled with
-random numbers.
+``beta``, prefixes added by a trainer, and extra entries that no classifier reads. A weight that
+does not match is an error with its name, both shapes and the likely cause. It is never replaced
+by random numbers.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from model_export.checkpoint.layout import shards
 
 Shape = tuple[int, ...]
 TRAINERS_PREFIXES = ("module.", "model.")
-# Entries that old or pre-training checkpoints carry and a classifier never reads.
+# Name parts of entries that old or pre-trained checkpoints hold and classifiers never read.
 NEVER_READ = ("position_ids", "pooler.", "lm_head.", "cls.", "vocab_")
-# What a wrong shape says about config.json, by a part of the weight's name.
+# Part of a weight's name -> the entry of config.json that is probably wrong if its shape is.
 CAUSES = {
     "word_embeddings": "vocab_size",
     "position_embeddings": "max_position_embeddings",
@@ -34,20 +34,20 @@ CAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How the names in the weights' files meet those of the model."""
+    """How the tensor names in the files match the weight names of the model."""
 
-    names: dict[str, str]  # the model's name -> the name in the files
-    missing: list[str]  # of the model, nowhere in the files
-    unused: list[str]  # in the files, not read by the model
+    names: dict[str, str]  # name in the model -> name in the files
+    missing: list[str]  # in the model, but not in the files
+    unused: list[str]  # in the files, but not read by the model
 
     @property
     def renamed(self) -> dict[str, str]:
-        """The names in the files that the model spells differently, and its spelling."""
+        """Name in the files -> name in the model, where the two differ."""
         return {found: name for name, found in self.names.items() if found != name}
 
 
 def fit(expected: Mapping[str, Shape], found: Mapping[str, Shape], base_prefix: str) -> Fit:
-    """Match names, the exact one first; ``base_prefix`` is the encoder's, as in ``roberta.``."""
+    """Match names; exact matches win. ``base_prefix`` is the encoder's, such as ``roberta``."""
     names: dict[str, str] = {}
     for name in sorted(found, key=lambda name: (name not in expected, name)):
         spelled = next((s for s in _spellings(name, base_prefix) if s in expected), None)
@@ -61,101 +61,99 @@ def fit(expected: Mapping[str, Shape], found: Mapping[str, Shape], base_prefix: 
     )
 
 
-def refuse_misfit(
+def check_fit(
     fitted: Fit, expected: Mapping[str, Shape], found: Mapping[str, Shape], where: str
 ) -> None:
-    """Check that the weights are the whole model that config.json describes.
+    """Check that the weights make up the model that config.json describes.
 
     Raises:
-        UserError: a weight is missing, has another shape, or is of a layer that the model
-            lacks; names it and the likely cause.
+        UserError: a weight is missing, has another shape, or belongs to a layer that the
+            model lacks. The message names the weight and the likely cause.
     """
     for name, key in fitted.names.items():
         if tuple(expected[name]) != tuple(found[key]):
             cause = next((c for part, c in CAUSES.items() if part in name), "hidden_size")
             raise UserError(
                 f"{key} is {list(found[key])} in {where}, but config.json asks for "
-                f"{list(expected[name])}: {cause} in config.json is probably another "
-                "checkpoint's"
+                f"{list(expected[name])}: {cause} in config.json is probably from another "
+                "checkpoint"
             )
     if fitted.missing:
         raise UserError(_what_is_missing(fitted.missing, where))
-    beyond = [key for key in fitted.unused if "layer." in key and not _never_read(key)]
-    if beyond:
+    extra = [key for key in fitted.unused if "layer." in key and not _never_read(key)]
+    if extra:
         raise UserError(
-            f"{where} holds {beyond[0]}, which the model that config.json describes does not "
-            "have: the number of layers in config.json is probably another checkpoint's"
+            f"{where} holds {extra[0]}, which the model that config.json describes does not "
+            "have: the number of layers in config.json is probably from another checkpoint"
         )
 
 
 def load_weights(model: Any, weights: Path) -> Fit:
-    """Put the tensors of a file, or of the shards of an index, into the model in float32.
+    """Load the tensors of a file, or of an index's shards, into the model as float32.
 
     Raises:
         UserError: a file is missing, damaged or holds more than plain tensors, or the
             weights do not fit the model.
     """
-    tensors = read_tensors(weights)
+    tensors = {name: tensor for _, name, tensor in read_tensors(weights)}
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     fitted = fit(expected, found, model.base_model_prefix)
-    refuse_misfit(fitted, expected, found, weights.name)
+    check_fit(fitted, expected, found, weights.name)
     taken = {name: tensors[key].to(torch.float32) for name, key in fitted.names.items()}
     model.load_state_dict(taken, assign=True)
     return fitted
 
 
-def read_tensors(weights: Path) -> dict[str, torch.Tensor]:
-    """All tensors by name, mapped from disk where the format allows it.
+def read_tensors(weights: Path, device: str = "cpu") -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Yield file name, tensor name and tensor of every entry of a file or of an index's shards.
+
+    Tensors are mapped from disk where the format allows it, so those that are not used cost
+    no memory. On the device ``meta``, pickled tensors have no contents and none are read.
 
     Raises:
         UserError: a file is missing, damaged, or holds more than plain tensors.
     """
-    tensors: dict[str, torch.Tensor] = {}
-    for name in shards(weights):
-        path = weights.with_name(name)
+    for file in shards(weights):
+        path = weights.with_name(file)
         if not path.is_file():
-            raise UserError(f"{weights} names {name}, which is missing: copy or download it again")
-        safe = name.endswith(".safetensors")
-        tensors.update(_safetensors(path) if safe else pickled_tensors(path, "cpu"))
-    return tensors
+            raise UserError(f"{weights} names {file}, which is missing: copy or download it again")
+        read = _safetensors(path) if path.suffix == ".safetensors" else _pickled(path, device)
+        for name, tensor in read:
+            yield file, str(name), tensor
 
 
 def _safetensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - the file is no mapping
+            for name in file.keys():  # noqa: SIM118 - the file is not a mapping
                 yield name, file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged: {error}; copy or download it again") from error
 
 
-def pickled_tensors(path: Path, device: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a pickle, which is never run: torch reads its tensors and nothing else.
-
-    On the device ``meta`` they have no contents, and none are read.
-
-    Raises:
-        UserError: the file is damaged, or holds more than plain tensors.
-    """
+def _pickled(path: Path, device: str) -> Iterable[tuple[str, torch.Tensor]]:
+    """The tensors of a pickle. Its code never runs: torch reads the tensors and nothing else."""
     try:
         try:
             loaded = torch.load(path, map_location=device, weights_only=True, mmap=True)
-        except RuntimeError:  # files from before PyTorch 1.6 cannot be mapped, and are read whole
+        except RuntimeError:  # files from before PyTorch 1.6 cannot be mapped
             loaded = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # torch raises what unpickling and unzipping raise
+    except Exception as error:  # torch raises whatever unpickling and unzipping raise
         raise UserError(
             f"{path} is damaged or holds more than plain tensors, and code in it is never run: "
             "copy or download it again, or save it as safetensors"
         ) from error
     entries = loaded.items() if isinstance(loaded, dict) else ()
     if not entries or not all(isinstance(tensor, torch.Tensor) for _, tensor in entries):
-        raise UserError(f"{path} holds no table of tensors (a state dict): save model.state_dict()")
-    yield from entries
+        raise UserError(
+            f"{path} holds no dictionary of tensors (state dict): save model.state_dict()"
+        )
+    return entries
 
 
 def _spellings(name: str, base_prefix: str) -> Iterator[str]:
-    """Every name of the model that this entry may stand for, the likeliest first."""
+    """Every model name that this entry may stand for, the likeliest first."""
     while True:
         plain = name.replace("LayerNorm.gamma", "LayerNorm.weight")
         plain = plain.replace("LayerNorm.beta", "LayerNorm.bias")
@@ -171,12 +169,12 @@ def _what_is_missing(missing: list[str], where: str) -> str:
     listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     if any("classifier" in name or "pooler" in name for name in missing):
         return (
-            f"{where} is not a whole sequence classifier: it lacks {listed}; fine-tune it "
-            "first, or name the classifier's own checkpoint"
+            f"{where} is not a complete sequence classifier: it lacks {listed}; fine-tune it "
+            "first, or give the checkpoint of a classifier"
         )
     return (
         f"{where} lacks {listed}: the file is cut short, or the number of layers in "
-        "config.json is another checkpoint's"
+        "config.json is from another checkpoint"
     )
 
 

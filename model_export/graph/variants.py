@@ -1,4 +1,4 @@
-"""PyTorch → ONNX: Optimum's export, simplified, then our passes; one file a variant."""
+"""Exports PyTorch to ONNX with Optimum, then applies our passes; one file per variant."""
 
 import logging
 import warnings
@@ -19,7 +19,7 @@ from model_export.graph.passes.int8_embedding import quantize_word_embedding
 from model_export.graph.passes.padding import drop_padding
 
 OPSET = 18
-# One protobuf message holds at most 2 GiB; weights beyond that go into a file beside it.
+# A protobuf message holds at most 2 GiB; larger weights go into a second file beside it.
 LARGEST_FILE = 2**31 - 2**20
 
 
@@ -27,8 +27,8 @@ def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
     """Export the checkpoint at opset 18 and fold its constants.
 
     Returns:
-        The plain fp32 graph in ``directory``, its batch and sequence axes dynamic, and its
-        large weights in a file beside it.
+        Path of the plain fp32 graph in ``directory``. Its batch and sequence axes are dynamic,
+        and its large weights are in a file beside it.
     """
     with _quiet():
         onnx_export_from_model(
@@ -36,7 +36,7 @@ def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
             directory,
             opset=OPSET,
             task="text-classification",
-            do_validation=False,  # verification.py checks what is served, and more of it
+            do_validation=False,  # verification.py checks the final variants, on more texts
         )
     plain = directory / "plain.onnx"
     options = ort.SessionOptions()
@@ -53,7 +53,7 @@ def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
 
 
 def write_fp32(plain: Path, target: Path) -> None:
-    """The exported graph, its last layer cut to the first token, without padding."""
+    """Write fp32: the last layer computes the first token only, and padding is dropped."""
     model = _load(plain)
     keep_first_token(model)
     drop_padding(model)
@@ -61,7 +61,7 @@ def write_fp32(plain: Path, target: Path) -> None:
 
 
 def write_int8(plain: Path, target: Path) -> None:
-    """The same with per-token int8 linear layers and int8 embedding rows."""
+    """Write int8: as fp32, with per-token int8 linear layers and int8 embedding rows."""
     model = _load(plain)
     keep_first_token(model)
     drop_padding(model)
@@ -71,10 +71,10 @@ def write_int8(plain: Path, target: Path) -> None:
 
 
 def write_fp16(plain: Path, target: Path) -> None:
-    """In half precision but for layer norms and softmax; for CUDA.
+    """Write fp16 for CUDA: half precision, except for layer norms and softmax.
 
-    With padding: how many tokens are real is known on the GPU only, and waiting for the
-    number would stop the CPU in the middle of the graph.
+    Padding is kept. Dropping it needs the number of real tokens, which only the GPU knows, and
+    the CPU would have to wait for it in the middle of the graph.
     """
     model = _load(plain)
     keep_first_token(model)
@@ -83,13 +83,13 @@ def write_fp16(plain: Path, target: Path) -> None:
 
 
 def external_data(target: Path) -> Path:
-    """Where the weights of a large ``target`` go, by the name that Optimum uses."""
+    """Path of the weights file of a large ``target``, named as Optimum names it."""
     return target.with_name(target.name + "_data")
 
 
 def _load(path: Path) -> ir.Model:
     model = ir.load(path)
-    # ONNX Runtime lists every domain it knows; other readers may refuse those they do not.
+    # ONNX Runtime lists every domain that it knows; other readers may refuse unknown domains.
     for domain in [domain for domain in model.opset_imports if domain]:
         del model.opset_imports[domain]
     return model
@@ -102,14 +102,14 @@ def _save(model: ir.Model, target: Path) -> None:
         return
     for value in values:
         if isinstance(value.const_value, ir.ExternalTensor):
-            # Mapped from the disk: loaded, the weights would be in memory once more.
+            # Mapped from disk; loading would hold the weights in memory a second time.
             value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
     ir.save(model, target)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporters' tracing and deprecation notes off the user's screen."""
+    """Hide the exporters' tracing and deprecation messages from the user."""
     previous = logging.root.manager.disable
     logging.disable(logging.WARNING)
     transformers.utils.logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""Whether a variant is as good as fp32 on labelled texts."""
+"""Checks that a variant scores as well as fp32 on labelled texts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,10 +15,10 @@ LEAST_AGREEMENT = 0.98
 
 
 class AccuracyGate:
-    """Scores variants on labelled ``examples``, fp32 first, and refuses those that lose.
+    """Scores variants on labelled ``examples`` and refuses those that score too low.
 
-    A variant may lose ``max_loss`` of fp32's accuracy and of its macro recall, and has to
-    agree with fp32 on 98 % of the labels.
+    Score fp32 first. A variant's accuracy and macro recall may be lower than those of fp32 by
+    ``max_loss``, and at least 98 % of its labels must be those of fp32.
     """
 
     def __init__(self, examples: Sequence[Example], max_loss: float) -> None:
@@ -29,7 +29,7 @@ class AccuracyGate:
         self.refused: dict[Precision, str] = {}
 
     def scored(self, model: Model, say: Callable[[str], None]) -> dict[str, Any] | None:
-        """The variant's scores for the manifest, if there are examples.
+        """The variant's scores for the manifest; None without examples.
 
         Raises:
             UserError: a text cannot be classified.
@@ -47,15 +47,15 @@ class AccuracyGate:
         return scores.as_dict()
 
     def verdict(self) -> str:
-        """Which variants were left out, and why."""
-        return "; ".join(f"{name} was left out, {why}" for name, why in self.refused.items())
+        """The variants that were left out, with the reasons, in one line."""
+        return "; ".join(f"{name} was left out because {why}" for name, why in self.refused.items())
 
     def _judge(self, precision: Precision, fp32: Scores, scores: Scores) -> None:
         agreement = scores.agreement_with_fp32 or 0.0
         if agreement < LEAST_AGREEMENT:
             self.refused[precision] = (
                 f"it agrees with fp32 on {agreement:.2%} of the labels (at least "
-                f"{LEAST_AGREEMENT:.0%})"
+                f"{LEAST_AGREEMENT:.0%} is required)"
             )
         for name in ("accuracy", "macro_recall"):
             loss = getattr(fp32, name) - getattr(scores, name)

@@ -1,4 +1,4 @@
-"""Labels that a bundle gives to labelled texts, and how well they fit."""
+"""Classifies labelled texts with a bundle and scores the predictions."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ from tqdm import tqdm
 
 from app.engine.model import Model
 from app.errors import ServiceError, UserError
+from model_export.batches import batches
 from model_export.quality.labelled import Example
 from model_export.quality.scores import Scores, score
 
@@ -13,29 +14,29 @@ TEXTS_PER_BATCH = 16
 
 
 def evaluate(model: Model, examples: Sequence[Example]) -> Scores:
-    """Classify every example as the service would and compare with its label.
+    """Classify every example as the service does and compare the result with its label.
 
     Raises:
-        UserError: a text cannot be classified; names its row. Or the model is multi-label,
-            which one label a text cannot score.
+        UserError: a text cannot be classified (the message names its row), or the model is
+            multi-label, while the examples have one label each.
     """
     return compare(examples, predict(model, examples), model.labels)
 
 
 def compare(examples: Sequence[Example], predicted: Sequence[str], labels: list[str]) -> Scores:
-    """The scores of predictions that are in the examples' order."""
+    """The scores of predictions in the order of the examples."""
     gold, groups = [e.label for e in examples], [e.group for e in examples]
     return score(gold, predicted, labels, groups)
 
 
 def predict(model: Model, examples: Sequence[Example]) -> list[str]:
-    """The label of every example, in their order.
+    """The predicted label of every example, in the same order.
 
     Raises:
-        UserError: as ``evaluate``.
+        UserError: see ``evaluate``.
     """
     if model.multi_label:
-        raise UserError(f"{model.name} is multi-label: one label a text cannot score it")
+        raise UserError(f"{model.name} is multi-label and cannot be scored with one label per text")
     encodings = []
     for row, example in enumerate(examples, start=1):
         try:
@@ -45,8 +46,7 @@ def predict(model: Model, examples: Sequence[Example]) -> list[str]:
     by_length = sorted(range(len(encodings)), key=lambda index: len(encodings[index]))
     predicted = [""] * len(examples)
     with tqdm(total=len(examples), desc=model.precision, unit="text", disable=None) as progress:
-        for start in range(0, len(by_length), TEXTS_PER_BATCH):
-            rows = by_length[start : start + TEXTS_PER_BATCH]
+        for rows in batches(by_length, TEXTS_PER_BATCH):
             answers = model.infer([encodings[row] for row in rows])
             for row, logits in zip(rows, answers, strict=True):
                 if isinstance(logits, ServiceError):

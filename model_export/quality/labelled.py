@@ -1,4 +1,4 @@
-"""Labelled texts: TSV without a header, ``group<TAB>label<TAB>text``."""
+"""Reads labelled texts: TSV without a header, ``group<TAB>label<TAB>text``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,8 @@ def read_examples(path: Path, labels: list[str]) -> list[Example]:
     """Read a labelled file.
 
     Raises:
-        UserError: the file cannot be read, is empty, or a row has not three columns or
-            a label that is not among ``labels``; names the row.
+        UserError: the file cannot be read or is empty, or a row does not have three columns or
+            its label is not one of ``labels``; the message names the row.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

@@ -1,7 +1,7 @@
 """Compares a variant with the PyTorch checkpoint module by module, on one text.
 
-Where the logits depart, this names the module where it begins. PyTorch's side comes from
-forward hooks. The exporter names a node for the module it came from
+If the logits differ, the report names the first module that differs. Forward hooks record the
+outputs of PyTorch's modules. The exporter names each node after its module
 (``/encoder/layer.0/output/dense/Add``), so the last node of that name holds the module's output.
 """
 
@@ -21,20 +21,20 @@ from app.engine.bundle import Precision
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import Checkpoint
 
-# Of the largest value a module puts out, how far a sound variant may be off. The most measured on
-# random models of 2 and 12 layers: fp32 7e-6, fp16 0.006, int8 0.11 (its logits 0.2).
+# The difference allowed, relative to the largest value in the module's output. The largest
+# measured on random models of 2 and 12 layers: fp32 7e-6, fp16 0.006, int8 0.11 (its logits 0.2).
 TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 0.02, "int8": 0.25}
-# Logits may be near 0 and are no more exact there, so they count as this large at least.
+# Logits near 0 are no more exact than others, so their largest value counts as at least this.
 SMALLEST_LOGIT = 2.0
-# The int8 pass drops the key's bias and moves the value's to the attention output, which is
-# right, but makes these two no longer what PyTorch computes.
-NOT_IN_INT8 = (".key", ".value", ".k_lin", ".v_lin")  # the last two are DistilBERT's
-TINY = float(np.finfo(np.float32).tiny)  # where PyTorch puts out nothing but zeros
+# The int8 pass drops the key's bias and moves the value's bias to the attention output. The
+# result is right, but these two modules differ from PyTorch's.
+NOT_IN_INT8 = (".key", ".value", ".k_lin", ".v_lin")  # the last two: DistilBERT
+TINY = float(np.finfo(np.float32).tiny)  # avoids dividing by an output of zeros
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far one module's output is from PyTorch's; ``relative`` to PyTorch's largest value."""
+    """Largest difference of one module's output; ``relative`` to PyTorch's largest value."""
 
     module: str
     max_abs_diff: float
@@ -43,16 +43,16 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """The modules in the order PyTorch calls them."""
+    """The differences of all modules, in the order in which PyTorch calls them."""
 
     precision: Precision
     tolerance: float
     differences: list[Difference]
 
     @property
-    def first_departure(self) -> str | None:
-        """The first module beyond the tolerance; those after it compute on what it got wrong."""
-        # Not "greater": a nan departs as well.
+    def first_wrong(self) -> str | None:
+        """The first module beyond the tolerance; later ones compute from its wrong output."""
+        # "not <=" instead of ">", so that a NaN counts as beyond.
         beyond = (d.module for d in self.differences if not d.relative <= self.tolerance)
         return next(beyond, None)
 
@@ -64,8 +64,8 @@ class LayerReport:
             f"{d.module:{width}}  {d.max_abs_diff:12.3g}  {d.relative:8.2g}"
             for d in self.differences
         ]
-        first = self.first_departure
-        lines.append(f"first departure: {first}" if first else "no layer departs")
+        beyond = self.first_wrong
+        lines.append(f"first module beyond the tolerance: {beyond or 'none'}")
         return "\n".join(lines)
 
 
@@ -75,17 +75,17 @@ def layer_parity(
     """Run one text's ids through both and compare every module that both have.
 
     Raises:
-        UserError: a value of the graph cannot be one of the module it is named for, or no
-            value is named for any module.
+        UserError: a value of the graph does not have its module's width, or no value is named
+            after a module.
     """
     expected = _module_outputs(checkpoint, ids)
     if precision == "int8":
         expected = {m: array for m, array in expected.items() if not m.endswith(NOT_IN_INT8)}
     model = ir.load(onnx_path)
-    # A module that is gone from the graph, such as a dropout, has nothing to compare.
+    # Modules that the graph does not have, such as dropout, are not compared.
     values = {m: value for m, value in _module_values(model.graph).items() if m in expected}
     if not values:
-        raise UserError(f"no value in {onnx_path} is named for a module of the checkpoint")
+        raise UserError(f"no value in {onnx_path} is named after a module of the checkpoint")
     logits = next(reversed(expected))
     found = _run(model, values, ids)
     differences = [
@@ -99,7 +99,7 @@ def layer_parity(
 
 
 def _module_outputs(checkpoint: Checkpoint, ids: list[int]) -> dict[str, np.ndarray]:
-    """What each module without parts of its own puts out, in the order of the calls."""
+    """Output of each module without submodules, in the order of the calls."""
     outputs: dict[str, np.ndarray] = {}
     with ExitStack() as hooks:
         for name, module in checkpoint.model.named_modules():
@@ -114,7 +114,7 @@ def _module_outputs(checkpoint: Checkpoint, ids: list[int]) -> dict[str, np.ndar
 
 
 def _module_values(graph: ir.Graph) -> dict[str, ir.Value]:
-    """The value that each module computes last, by the module's name in PyTorch."""
+    """The last value that each module computes, by the module's name in PyTorch."""
     return {scope: node.outputs[0] for scope, node in _scopes(graph)}
 
 
@@ -125,7 +125,7 @@ def _scopes(graph: ir.Graph) -> Iterator[tuple[str, ir.Node]]:
 
 
 def _run(model: ir.Model, values: dict[str, ir.Value], ids: list[int]) -> dict[str, np.ndarray]:
-    """The values for one text, computed node by node as the file says."""
+    """The values for one text, computed without graph optimisations."""
     graph = model.graph
     graph.outputs.extend(value for value in values.values() if not value.is_graph_output())
     options = ort.SessionOptions()
@@ -138,7 +138,7 @@ def _run(model: ir.Model, values: dict[str, ir.Value], ids: list[int]) -> dict[s
     }
     with tempfile.TemporaryDirectory(prefix="layer-parity-") as directory:
         path = Path(directory) / "model.onnx"
-        # The weights go along in a file of their own: a graph of over 2 GB has to have one.
+        # The weights go into a separate file, which a graph of over 2 GB needs.
         ir.save(model, path, external_data="model.onnx.data")
         session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         wanted = {node.name: feeds[node.name] for node in session.get_inputs()}
@@ -149,9 +149,9 @@ def _run(model: ir.Model, values: dict[str, ir.Value], ids: list[int]) -> dict[s
 def _difference(
     module: str, expected: np.ndarray, found: np.ndarray, *, least: float
 ) -> Difference:
-    """Compare token by token; the last layer may have its first token or two only.
+    """Compare token by token; the last layer may have only its first one or two tokens.
 
-    ``least`` is the smallest number that the relative difference may be relative to.
+    ``least`` is the smallest divisor of the relative difference.
     """
     width = expected.shape[-1]
     if found.shape[-1] != width:

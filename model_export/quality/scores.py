@@ -22,7 +22,7 @@ class Figures:
     macro_f1: float
 
     def line(self) -> str:
-        """For a terminal."""
+        """The figures in one line, for a terminal."""
         return (
             f"macro recall {self.macro_recall:.4f}  macro F1 {self.macro_f1:.4f}  "
             f"accuracy {self.accuracy:.4f}  ({self.samples} texts)"
@@ -31,9 +31,9 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Scores(Figures):
-    """Of all texts; ``confusion[i][j]`` counts gold label i predicted as label j.
+    """Figures of all texts; ``confusion[i][j]`` counts gold label i predicted as label j.
 
-    ``groups`` are the same figures of each group, ``mean`` those averaged over the groups.
+    ``groups`` holds the figures of each group, ``mean`` their average over the groups.
     """
 
     labels: list[str]
@@ -68,10 +68,10 @@ class Scores(Figures):
 def score(
     gold: Sequence[str], predicted: Sequence[str], labels: list[str], groups: Sequence[str] = ()
 ) -> Scores:
-    """Compare predictions with gold labels, both as label names in the same order.
+    """Compare predictions with gold labels; both are label names in the same order.
 
-    Macro figures average over the labels that occur in ``gold``; ``groups`` are the names
-    of each text's group, in the same order, if there are any.
+    Macro figures average over the labels that occur in ``gold``. ``groups`` names the group of
+    each text, in the same order; it may be empty.
     """
     present = [label for label in labels if label in set(gold)]
     recalls = recall_score(gold, predicted, labels=present, average=None, zero_division=0)

@@ -1,19 +1,19 @@
-"""Compares what will be served with the PyTorch checkpoint, on real texts."""
-
-from collections.abc import Iterable
+"""Compares an exported variant with the PyTorch checkpoint on real texts."""
 
 import numpy as np
 
 from app.engine.bundle import Parity, Precision
 from app.engine.model import Encoding, Logits, Model
 from app.errors import InferenceFailed, UserError
+from model_export.batches import batches
 from model_export.checkpoint.checkpoint import Checkpoint
 
-# Largest logit difference allowed, and the share of labels that has to agree among texts that
-# PyTorch is decided about: where two labels are nearly level, any rounding may pick the other.
+# The largest logit difference allowed, and the share of labels that must agree. Labels count
+# only for texts on which PyTorch is decided: where two logits are nearly equal, rounding may
+# change the label.
 TOLERANCE: dict[Precision, float] = {"fp32": 1e-3, "fp16": 0.1, "int8": 0.5}
 LABEL_AGREEMENT: dict[Precision, float] = {"fp32": 1.0, "fp16": 1.0, "int8": 0.95}
-DECIDED_BY = 0.1  # logit of the best label above the second best
+DECIDED_BY = 0.1  # decided: the best logit exceeds the second best by more than this
 
 TEXTS = (
     "ok",
@@ -39,17 +39,17 @@ TEXTS = (
 
 
 def verify(model: Model, checkpoint: Checkpoint) -> Parity:
-    """Check a loaded variant against PyTorch, each text alone and in padded batches.
+    """Check a loaded variant against PyTorch, with each text alone and in padded batches.
 
-    The texts run from one token to more than ``max_tokens``.
+    The texts have from one token to more than ``max_tokens``.
 
     Raises:
-        UserError: the variant departs from the checkpoint beyond its tolerance.
+        UserError: the variant differs from the checkpoint by more than its tolerance.
     """
     encodings = _encodings(model)
     expected = np.stack([checkpoint.logits(encoding.ids).numpy() for encoding in encodings])
     alone = [result for encoding in encodings for result in model.infer([encoding])]
-    batched = [result for batch in _batches(encodings) for result in model.infer(batch)]
+    batched = [result for batch in batches(encodings, 4) for result in model.infer(batch)]
     found = np.stack([_logits(result) for result in (*alone, *batched)])
     expected = np.concatenate([expected, expected])
     agrees = found.argmax(1) == expected.argmax(1)
@@ -64,26 +64,21 @@ def verify(model: Model, checkpoint: Checkpoint) -> Parity:
     tolerance, least = TOLERANCE[model.precision], LABEL_AGREEMENT[model.precision]
     if not parity.max_abs_logit_diff <= tolerance or agreement < least:
         raise UserError(
-            f"the {model.precision} model departs from the PyTorch checkpoint: logits by up to "
-            f"{parity.max_abs_logit_diff:.2g} (allowed {tolerance}), label agreement "
-            f"{agreement:.3f} where PyTorch is decided (at least {least})"
+            f"the {model.precision} model differs too much from the PyTorch checkpoint: logits by "
+            f"up to {parity.max_abs_logit_diff:.2g} (allowed: {tolerance}), label agreement "
+            f"{agreement:.3f} on texts where PyTorch is decided (at least {least} is required)"
         )
     return parity
 
 
 def _encodings(model: Model) -> list[Encoding]:
-    """Real texts, and the start of a long one cut to every power of two of tokens."""
+    """Real texts, and one long text cut to 3, 4, 8, 16, ... tokens."""
     paragraph = " ".join(TEXTS)
     repeated = " ".join([paragraph] * (model.max_tokens // 100 + 1))
     encodings = [model.encode(text) for text in (*TEXTS, paragraph[:400], paragraph, repeated)]
     ids = encodings[-1].ids  # longer than max_tokens, so cut to exactly that
     sizes = [3, *(2**power for power in range(2, 16) if 2**power < len(ids)), len(ids) - 1]
     return encodings + [Encoding([*ids[: size - 1], ids[-1]], size) for size in sizes]
-
-
-def _batches(encodings: list[Encoding]) -> Iterable[list[Encoding]]:
-    """Neighbours as they come: short beside long, so that padding is checked."""
-    return (encodings[start : start + 4] for start in range(0, len(encodings), 4))
 
 
 def _logits(result: Logits | InferenceFailed) -> Logits:

@@ -1,4 +1,4 @@
-"""Checkpoints: found complete, loaded safely, refused with one line that says why."""
+"""Loading checkpoints: complete ones load safely, others are refused with a one-line reason."""
 
 import json
 import os

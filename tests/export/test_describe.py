@@ -1,4 +1,4 @@
-"""Checkpoints described without loading them: what they are and what the export would change."""
+"""Descriptions of checkpoints: their facts and what the export would change, without loading."""
 
 import json
 import struct
@@ -15,7 +15,8 @@ from torch.serialization import skip_data
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from app.errors import UserError
-from model_export.checkpoint.describe import Description, describe
+from model_export.checkpoint.describe import describe
+from model_export.checkpoint.description import Description
 from tests.support.checkpoints import LAYERS, make_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -114,8 +115,8 @@ def test_the_published_base_models(tmp_path: Path, architecture: str) -> None:
     assert told.problem_type == "single_label"
     assert told.changes == [
         "labels LABEL_0, LABEL_1, LABEL_2 become negative, neutral, positive",
-        "the maximum length is set to 512; the tokenizer says any number",
-        "texts are normalised as tweets: @user for user names, http for links",
+        "the maximum length becomes 512 (the tokenizer's own limit: none)",
+        "texts are normalised as tweets: user names become @user, links become http",
     ]
     assert len(told.problems) == 1
     assert "no tokenizer" in told.problems[0]
@@ -172,14 +173,14 @@ def test_pickled_shards_with_the_names_of_old(tmp_path: Path) -> None:
     }
     labels, renamed, *rest = told.changes
     assert labels == "labels neg, neu, pos become negative, neutral, positive"
-    assert renamed.startswith(f"names of {len(weights)} weights are rewritten, as module.")
+    assert renamed.startswith(f"{len(weights)} weights are renamed, such as module.")
     assert rest == [
-        f"entries not read, 2: {', '.join(old)}",
+        f"2 tensors are not read: {', '.join(old)}",
         f"{len(weights)} weights in float16 become float32",
-        "the pickled weights are read as plain tensors and not copied",
+        "the pickled weights are read as plain tensors; the pickle is not copied",
         "tokenizer.json is made from vocab.json and merges.txt",
-        "the maximum length is set to 64; the tokenizer says nothing",
-        "texts are normalised as tweets: @user for user names, http for links",
+        "the maximum length becomes 64 (the tokenizer's own limit: not given)",
+        "texts are normalised as tweets: user names become @user, links become http",
     ]
 
 
@@ -219,7 +220,7 @@ def test_what_the_export_refuses_is_listed(tmp_path: Path) -> None:
     told = describe(path)
     assert len(told.problems) == 1
     assert "config.json asks for [9, 48]: vocab_size" in told.problems[0]
-    assert f"the export would refuse it\n  {told.problems[0]}" in told.text()
+    assert f"why the export would fail\n  {told.problems[0]}" in told.text()
 
     bare = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**config))
     (path / "config.json").write_text(json.dumps(config | {"architectures": [type(bare).__name__]}))

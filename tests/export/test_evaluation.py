@@ -1,4 +1,4 @@
-"""Figures on labelled texts: read, classified, counted."""
+"""Evaluation: labelled texts are read, classified and scored."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Checkpoint to bundle, end to end: what is written, that it is right, and nothing by halves."""
+"""Exports from checkpoint to bundle: complete, correct, and never half a bundle."""
 
 import json
 import shutil
@@ -296,7 +296,7 @@ def _fail(error: BaseException) -> Callable[..., None]:
     return fail
 
 
-@pytest.mark.parametrize("error", [UserError("the fp32 model departs"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [UserError("the fp32 model differs"), KeyboardInterrupt()])
 @pytest.mark.parametrize("step", ["verify", "model_card", "_write_side_files", "sha256"])
 @pytest.mark.parametrize("replacing", [False, True])
 def test_a_failure_leaves_nothing_behind(
@@ -352,7 +352,7 @@ def test_a_variant_with_a_wrong_weight_is_refused(
 ) -> None:
     """The message names the variant, and the sound one is not left alone either."""
     monkeypatch.setitem(WRITERS, precision, _damaged(writer, weight))
-    with pytest.raises(UserError, match=f"the {precision} model departs from the PyTorch"):
+    with pytest.raises(UserError, match=f"the {precision} model differs too much from the PyTorch"):
         quick(tmp_path / "out")
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""The ``sentiment-export`` command: exit codes, and what a user reads."""
+"""The ``sentiment-export`` command: exit codes and messages."""
 
 import json
 import subprocess
@@ -92,7 +92,7 @@ def test_layers_are_compared_on_request(
     for precision in ("fp32", "int8", "fp16"):
         assert f"{precision}, layer by layer:" in printed
     assert printed.count("bert.encoder.layer.1.output.LayerNorm") == 3
-    assert printed.count("no layer departs") == 3
+    assert printed.count("first module beyond the tolerance: none") == 3
 
 
 def test_describe_prints_text_or_json(made: Exported, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Fine-tuning: it learns, goes on where it was interrupted, and averages its seeds."""
+"""Fine-tuning: it learns, resumes after an interruption, and averages the seeds."""
 
 import dataclasses
 import json
@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.quality.labelled import Example
-from model_export.training import finetune as finetune_module
-from model_export.training.finetune import Recipe, finetune
+from model_export.training import run as run_module
+from model_export.training.finetune import finetune
+from model_export.training.recipe import Recipe
 from model_export.training.training_data import without_leaks
 from tests.support.checkpoints import make_checkpoint, silent
 
@@ -60,7 +61,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
 
 @pytest.fixture(autouse=True)
 def _frequent_saves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finetune_module, "STEPS_BETWEEN_SAVES", SAVED_EVERY)
+    monkeypatch.setattr(run_module, "STEPS_BETWEEN_SAVES", SAVED_EVERY)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_interrupted_and_resumed_gives_the_same_weights(
     assert not output.exists()
     said: list[str] = []
     finetune(recipe, output, say=said.append)
-    assert any("going on after step" in line for line in said) == (steps != (2,))
+    assert any("resuming after step" in line for line in said) == (steps != (2,))
     _assert_equal(output, trained)
     assert json.loads((output / "training.json").read_text()) == json.loads(
         (trained / "training.json").read_text()
@@ -154,10 +155,10 @@ def test_no_epochs_scores_are_lost(
     recipe: Recipe, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     """Stopped while the validation texts are scored, just where a save is due as well."""
-    monkeypatch.setattr(finetune_module, "STEPS_BETWEEN_SAVES", every)
+    monkeypatch.setattr(run_module, "STEPS_BETWEEN_SAVES", every)
     output = tmp_path / "checkpoint"
     with monkeypatch.context() as patch:
-        patch.setattr(finetune_module, "_evaluate", _stop)
+        patch.setattr(run_module, "evaluate", _stop)
         _run_until_interrupted(recipe, output)
     finetune(recipe, output, say=silent)
     _assert_equal(output, trained)
@@ -212,7 +213,7 @@ def test_a_save_of_another_recipe_is_not_resumed(
         _run_until_interrupted(recipe, output)
     said: list[str] = []
     finetune(other, output, say=said.append)
-    assert "seed-0.pt is of another recipe: starting afresh" in said
+    assert "seed-0.pt was saved with other settings: starting anew" in said
     _assert_equal(output, tmp_path / "alone")
 
 
@@ -257,7 +258,7 @@ def test_leaks_are_left_out_of_the_validation(recipe: Recipe, tmp_path: Path) ->
     said: list[str] = []
     leaky = dataclasses.replace(recipe, validation=validation, epochs=1)
     assert finetune(leaky, tmp_path / "out", say=said.append).samples == 9
-    assert "6 validation texts left out" in said[0]
+    assert "left out 6 validation texts" in said[0]
 
 
 def _without_neutral(recipe: Recipe, directory: Path) -> Recipe:
@@ -280,8 +281,8 @@ def _no_train(recipe: Recipe, directory: Path) -> Recipe:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (_without_neutral, "no text to train on is labelled neutral"),
-        (_validate_on_train, "every text of .* is in the training data"),
+        (_without_neutral, "no training text has the label neutral"),
+        (_validate_on_train, "every text of .* is also in the training data"),
         (_no_base, "nowhere is not a directory"),
         (_no_train, r"cannot read .*none\.tsv"),
     ],

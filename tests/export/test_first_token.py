@@ -1,4 +1,4 @@
-"""The last layer for the first token only: the same logits, less work."""
+"""Reducing the last layer to the first token: the same logits with less work."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from onnx_ir.tape import Tape
 
 from app.engine.model import Encoding
 from app.errors import UserError
-from model_export.graph.anchors import find_layers
+from model_export.graph.encoder_layers import find_layers
 from model_export.graph.passes.first_token import keep_first_token
 from tests.support.checkpoints import ARCHITECTURES, HIDDEN_SIZE, exported
 from tests.support.graphs import random_encodings, run, session

@@ -1,4 +1,4 @@
-"""fp16: half the size, the same answers, fp32 where sums need it."""
+"""fp16: half the size, nearly the same logits, and fp32 for sums that need it."""
 
 from pathlib import Path
 

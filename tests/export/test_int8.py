@@ -1,4 +1,4 @@
-"""Per-token int8: the arithmetic of one layer, what the pass leaves, and how close it stays."""
+"""Per-token int8: the arithmetic of one layer, the remaining graph, and the distance to fp32."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 from transformers import PreTrainedModel
 
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from model_export.graph.anchors import constant
+from model_export.graph.encoder_layers import array_of
 from model_export.graph.passes.first_token import keep_first_token
 from model_export.graph.passes.int8 import quantize_encoder, quantize_matrix
 from model_export.graph.passes.padding import drop_padding
@@ -99,8 +99,8 @@ def test_a_layer_computes_the_written_formula(made: Exported) -> None:
     encodings = random_encodings(1)
     x = run(opened, encodings, output=name_of(activations)).astype(np.float64)
     scale = np.abs(x).max(axis=1, keepdims=True) / 127
-    integers = np.rint(x / scale) @ constant(weight).astype(np.float64)
-    expected = integers * constant(weight_scale) * scale + constant(bias)
+    integers = np.rint(x / scale) @ array_of(weight).astype(np.float64)
+    expected = integers * array_of(weight_scale) * scale + array_of(bias)
     assert x.shape == (sum(map(len, encodings)), HIDDEN_SIZE)
     found = run(opened, encodings, output=name_of(biased.outputs[0]))
     # A value halfway between two steps may be rounded to the other one: rarely, and by one.
@@ -139,7 +139,7 @@ def test_every_linear_layer_of_the_encoder_is_int8(made: Exported) -> None:
     assert len(floats) == 2 * LAYERS  # scores and context of each attention
     inputs = [value for node in floats for value in node.inputs if value is not None]
     assert not [value for value in inputs if value.const_value is not None]
-    left = {name: constant(value) for name, value in graph.initializers.items()}
+    left = {name: array_of(value) for name, value in graph.initializers.items()}
     matrices = [name for name, array in left.items() if array.ndim == 2 and array.dtype != np.int8]
     assert not [name for name in matrices if "encoder" in name or "layer" in name]
 
@@ -156,7 +156,7 @@ def test_an_outlier_in_one_text_leaves_its_neighbours_alone(made: Exported) -> N
     table = next(
         value for name, value in model.graph.initializers.items() if "word_embeddings" in name
     )
-    array = np.array(constant(table))
+    array = np.array(array_of(table))
     array[100, :] = 0
     array[100, 7] = 1e4  # one large component outlives layer normalisation
     table.const_value = ir.tensor(array, name=table.name)

@@ -1,4 +1,4 @@
-"""Which module of an exported graph is the first to depart from PyTorch."""
+"""Layer parity: finds the first module of an exported graph that differs from PyTorch."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from app.engine.bundle import Precision
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from model_export.export import ONNX_FILES
-from model_export.graph.anchors import constant, find_layers
+from model_export.graph.encoder_layers import array_of, find_layers
 from model_export.graph.variants import write_fp16
 from model_export.quality.layer_parity import TOLERANCE, layer_parity
 from tests.support.checkpoints import ARCHITECTURES, LAYERS, Exported, exported
@@ -53,8 +53,8 @@ def test_a_sound_export_departs_nowhere(
     report = layer_parity(
         checkpoint, target if precision == "fp16" else _variant(made, precision), precision, IDS
     )
-    assert report.first_departure is None
-    assert report.table().endswith("\nno layer departs")
+    assert report.first_wrong is None
+    assert report.table().endswith("\nfirst module beyond the tolerance: none")
     compared = [difference.module for difference in report.differences]
     norms = _norms(checkpoint)
     assert len(norms) == 2 * LAYERS + 1
@@ -78,7 +78,7 @@ def _damage(source: Path, target: Path, weight: str, change: Callable[[np.ndarra
     """A copy in which the one constant of that name is changed."""
     model = ir.load(source)
     value = model.graph.initializers[weight]
-    array = np.array(constant(value))
+    array = np.array(array_of(value))
     change(array)
     value.const_value = ir.tensor(array, name=weight)
     ir.save(model, target)
@@ -133,8 +133,8 @@ def test_a_damaged_fp32_weight_is_named(
     damaged = _damage(source, tmp_path / "damaged.onnx", name, change)
     report = layer_parity(load_checkpoint(roberta.source), damaged, "fp32", IDS)
     expected = module or weight.rpartition(".")[0]
-    assert report.first_departure == expected
-    assert report.table().endswith(f"\nfirst departure: {expected}")
+    assert report.first_wrong == expected
+    assert report.table().endswith(f"\nfirst module beyond the tolerance: {expected}")
 
 
 INT8_DAMAGES = [
@@ -155,7 +155,7 @@ def test_a_damaged_int8_weight_is_named(
     source = _variant(roberta, "int8")
     damaged = _damage(source, tmp_path / "damaged.onnx", f"int8.{weight}", _double)
     report = layer_parity(load_checkpoint(roberta.source), damaged, "int8", IDS)
-    assert report.first_departure == module
+    assert report.first_wrong == module
 
 
 def test_a_nan_departs(roberta: Exported, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_nan_departs(roberta: Exported, tmp_path: Path) -> None:
 
     damaged = _damage(_variant(roberta, "fp32"), tmp_path / "damaged.onnx", name, ruin)
     report = layer_parity(load_checkpoint(roberta.source), damaged, "fp32", IDS)
-    assert report.first_departure == name.rpartition(".")[0]
+    assert report.first_wrong == name.rpartition(".")[0]
 
 
 def test_weights_beside_the_graph_are_read(roberta: Exported, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_weights_beside_the_graph_are_read(roberta: Exported, tmp_path: Path) ->
     before = sorted(path.name for path in tmp_path.iterdir())
     assert before == ["model.onnx", "weights"]
     checkpoint = load_checkpoint(roberta.source)
-    assert layer_parity(checkpoint, tmp_path / "model.onnx", "fp32", IDS).first_departure is None
+    assert layer_parity(checkpoint, tmp_path / "model.onnx", "fp32", IDS).first_wrong is None
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
@@ -187,7 +187,7 @@ def test_a_graph_without_names_is_refused(tmp_path: Path, roberta: Exported) -> 
     for number, node in enumerate(model.graph):
         node.name = f"node_{number}"
     ir.save(model, tmp_path / "model.onnx")
-    with pytest.raises(UserError, match=r"no value in .* is named for a module"):
+    with pytest.raises(UserError, match=r"no value in .* is named after a module"):
         layer_parity(load_checkpoint(roberta.source), tmp_path / "model.onnx", "fp32", IDS)
 
 

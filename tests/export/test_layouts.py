@@ -1,7 +1,7 @@
-"""Checkpoints in exactly the files that the hub has them in, exported end to end.
+"""Exports of checkpoints with the same files as popular models on the hub.
 
-Each is the same tiny model in another layout, so its bundle's fp32 logits have to be those of
-the plain checkpoint.
+Each checkpoint holds the same tiny model in another layout, so its bundle must give the fp32
+logits of the plain checkpoint.
 """
 
 import json
@@ -281,7 +281,7 @@ def test_an_index_names_files_beside_it_only(tmp_path: Path, name: object) -> No
     source = make_checkpoint(tmp_path / "made", "bert")
     (source / "model.safetensors").unlink()
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(UserError, match="not files beside it"):
+    with pytest.raises(UserError, match="not files in its own directory"):
         load_checkpoint(source)
 
 
@@ -309,7 +309,7 @@ def test_labels_can_be_named(tmp_path: Path) -> None:
     named = load_checkpoint(source, labels=["negative", "positive"])
     assert named.labels == ["negative", "positive"]
     for wrong in (["a"], ["a", "a"], ["a", "b", "c"]):
-        with pytest.raises(UserError, match="has 2 outputs: name as many different labels"):
+        with pytest.raises(UserError, match="has 2 outputs: give as many different labels"):
             load_checkpoint(source, labels=wrong)
 
 
@@ -318,5 +318,5 @@ def test_a_tokenizer_of_another_checkpoint(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "made", "bert")
     with (source / "vocab.txt").open("a", encoding="utf-8") as file:
         file.write("onemore\n")
-    with pytest.raises(UserError, match="they are of two checkpoints"):
+    with pytest.raises(UserError, match="they belong to different checkpoints"):
         load_checkpoint(source)

@@ -1,4 +1,4 @@
-"""The README of a bundle."""
+"""The README.md of a bundle."""
 
 from app.engine.bundle import Manifest, Parity, Source, Variant
 from model_export.model_card import model_card

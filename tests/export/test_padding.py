@@ -1,4 +1,4 @@
-"""Padding left out of everything but attention: the same logits from fewer rows."""
+"""Dropping padding outside attention: the same logits from fewer rows."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from app.errors import UserError
-from model_export.graph.anchors import find_layers
+from model_export.graph.encoder_layers import find_layers
 from model_export.graph.passes.first_token import keep_first_token
 from model_export.graph.passes.padding import drop_padding
 from tests.support.checkpoints import ARCHITECTURES, HIDDEN_SIZE, exported

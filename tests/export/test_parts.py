@@ -1,4 +1,4 @@
-"""Each part of the exported fp32 graph computes its numpy formula on what the graph feeds it."""
+"""Each part of the exported fp32 graph computes the same as its formula in numpy."""
 
 import math
 from typing import cast
@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from model_export.export import ONNX_FILES
-from model_export.graph.anchors import find_layers
+from model_export.graph.encoder_layers import find_layers
 from tests.support.checkpoints import ARCHITECTURES, HEADS, HIDDEN_SIZE, LAYERS, Exported, exported
 from tests.support.graphs import name_of, session
 

@@ -1,6 +1,6 @@
-"""Where checkpoints come from: what is downloaded, what is resumed, and what a user reads.
+"""Finding checkpoints: which files are downloaded or resumed, and which errors the user reads.
 
-The hub's client reads its environment when it is imported, so it runs in processes of its own.
+The hub's client reads its environment variables at import, so each test starts a new process.
 """
 
 import hashlib
@@ -197,7 +197,7 @@ def test_shards(hub: Hub, tmp_path: Path, index: str, shards: list[str]) -> None
 
     (path / shards[1]).unlink()
     error = refusal(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1")
-    assert f"no whole copy of {REPO} at main" in error
+    assert f"no complete copy of {REPO} at main" in error
 
 
 def test_a_cut_transfer_is_resumed(hub: Hub, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_transfer_that_stays_cut(hub: Hub, checkpoint: Path, tmp_path: Path) -
     hub.add(REPO, checkpoint)
     hub.cut("model.safetensors", times=5)
     error = refusal(tmp_path, hub.url, REPO, before=NO_WAIT)
-    assert error == f"the download of {REPO} was cut 5 times; the same command resumes it"
+    assert error == f"the download of {REPO} was cut 5 times; run the same command to resume it"
     assert hub.fetched().count("model.safetensors") == 5
     assert read(find(tmp_path, hub.url, REPO)).keys() == set(NEEDED)
 
@@ -261,7 +261,7 @@ def test_a_refused_token(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """A token that expired is named as the cause, even for a public model, and never shown."""
     hub.add(REPO, checkpoint)
     error = refusal(tmp_path, hub.url, REPO, HF_TOKEN=OLD)
-    assert error.startswith(f"{hub.url} refuses the token; set HF_TOKEN to a valid one")
+    assert error.startswith(f"{hub.url} rejects the token; set HF_TOKEN to a valid one")
     assert OLD not in error
 
 
@@ -337,7 +337,7 @@ def test_patience_ends(
     _, errors = process.communicate(timeout=60)
     slept = [float(line.split()[1]) for line in errors.splitlines() if line.startswith("slept")]
     assert slept == waits
-    assert errors.splitlines()[-1].startswith(f"{hub.url} limits how often it may be asked (429);")
+    assert errors.splitlines()[-1].startswith(f"{hub.url} limits the number of requests (429);")
 
 
 def test_a_hub_out_of_order(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_a_hub_out_of_order(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     hub.fail(503, part="api", times=1, headers={"Retry-After": "0"})
     hub.fail(500, name="config.json")
     error = refusal(tmp_path, hub.url, REPO, before=NO_WAIT)
-    assert error.startswith(f"{hub.url} is out of order (500); run the same command again later")
+    assert error.startswith(f"{hub.url} fails (status 500); run the same command again later")
 
 
 def test_an_unreachable_hub(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_an_unreachable_hub(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     process = start(tmp_path, nobody, REPO)
     assert process.communicate(timeout=60) == (
         f"{path}\n",
-        f"{expected}; taking the copy in {path}\n",
+        f"{expected}; using the copy in {path}\n",
     )
     (path / "model.safetensors").unlink()
     assert refusal(tmp_path, nobody, REPO).startswith(expected)
@@ -369,7 +369,9 @@ def test_an_unreachable_hub(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
 def test_not_a_hub(hub: Hub, tmp_path: Path) -> None:
     """A page that is not a hub's, an endpoint without a scheme, a proxy that nobody runs."""
     hub.fail(200)
-    assert refusal(tmp_path, hub.url, REPO).startswith(f"{hub.url} does not answer as a model hub")
+    assert refusal(tmp_path, hub.url, REPO).startswith(
+        f"{hub.url} does not answer like a model hub"
+    )
     assert "HF_ENDPOINT" in refusal(tmp_path, "localhost:1", REPO)
     error = refusal(tmp_path, "http://hub.invalid", REPO, http_proxy=closed_port())
     assert error.startswith("cannot reach http://hub.invalid (ProxyError); check the network")
@@ -380,7 +382,7 @@ def test_offline(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     hub.add(REPO, checkpoint)
     error = refusal(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1")
     assert error == (
-        f"HF_HUB_OFFLINE is set, and {tmp_path / 'hub'} has no whole copy of {REPO} at main; "
+        f"HF_HUB_OFFLINE is set, and {tmp_path / 'hub'} has no complete copy of {REPO} at main; "
         "unset it to download one"
     )
     assert hub.requests == []
@@ -400,7 +402,7 @@ def test_a_new_commit_cut_short_is_not_replaced_by_an_old_one(
     (checkpoint / "config.json").write_bytes(b'{"new": 1}')
     hub.add(REPO, checkpoint)
     hub.fail(500, name="config.json")
-    assert "out of order" in refusal(tmp_path, hub.url, REPO, before=NO_WAIT)
+    assert "fails (status 500)" in refusal(tmp_path, hub.url, REPO, before=NO_WAIT)
     assert find(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1") == old
 
 
@@ -420,8 +422,8 @@ def test_a_full_disk(hub: Hub, checkpoint: Path, tmp_path: Path, before: str, re
     hub.add(REPO, checkpoint)
     error = refusal(tmp_path, hub.url, REPO, before=before)
     assert error == (
-        f"cannot write {REPO} to the cache {tmp_path / 'hub'}: {reason}; make room there, or set "
-        "HF_HOME to a directory on another disk"
+        f"cannot write {REPO} to the cache {tmp_path / 'hub'}: {reason}; free some space there, or "
+        "set HF_HOME to a directory on another disk"
     )
 
 

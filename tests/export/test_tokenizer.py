@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001 - signs of every kind are what is tested
 """The fast tokenizer against the slow reference, on thousands of texts made up here.
 
-Texts are cut and mixed from sentences in nine languages and from what tweets, broken
-clients and mischief put between them. Nothing is taken from anywhere.
+The texts mix pieces of sentences in nine languages with signs that tweets, broken clients and
+attackers insert. All sentences were written for this test.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Verification: what will be served against the PyTorch checkpoint."""
+"""Verification: exported variants are compared with the PyTorch checkpoint."""
 
 from collections.abc import Sequence
 
@@ -85,7 +85,7 @@ def test_a_variant_that_departs_is_refused_by_name(
     """Logits beyond the tolerance, alone or only in batches, end the export."""
     model = made.model(precision)
     monkeypatch.setattr(Model, "infer", _wrong(TOLERANCE[precision] * 2, batched_only=batched_only))
-    with pytest.raises(UserError, match=f"the {precision} model departs .* logits by up to"):
+    with pytest.raises(UserError, match=f"the {precision} model differs too much .* by up to"):
         verify(model, checkpoint)
 
 
@@ -96,7 +96,7 @@ def test_labels_that_disagree_are_refused(
     monkeypatch.setitem(TOLERANCE, "fp32", 1e6)
     model = made.model("fp32")
     monkeypatch.setattr(Model, "infer", _wrong(100.0))
-    with pytest.raises(UserError, match=r"label agreement 0\.\d+ .*\(at least 1\.0\)"):
+    with pytest.raises(UserError, match=r"label agreement 0\.\d+ .*\(at least 1\.0 is required\)"):
         verify(model, checkpoint)
 
 

@@ -1,4 +1,4 @@
-"""What the passes share: new constants and nodes, named as the exporter names its own."""
+"""Adds constants and nodes to a graph, named in the style of the exporter."""
 
 import numpy as np
 import onnx_ir as ir
@@ -8,39 +8,39 @@ from app.errors import UserError
 
 
 class Editor:
-    """Changes one graph; what it adds is named for the pass."""
+    """Edits one graph for one pass; the names of new constants begin with ``name``."""
 
     def __init__(self, graph: ir.Graph, name: str) -> None:
         self._graph = graph
         self._name = name
 
     def constant(self, name: str, array: np.ndarray | np.generic) -> ir.Value:
-        """A new initializer."""
+        """Add an initializer."""
         tensor = ir.tensor(np.asarray(array))
         value = ir.Value(name=f"{self._name}.{name}", const_value=tensor)
         self._graph.register_initializer(value)
         return value
 
     def integers(self, name: str, values: object) -> ir.Value:
-        """A new int64 initializer, of a number or of nested lists."""
+        """Add an int64 initializer from a number or nested lists."""
         return self.constant(name, np.array(values, np.int64))
 
     def insert_at_start(self, tape: Tape, scope: str) -> None:
-        """Put the tape's nodes before all others."""
+        """Insert the tape's nodes before all others."""
         self.insert_before(self._graph[0], tape, scope)
 
     def insert_after(self, value: ir.Value, tape: Tape, scope: str) -> None:
-        """Put the tape's nodes behind the one that computes ``value``."""
+        """Insert the tape's nodes after the node that computes ``value``."""
         _name_nodes(tape, scope)
         self._graph.insert_after(producer(value), tape.nodes)
 
     def insert_before(self, node: ir.Node, tape: Tape, scope: str) -> None:
-        """Put the tape's nodes in front of ``node``."""
+        """Insert the tape's nodes before ``node``."""
         _name_nodes(tape, scope)
         self._graph.insert_before(node, tape.nodes)
 
     def replace(self, node: ir.Node, value: ir.Value) -> None:
-        """Have ``value`` read where ``node``'s output was, and remove the node."""
+        """Let the readers of ``node``'s output read ``value`` instead, and remove the node."""
         for use in tuple(node.outputs[0].uses()):
             use.node.replace_input_with(use.idx, value)
         self._graph.remove(node, safe=True)
@@ -50,7 +50,7 @@ def producer(value: ir.Value | None) -> ir.Node:
     """The node that computes ``value``.
 
     Raises:
-        UserError: it is a constant or an input of the graph.
+        UserError: the value is a constant or an input of the graph.
     """
     node = value.producer() if value is not None else None
     if node is None:
@@ -60,13 +60,13 @@ def producer(value: ir.Value | None) -> ir.Node:
 
 
 def scope_of(value: ir.Value) -> str:
-    """The module that computes ``value``, as the exporter writes it: ``/encoder/layer.0/...``."""
+    """The module that computes ``value``, in the exporter's form ``/encoder/layer.0/...``."""
     name = value.name or ""
     return name.rpartition("/")[0] or name
 
 
 def _name_nodes(tape: Tape, scope: str) -> None:
-    """Name what is new on the tape: scope, operator and, from the second on, a number."""
+    """Name the unnamed nodes: scope, operator and, from the second on, a number."""
     counts: dict[str, int] = {}
     for node in tape.nodes:
         if node.name is None:

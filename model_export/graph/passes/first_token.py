@@ -1,11 +1,11 @@
-"""The last layer computes its output for the first token only.
+"""Reduces the last layer to the first token.
 
-The classifier reads the hidden state of ``<s>`` (``[CLS]``) and nothing else, so the last
-layer's queries, attention output and feed-forward of all other tokens are never read.
-Exact: the first token's values come from the same operations on the same numbers.
+The classifier reads only the hidden state of ``<s>`` (``[CLS]``). So the last layer need not
+compute queries, attention output and feed-forward of the other tokens. The result is exact:
+the same operations compute the first token's values from the same numbers.
 
-The queries of two tokens are kept, not of one: ONNX Runtime multiplies a single row by
-another kernel, whose sums change in the last bit with the padding of the batch.
+The queries of two tokens are kept instead of one. ONNX Runtime multiplies a single row with
+another kernel, and the last bit of its sums changes with the padding of the batch.
 """
 
 import numpy as np
@@ -14,13 +14,13 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
 from app.errors import UserError
-from model_export.graph.anchors import find_layers
+from model_export.graph.encoder_layers import find_layers
 
 QUERIES_KEPT = 2
 
 
 def keep_first_token(model: ir.Model) -> None:
-    """Slice the last layer's queries to two tokens and the rest of it to one, in place.
+    """Cut the last layer's queries to two tokens and the rest of the layer to one, in place.
 
     Raises:
         UserError: the classifier reads more than the first token.

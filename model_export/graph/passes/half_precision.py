@@ -1,7 +1,7 @@
-"""Half precision for CUDA: fp16 weights and activations, fp32 where fp16 is too coarse.
+"""Half precision for CUDA: fp16 weights and activations, and fp32 where fp16 is too coarse.
 
-Layer norms and softmax sum many values, squared or exponentiated, so they stay in fp32 with
-casts around them, and so do the logits that leave the graph.
+Layer norms and softmax sum many squares or exponentials, so they stay in fp32, with casts
+around them. The logits, the graph's output, are fp32 too.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ LARGEST = float(np.finfo(np.float16).max)
 
 
 def to_half_precision(model: ir.Model) -> None:
-    """Turn a float32 graph into float16, its inputs and outputs unchanged, in place."""
+    """Convert a float32 graph to float16 in place; its inputs and outputs keep their types."""
     graph = model.graph
     nodes = tuple(graph)
     for value in tuple(graph.initializers.values()):
@@ -35,13 +35,13 @@ def to_half_precision(model: ir.Model) -> None:
 
 
 def _halve(graph: ir.Graph, value: ir.Value) -> None:
-    """Give the readers that compute in fp16 an fp16 copy; the others keep the original."""
+    """Give an fp16 copy to the readers that compute in fp16; the others keep the original."""
     tensor = value.const_value
     if tensor is None or tensor.dtype != ir.DataType.FLOAT:
         return
     readers = [use for use in value.uses() if use.node.op_type not in IN_FLOAT32]
     if readers:
-        # A mask's -3.4e38 becomes fp16's own lowest, which softmax makes a 0 as well.
+        # A mask's -3.4e38 becomes the lowest fp16 value, which softmax also turns into 0.
         array = tensor.numpy().clip(-LARGEST, LARGEST).astype(np.float16)
         half = ir.Value(name=f"{value.name}.fp16", const_value=ir.tensor(array))
         graph.register_initializer(half)
@@ -52,13 +52,13 @@ def _halve(graph: ir.Graph, value: ir.Value) -> None:
 
 
 def _surround(graph: ir.Graph, node: ir.Node) -> None:
-    """Cast what the node reads to fp32 and what it gives back to fp16."""
+    """Cast the node's input to fp32 and its output to fp16."""
     before, after = Tape(), Tape()
     node.replace_input_with(0, before.op("Cast", [node.inputs[0]], {"to": ir.DataType.FLOAT}))
     graph.insert_before(node, before.nodes)
-    given = node.outputs[0]
-    readers = tuple(given.uses())
-    half = after.op("Cast", [given], {"to": ir.DataType.FLOAT16})
+    output = node.outputs[0]
+    readers = tuple(output.uses())
+    half = after.op("Cast", [output], {"to": ir.DataType.FLOAT16})
     graph.insert_after(node, after.nodes)
     for use in readers:
         use.node.replace_input_with(use.idx, half)

@@ -1,8 +1,8 @@
-"""Per-token dynamic int8: every row of activations has a scale of its own.
+"""Per-token dynamic int8: every row of activations has its own scale.
 
-Stock dynamic quantization takes one scale for the whole batch, so a text's answer depends
-on who shares the batch. Here each token is quantized by its own largest magnitude, which
-makes a text's logits the same alone and in any batch, and closer to fp32.
+Stock dynamic quantization uses one scale for the whole batch, so a text's result depends on
+the other texts in its batch. Here the largest magnitude of each token sets its scale. So a
+text's logits are the same alone and in any batch, and closer to fp32.
 
 In ONNX operators, for activations ``x`` [tokens, inputs] and weights ``w``:
 
@@ -11,13 +11,13 @@ In ONNX operators, for activations ``x`` [tokens, inputs] and weights ``w``:
     y                   = (q - 128) @ w_int8 * w_scale          MatMulIntegerToFloat
     result              = y * scale + bias
 
-Only uint8 activations with int8 weights have a fast kernel on x86 (VNNI), hence the zero
-point of 128. Weights have one scale per output column. Query, key and value share one
+Only uint8 activations with int8 weights have a fast kernel on x86 (VNNI); therefore the zero
+point is 128. Weights have one scale per output column. Query, key and value share one
 quantization. The hidden state stays [tokens, hidden] from the first layer to the last.
 
-Two biases cost nothing: the key's adds the same number to all scores of a query, which
-softmax ignores, and the value's passes through attention unchanged (its weights sum to
-one), so it is added to the bias of the attention output.
+Two biases are free. The key's bias adds the same number to all scores of a query, which softmax
+ignores, so it is dropped. The value's bias passes through attention unchanged, because the
+attention weights sum to one, so it is added to the bias of the attention output.
 """
 
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from model_export.graph.anchors import EncoderLayer, Linear, constant, find_layers
+from model_export.graph.encoder_layers import EncoderLayer, Linear, array_of, find_layers
 from model_export.graph.passes.editor import Editor, scope_of
 
-# GELU is never below -0.17, so from its largest value follows its largest magnitude.
+# GELU is never below -0.17, so the largest value gives the largest magnitude.
 GELU_LARGEST_NEGATIVE = 0.17
-SMALLEST_MAGNITUDE = 1e-12  # of a row of zeros, which has to have a scale
+SMALLEST_MAGNITUDE = 1e-12  # so that a row of zeros has a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class _Quantized:
 
 
 def quantize_encoder(model: ir.Model) -> None:
-    """Replace the encoder's linear layers by per-token int8 ones, in place.
+    """Replace the encoder's linear layers by per-token int8 layers, in place.
 
-    ``drop_padding`` has to come first: it makes the hidden state [tokens, hidden]. The
-    classifier itself stays in fp32.
+    Run ``drop_padding`` first: it makes the hidden state [tokens, hidden]. The classifier
+    stays in fp32.
 
     Raises:
         UserError: the graph is not a post-norm encoder.
@@ -56,10 +56,10 @@ def quantize_encoder(model: ir.Model) -> None:
 
 
 def quantize_matrix(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """Symmetric int8 with one scale per slice; ``axis`` is the one that is reduced.
+    """Quantize a matrix to symmetric int8; the values along ``axis`` share one scale.
 
     Returns:
-        The int8 matrix of the same shape, and the float32 scales of the other axis.
+        The int8 matrix of the same shape, and one float32 scale per index of the other axis.
     """
     scale = np.abs(weight).max(axis=axis) / np.float32(127)
     scale[scale == 0] = 1
@@ -86,16 +86,18 @@ class _Int8Pass:
             self._feed_forward(layer, f"layer.{number}")
 
     def _attention(self, layer: EncoderLayer, name: str) -> None:
-        # Beside query, key and value, which read it, not in any of them.
+        # Named after the parent of query, key and value, because all three read it.
         hidden = self._quantize(layer.hidden, scope_of(layer.key.output).rpartition("/")[0])
-        shared = layer.query.input is layer.hidden  # the last layer keeps few of its queries
+        # The last layer keeps few of its queries, so they are quantized separately.
+        shared = layer.query.input is layer.hidden
         queries = (
             hidden if shared else self._quantize(layer.query.input, scope_of(layer.query.output))
         )
         context = self._quantize(layer.context, scope_of(layer.attention_output.output))
-        value_bias = constant(layer.value.bias) @ constant(layer.attention_output.weight)
+        value_bias = array_of(layer.value.bias) @ array_of(layer.attention_output.weight)
         bias = self._edit.constant(
-            f"{name}.attention_output.bias", constant(layer.attention_output.bias) + value_bias
+            f"{name}.attention_output.bias",
+            array_of(layer.attention_output.bias) + value_bias,
         )
         self._replace(layer.query, queries, f"{name}.query", bias=layer.query.bias)
         self._replace(layer.key, hidden, f"{name}.key", bias=None)
@@ -128,7 +130,7 @@ class _Int8Pass:
         return _Quantized(values, scale)
 
     def _replace(self, linear: Linear, x: _Quantized, name: str, *, bias: ir.Value | None) -> None:
-        weight, scale = quantize_matrix(constant(linear.weight), axis=0)
+        weight, scale = quantize_matrix(array_of(linear.weight), axis=0)
         tape = Tape()
         inputs = [
             x.values,
@@ -142,6 +144,6 @@ class _Int8Pass:
         if bias is not None:
             result = tape.op("Add", [result, bias])
         self._edit.insert_before(linear.add, tape, scope_of(linear.output))
-        result.name = linear.output.name  # under which it is looked for
+        result.name = linear.output.name  # other code finds it by this name
         self._edit.replace(linear.add, result)
         self._graph.remove(linear.matmul, safe=True)

@@ -1,7 +1,7 @@
-"""The word embedding table in int8, one scale per row.
+"""Stores the word embedding table in int8, with one scale per row.
 
-The table is most of a small or multilingual model's bytes. A row is turned back into
-floats when it is looked up, which costs nothing beside the encoder.
+The table takes most of the bytes of a small or multilingual model. A row is converted back to
+floats when it is looked up, which costs almost nothing compared with the encoder.
 """
 
 import numpy as np
@@ -10,15 +10,15 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
 from app.errors import UserError
-from model_export.graph.anchors import constant
+from model_export.graph.encoder_layers import array_of
 from model_export.graph.passes.int8 import quantize_matrix
 
 
 def quantize_word_embedding(model: ir.Model) -> None:
-    """Replace the largest looked-up table [vocabulary, hidden] by int8 rows, in place.
+    """Replace the largest embedding table [vocabulary, hidden] by int8 rows, in place.
 
     Raises:
-        UserError: the graph looks nothing up.
+        UserError: the graph has no embedding table.
     """
     lookups = [(node, array) for node in model.graph if (array := _table(node)) is not None]
     if not lookups:
@@ -45,9 +45,9 @@ def quantize_word_embedding(model: ir.Model) -> None:
 
 
 def _table(node: ir.Node) -> np.ndarray | None:
-    """The float matrix that a Gather reads rows of, if it is one."""
+    """The float matrix from which the node reads rows; None if it is no such Gather."""
     source = node.inputs[0] if node.op_type == "Gather" else None
     if source is None or source.const_value is None:
         return None
-    array = constant(source)
+    array = array_of(source)
     return array if array.dtype == np.float32 and array.ndim == 2 else None

@@ -1,15 +1,15 @@
-"""Padding is left out of everything but attention.
+"""Drops padding everywhere except in attention.
 
-A batch is padded to its longest text, and a padded place costs what a token costs. But linear
-layers, norms and activations treat each token by itself and need no rectangle. So from the
-embeddings to the last layer the hidden state is [tokens, hidden]: the real tokens of all texts,
-one after the other. ByteDance's Effective Transformer (2020) does it with kernels of its own.
+A batch is padded to its longest text, and padding costs as much as real tokens. But linear
+layers, norms and activations treat each token separately and need no padding. So from the
+embeddings to the last layer, the hidden state is [tokens, hidden]: the real tokens of all texts,
+one after another. ByteDance's Effective Transformer (2020) does the same with its own kernels.
 
-Only attention has to know which tokens share a text. In ONNX operators, with every token cut
-into its heads: a Gather puts the heads of query, key and value into their padded places, in the
-layout [batch, heads, sequence, width] that a Transpose made before; another takes the context of
-the real tokens back. What stands in a padded place is masked, as padding was. The answers are
-the same to the last bit.
+Only attention must know which tokens share a text. Every token is split into its heads. A Gather
+then puts the heads of query, key and value into their padded positions, in the layout
+[batch, heads, sequence, width] that a Transpose made before. Another Gather takes the context of
+the real tokens back. Padded positions are masked as before. The results are the same to the last
+bit.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
 from app.errors import UserError
-from model_export.graph.anchors import EncoderLayer, find_layers
+from model_export.graph.encoder_layers import EncoderLayer, find_layers
 from model_export.graph.passes.editor import Editor, producer, scope_of
 from model_export.graph.passes.first_token import QUERIES_KEPT
 
@@ -29,19 +29,19 @@ SCOPE = "/padding"
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where tokens stand, by row of the flat arrays; computed once a batch."""
+    """Row numbers that map tokens to padded positions and back; computed once per batch."""
 
-    tokens: ir.Value  # [tokens], in [batch * sequence]
-    spread: ir.Value  # [batch, heads, sequence], in [tokens * heads]
-    join: ir.Value  # [tokens, heads], in [batch * heads * sequence]
-    kept: ir.Value  # [batch * QUERIES_KEPT], in [tokens]
-    first: ir.Value  # [batch], in [tokens]
+    tokens: ir.Value  # [tokens], rows of [batch * sequence]
+    spread: ir.Value  # [batch, heads, sequence], rows of [tokens * heads]
+    join: ir.Value  # [tokens, heads], rows of [batch * heads * sequence]
+    kept: ir.Value  # [batch * QUERIES_KEPT], rows of [tokens]
+    first: ir.Value  # [batch], rows of [tokens]
 
 
 def drop_padding(model: ir.Model) -> None:
     """Keep the hidden state as [tokens, hidden] without padding, in place.
 
-    ``keep_first_token`` has to come first.
+    Run ``keep_first_token`` first.
 
     Raises:
         UserError: the graph is not a post-norm encoder, or has no attention mask.
@@ -72,7 +72,7 @@ class _PaddingPass:
             for reshape in layer.head_reshapes:
                 self._spread(reshape, places)
             self._join(layer, places)
-        for reshape in last.head_reshapes[1:]:  # not its few queries
+        for reshape in last.head_reshapes[1:]:  # all but its few queries
             self._spread(reshape, places)
         self._keep_first_token(last, places)
 
@@ -98,7 +98,7 @@ class _PaddingPass:
         position = tape.op("Unsqueeze", [position, axis])
         join = tape.op("Add", [tape.op("Mul", [head, sequence]), position])
 
-        # A padded place takes the token before it, or the last one: any finite number will do.
+        # Padding is masked, so any finite value will do: that of the token before, or the last.
         count = tape.op("CumSum", [tape.op("Reshape", [mask, vector]), number("rows", 0)])
         token = tape.op("Sub", [count, number("one", 1)])
         token = tape.op("Reshape", [token, tape.op("Shape", [mask])])
@@ -112,7 +112,7 @@ class _PaddingPass:
         return _Places(tokens, spread, join, kept, first)
 
     def _keep_shape(self) -> None:
-        """Let who asks for a hidden state's shape (DistilBERT's mask) find three axes."""
+        """Give three axes to the nodes that read a hidden state's shape (DistilBERT's mask)."""
         readers = [
             use.node
             for layer in self._layers
@@ -127,7 +127,7 @@ class _PaddingPass:
             self._edit.replace(reader, shape)
 
     def _gather_tokens(self, hidden: ir.Value, places: _Places) -> None:
-        """Hand [batch, sequence, hidden] to its readers as [tokens, hidden]."""
+        """Give the readers of [batch, sequence, hidden] the form [tokens, hidden] instead."""
         readers = tuple(hidden.uses())
         tape = Tape()
         rows = tape.op("Gather", [tape.op("Reshape", [hidden, self._flat]), places.tokens])
@@ -136,7 +136,7 @@ class _PaddingPass:
             reader.node.replace_input_with(reader.idx, rows)
 
     def _spread(self, reshape: ir.Node, places: _Places) -> None:
-        """Put the heads of every token into their padded places, where a Transpose did."""
+        """Put the heads of every token into their padded positions, instead of a Transpose."""
         (use,) = reshape.outputs[0].uses()
         transpose = use.node
         permutation = tuple(transpose.attributes.get_ints("perm", ()))
@@ -145,13 +145,13 @@ class _PaddingPass:
         reshape.replace_input_with(1, self._by_head)
         tape = Tape()
         heads = tape.op("Gather", [reshape.outputs[0], places.spread])
-        if permutation == TO_KEYS:  # ONNX Runtime fuses it with the product
+        if permutation == TO_KEYS:  # ONNX Runtime fuses it with the MatMul
             heads = tape.op("Transpose", [heads], {"perm": [0, 1, 3, 2]})
         self._edit.insert_before(transpose, tape, f"{reshape.name}/spread")
         self._edit.replace(transpose, heads)
 
     def _join(self, layer: EncoderLayer, places: _Places) -> None:
-        """Take the context of the real tokens, their heads side by side again."""
+        """Take the context of the real tokens and put their heads side by side again."""
         transpose = producer(layer.context_reshape.inputs[0])
         tape = Tape()
         heads = tape.op("Reshape", [transpose.inputs[0], self._by_head])
@@ -161,7 +161,7 @@ class _PaddingPass:
         layer.context_reshape.replace_input_with(1, self._flat)
 
     def _keep_first_token(self, last: EncoderLayer, places: _Places) -> None:
-        """The last layer's few queries, and from its context on one row a text."""
+        """Keep the last layer's few queries, and from its context on one row per text."""
         for kept, rows in ((last.query.input, places.kept), (last.residual, places.first)):
             gather = producer(kept)
             gather.replace_input_with(1, rows)

@@ -1,4 +1,4 @@
-"""Puts a finished directory in its place, and cleans up behind an export that was killed."""
+"""Writes a directory completely or not at all, and cleans up after killed exports."""
 
 import fcntl
 import glob
@@ -13,11 +13,11 @@ PARTIAL, OLD = ".partial", ".old"
 
 
 @contextmanager
-def replaced_at_the_end(output: Path) -> Iterator[Path]:
-    """A directory to fill, renamed to ``output`` if nothing fails and removed if it does.
+def atomic_directory(output: Path) -> Iterator[Path]:
+    """Yield a temporary directory to fill; rename it to ``output``, or remove it on an error.
 
-    It is locked while its process lives, so that the next export to ``output`` can tell what
-    a killed one left behind.
+    The directory stays locked while its process lives. So the next export to ``output`` can
+    tell a directory that a killed export left behind from one that is still in use.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(output)
@@ -44,14 +44,14 @@ def _remove_leftovers(output: Path) -> None:
     for old in output.parent.glob(pattern + OLD):
         if output.exists():
             shutil.rmtree(old)
-        else:  # killed between the two renames: the new one never came
+        else:  # the export was killed between the two renames
             old.rename(output)
     for partial in output.parent.glob(pattern + PARTIAL):
         lock = os.open(partial, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(partial)
-        except BlockingIOError:  # another export, still at work
+        except BlockingIOError:  # another export is still using it
             continue
         finally:
             os.close(lock)

@@ -1,4 +1,4 @@
-"""A finished directory takes its place at once; what killed exports leave is cleaned up."""
+"""Directories are written completely or not at all; remains of killed exports are removed."""
 
 import subprocess
 import sys
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from model_export.replacement import replaced_at_the_end
+from model_export.atomic_directory import atomic_directory
 
 ROOT = Path(__file__).parents[2]
 
 _HOLDS = """
 import sys
 from pathlib import Path
-from model_export.replacement import replaced_at_the_end
-with replaced_at_the_end(Path(sys.argv[1])) as directory:
+from model_export.atomic_directory import atomic_directory
+with atomic_directory(Path(sys.argv[1])) as directory:
     (directory / "half").write_text("written")
     print(directory.name, flush=True)
     sys.stdin.read()
@@ -34,7 +34,7 @@ def _start(output: Path) -> tuple[subprocess.Popen[str], str]:
 
 
 def _fill(output: Path, content: str) -> None:
-    with replaced_at_the_end(output) as directory:
+    with atomic_directory(output) as directory:
         (directory / "file").write_text(content)
 
 
@@ -68,7 +68,7 @@ def test_killed_between_the_renames(tmp_path: Path) -> None:
     aside = tmp_path / ".out-abc.old"
     aside.mkdir()
     (aside / "file").write_text("old")
-    with pytest.raises(ValueError, match="fails"), replaced_at_the_end(output):
+    with pytest.raises(ValueError, match="fails"), atomic_directory(output):
         raise ValueError("fails")
     assert (output / "file").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

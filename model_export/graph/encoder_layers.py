@@ -1,7 +1,7 @@
 """Finds the encoder layers of a BERT-like classifier in its ONNX graph.
 
-The passes work on these anchors instead of on node names, so that BERT, DistilBERT, RoBERTa
-and XLM-RoBERTa (and whatever else has post-norm layers of the same shape) are one case.
+The passes use these layers instead of node names. So one pass works for BERT, DistilBERT,
+RoBERTa and XLM-RoBERTa, and for every other architecture with post-norm layers of this form.
 """
 
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ class Linear:
 
     @property
     def input(self) -> ir.Value:
-        """What is multiplied, [..., inputs]."""
+        """``x``, [..., inputs]."""
         return _input(self.matmul, 0)
 
     @property
     def output(self) -> ir.Value:
-        """The sum, [..., outputs]."""
+        """The result, [..., outputs]."""
         return self.add.outputs[0]
 
 
@@ -54,44 +54,44 @@ class EncoderLayer:
 
     @property
     def hidden(self) -> ir.Value:
-        """What the layer attends to: [batch, sequence, hidden], or [tokens, hidden]."""
+        """The layer's input: [batch, sequence, hidden], or [tokens, hidden]."""
         return self.key.input
 
     @property
     def residual(self) -> ir.Value:
-        """What is added to the attention output: the hidden state, or its first token."""
+        """The value added to the attention output: the hidden state, or its first token."""
         operands = self.attention_residual.inputs
         return next(v for v in operands if v is not None and v is not self.attention_output.output)
 
     @property
     def context(self) -> ir.Value:
-        """What attention gives, [..., hidden]."""
+        """The result of attention before the output projection, [..., hidden]."""
         return self.attention_output.input
 
     @property
     def activation(self) -> str:
-        """``Gelu`` for the exact (erf) form, else the name of its first operator."""
+        """``Gelu`` for the exact (erf) form, else the type of the activation's first operator."""
         first = _consumers(self.intermediate.output)
         following = [node for op in first for node in _consumers(op.outputs[0])]
         return "Gelu" if any(n.op_type == "Erf" for n in following) else first[0].op_type
 
     @property
     def heads(self) -> int:
-        """Number of attention heads, before ``drop_padding``."""
+        """Number of attention heads; ``drop_padding`` makes it unreadable."""
         batch_sequence_heads_width = _producer(self.head_reshapes[0].inputs[1], "Concat")
-        return int(constant(_input(batch_sequence_heads_width, 2)).item())
+        return int(array_of(_input(batch_sequence_heads_width, 2)).item())
 
     @property
     def hidden_size(self) -> int:
         """Width of the hidden state."""
-        return int(constant(self.key.weight).shape[0])
+        return int(array_of(self.key.weight).shape[0])
 
 
 def find_layers(graph: ir.Graph) -> list[EncoderLayer]:
     """The encoder layers, first to last.
 
     Raises:
-        UserError: the graph has none, or something in one is not where it should be.
+        UserError: the graph has no layers, or a layer does not have the expected form.
     """
     layers = [_layer(node) for node in graph if node.op_type == "Softmax"]
     if not layers:
@@ -100,7 +100,7 @@ def find_layers(graph: ir.Graph) -> list[EncoderLayer]:
 
 
 def _layer(softmax: ir.Node) -> EncoderLayer:
-    masked = _producer(_input(softmax, 0), "Add", "Where")  # DistilBERT fills its mask in
+    masked = _producer(_input(softmax, 0), "Add", "Where")  # DistilBERT masks with Where
     scores = _above(_input(masked, 2 if masked.op_type == "Where" else 0), "MatMul")
     query_reshape = _above(_input(scores, 0), "Reshape")
     key_reshape = _above(_input(scores, 1), "Reshape")
@@ -132,8 +132,8 @@ def _layer(softmax: ir.Node) -> EncoderLayer:
     )
 
 
-def constant(value: ir.Value) -> np.ndarray:
-    """The array of an initializer.
+def array_of(value: ir.Value) -> np.ndarray:
+    """The array of a constant (an initializer).
 
     Raises:
         UserError: the value is computed.
@@ -159,13 +159,13 @@ def _linear_from(source: ir.Value) -> Linear:
 
 def _linear(matmul: ir.Node, add: ir.Node, bias: ir.Value) -> Linear:
     weight = _input(matmul, 1)
-    if constant(weight).ndim != 2 or constant(bias).ndim != 1:
+    if array_of(weight).ndim != 2 or array_of(bias).ndim != 1:
         raise _unexpected(matmul, "a constant matrix and bias")
     return Linear(matmul, add, weight, bias)
 
 
 def _above(value: ir.Value, wanted: str) -> ir.Node:
-    """The producer, above what moves the heads and the scaling by a constant."""
+    """The nearest ``wanted`` node above, past nodes that reorder the heads or scale."""
     moves = ("Transpose", "Gather", "Div", "Mul")
     node = _producer(value, wanted, *moves)
     while node.op_type != wanted:
@@ -174,11 +174,11 @@ def _above(value: ir.Value, wanted: str) -> ir.Node:
 
 
 def _joined_heads(context: ir.Value) -> ir.Node:
-    """The Reshape that joins the heads again, after a Transpose, a Gather or both."""
+    """The Reshape that joins the heads, below a Transpose, a Gather or both."""
     node = _consumer(context, "Transpose", "Reshape")
-    if node.op_type == "Reshape":  # drop_padding takes the real tokens' heads
+    if node.op_type == "Reshape":  # drop_padding selects the heads of the real tokens
         return _consumer(_consumer(node.outputs[0], "Gather").outputs[0], "Reshape")
-    node = _consumer(node.outputs[0], "Reshape", "Gather")  # the last layer picks its first token
+    node = _consumer(node.outputs[0], "Reshape", "Gather")  # the last layer selects its first token
     return node if node.op_type == "Reshape" else _consumer(node.outputs[0], "Reshape")
 
 
@@ -209,7 +209,7 @@ def _consumer(value: ir.Value, *op_types: str) -> ir.Node:
     if len(nodes) != 1:
         raise UserError(
             f"unsupported architecture: {value.name} should feed one {' or '.join(op_types)}, "
-            f"it feeds {len(nodes)}"
+            f"but feeds {len(nodes)}"
         )
     return nodes[0]
 

@@ -1,4 +1,4 @@
-"""The anchors that the graph passes work on."""
+"""Finding the encoder layers in an exported graph."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from safetensors.numpy import load_file
 
 from app.errors import UserError
-from model_export.graph.anchors import find_layers
+from model_export.graph.encoder_layers import find_layers
 from tests.support.checkpoints import ARCHITECTURES, HEADS, HIDDEN_SIZE, LAYERS, Exported, exported
 
 LAYER = (
@@ -46,7 +46,7 @@ def test_layers_heads_and_width_are_found(made: Exported) -> None:
 
 
 def test_every_linear_layer_is_the_one_it_is_called(made: Exported) -> None:
-    """First to last, each anchor holds the checkpoint's weights and biases of that name."""
+    """First to last, each linear layer holds the checkpoint's weights and biases of that name."""
     weights = load_file(made.source / "model.safetensors")
     distilbert = "distilbert.embeddings.LayerNorm.bias" in weights
     names = DISTILBERTS_LAYER if distilbert else LAYER
@@ -115,5 +115,5 @@ def test_a_graph_with_anything_missing_is_refused(made: Exported, tmp_path: Path
         assert source is not None
         use.node.replace_input_with(use.idx, source)
     model.graph.remove(norm, safe=True)
-    with pytest.raises(UserError, match="should feed one LayerNormalization, it feeds 0"):
+    with pytest.raises(UserError, match="should feed one LayerNormalization, but feeds 0"):
         find_layers(model.graph)
