@@ -1,4 +1,4 @@
-"""The results as they are kept (JSON), read (Markdown) and seen (PNG and SVG)."""
+"""Keep the results as JSON, and write them as tables (Markdown) and plots (PNG and SVG)."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -17,6 +17,21 @@ from matplotlib.axes import Axes
 mpl.rcParams["svg.fonttype"] = "none"  # text, not outlines
 FIGURES = "results.json"
 TABLES = "README.md"
+HEAD = """\
+# Results
+
+`make bench` writes this page; do not edit it.
+
+- **A ÷ B** means A divided by B: 0.8 means that A reached 80 % of B.
+- **Ideal** is the throughput of ONNX Runtime alone: a loop over the same texts in ideal batches,
+  without HTTP and without a queue.
+- **Goodput** is the throughput of requests that were answered in time.
+- **Measured** is the median of all rounds, or a count. **Rounds** shows the lowest and the highest.
+
+## Goals
+
+| what | measured | goal | rounds |
+| --- | --- | --- | --- |"""
 
 
 def line(item: Row | Goal) -> str:
@@ -27,7 +42,7 @@ def line(item: Row | Goal) -> str:
 
 
 def keep(directory: Path, section: str, conditions: dict[str, str], found: Iterable[Any]) -> None:
-    """Add a section to the figures, in place of an earlier run's."""
+    """Add a section to the figures. It replaces the same section of an earlier run."""
     directory.mkdir(exist_ok=True)
     results = _read(directory)
     items = list(found)
@@ -41,12 +56,11 @@ def keep(directory: Path, section: str, conditions: dict[str, str], found: Itera
 
 
 def write(directory: Path) -> None:
-    """Tables and plots of all that was kept; the goals go to the terminal as well."""
+    """Write tables and plots of all kept results, and print the goals."""
     results = _read(directory)
     goals = [Goal(**goal) for section in results.values() for goal in section["goals"]]
     print("\n" + "\n".join(map(_goal, goals)))
-    lines = ["# Results", "", "Written by `make bench`; do not edit.", "", "## Goals", ""]
-    lines += ["| what | measured | goal | rounds |", "| --- | --- | --- | --- |"]
+    lines = [HEAD]
     lines += [
         f"| {goal.name} | {_cell(goal.value)}{'' if goal.reached else ' (**missed**)'} | "
         f"{'≤' if goal.most else '≥'} {goal.bound:g} | {goal.remark} |"
