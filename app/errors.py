@@ -7,6 +7,11 @@ class UserError(Exception):
     """A command failed. The user sees the message as one line, and the exit code is 1."""
 
 
+def first_line(error: Exception) -> str:
+    """The first line of another library's message, or the error's ``repr`` where it has none."""
+    return next(iter(str(error).strip().splitlines()), repr(error))
+
+
 class ServiceError(Exception):
     """A request, or one text of it, has no result.
 

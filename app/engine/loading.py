@@ -9,7 +9,7 @@ from app.engine.bundle import Bundle
 from app.engine.model import Model
 from app.engine.tuning import Plan, tune
 from app.engine.worker import Steps
-from app.errors import ServiceError, UserError
+from app.errors import ServiceError, UserError, first_line
 from app.settings import Settings
 
 WARM_UP_TEXTS = (1, 8)
@@ -51,7 +51,9 @@ def load(path: Path, settings: Settings, cpus: float, plan: Plan | None = None) 
     try:
         results = [r for texts in WARM_UP_TEXTS for r in model.infer([encoding] * texts)]
     except Exception as error:  # onnxruntime's exceptions share no base class
-        raise UserError(f"{path}: ONNX Runtime cannot compute the model: {error}") from error
+        raise UserError(
+            f"{path}: ONNX Runtime cannot compute the model: {first_line(error)}"
+        ) from error
     if any(isinstance(result, ServiceError) for result in results):
         raise UserError(f"{path}: the model gives no finite logits")
     if model.kernels:

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import onnxruntime as ort
 
-from app.errors import UserError
+from app.errors import UserError, first_line
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 NO_CUDA = (
@@ -74,8 +74,7 @@ def open_session(
             disabled_optimizers=SLOW_ON_CPU if provider == CPU else None,
         )
     except Exception as error:  # onnxruntime's exceptions share no base class
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"ONNX Runtime cannot load {path}: {first_line}") from error
+        raise UserError(f"ONNX Runtime cannot load {path}: {first_line(error)}") from error
     if session.get_providers()[0] != provider:  # it falls back to the CPU without a word
         raise UserError(NO_CUDA)
     return session

@@ -23,7 +23,7 @@ from app.engine.predictions import (
 )
 from app.engine.results import item
 from app.engine.tuning import tune
-from app.errors import ServiceError, UserError
+from app.errors import ServiceError, UserError, first_line
 from app.files.classifier import ClassifiedChunk
 from app.files.tables import Chunk
 from app.settings import Settings
@@ -119,8 +119,7 @@ class LocalClassifier:
         try:
             return infer(self._model, batch)
         except Exception as error:  # onnxruntime's exceptions share no base class
-            first_line = next(iter(str(error).splitlines()), type(error).__name__)
-            raise UserError(f"ONNX Runtime failed: {first_line}") from error
+            raise UserError(f"ONNX Runtime failed: {first_line(error)}") from error
 
     def _results(
         self, chunk: Chunk, future: Future[_TokenizedChunk], advance: Callable[[int], None]

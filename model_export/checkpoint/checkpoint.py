@@ -12,12 +12,11 @@ from transformers.modeling_utils import no_init_weights
 
 from app.engine.bundle import sha256
 from app.engine.preprocessing import Preprocessing
-from app.errors import UserError
+from app.errors import UserError, first_line
 from model_export.checkpoint.layout import choose_files, shards
 from model_export.checkpoint.source import origin
 from model_export.checkpoint.tokenizer import load_tokenizer
 from model_export.checkpoint.weights import Fit, load_weights
-from model_export.errors import first_line
 
 # Position ids of these start at padding_idx + 1, so the rows before it are never used.
 OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"}

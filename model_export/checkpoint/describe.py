@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from app.engine.preprocessing import Preprocessing
-from app.errors import UserError
+from app.errors import UserError, first_line
 from model_export.checkpoint.checkpoint import (
     canonical_labels,
     empty_classifier,
@@ -31,7 +31,6 @@ from model_export.checkpoint.metadata import (
     read_tokenizer,
 )
 from model_export.checkpoint.weights import Fit, Shape, check_fit, fit
-from model_export.errors import first_line
 
 T = TypeVar("T")
 NUMBERED_LAYER = re.compile(r"(?P<stack>.+?)\.(?P<number>\d+)\.(?P<weight>.+)")

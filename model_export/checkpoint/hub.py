@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from model_export.errors import first_line
+from app.errors import first_line
 
 TRIES = 5
 MAX_WAIT_S = 60.0

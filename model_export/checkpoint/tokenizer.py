@@ -28,8 +28,7 @@ from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.pre_tokenizers import Split
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLMRobertaTokenizerFast
 
-from app.errors import UserError
-from model_export.errors import first_line
+from app.errors import UserError, first_line
 
 # The sets of files from which a tokenizer can be made; one set is enough.
 _NEEDED: dict[str, list[tuple[str, ...]]] = {
