@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from app.engine.batching.stream_gate import StreamGate
 from app.engine.classifier import Classifier
 from app.engine.loading import Loaded, load_again
+from app.engine.machine.memory import give_back_memory
 from app.engine.model import Model
 from app.engine.tuning import Plan
 from app.engine.worker import Worker
@@ -142,6 +143,7 @@ class ServedModels:
             del old
             await asyncio.sleep(RUNNERS_END_S)
             gc.collect()  # it refers to itself, and a model is large
+            give_back_memory()
 
     async def _replace(self, name: str) -> Classifier:
         """Load the named model's bundle and have it answer; gives the one that answered before."""
