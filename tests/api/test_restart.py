@@ -40,7 +40,7 @@ def test_a_start_that_fails_leaves_no_thread(
     names = []
 
     def fail_at_the_second(
-        classifier: Classifier, model: Model, *arguments: Any, **more: Any
+        classifier: Classifier, model: Model, *arguments: Any, **options: Any
     ) -> None:
         names.append(model.name)
         if len(names) == 2:
