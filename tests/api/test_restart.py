@@ -16,8 +16,8 @@ from tests.conftest import SET_BY_HAND
 from tests.support.tiny_bundle import make_bundle
 
 
-def _runner_threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("runner-")}
+def _runner_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("runner-")}
 
 
 def test_an_application_can_be_started_again(bundle: Path) -> None:
