@@ -39,6 +39,16 @@ _BEFORE_A_VALUE = np.zeros(256, dtype=np.bool_)
 _BEFORE_A_VALUE[list(b"[{,:")] = True
 
 
+# By pydantic's types of faults.
+FAULTS = {
+    "missing": "is required",
+    "none_required": "must be left out",
+    "model_type": "must be an object",
+    "too_short": "must not have fewer items than {min_length}",
+    "too_long": "must not have more items than {max_length}",
+}
+
+
 def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
@@ -176,8 +186,12 @@ def _values(text: str) -> int:
 
 
 def _first_fault(error: ValidationError) -> str:
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    if place:
-        return f"{place}: {first['msg']}"
-    return first["msg"] if first["type"] == "unknown_field" else "the body must be a JSON object"
+    """Which field is wrong, and what is accepted."""
+    fault = error.errors()[0]
+    place = ".".join(str(part) for part in fault["loc"])
+    if place and fault["type"] in FAULTS:
+        return f"{place} {FAULTS[fault['type']].format_map(fault.get('ctx', {}))}"
+    if place:  # "Input should be a valid string"
+        words = fault["msg"].replace("Input should be", "must be").replace("a valid ", "a ")
+        return f"{place} {words}"
+    return fault["msg"] if fault["type"] == "unknown_field" else "the body must be a JSON object"

@@ -1,8 +1,10 @@
 """The documents of the native API. Answers are built as plain dicts, hence typed dicts."""
 
+import re
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -19,6 +21,8 @@ from app.engine.predictions import Overflow, Split
 from app.engine.preprocessing import VISIBLE, Preprocessing
 from app.engine.results import FailedItem, Prediction, Word
 from app.engine.session import Int8Kernels
+
+LANGUAGE_TAG = re.compile("[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}")  # BCP 47
 
 
 class RequestBody(BaseModel):
@@ -57,6 +61,12 @@ def _texts(value: Any) -> str | list[str]:
     return value
 
 
+def _language_tag(value: str) -> str:
+    if not LANGUAGE_TAG.fullmatch(value):
+        raise PydanticCustomError("language", "must be a language tag such as 'en' or 'pt-BR'")
+    return value
+
+
 Texts = Annotated[
     str | list[str],
     PlainValidator(_texts, json_schema_input_type=Text | Annotated[list[str], Field(min_length=1)]),
@@ -79,9 +89,9 @@ class ClassifyRequest(RequestBody):
     split: Split | None = Field(
         default=None, description="sentences: classify each sentence as well, by itself"
     )
-    language: str = Field(
+    language: Annotated[str, AfterValidator(_language_tag)] = Field(
         default="en",
-        pattern="^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}$",
+        json_schema_extra={"pattern": f"^{LANGUAGE_TAG.pattern}$"},
         description="language whose abbreviations end no sentence, as BCP 47 tag",
         examples=["en", "pt-BR"],
     )

@@ -27,7 +27,7 @@ def _inputs(value: object) -> str:
 
 
 BAD = [
-    _case("no field", "{}", 422, "invalid_request", "inputs: Field required"),
+    _case("no field", "{}", 422, "invalid_request", "inputs is required"),
     _case("wrong type", _inputs(1), 422, "invalid_request", "a string or a list of strings"),
     _case("null", _inputs(None), 422, "invalid_request", "a string or a list of strings"),
     _case("mixed list", _inputs(["a", 1]), 422, "invalid_request", "a string or a list of strings"),
@@ -44,7 +44,20 @@ BAD = [
     _case("odd field", '{"\\ud800": 1}', 422, "invalid_request", "unknown field"),
     _case("overflow", '{"inputs": "a", "overflow": "x"}', 422, "invalid_request", "'truncate'"),
     _case("odd overflow", '{"inputs": "a", "overflow": "\\ud800"}', 422, "invalid_request", "over"),
-    _case("model type", '{"inputs": "a", "model": 1}', 422, "invalid_request", "model: "),
+    _case(
+        "language",
+        '{"inputs": "a", "language": "english please"}',
+        422,
+        "invalid_request",
+        "language must be a language tag such as 'en' or 'pt-BR'",
+    ),
+    _case(
+        "model type",
+        '{"inputs": "a", "model": 1}',
+        422,
+        "invalid_request",
+        "model must be a string",
+    ),
     _case("model", '{"inputs": "a", "model": "x"}', 404, "model_not_found", "served are: tiny"),
     _case("odd model", '{"inputs": "a", "model": "\\ud800"}', 404, "model_not_found", "tiny"),
     _case("empty body", "", 422, "invalid_request", "must be a JSON object"),

@@ -176,4 +176,4 @@ def test_odd_options_are_named(client: TestClient, field: dict[str, object]) -> 
     headers = {"content-type": "application/json"}
     answer = client.post("/classify", content=content, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
-    assert answer.json()["detail"].startswith(f"{next(iter(field))}: ")
+    assert answer.json()["detail"].startswith(f"{next(iter(field))} must be ")

@@ -111,7 +111,7 @@ def test_the_headers_say_how_long_it_took(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "code", "error_type", "says"),
     [
-        ({}, "invalid_request", "Validation", "inputs: Field required"),
+        ({}, "invalid_request", "Validation", "inputs is required"),
         ({"inputs": 1}, "invalid_request", "Validation", "a string or a list of strings"),
         ({"inputs": []}, "invalid_request", "Validation", "at least one text"),
         ({"inputs": [["a", "b"]]}, "invalid_request", "Validation", "pairs of texts are not supp"),
@@ -128,10 +128,10 @@ def test_the_headers_say_how_long_it_took(bundle: Path) -> None:
             {"inputs": "a", "truncation_direction": "Left"},
             "invalid_request",
             "Validation",
-            "truncation_direction: Input should be 'right' or 'Right'",
+            "truncation_direction must be 'right' or 'Right'",
         ),
-        ({"inputs": "a", "raw_scores": 1}, "invalid_request", "Validation", "raw_scores: "),
-        ({"inputs": "a", "truncate": "no"}, "invalid_request", "Validation", "truncate: "),
+        ({"inputs": "a", "raw_scores": 1}, "invalid_request", "Validation", "raw_scores must be"),
+        ({"inputs": "a", "truncate": "no"}, "invalid_request", "Validation", "truncate must be"),
     ],
 )
 def test_a_bad_request_has_teis_members(

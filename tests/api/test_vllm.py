@@ -106,18 +106,18 @@ def test_what_clients_send_besides_is_ignored(client: OpenAI) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({}, "input: Field required"),
-        ({"input": None}, "input: must be a string or a list of strings"),
-        ({"input": [1, 2]}, "input: must be a string or a list of strings"),
-        ({"input": [["a", "b"]]}, "input: must be a string or a list of strings"),
+        ({}, "input is required"),
+        ({"input": None}, "input must be a string or a list of strings"),
+        ({"input": [1, 2]}, "input must be a string or a list of strings"),
+        ({"input": [["a", "b"]]}, "input must be a string or a list of strings"),
         ({"input": []}, "at least one text"),
         ({"input": ["a"] * 1001}, "there are 1001 texts; at most 1000"),
         ({"input": ["a", ""]}, "text 1, counted from 0: the text is empty"),
-        ({"messages": []}, "input: Field required"),
-        ({"input": "a", "model": 1}, "model: Input should be a valid string"),
-        ({"input": "a", "truncate_prompt_tokens": 8}, "truncate_prompt_tokens: Input should be -1"),
-        ({"input": "a", "truncation_side": "left"}, "truncation_side: Input should be 'right'"),
-        ({"input": "a", "use_activation": 0}, "use_activation: "),
+        ({"messages": []}, "input is required"),
+        ({"input": "a", "model": 1}, "model must be a string"),
+        ({"input": "a", "truncate_prompt_tokens": 8}, "truncate_prompt_tokens must be -1"),
+        ({"input": "a", "truncation_side": "left"}, "truncation_side must be 'right'"),
+        ({"input": "a", "use_activation": 0}, "use_activation must be"),
     ],
 )
 def test_the_client_shows_what_was_wrong(client: OpenAI, body: Any, says: str) -> None:

@@ -68,7 +68,11 @@ def test_what_is_overridden_of_uvicorn_is_listed() -> None:
         (run.Server, uvicorn.Server, run.OVERRIDDEN),
     ):
         names = {name for name in vars(of_uvicorn) if not name.startswith("__")}
-        assert names & set(vars(ours)) == set(listed)
+        differs = sorted((names & set(vars(ours))) ^ set(listed))
+        assert not differs, (
+            f"uvicorn {uvicorn.__version__} changed {of_uvicorn.__name__}, or OVERRIDDEN in "
+            f"{ours.__module__} is wrong; compare: {', '.join(differs)}"
+        )
 
 
 def test_clients_that_pipeline_and_do_not_read_take_no_memory(open_process: Process) -> None:
