@@ -23,14 +23,13 @@ def _runner_threads() -> set[threading.Thread]:
 def test_an_application_can_be_started_again(bundle: Path) -> None:
     """A second lifespan in the same process loads the models again and answers."""
     app = create_app(Settings.model_validate({"model": (bundle,), **SET_BY_HAND}))
-    lifecycle = app.state.service.lifecycle
     for _ in range(2):
         with TestClient(app) as client:
-            assert lifecycle.stage is Stage.READY
+            assert app.state.service.lifecycle.stage is Stage.READY
             assert client.get("/health/ready").status_code == 200
             answer = client.post("/classify", json={"inputs": "love"})
             assert answer.json()["results"][0]["label"] == "positive"
-        assert lifecycle.stage is Stage.STOPPED
+        assert app.state.service.lifecycle.stage is Stage.STOPPED
 
 
 def test_a_start_that_fails_leaves_no_thread(
