@@ -43,7 +43,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
     except asyncio.CancelledError:
-        if left and not working.uncancel():  # above 0: the server cancels, too
+        if left and not working.uncancel():  # 0: the server has not cancelled
             raise ClientDisconnected("the client closed the connection before its answer") from None
         raise
     finally:

@@ -91,8 +91,8 @@ async def explain(request: Request) -> Response:
 
     The text is classified again without each word in turn. A word that speaks for the label has a
     contribution above 0, and a word that speaks against it has one below 0. A text may have at
-    most 128 words and 4,000 characters. The copies of the text that lack one word may have
-    together at most half of `max_queue_tokens`.
+    most 128 words and 4,000 characters. All copies of the text, each without one word, may
+    together have at most half of `max_queue_tokens`.
     """
     body = await read_body(request, ExplainRequest)
     classifier = Service.of(request).models.classifier(body.model)

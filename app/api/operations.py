@@ -27,7 +27,7 @@ metrics_router = APIRouter(tags=["operations"])  # it may have a port of its own
 
 @router.get("/health/live", responses=documented(NotReady))
 async def live(request: Request) -> Status:
-    """Succeeds while the process works or can recover by itself. If this fails, restart it."""
+    """Succeeds if the process works or can recover by itself; otherwise restart the process."""
     Service.of(request).models.check_live()
     return {"status": "live"}
 
@@ -37,7 +37,7 @@ async def live(request: Request) -> Status:
 async def ready(request: Request) -> Status:
     """Succeeds while you can send traffic.
 
-    Then the models are warm, inference works, and shutdown has not begun.
+    This means that the models are warm, inference works, and shutdown has not begun.
     """
     await Service.of(request).models.check_ready()
     return {"status": "ready"}

@@ -41,7 +41,7 @@ class RequestBody(BaseModel):
         return body
 
 
-# A text that is accepted if a request has no other. The pattern is only for OpenAPI: the model
+# A text that is accepted as the only text of a request. The pattern is only for OpenAPI: the model
 # checks each text, so that each bad text gets its own error.
 Text = Annotated[str, Field(pattern=rf"^[^\x00]*{VISIBLE.pattern}[^\x00]*$")]
 

@@ -40,7 +40,7 @@ class Service:
         self.metrics = Metrics()
         self.lifecycle = Lifecycle(settings.drain_ms / 1000)
         self.models = ServedModels(settings, self.lifecycle, self.cpus, self._classifier_of)
-        self.worker: Worker  # for work that would block the event loop; set while it runs
+        self.worker: Worker  # for work that would block the event loop; set by running()
         self.tracer: Tracer | None = None
         least = 2 * settings.max_body_bytes  # a compressed body and its decompressed content
         share = max(least, available_memory() // MEMORY_SHARE)

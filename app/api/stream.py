@@ -76,7 +76,7 @@ _DOCUMENTED = {
     openapi_extra=_DOCUMENTED,
 )
 async def classify_stream(request: Request) -> Response:
-    """Classify any number of texts, which are answered while you send them, at constant memory.
+    """Classify any number of texts. They are answered while you send them, at constant memory.
 
     For each line `{"id": ..., "text": ...}` you get a line with the same id and the result, or an
     `error`, in the same order. A bad line gets its error in its place. The client must read while
