@@ -1,4 +1,4 @@
-"""What the classifying routes share: a request's texts in, their answer out."""
+"""What all routes that classify share: from the texts of a request to its answer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,10 +19,10 @@ from app.errors import ServiceError, TooManyTexts
 async def classify_texts(
     request: Request, texts: Sequence[str], *, model: str | None, options: Options = DEFAULTS
 ) -> Classification:
-    """Classify the texts of a request, which stop being work when its client leaves.
+    """Classify the texts of a request. The work is cancelled if the client disconnects.
 
     Raises:
-        TooManyTexts: there are more than a request may have.
+        TooManyTexts: there are more texts than a request may have.
         ServiceError: ``model`` is not served, or the request as a whole failed.
     """
     service = Service.of(request)
@@ -37,17 +37,17 @@ async def classify_texts(
 
 
 def every_prediction(outcomes: Sequence[Outcome]) -> list[Prediction]:
-    """The predictions, for answers without a place for the error of one text.
+    """The predictions, for answers that have no place for the error of one text.
 
     Raises:
-        ServiceError: that of the first text without one, which it names.
+        ServiceError: the error of the first bad text. Among several texts, it names the text.
     """
     predictions = []
     for index, outcome in enumerate(outcomes):
         if isinstance(outcome, ServiceError):
             if len(outcomes) == 1:
                 raise outcome
-            # A new one: other texts, and other requests, may have the same.
+            # A new error: other texts and other requests may share the original.
             detail = f"text {index}, counted from 0: {outcome.detail}"
             raise type(outcome)(detail, retry_after_s=outcome.retry_after_s) from None
         predictions.append(outcome)
@@ -55,13 +55,13 @@ def every_prediction(outcomes: Sequence[Outcome]) -> list[Prediction]:
 
 
 def version(model: Model) -> ModelVersion:
-    """What answered."""
+    """The model that answered."""
     return {"name": model.name, "revision": model.revision, "precision": model.precision}
 
 
 def json_answer(content: Any, done: Classification) -> Response:
-    """The answer, and in its headers where the time went."""
-    # Straight to JSON: what was just built need not be validated and copied.
+    """The answer as JSON, with a header that says where the time went."""
+    # Serialized directly: FastAPI would validate and copy what was just built.
     return Response(to_json(content), media_type="application/json", headers=timing(done))
 
 

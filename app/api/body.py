@@ -1,7 +1,7 @@
-"""A request's JSON body, read and validated with errors that say what was wrong.
+"""Reads a request's JSON body and validates it, with errors that say what was wrong.
 
-FastAPI would do it from the route's signature, but the event loop's time counts beside a small
-model, and its errors would have to be taken apart again to be clear.
+FastAPI could do this from the route's signature. But with a small model, time on the event loop
+matters, and FastAPI's errors would have to be rewritten to be clear.
 """
 
 import json
@@ -25,15 +25,15 @@ from app.errors import (
 
 Body = TypeVar("Body", bound=BaseModel)
 
-# Bodies of up to so many bytes are parsed on the event loop, which they hold for a few
-# milliseconds at most.
+# Bodies of up to this size are parsed on the event loop. They block it for a few milliseconds at
+# most.
 INLINE_BYTES = 65_536
 
-# Values, names and brackets of a JSON document that takes some 30 ms to parse, in which nothing
-# else runs: Python's parser keeps the lock. Two megabytes can hold ten times as many, and the
-# texts of a request need a hundredth.
+# The most values, names and brackets of a JSON document. To parse this many takes some 30 ms, in
+# which nothing else runs, because Python's parser keeps the global interpreter lock (GIL). Two
+# megabytes can hold ten times as many; the texts of a request need a hundredth.
 MAX_VALUES = 100_000
-VALUES_PER_TEXT = 2  # at most, in any of the protocols: a text in a row of its own
+VALUES_PER_TEXT = 2  # the most in any of the protocols: the text, and a row of its own around it
 
 _BEFORE_A_VALUE = np.zeros(256, dtype=np.bool_)
 _BEFORE_A_VALUE[list(b"[{,:")] = True
@@ -59,18 +59,19 @@ def _finite(digits: str) -> float:
     return value
 
 
-# As json.loads, but NaN and Infinity are no JSON, nor is 1e999, which would become one.
+# Like json.loads, but it refuses NaN and Infinity, which are not JSON, and numbers such as 1e999,
+# which would become Infinity.
 DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 async def read_body(request: Request, schema: type[Body]) -> Body:
-    """The body, decompressed, as ``schema``.
+    """The body, decompressed and validated as ``schema``.
 
     Raises:
-        UnsupportedMediaType: it is not declared as JSON, or compressed in another way than ours.
+        UnsupportedMediaType: its content-type is not JSON, or its content-encoding is unknown.
         PayloadTooLarge: decompressed, it has more bytes than a body may have.
-        InvalidRequest: it is not JSON, or not what the schema says.
-        ClientDisconnected: the client left before it was complete.
+        InvalidRequest: it is not JSON, or does not match the schema.
+        ClientDisconnected: the client disconnected before the body was complete.
         DeadlineExceeded, ShuttingDown: there was no time to parse it.
     """
     body = await read_bytes(request)
@@ -82,10 +83,10 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
 
 
 async def validated(request: Request, body: bytes, schema: type[Body]) -> Body:
-    """A request's JSON as ``schema``.
+    """A decompressed body, parsed as JSON and validated as ``schema``.
 
     Raises:
-        InvalidRequest: it is not JSON, or not what the schema says.
+        InvalidRequest: it is not JSON, or does not match the schema.
         DeadlineExceeded, ShuttingDown: there was no time to parse it.
     """
     service = Service.of(request)
@@ -150,7 +151,7 @@ def _is_json(content_type: str) -> bool:
 
 
 def parse(content: bytes, what: str, *, max_values: int = MAX_VALUES) -> Any:
-    """JSON, whatever it holds; ``what`` says in an error what it was.
+    """The value of a JSON document, of any type. ``what`` names the document in errors.
 
     Raises:
         InvalidRequest: it is not JSON, or has more than ``max_values`` values, names and brackets.
@@ -159,24 +160,25 @@ def parse(content: bytes, what: str, *, max_values: int = MAX_VALUES) -> Any:
         text = content.decode(json.detect_encoding(content), "surrogatepass")
         if len(text) > max_values and _values(text) > max_values:
             raise InvalidRequest(f"{what} has more than {max_values} values, names and brackets")
-        # Not pydantic's parser: it refuses the whole body for half of a surrogate pair in one
-        # text, which should fail alone.
+        # Not pydantic's parser: half of a surrogate pair in one text makes it refuse the whole
+        # body, and only that text should fail.
         with collector_paused():
             return DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise InvalidRequest(
             f"{what} is not valid JSON: {error.msg} at character {error.pos}"
         ) from None
-    except (ValueError, RecursionError):  # what is no UTF-8 is a ValueError as well
+    except (ValueError, RecursionError):  # invalid UTF-8 raises a ValueError, too
         raise InvalidRequest(
             f"{what} is not JSON in UTF-8, or too deeply nested, or has a huge number or NaN"
         ) from None
 
 
 def _values(text: str) -> int:
-    """How many values, names and brackets a JSON document has; its texts may hold any sign.
+    """The number of values, names and brackets in a JSON document.
 
-    Takes 15 ms for two megabytes, half of it without Python's lock.
+    Brackets, commas and colons inside strings do not count. This takes 15 ms for two megabytes,
+    half of it without the GIL.
     """
     content = text.encode("utf-8", "surrogatepass")
     unescaped = content.replace(rb"\\", b"").replace(rb"\"", b"")

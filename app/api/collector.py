@@ -1,4 +1,4 @@
-"""Python's garbage collector, paused while a body is parsed."""
+"""Pauses Python's garbage collector while a body is parsed."""
 
 import gc
 import threading
@@ -12,10 +12,11 @@ _was_enabled = False
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep the collector off meanwhile; afterwards it is on again only if it was on before.
+    """Turn the collector off inside the context, and on again after it if it was on before.
 
-    A body may hold a million lists, and the collector would look at all of them, again and again:
-    a second, in which nobody else is answered. Pauses may overlap: the last one ends it.
+    A body may hold a million lists. The collector would look at all of them again and again, which
+    takes a second in which no other request is answered. Pauses may overlap: the collector is on
+    again after the last one.
     """
     global _pauses, _was_enabled
     with _lock:

@@ -1,4 +1,4 @@
-"""Work for a client that is still there."""
+"""Work that is cancelled when its client disconnects."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,17 +10,18 @@ from app.errors import ClientDisconnected
 
 T = TypeVar("T")
 
-# Work that takes less is finished whoever waits for it: to look takes a task of its own.
+# Shorter work is finished even if the client has left: to watch the connection takes a task.
 LOOK_AFTER_S = 0.1
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled when the client leaves before.
+    """The result of ``work``, which is cancelled if the client disconnects first.
 
-    ASGI does not cancel a request whose client is gone. The body must have been read.
+    ASGI does not cancel a request when its client disconnects. Call this only after the request's
+    body has been read.
 
     Raises:
-        ClientDisconnected: the client left.
+        ClientDisconnected: the client disconnected.
     """
     loop = asyncio.get_running_loop()
     working = cast(asyncio.Task[Any], asyncio.current_task())
@@ -42,7 +43,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
     except asyncio.CancelledError:
-        if left and not working.uncancel():  # otherwise the server cancels, too
+        if left and not working.uncancel():  # 0: the server has not cancelled
             raise ClientDisconnected("the client closed the connection before its answer") from None
         raise
     finally:

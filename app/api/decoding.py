@@ -1,4 +1,4 @@
-"""Compressed request bodies, decoded piece by piece: a few bytes may stand for gigabytes."""
+"""Decompresses request bodies in small pieces, because a few bytes can expand to gigabytes."""
 
 import zlib
 from abc import ABC, abstractmethod
@@ -8,15 +8,16 @@ import brotli
 
 from app.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 
-# What is made of a piece at once, a line of JSON for every few bytes, should be little.
+# Small, because a piece is split into lines at once, and lines of JSON can be a few bytes long.
 PIECE_BYTES = 16_384
-# Text becomes a tenth of its size, and seldom a fiftieth. What is beyond was made to do harm.
+# Text compresses to a tenth of its size, and seldom to a fiftieth. A body that expands more than
+# this was made to do harm. The ratio does not matter for the first UNSUSPICIOUS_BYTES.
 MAX_RATIO = 200
 UNSUSPICIOUS_BYTES = 1_048_576
 
 
 class Decoder(ABC):
-    """Takes a body as it arrives."""
+    """Decompresses a body while it arrives."""
 
     name: str
 
@@ -24,11 +25,11 @@ class Decoder(ABC):
         self._taken = self._given = 0
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """What ``data`` adds, in pieces of bounded size.
+        """The decompressed content of ``data``, in pieces of bounded size.
 
         Raises:
-            InvalidRequest: it is not what the content-encoding says.
-            PayloadTooLarge: it is a bomb.
+            InvalidRequest: the data does not match the content-encoding.
+            PayloadTooLarge: the body is a decompression bomb.
         """
         self._taken += len(data)
         for piece in self._pieces(data):
@@ -40,10 +41,10 @@ class Decoder(ABC):
             yield piece
 
     def end(self) -> None:
-        """The body is complete.
+        """Check that the body is complete.
 
         Raises:
-            InvalidRequest: its end is missing.
+            InvalidRequest: the end of the body is missing.
         """
         if self._taken and not self._is_complete():
             raise InvalidRequest(f"the end of the body's {self.name} is missing")
@@ -56,10 +57,10 @@ class Decoder(ABC):
 
 
 def decoder(content_encoding: str) -> Decoder:
-    """What undoes this ``content-encoding``.
+    """A decoder for this ``content-encoding``.
 
     Raises:
-        UnsupportedMediaType: it is unknown.
+        UnsupportedMediaType: the encoding is unknown.
     """
     match content_encoding.strip().lower():
         case "" | "identity":
@@ -93,7 +94,8 @@ class _Zlib(Decoder):
     def _pieces(self, data: bytes) -> Iterator[bytes]:
         try:
             while data:
-                # One member: many tiny ones would each have the rest copied.
+                # Only one member is accepted: with many tiny ones, the rest of the data would
+                # be copied for each of them.
                 if self._stream.eof:
                     raise InvalidRequest(f"the body goes on after the end of its {self.name}")
                 yield self._stream.decompress(data, PIECE_BYTES)
@@ -114,7 +116,7 @@ class _Brotli(Decoder):
 
     def _pieces(self, data: bytes) -> Iterator[bytes]:
         try:
-            # It may hold back output when all input is taken.
+            # The decompressor may still hold output after it has taken all input.
             while piece := self._stream.process(data, output_buffer_limit=PIECE_BYTES):
                 yield piece
                 data = b""

@@ -1,10 +1,10 @@
-"""The bytes that request bodies hold, all together."""
+"""Counts the bytes that all request bodies hold together."""
 
 
 class InflightBytes:
-    """A number of bytes that may be taken and given back. For the event loop.
+    """A number of bytes that may be taken and given back. Use it only on the event loop.
 
-    What is taken is taken from ``within``, too, of which this is a part.
+    If ``within`` is given, this is a part of it: bytes taken here are taken there, too.
     """
 
     def __init__(self, limit: int, *, within: "InflightBytes | None" = None) -> None:
@@ -18,14 +18,14 @@ class InflightBytes:
         return self.limit - self.taken
 
     def take(self, size: int) -> bool:
-        """Whether there was room for so many more."""
+        """Take ``size`` bytes if there is room for them. Returns whether there was."""
         if size > self.left or (self._within is not None and not self._within.take(size)):
             return False
         self.taken += size
         return True
 
     def give(self, size: int) -> None:
-        """Give back what was taken."""
+        """Give back ``size`` bytes that were taken."""
         self.taken -= size
         if self._within is not None:
             self._within.give(size)

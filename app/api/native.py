@@ -59,10 +59,11 @@ _EXPLANATION = {
     openapi_extra=documented_body(ClassifyRequest),
 )
 async def classify(request: Request) -> Response:
-    """Label, scores and logits for one text or many.
+    """Classify one text or several: label, scores and logits.
 
-    `results` is always a list, in the order of the texts. In a list, a bad text fails alone,
-    in its place; a single bad text is the error itself.
+    `results` is always a list, in the order of the texts. If one text of a list is bad, its place
+    in `results` has its error, and the other texts are still classified. If you send a single
+    text and it is bad, the request fails with its error.
     """
     body = await read_body(request, ClassifyRequest)
     single = isinstance(body.inputs, str)
@@ -86,11 +87,12 @@ async def classify(request: Request) -> Response:
     openapi_extra=documented_body(ExplainRequest),
 )
 async def explain(request: Request) -> Response:
-    """What each word of a text contributes to its label.
+    """Explain what each word of a text contributes to its label.
 
-    The text is classified without each word in turn. A word that speaks for the label contributes
-    more than 0, one that speaks against it less. At most 128 words and 4,000 characters; all texts
-    without a word together may have half of `max_queue_tokens`.
+    The text is classified again without each word in turn. A word that speaks for the label has a
+    contribution above 0, and a word that speaks against it has one below 0. A text may have at
+    most 128 words and 4,000 characters. All copies of the text, each without one word, may
+    together have at most half of `max_queue_tokens`.
     """
     body = await read_body(request, ExplainRequest)
     classifier = Service.of(request).models.classifier(body.model)
@@ -108,7 +110,10 @@ async def explain(request: Request) -> Response:
 
 
 def _whole_failure(outcomes: Sequence[Outcome], *, single: bool) -> ServiceError | None:
-    """The error of the request: of its only text, or ours when not one text has an answer."""
+    """The error of the whole request, if no text has a result.
+
+    It is the error of a single text, or in a list the first server error (5xx).
+    """
     errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
     if len(errors) < len(outcomes):
         return None

@@ -1,4 +1,4 @@
-"""Newline-delimited JSON as it arrives: lines of bounded length from pieces of any size."""
+"""Reads newline-delimited JSON while it arrives: pieces of any size, lines of bounded length."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -11,25 +11,25 @@ from app.api.body import parse
 from app.engine.results import Outcome, item
 from app.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
 
-# Lines that are classified together, at most.
+# The most lines that are classified together.
 GROUP_LINES = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line's text, or what is wrong with it; ``id`` is any JSON, as its sender wrote it."""
+    """The text of a line, or its error. ``id`` is any JSON value, as the client sent it."""
 
     id: Any
     text: str | ServiceError
-    reserved: int = 0  # bytes, until it is answered
+    reserved: int = 0  # bytes, which are released when the line is answered
 
 
 class LineReader:
-    """Cuts pieces into lines. Blank ones are left out, but counted.
+    """Cuts pieces into lines. Blank lines are left out, but count in the line numbers.
 
-    A line that goes on after its piece is kept until its end, if ``reserve`` finds room for its
-    bytes; without room it is ``Overloaded``, and its bytes are dropped. ``release`` gets the bytes
-    back when the line is answered.
+    A line may continue in the next piece. If ``reserve`` finds room for its bytes, they are kept
+    until the line ends. Otherwise they are dropped, and the line's error is ``Overloaded``.
+    When the line is answered, ``release`` is called with the number of its reserved bytes.
     """
 
     def __init__(
@@ -42,19 +42,20 @@ class LineReader:
         self._max_bytes = max_bytes
         self._reserve = reserve
         self._release = release
-        self._group_lines = 1  # of the next group, at most
-        self._number = 1  # of the line that has no end yet
-        self._kept = bytearray()  # what there is of it
-        self._size = 0  # in bytes, also of what was dropped
-        self._error: ServiceError | None = None  # why it was
-        self._reserved = 0  # for this line, and for those that have no answer yet
+        self._group_lines = 1  # the most lines of the next group
+        self._number = 1  # number of the line that has not ended yet
+        self._kept = bytearray()  # the bytes of that line so far
+        self._size = 0  # bytes of that line so far, including dropped ones
+        self._error: ServiceError | None = None  # why the bytes were dropped
+        self._reserved = 0  # bytes of that line, and of lines not answered yet
 
     def feed(self, piece: bytes, group_bytes: Callable[[], int]) -> Iterator[list[Line]]:
         """The lines that end in this piece, in groups.
 
-        A group ends with the line that makes it as long as ``group_bytes`` says when it begins.
-        The first is a single line, which is answered soon, and each may have twice the lines of
-        the one before: of many streams that begin at once, none is far ahead.
+        ``group_bytes`` is called when a group begins. The group ends with the line that makes it
+        that many bytes long. The first group is a single line, which is answered soon. Each
+        further group may have twice as many lines as the one before, so that no stream gets far
+        ahead when many begin at once.
         """
         *ends, rest = piece.split(b"\n")
         first = 0
@@ -72,15 +73,15 @@ class LineReader:
         self._keep(rest)
 
     def end(self) -> list[Line]:
-        """The last line, if the stream did not end with the line's end."""
+        """The last line, if the stream ended without a newline."""
         return self._line(b"")
 
     def answered(self, lines: Iterable[Line]) -> None:
-        """Release what was reserved for these lines."""
+        """Release the bytes that are reserved for these lines."""
         self._give_back(sum(line.reserved for line in lines))
 
     def close(self) -> None:
-        """Release everything: nothing will be answered any more."""
+        """Release all reserved bytes: no more lines will be answered."""
         self._give_back(self._reserved)
 
     def _line(self, end: bytes) -> list[Line]:
@@ -105,7 +106,7 @@ class LineReader:
             )
 
     def _keep(self, part: bytes) -> None:
-        """Keep a part of a line that goes on, unless the line is dropped."""
+        """Keep the first part of a line that has not ended, unless the line was dropped."""
         if self._error is not None:
             return
         if self._reserve(len(part)):
@@ -130,17 +131,17 @@ class LineReader:
 
 
 def answer_line(line: Line, outcome: Outcome) -> bytes:
-    """The answer to a line, with its id."""
-    # Not all at once: an id may hold what this serializer refuses, half of a surrogate pair.
+    """The answer to a line, as a line of JSON with the same id."""
+    # The id is serialized apart: it may hold half of a surrogate pair, which to_json refuses.
     return b'{"id":%b,%b\n' % (json.dumps(line.id).encode(), to_json(item(outcome))[1:])
 
 
 def _parsed(content: bytes, number: int) -> tuple[Any, str | ServiceError]:
-    """A line's id, and its text or what is wrong with it."""
+    """The id of a line, and its text or its error."""
     try:
         value = parse(content, f"line {number}")
     except InvalidRequest as error:
-        # A new one: with what was raised, its frames and the line would be kept.
+        # A new error: the raised one would keep its stack frames, and so the line, in memory.
         return None, InvalidRequest(error.detail)
     if not isinstance(value, dict):
         return None, InvalidRequest(f'line {number} must be an object: {{"id", "text"}}')

@@ -1,4 +1,4 @@
-"""What OpenAPI says of routes that read their request and build their answer by hand."""
+"""OpenAPI descriptions for routes that read their request and build their answer by hand."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ from app.errors import (
     UnsupportedMediaType,
 )
 
-# What may befall a route that classifies.
+# The errors of a route that classifies.
 ERRORS = (
     Unauthorized,
     ModelNotFound,
@@ -44,18 +44,21 @@ ERRORS = (
 
 
 def documented_body(schema: type[BaseModel]) -> dict[str, Any]:
-    """The ``openapi_extra`` of a route that reads such a body."""
+    """The ``openapi_extra`` of a route that reads a body with this schema."""
     content = {"application/json": {"schema": _inlined(schema.model_json_schema())}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def example(value: Any) -> dict[int | str, Any]:
-    """The ``responses`` of a route for an answer such as this."""
+    """The ``responses`` of a route, with ``value`` as an example of its answer."""
     return {200: {"content": {"application/json": {"example": value}}}}
 
 
 def documented(*errors: type[ServiceError], form: type = Problem) -> dict[int | str, Any]:
-    """The ``responses`` of a route that may fail with these, in a form that a problem has."""
+    """The ``responses`` of a route that may fail with these errors.
+
+    ``form`` is the type of the JSON document that describes an error.
+    """
     schema = _inlined(TypeAdapter(form).json_schema())
     by_status: dict[int, list[type[ServiceError]]] = {}
     for error in errors:
@@ -76,7 +79,10 @@ def _examples(errors: list[type[ServiceError]]) -> dict[str, Any]:
 
 
 def _inlined(schema: dict[str, Any]) -> Any:
-    """The schema with what it refers to in its place: OpenAPI has no ``#/$defs`` at its root."""
+    """The schema with each ``$ref`` replaced by its definition.
+
+    OpenAPI has no ``#/$defs`` at its root.
+    """
     definitions = schema.pop("$defs", {})
 
     def inlined(part: Any) -> Any:

@@ -1,4 +1,4 @@
-"""For those who run the service: health, metrics, what is served and on what."""
+"""Routes for operators: health, metrics, the served models, versions and hardware."""
 
 import platform
 
@@ -22,12 +22,12 @@ from app.errors import (
 )
 
 router = APIRouter(tags=["operations"])
-metrics_router = APIRouter(tags=["operations"])  # which may have a port of its own
+metrics_router = APIRouter(tags=["operations"])  # it may have a port of its own
 
 
 @router.get("/health/live", responses=documented(NotReady))
 async def live(request: Request) -> Status:
-    """The process works, or can recover by itself; otherwise restart it."""
+    """Succeeds if the process works or can recover by itself; otherwise restart the process."""
     Service.of(request).models.check_live()
     return {"status": "live"}
 
@@ -35,14 +35,17 @@ async def live(request: Request) -> Status:
 @router.get("/health", responses=documented(NotReady, ShuttingDown))
 @router.get("/health/ready", responses=documented(NotReady, ShuttingDown))
 async def ready(request: Request) -> Status:
-    """Send traffic: the models are warm, inference works, shutdown has not begun."""
+    """Succeeds while you can send traffic.
+
+    This means that the models are warm, inference works, and shutdown has not begun.
+    """
     await Service.of(request).models.check_ready()
     return {"status": "ready"}
 
 
 @router.get("/info", responses=documented(Unauthorized, RateLimited, NotReady))
 async def info(request: Request) -> Info:
-    """Versions, the device really in use, and the limits."""
+    """Versions, the device that is really in use, and the limits."""
     service = Service.of(request)
     settings = service.settings
     default = service.models.classifier(None)
@@ -101,14 +104,17 @@ async def models(request: Request) -> Models:
     responses=documented(Unauthorized, ModelNotFound, InvalidBundle, NotReady, ShuttingDown),
 )
 async def reload(request: Request, name: str) -> Status:
-    """Load a model's bundle again, while the model that is there answers; needs an admin key."""
+    """Load a model's bundle again. Needs an admin key.
+
+    The old model answers until the new one is loaded.
+    """
     await Service.of(request).models.reload(name)
     return {"status": "reloaded"}
 
 
 @metrics_router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """Prometheus text, or OpenMetrics where it is asked for."""
+    """Metrics as Prometheus text, or as OpenMetrics if the request asks for it."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(
         encode(Service.of(request).metrics.registry), headers={"content-type": content_type}

@@ -1,4 +1,4 @@
-"""The try-it page at / and its files: plain HTML, CSS and JavaScript, nothing from elsewhere."""
+"""The try-it page at / and its files: plain HTML, CSS and JavaScript, all from this service."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from fastapi.staticfiles import StaticFiles
 router = APIRouter()
 
 _DIRECTORY = Path(__file__).parents[1] / "web"
-# It knows no file beyond its directory, and answers 304 to an ETag that still holds.
+# It serves no file outside its directory, and answers 304 if the client's ETag is still valid.
 _FILES = StaticFiles(directory=_DIRECTORY)
 _DOCS_LINK = '<a href="docs">API documentation</a>'
 _HEADERS = {
@@ -25,7 +25,7 @@ _HEADERS = {
 @router.get("/", response_class=HTMLResponse)
 @router.get("/web/{name}", include_in_schema=False)
 async def page(request: Request) -> Response:
-    """A page to try the service."""
+    """A web page for trying the service."""
     name = request.path_params.get("name", "index.html")
     response: Response
     if name == "index.html" and not request.app.openapi_url:  # --docs off

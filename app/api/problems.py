@@ -1,4 +1,4 @@
-"""Errors become answers here, and nowhere else: application/problem+json, RFC 9457."""
+"""The only place where errors become answers: application/problem+json, RFC 9457."""
 
 import json
 import math
@@ -16,7 +16,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 def problem(error: ServiceError, request_id: str, /, **members: Any) -> Response:
-    """The answer to a request that failed, with the ``members`` that its protocol has."""
+    """The answer to a request that failed. ``members`` are the fields that its protocol adds."""
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -27,7 +27,7 @@ def problem(error: ServiceError, request_id: str, /, **members: Any) -> Response
 
 
 def document(kind: type[ServiceError], detail: str, request_id: str) -> Problem:
-    """What such an answer says."""
+    """The JSON document of an answer to this kind of error."""
     return {
         "type": f"urn:sentiment:{kind.code}",
         "title": kind.title,
@@ -45,7 +45,7 @@ async def _on_service_error(request: Request, error: ServiceError) -> Response:
 
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
     if error.status_code == MethodNotAllowed.status:
-        # Of all the routes of this path; Starlette names the methods of the first.
+        # The methods of all routes of this path: Starlette names only those of the first.
         routes = [r for r in request.app.state.routes if r.matches(request.scope)[0] != Match.NONE]
         methods = {method for route in routes for method in route.methods}
         allowed = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))

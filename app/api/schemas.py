@@ -1,4 +1,4 @@
-"""The documents of the native API. Answers are built as plain dicts, hence typed dicts."""
+"""Schemas of the native API. Answers are typed dicts, because they are built as plain dicts."""
 
 import re
 from typing import Annotated, Any
@@ -33,8 +33,8 @@ class RequestBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, body: Any) -> Any:
-        # Pydantic's own check reports every unknown field: seconds, in a body made to have
-        # a million of them.
+        # Pydantic's own check reports every unknown field. A hostile body can have a million of
+        # them, and the check would take seconds.
         for name in body if isinstance(body, dict) else ():
             if name not in cls.model_fields:
                 raise PydanticCustomError(
@@ -45,13 +45,13 @@ class RequestBody(BaseModel):
         return body
 
 
-# What is accepted as the only text of a request. It is for OpenAPI: what is wrong with a text is
-# said by the model, for each alone.
+# A text that is accepted as the only text of a request. The pattern is only for OpenAPI: the model
+# checks each text, so that each bad text gets its own error.
 Text = Annotated[str, Field(pattern=rf"^[^\x00]*{VISIBLE.pattern}[^\x00]*$")]
 
 
 def _texts(value: Any) -> str | list[str]:
-    """One text, or a list that holds some."""
+    """One text, or a list of at least one text."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
@@ -107,7 +107,7 @@ class ExplainRequest(RequestBody):
 
 
 class ModelVersion(TypedDict):
-    """What answered."""
+    """The model that answered."""
 
     name: str
     revision: Annotated[str | None, Field(description="resolved commit of the checkpoint")]
@@ -115,7 +115,7 @@ class ModelVersion(TypedDict):
 
 
 class ClassifyResponse(TypedDict):
-    """``results`` has one item for each text, in their order."""
+    """``results`` has one item for each text, in the order of the texts."""
 
     model: ModelVersion
     labels: Annotated[list[str], Field(description="in the order of the logits")]
@@ -123,7 +123,7 @@ class ClassifyResponse(TypedDict):
 
 
 class ExplainResponse(TypedDict):
-    """``words`` has one item for each word of the text, in their order."""
+    """``words`` has one item for each word, in the order of the text."""
 
     model: ModelVersion
     label: str
@@ -134,7 +134,7 @@ class ExplainResponse(TypedDict):
 
 
 class Problem(TypedDict):
-    """An error, as RFC 9457 describes it."""
+    """An error, in the format of RFC 9457."""
 
     type: str
     title: str
@@ -146,13 +146,13 @@ class Problem(TypedDict):
 
 
 class Status(TypedDict):
-    """The answer of a health route when all is well; otherwise it is a problem."""
+    """The answer when all is well; otherwise the answer is a problem."""
 
     status: str
 
 
 class Limits(TypedDict):
-    """What a request may be, and when it is turned away."""
+    """How large a request may be, and when it is refused."""
 
     max_batch_tokens: int
     max_queue_tokens: int
@@ -165,7 +165,7 @@ class Limits(TypedDict):
 
 
 class Info(TypedDict):
-    """What runs, and on what."""
+    """Versions, hardware and limits of the running service."""
 
     version: str
     python: str
@@ -207,6 +207,6 @@ class ModelInfo(ModelVersion):
 
 
 class Models(TypedDict):
-    """The served models; the first answers requests that name none."""
+    """The served models. The first one answers requests that name no model."""
 
     models: list[ModelInfo]

@@ -1,4 +1,4 @@
-"""What one application is made of, and in which order that starts and ends."""
+"""The parts of one application, and the order in which they start and end."""
 
 import asyncio
 import importlib.metadata
@@ -24,8 +24,8 @@ from app.observability.observer import ModelObserver
 from app.observability.traces import Tracer
 from app.settings import Settings
 
-# The part of the memory that request bodies may take, unless it is set. A body becomes texts and
-# tokens, which take as much again, and the model has to fit beside them.
+# Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory. The
+# texts and tokens of a body take as much again, and the model must fit beside them.
 MEMORY_SHARE = 8
 
 
@@ -40,25 +40,25 @@ class Service:
         self.metrics = Metrics()
         self.lifecycle = Lifecycle(settings.drain_ms / 1000)
         self.models = ServedModels(settings, self.lifecycle, self.cpus, self._classifier_of)
-        self.worker: Worker  # for work that would hold up the event loop, while the service runs
+        self.worker: Worker  # for work that would block the event loop; set by running()
         self.tracer: Tracer | None = None
-        least = 2 * settings.max_body_bytes  # a compressed one and what it unpacks to
+        least = 2 * settings.max_body_bytes  # a compressed body and its decompressed content
         share = max(least, available_memory() // MEMORY_SHARE)
         self.inflight = InflightBytes(settings.max_inflight_bytes or share)
-        # A line of a stream has no deadline: all streams should not hold all that there is.
+        # Lines of a stream have no deadline, so all streams together get only half of the bytes.
         self.stream_inflight = InflightBytes(self.inflight.limit // 2, within=self.inflight)
 
     @classmethod
     def of(cls, request: Request) -> "Service":
-        """The service that a request came to."""
+        """The service that received this request."""
         return cast(Service, request.app.state.service)
 
     @asynccontextmanager
     async def running(self, loaded: Mapping[str, Loaded]) -> AsyncIterator[None]:
-        """Serve these models; at the end all that was begun is finished, or its time is over.
+        """Serve these models. At the end, wait until accepted work is finished or its time is over.
 
         Raises:
-            UserError: traces are asked for and their package is not installed.
+            UserError: traces are enabled, but their package is not installed.
         """
         async with AsyncExitStack() as stack:
             self.lifecycle.restart()

@@ -1,8 +1,8 @@
 """POST /classify/stream: any number of texts in one request, at constant memory.
 
-Lines come in, answers go out at the same time and in the same order. A few groups of lines are in
-work at once, and one waits for its turn among those of other streams; while it does, or the client
-does not read, nothing is read from it.
+Lines come in and answers go out at the same time, in the same order. A few groups of lines are in
+work at once. The newest group waits for its turn among the groups of other streams. While it
+waits, or while the client does not read its answers, nothing more is read from the client.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ ACCEPTED = (
     "application/jsonlines",
     "application/octet-stream",
 )
-# Groups of lines that wait to be sent: enough for the batcher to choose from, and few turns in a
-# queue that gives each group its own.
+# Groups of lines whose answers wait to be sent. They are enough for the batcher to choose from, and
+# few enough that one stream has few turns in the queue, where each group has its own turn.
 WAITING_GROUPS = 2
-IDLE_S = 300.0  # without anything from a client that has not ended its body
-FAREWELL_S = 0.1  # for the last word to a client that may not read
+IDLE_S = 300.0  # the longest silence of a client that has not ended its body
+FAREWELL_S = 0.1  # to send the last line to a client that may not read
 
 router = APIRouter(tags=["classification"], route_class=StreamRoute)
 
@@ -76,13 +76,13 @@ _DOCUMENTED = {
     openapi_extra=_DOCUMENTED,
 )
 async def classify_stream(request: Request) -> Response:
-    """Any number of texts, answered while they are sent, at constant memory.
+    """Classify any number of texts. They are answered while you send them, at constant memory.
 
-    Each line `{"id": ..., "text": ...}` is answered by a line with the same id and the result, or
-    an `error`, in the same order; a bad line is answered in its place. The client must read while
-    it sends, as curl does. Where other requests would be turned away, a stream waits, and its
-    lines have no deadline; streams take turns. When the service shuts down, the last line is an
-    error `shutting_down` with the id null.
+    For each line `{"id": ..., "text": ...}` you get a line with the same id and the result, or an
+    `error`, in the same order. A bad line gets its error in its place. The client must read while
+    it sends, as curl does. A stream waits where other requests would be refused, and its lines
+    have no deadline. Streams take turns. When the service shuts down, the last line is an error
+    `shutting_down` with the id null.
     """
     service = Service.of(request)
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -102,14 +102,14 @@ async def classify_stream(request: Request) -> Response:
 
 
 class StreamedAnswers(Response):
-    """Reads the request while it answers it."""
+    """Reads the request and sends the answers at the same time."""
 
     def __init__(
         self, service: Service, model: str | None, options: Options, body: Decoder
     ) -> None:
         super().__init__(
             media_type=MEDIA_TYPE,
-            headers={"x-accel-buffering": "no"},  # a proxy should pass on each line
+            headers={"x-accel-buffering": "no"},  # tells a proxy to pass on each line at once
         )
         del self.headers["content-length"]
         self._service = service
@@ -121,11 +121,11 @@ class StreamedAnswers(Response):
             reserve=service.stream_inflight.take,
             release=service.stream_inflight.give,
         )
-        self._gate = service.models.stream_gate(model)  # or an error, while it can be one
+        self._gate = service.models.stream_gate(model)  # may raise: no answer has begun yet
         self._messages: asyncio.Queue[Message] = asyncio.Queue(1)
-        # In the order of their lines; None is the end.
+        # In the order of their lines; None marks the end.
         self._groups: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(WAITING_GROUPS)
-        self._last_words = b""  # why not everything was read
+        self._last_words = b""  # the error, if not everything was read
         self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,8 +134,8 @@ class StreamedAnswers(Response):
         except asyncio.CancelledError:
             if not self._service.lifecycle.stopping:
                 raise
-            # The time for what was begun is over: some answers are missing, but not the end, for
-            # a client that reads.
+            # The time for accepted work is over. Some answers are missing, but a client that reads
+            # still gets the last line.
             if not self._ended:
                 last_words = _last_line(_shutting_down())
                 with suppress(TimeoutError):
@@ -152,8 +152,8 @@ class StreamedAnswers(Response):
                     tasks.create_task(self._watch_shutdown()),
                 ]
                 tasks.create_task(self._read(tasks))
-                # Asked for a body, the server tells clients that wait with theirs to go on. Once
-                # the answer has begun it would not.
+                # Let the tasks ask for the body first: the server then sends "100 Continue" to a
+                # client that waits for it. Once the answer has begun, it would not.
                 await asyncio.sleep(0)
                 await send(
                     {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
@@ -166,10 +166,10 @@ class StreamedAnswers(Response):
                 for task in watching:
                     task.cancel()
         except* ClientDisconnected:
-            pass  # what was in work is cancelled, and nobody waits for the end
+            pass  # all work is cancelled, and the client no longer waits for the end
 
     async def _receive(self, receive: Receive) -> None:
-        """Read one message ahead, and end everything when the client leaves."""
+        """Read one message ahead, and end the stream when the client disconnects."""
         more = True
         while True:
             try:
@@ -180,14 +180,14 @@ class StreamedAnswers(Response):
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected("before its answers")
             more = message.get("more_body", False)
-            await self._messages.join()  # so that no more than this one is read ahead
+            await self._messages.join()  # so that at most one message is read ahead
             await self._messages.put(message)
 
     async def _watch_shutdown(self) -> None:
-        """Have nothing more read, and no group wait for its turn any more."""
+        """When streams must end, stop reading, and let no group wait for its turn any longer."""
         await self._service.lifecycle.closing.wait()
         self._gate.close()
-        with suppress(asyncio.QueueFull):  # what comes next will not be looked at
+        with suppress(asyncio.QueueFull):  # if full, the reader sees the shutdown by itself
             self._messages.put_nowait(_end(_shutting_down()))
 
     async def _read(self, tasks: asyncio.TaskGroup) -> None:
@@ -196,11 +196,12 @@ class StreamedAnswers(Response):
                 if lines:
                     group = StreamGroup(lines, self._service, self._model, self._options)
                     await self._groups.put(tasks.create_task(self._answer(group)))
-                    # The next is cut when its turn is near: it depends on how many others wait.
+                    # Cut the next group when its turn is near: its size depends on how many wait.
                     await group.admitted.wait()
                 else:
-                    await asyncio.sleep(0)  # a piece may hold no line, and a few bytes many pieces
-        except ServiceError as error:  # nothing can be read any more
+                    # A few bytes may expand to many pieces without a line: let other tasks run.
+                    await asyncio.sleep(0)
+        except ServiceError as error:  # nothing more can be read
             self._last_words = _last_line(error)
         await self._groups.put(None)
 

@@ -1,4 +1,4 @@
-"""Some lines of a stream that are classified together."""
+"""A group of lines of one stream, which are classified together."""
 
 import asyncio
 import math
@@ -14,9 +14,9 @@ from app.errors import ServiceError, ShuttingDown, TooManyTexts
 
 
 class StreamGroup:
-    """Lines on their way from their turn at the gate to their answers.
+    """Lines that wait for their turn at the gate, and are then classified and answered.
 
-    ``admitted`` is set when they have passed the gate, or never will.
+    ``admitted`` is set when the group has passed the gate, or will never pass it.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class StreamGroup:
         self._gate = service.models.stream_gate(model)
 
     async def answer(self) -> bytes:
-        """The lines' answers, in their order: results, and what is wrong with others."""
+        """The answers, in the order of the lines: a result or an error for each line."""
         lines = self.lines
         texts = [line.text for line in lines if isinstance(line.text, str)]
         try:
@@ -45,7 +45,7 @@ class StreamGroup:
 
     @property
     def _classifier(self) -> Classifier:
-        """Not kept: the model may be loaded again meanwhile."""
+        """Looked up at every use, because a reload may have replaced it."""
         return self._service.models.classifier(self._model)
 
     async def _outcomes(self, texts: Sequence[str]) -> Sequence[Outcome]:
@@ -60,7 +60,7 @@ class StreamGroup:
         return outcomes
 
     async def _insist(self, texts: Sequence[str]) -> Sequence[Outcome]:
-        """What became of each text; what a replaced model left undone, the new one does."""
+        """The outcome of each text. Texts that a replaced model left undone go to the new one."""
         outcomes = await self._attempt(texts)
         if self._service.lifecycle.stopping:
             return outcomes
@@ -80,7 +80,7 @@ class StreamGroup:
             if self._service.lifecycle.stopping:
                 raise
             return [error] * len(texts)
-        except TooManyTexts as error:  # for the queue
+        except TooManyTexts as error:  # more tokens than one request may queue: halve the group
             if len(texts) == 1:
                 return [error]
             middle = len(texts) // 2

@@ -1,4 +1,4 @@
-"""Who may use the service, and how often."""
+"""Checks the key of each request, and limits how many requests a client may send."""
 
 import hashlib
 import hmac
@@ -11,18 +11,19 @@ from starlette.types import Scope
 from app.errors import RateLimited, Unauthorized
 from app.settings import Settings
 
-# For whoever asks: probes, the page and the descriptions, none of which classifies anything.
+# These paths and OPEN_PAGES need no key and have no rate limit: probes, the page, the API's
+# descriptions and the metrics. None of them classifies anything.
 OPEN = frozenset(
     {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"}
 )
-ADMIN = "/models/"  # whatever is posted below it
+ADMIN = "/models/"  # a POST to any path below it needs an admin key
 OPEN_PAGES = frozenset({"/", "/docs", "/openapi.json", "/metrics"})
-IPV4_MAPPED = "::ffff:"  # where a socket for IPv6 has a connection from IPv4
+IPV4_MAPPED = "::ffff:"  # the prefix of an IPv4 address on an IPv6 socket
 PERIOD_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
 
 
 class Access:
-    """Checks a request's key and counts it. Only digests of the keys are known here."""
+    """Checks a request's key and its rate limit. Only digests of the keys are known here."""
 
     def __init__(self, settings: Settings) -> None:
         self._digests = settings.api_keys
@@ -33,11 +34,11 @@ class Access:
             self._window = MovingWindow(int(requests), PERIOD_S[period])
 
     def check(self, scope: Scope) -> None:
-        """Let a request pass.
+        """Return if the request may pass.
 
         Raises:
-            Unauthorized: it has no key, or not one of ours.
-            RateLimited: its key, or without keys its address, has sent too many.
+            Unauthorized: it has no key, or an unknown one.
+            RateLimited: its key has sent too many requests. Without keys, its address has.
         """
         if scope["method"] == "POST" and scope["path"].startswith(ADMIN):
             if not self._admin_digests:
@@ -56,20 +57,20 @@ class Access:
 
 
 class MovingWindow:
-    """At most ``most`` hits of each key in any ``seconds``, by a clock that nobody sets.
+    """Allows at most ``most`` hits of each key in any ``seconds``, by a monotonic clock.
 
-    The package ``limits`` goes by the time of day: after that is set back, whoever has used up his
-    hits waits as much longer.
+    The package ``limits`` uses the time of day. When that is set back, a client that has used up
+    its hits waits longer by the same time.
     """
 
     def __init__(self, most: int, seconds: float) -> None:
         self._most = most
         self._seconds = seconds
-        # By key, the one that was let in last at the end: its hits, which are no more than count.
+        # The times of each key's accepted hits. The key that was accepted last is at the end.
         self._hits: OrderedDict[str, deque[float]] = OrderedDict()
 
     def hit(self, key: str) -> float:
-        """Let a hit in and count it, for 0; otherwise the seconds until the next may come."""
+        """Count a hit and return 0. After too many, return the seconds until the next may come."""
         now = time.monotonic()
         while self._hits and next(iter(self._hits.values()))[-1] + self._seconds <= now:
             self._hits.popitem(last=False)
@@ -82,16 +83,16 @@ class MovingWindow:
 
 
 def plain_address(host: str) -> str:
-    """The address as a socket for IPv4 has it, if it is one: 1.2.3.4, not ::ffff:1.2.3.4."""
+    """The address; an IPv4 address without the IPv6 prefix: 1.2.3.4, not ::ffff:1.2.3.4."""
     return host.removeprefix(IPV4_MAPPED) if "." in host else host
 
 
 def _key_digest(scope: Scope, digests: Sequence[bytes]) -> str:
-    """The digest of the request's key, which must be one of these."""
+    """The digest of the request's key, which must be one of ``digests``."""
     given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
     scheme, _, key = given.partition(b" ")
     digest = hashlib.sha256(key.strip()).hexdigest()
-    # All are compared, each in constant time: how long it takes tells nothing.
+    # All are compared, each in constant time, so that the time taken reveals nothing.
     known = [hmac.compare_digest(digest.encode(), one) for one in digests]
     if scheme.lower() != b"bearer" or not any(known):
         raise Unauthorized("send one of the service's keys, as 'Authorization: Bearer KEY'")

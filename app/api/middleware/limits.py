@@ -1,4 +1,4 @@
-"""Bodies that are being read or answered: how long each may be, and all of them together."""
+"""Limits the length of each request body, and of all bodies in flight together."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,19 +8,22 @@ from starlette.types import Message, Receive, Scope
 from app.api.service import Service
 from app.errors import DeadlineExceeded, Overloaded, PayloadTooLarge
 
-# A body that is announced to be longer is asked for only where there is room in the queue: it
-# would be read and parsed in vain. A shorter one has mostly come with its head.
+# If a body's content-length is above this, the body is read only if the queue has room. Otherwise
+# it would be read and parsed in vain. A shorter body has usually arrived with the headers.
 LONG_BYTES = 65_536
 RETRY_AFTER_S = 1.0
 
 
 class Body:
-    """The body of one request, received within bounds; what it takes is given back at its end.
+    """The body of one request, received within limits. Call it as ASGI's ``receive``.
 
-    Called as ASGI's ``receive``, it raises ``PayloadTooLarge`` before it hands out more than a body
-    may have, ``DeadlineExceeded`` when the rest takes longer than the request may, and
-    ``Overloaded`` when the bodies of all requests together would take more than they may, or when
-    there is no room for the texts of a long one.
+    ``release`` gives back the bytes that the body takes.
+
+    Raises:
+        PayloadTooLarge: the body is longer than allowed. No byte above the limit is returned.
+        DeadlineExceeded: the rest of the body did not arrive before the request's deadline.
+        Overloaded: the bodies of all requests together would take more bytes than allowed, or the
+            body is long and the queue has no room for its texts.
     """
 
     def __init__(
@@ -30,7 +33,8 @@ class Body:
         self._service = service
         self._deadline: float = scope["state"]["deadline"]
         self._announced = int(headers.get(b"content-length", 0))
-        # Our server knows, and a timer costs as much as all else here.
+        # Our server says if the whole body has arrived. Then no timer is needed, which would cost
+        # as much as all the rest here.
         self._has_come: bool = scope["state"].get("complete", False)
         self._asked = False
         self._received = 0
@@ -61,17 +65,17 @@ class Body:
             raise DeadlineExceeded("the body did not arrive within the time allowed") from None
 
     def hold(self, size: int) -> None:
-        """Take so many bytes of what all requests may hold.
+        """Take ``size`` of the bytes that all requests together may hold.
 
         Raises:
-            Overloaded: they hold too much already.
+            Overloaded: they hold too many already.
         """
         if not self._service.inflight.take(size):
             raise self._no_room()
         self._held += size
 
     def release(self) -> None:
-        """Give back what this request holds."""
+        """Give back the bytes that this request holds."""
         self._service.inflight.give(self._held)
         self._held = 0
 

@@ -1,4 +1,4 @@
-"""What every request goes through: an id, a size limit, the count, and the last resort."""
+"""Gives every request an id, checks access and limits, counts, logs, and handles errors."""
 
 import asyncio
 import logging
@@ -31,13 +31,14 @@ from app.settings import Settings
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 TIMEOUT_MS = re.compile(rb"[1-9][0-9]*")
-TIMEOUT_DIGITS = 18  # what has more is longer than any deadline, in its first digits, too
-# A path with one of them, decoded, is of no route. Starlette would pass over a last line feed.
+TIMEOUT_DIGITS = 18  # a longer number is above any deadline, and so are its first 18 digits
+# A path that contains one of these, decoded, matches no route. Starlette would ignore a line feed
+# at its end.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-# A client may send any word as its method; each would be a series.
+# A client may send any word as its method, and each word would become a series in the metrics.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER_METHOD = "other"
-UNMATCHED = "unmatched"  # what is routed nowhere
+UNMATCHED = "unmatched"  # requests that match no route
 
 STAGE = re.compile(rb"(\w+);dur=([0-9.]+)")
 
@@ -46,19 +47,20 @@ access = logging.getLogger("access")
 
 
 class DirectRoute(APIRoute):
-    """A route whose endpoint takes the request and gives the response, and no more.
+    """A route whose endpoint takes only the request and returns the response.
 
-    The middleware calls it: FastAPI's way there costs a fifth of a request for one text, to solve
-    dependencies that it has not got. What it declares is for OpenAPI.
+    The middleware calls the endpoint itself. FastAPI would resolve dependencies first, which these
+    routes do not have, and that costs a fifth of a request for one text. What the route declares
+    is only for OpenAPI.
     """
 
 
 class StreamRoute(DirectRoute):
-    """A direct route that reads a body of any length, for as long as it takes."""
+    """A direct route that reads a body of any length, without a deadline."""
 
 
 class RequestMiddleware:
-    """Around all routes, so that no answer of theirs leaves without an id or goes uncounted."""
+    """Wraps all routes, so that every answer has a request id and is counted."""
 
     def __init__(
         self,
@@ -87,11 +89,11 @@ class RequestMiddleware:
         request_id = _request_id(headers)
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        if scope["client"]:  # a proxy may have named it
+        if scope["client"]:  # the address may come from a proxy's header
             host, port = scope["client"]
             scope["client"] = plain_address(host), port
         if scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # the server leaves out the body
+            scope = {**scope, "method": "GET"}  # the server leaves out the answer's body
         status: int | None = None
         stages = b""
         body: Body | None = None
@@ -100,7 +102,7 @@ class RequestMiddleware:
             nonlocal status, stages
             if message["type"] == "http.response.start":
                 if body is not None:
-                    body.release()  # the client may take long to read
+                    body.release()  # the client may read the answer slowly
                 status = message["status"]
                 if self._logs:
                     stages = dict(message["headers"]).get(b"server-timing", b"")
@@ -134,7 +136,7 @@ class RequestMiddleware:
         except (Exception, asyncio.CancelledError) as error:
             if status is not None:
                 if isinstance(error, asyncio.CancelledError) and self._service.lifecycle.stopping:
-                    return  # the client did not read its answer while the server had time
+                    return  # the client did not read its answer before the server's time was over
                 raise
             failure = error if isinstance(error, ServiceError) else _last_resort(error, request_id)
             answer = problem(failure, request_id)
@@ -154,20 +156,20 @@ class RequestMiddleware:
                 tracer.end_request(span, method=known_method, route=route, status=status or 500)
 
     def _route(self, scope: Scope) -> str:
-        """The template of the route that answered, never a path that the client made up."""
+        """The template of the route that answered. It is never a path that the client chose."""
         if "route" in scope:
             return str(scope["route"].path)
         if "endpoint" in scope:
             return "other"  # FastAPI's own pages
         if CONTROL.search(scope["path"]):
             return UNMATCHED
-        # Refused before it was routed, perhaps.
+        # The request may have been refused before it was routed.
         asked = (route for route in self._routes if route.matches(scope)[0] is not Match.NONE)
         return next((route.path for route in asked), UNMATCHED)
 
 
 def note_refusal(service: Service, error: ServiceError, request_id: str, client: str) -> None:
-    """Count and log what was answered to bytes that are no request."""
+    """Count and log the answer to bytes that are not a valid request."""
     service.metrics.observe_request(UNMATCHED, OTHER_METHOD, error.status, 0.0, None)
     if service.settings.access_log == "on":
         fields: dict[str, Any] = {
@@ -197,7 +199,7 @@ def _log(
     seconds: float,
     stages: bytes,
 ) -> None:
-    """The access line. Neither path nor query: clients may have put a text there."""
+    """Write the access line, without path and query: clients may have put a text there."""
     fields: dict[str, Any] = {"request_id": scope["state"]["request_id"]}
     if trace:
         fields["trace_id"] = trace
@@ -210,33 +212,37 @@ def _log(
 
 
 def new_request_id() -> str:
-    """Not a secret: the system's random bytes would cost a system call, and Python's lock."""
+    """A random id, which need not be secret.
+
+    The system's random bytes would cost a system call, for which Python gives up the GIL.
+    """
     return f"{random.getrandbits(128):032x}"
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:
-    """The client's own id where it is sane, otherwise a new one."""
+    """The client's own id if it is valid, otherwise a new one."""
     own = headers.get(b"x-request-id")
     return own.decode() if own and REQUEST_ID.fullmatch(own) else new_request_id()
 
 
 def _deadline(scope: Scope, headers: Mapping[bytes, bytes], settings: Settings) -> float:
-    """When the request must be answered, by the event loop's clock."""
+    """The time by which the request must be answered, on the event loop's clock."""
     asked = headers.get(b"x-request-timeout-ms", b"")
     if asked and not TIMEOUT_MS.fullmatch(asked):
         raise InvalidRequest(
             "x-request-timeout-ms must be a whole number of milliseconds, 1 or more"
         )
     timeout_ms = min(int(asked[:TIMEOUT_DIGITS] or settings.deadline_ms), settings.deadline_ms)
-    # From when the head arrived, where the server knows: under load it lies a while unread.
+    # The time counts from the arrival of the headers, if the server knows it: under load they wait
+    # a while before they are read.
     arrived: float = scope["state"].get("arrived") or asyncio.get_running_loop().time()
     return arrived + timeout_ms / 1000
 
 
 def _last_resort(error: BaseException, request_id: str) -> ServiceError:
-    """The error that a client sees when no handler knew what was raised."""
+    """The error that a client sees for an exception that no handler knows."""
     if isinstance(error, asyncio.CancelledError):
-        # The server cancels what is unfinished when its grace ends.
+        # The server cancels unfinished requests when its time to stop is over.
         return ShuttingDown("the service shut down before the answer", retry_after_s=1.0)
     logger.error("request %s failed", request_id, exc_info=error)
     return InferenceFailed("unexpected failure; the service's log has it under the request id")

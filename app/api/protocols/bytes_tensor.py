@@ -1,4 +1,4 @@
-"""A BYTES tensor of the Open Inference Protocol's binary extension: length, bytes, and again."""
+"""BYTES tensors of the Open Inference Protocol's binary extension: each text after its length."""
 
 import struct
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def pack(texts: Iterable[str]) -> bytes:
-    """The tensor's bytes: each text's length in four bytes, little-endian, and its UTF-8."""
+    """The tensor's bytes: for each text its length in four bytes, little-endian, then its UTF-8."""
     encoded = [text.encode() for text in texts]
     return b"".join(_LENGTH.pack(len(element)) + element for element in encoded)
 
@@ -18,7 +18,7 @@ def unpack(data: bytes) -> list[str]:
     """The texts of a tensor.
 
     Raises:
-        InvalidRequest: a length points beyond the end, or an element is not UTF-8.
+        InvalidRequest: a length points beyond the end of the data, or an element is not UTF-8.
     """
     texts: list[str] = []
     start = 0

@@ -1,4 +1,4 @@
-"""What other servers' protocols have in common."""
+"""What the protocols of other servers have in common."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar
@@ -12,14 +12,14 @@ from app.engine.results import Prediction
 
 
 def whole(value: Any) -> Any:
-    """An integer where JSON has one: to it 2.0 is the same number as 2."""
+    """``value``, as an int if it is a whole float: in JSON, 2.0 and 2 are the same number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 Item = TypeVar("Item")
 NonEmpty = Annotated[list[Item], Field(min_length=1)]
 
-# These protocols have no place for the error of one text, so every text must be acceptable.
+# These protocols have no place for the error of one text, so every text must be valid.
 AllTexts = Annotated[Texts, WithJsonSchema(TypeAdapter[Any](Text | NonEmpty[Text]).json_schema())]
 
 
@@ -37,5 +37,5 @@ def ranking(values: Mapping[str, float]) -> list[LabelScore]:
 
 
 def tokens_computed(model: Model, predictions: Iterable[Prediction]) -> int:
-    """Tokens that the model saw, special ones included."""
+    """The number of tokens that the model saw, including special tokens."""
     return sum(min(prediction["tokens"], model.max_tokens) for prediction in predictions)

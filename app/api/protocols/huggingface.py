@@ -1,4 +1,4 @@
-"""POST / as Hugging Face's clients send it."""
+"""POST /, compatible with Hugging Face's clients."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ Function = Literal["softmax", "sigmoid", "none"]
 
 
 class Parameters(BaseModel):
-    """What clients may ask for; other parameters are ignored."""
+    """The supported parameters; other parameters are ignored."""
 
     top_k: Annotated[int, Field(strict=True, ge=1), BeforeValidator(whole)] | None = Field(
         default=None, description="labels in the answer; all unless given"
@@ -48,9 +48,10 @@ class TextClassification(BaseModel):
     openapi_extra=documented_body(TextClassification),
 )
 async def text_classification(request: Request) -> Response:
-    """Labels and scores as Hugging Face's inference servers answer them.
+    """Labels and scores, in the format of Hugging Face's inference servers.
 
-    One list for each text, the highest score first. The first bad text's error is the answer.
+    The answer has one list for each text, with the highest score first. If a text is bad, the
+    answer is the error of the first bad text.
     """
     body = await read_body(request, TextClassification)
     asked = body.parameters or Parameters()
@@ -80,5 +81,5 @@ def _scores(prediction: Prediction, function: Function | None) -> Mapping[str, f
 
 
 def _sigmoid(logit: float) -> float:
-    # No power of a positive number: it could overflow.
+    # exp gets no positive number, because it could overflow.
     return math.exp(min(logit, 0.0)) / (1 + math.exp(-abs(logit)))

@@ -1,4 +1,4 @@
-"""What a client of the Open Inference Protocol sends, as JSON or as JSON and bytes."""
+"""Requests of the Open Inference Protocol, as JSON or as JSON followed by bytes."""
 
 import re
 from typing import Annotated, Any, Literal, get_args
@@ -34,9 +34,9 @@ EXAMPLE: JsonDict = {
 
 
 def _shape(value: Any) -> int:
-    """The number of texts."""
+    """The number of texts in a tensor of this shape."""
     sizes = [whole(size) for size in value] if isinstance(value, list) else []
-    if all(type(size) is int for size in sizes):  # which a bool is not
+    if all(type(size) is int for size in sizes):  # False for a bool
         match sizes:
             case [int(texts)] | [int(texts), 1] if texts >= 1:
                 return texts
@@ -44,7 +44,7 @@ def _shape(value: Any) -> int:
 
 
 def _data(value: Any) -> list[str]:
-    """The texts, flat or in rows of one."""
+    """The texts, from a flat list or from rows of one text each."""
     if isinstance(value, list):
         rows = bool(value) and all(isinstance(row, list) and len(row) == 1 for row in value)
         texts = [row[0] for row in value] if rows else value
@@ -54,7 +54,7 @@ def _data(value: Any) -> list[str]:
 
 
 class TextTensor(BaseModel):
-    """The input; other fields and parameters than those below are ignored."""
+    """The input tensor. Fields and parameters that are not listed below are ignored."""
 
     name: Literal["text"]
     datatype: Literal["BYTES"]
@@ -65,14 +65,14 @@ class TextTensor(BaseModel):
 
 
 class JsonParameters(BaseModel):
-    """What is said of texts in JSON."""
+    """Parameters of texts that are in the JSON."""
 
     binary_data_size: None = Field(default=None, description="is for texts that follow the JSON")
     shared_memory_region: None = Field(default=None, description="not supported")
 
 
 class JsonTensor(TextTensor):
-    """The texts, in JSON."""
+    """An input tensor with its texts in the JSON."""
 
     data: Annotated[
         list[str],
@@ -82,32 +82,32 @@ class JsonTensor(TextTensor):
 
 
 class BinaryParameters(BaseModel):
-    """What is said of texts as bytes."""
+    """Parameters of texts that follow the JSON as bytes."""
 
     binary_data_size: Annotated[int, Field(strict=True, ge=0)]
 
 
 class BinaryTensor(TextTensor):
-    """The texts follow the JSON, as bytes."""
+    """An input tensor whose texts follow the JSON as bytes."""
 
     data: None = None
     parameters: BinaryParameters
 
 
 class OutputParameters(BaseModel):
-    """What is asked of an output; other parameters are ignored."""
+    """Parameters of one output; other parameters are ignored."""
 
     binary_data: StrictBool | None = Field(default=None, description="answer it as bytes")
     classification: None = Field(default=None, description="not supported")
     shared_memory_region: None = Field(default=None, description="not supported")
 
     def binary_data_or(self, default: bool) -> bool:
-        """Whether it is answered as bytes; ``default``, unless it says so itself."""
+        """Whether this output is answered as bytes: ``binary_data`` if set, else ``default``."""
         return default if self.binary_data is None else self.binary_data
 
 
 class Output(BaseModel):
-    """An output that is wanted."""
+    """An output that the client requests."""
 
     name: OutputName
     parameters: OutputParameters = OutputParameters()
@@ -117,7 +117,7 @@ ALL_OUTPUTS = [Output(name=name) for name in get_args(OutputName)]
 
 
 class RequestParameters(BaseModel):
-    """What is asked of the whole request; other parameters are ignored."""
+    """Parameters of the whole request; other parameters are ignored."""
 
     overflow: Overflow = Field(
         default="truncate",
@@ -129,7 +129,7 @@ class RequestParameters(BaseModel):
 
 
 class InferRequest(BaseModel):
-    """What is wanted; other fields are ignored."""
+    """The fields that both forms of a request share; other fields are ignored."""
 
     id: str | None = Field(default=None, description="comes back in the answer")
     parameters: RequestParameters = RequestParameters()
@@ -139,7 +139,7 @@ class InferRequest(BaseModel):
 
 
 class JsonRequest(InferRequest):
-    """One tensor of texts; other fields are ignored."""
+    """A request with one tensor of texts in the JSON; other fields are ignored."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
 
@@ -147,7 +147,7 @@ class JsonRequest(InferRequest):
 
 
 class BinaryRequest(InferRequest):
-    """One tensor of texts that follow the JSON, as bytes."""
+    """A request with one tensor of texts, which follow the JSON as bytes."""
 
     inputs: Annotated[list[BinaryTensor], Field(min_length=1, max_length=1)]
 
@@ -179,7 +179,7 @@ async def read_inference_request(request: Request) -> tuple[InferRequest, list[s
 
 
 def _json_length(request: Request, content: bytes) -> int:
-    """Where the JSON ends, by the header, which counts decompressed bytes."""
+    """The length of the JSON. The header that gives it counts decompressed bytes."""
     header = request.headers.get(JSON_LENGTH)
     if header is None:
         return len(content)

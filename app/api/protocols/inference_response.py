@@ -1,4 +1,4 @@
-"""What the Open Inference Protocol answers: tensors, as JSON or as JSON and bytes."""
+"""Answers of the Open Inference Protocol: tensors, as JSON or as JSON followed by bytes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from app.api.protocols.inference_request import ALL_OUTPUTS, JSON_LENGTH, InferR
 from app.engine.model import Model
 from app.engine.results import Prediction
 
-VERSION = "1"  # of every model; its revision is another thing
+VERSION = "1"  # the same for every model; not the model's revision
 DataType = Literal["BYTES", "FP32"]
 
 
 class TensorMetadata(TypedDict):
-    """A tensor; in a model's metadata -1 stands for the number of texts."""
+    """Name, type and shape of a tensor. In a model's metadata, -1 means the number of texts."""
 
     name: str
     datatype: DataType
@@ -26,14 +26,14 @@ class TensorMetadata(TypedDict):
 
 
 class Tensor(TensorMetadata):
-    """An output: its values row by row, or how many bytes of them follow the JSON."""
+    """An output: its values row by row, or the number of bytes that follow the JSON for it."""
 
     data: NotRequired[list[str] | list[float]]
     parameters: NotRequired[dict[str, int]]
 
 
 class InferResponse(TypedDict):
-    """What the model says of the texts."""
+    """The JSON of the answer to an inference request."""
 
     model_name: str
     model_version: str
@@ -42,7 +42,7 @@ class InferResponse(TypedDict):
 
 
 def tensor_metadata(name: OutputName, texts: int, labels: Sequence[str]) -> TensorMetadata:
-    """Type and shape of an output."""
+    """Name, type and shape of an output."""
     return {
         "name": name,
         "datatype": "BYTES" if name == "label" else "FP32",
@@ -53,7 +53,7 @@ def tensor_metadata(name: OutputName, texts: int, labels: Sequence[str]) -> Tens
 def infer_response(
     body: InferRequest, model: Model, predictions: Sequence[Prediction], headers: Mapping[str, str]
 ) -> Response:
-    """The outputs that were asked for; what is to be bytes follows the JSON."""
+    """The outputs that the client requested. Those requested as bytes follow the JSON."""
     outputs = body.outputs or ALL_OUTPUTS
     tensors = [_tensor(output.name, predictions, model.labels) for output in outputs]
     binary = b""
@@ -69,7 +69,8 @@ def infer_response(
     }
     if body.id is not None:
         answer["id"] = body.id
-    # Not pydantic's: the id may be what is no Unicode, which only escapes can say.
+    # Not pydantic's serializer: the id may hold half of a surrogate pair, which only an escape can
+    # express.
     document = json.dumps(answer).encode()
     if not binary:
         return Response(document, media_type="application/json", headers=dict(headers))

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, over HTTP, with its binary tensors."""
+"""Version 2 of the Open Inference Protocol over HTTP, with binary tensors."""
 
 from typing import Any
 
@@ -19,12 +19,12 @@ from app.engine.classifier import Classifier
 from app.engine.predictions import Options
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 
-# Not DirectRoute, which is for paths without parameters.
+# Not DirectRoute: it supports only paths without parameters.
 router = APIRouter(prefix="/v2", tags=["compatibility"])
 
 
 class ServerMetadata(TypedDict):
-    """What serves."""
+    """Name and version of the service, and the extensions of the protocol that it has."""
 
     name: str
     version: str
@@ -38,25 +38,25 @@ class Live(TypedDict):
 
 
 class Ready(TypedDict):
-    """The service works."""
+    """The service is ready for requests."""
 
     ready: bool
 
 
 class ModelReady(Ready):
-    """The model works."""
+    """The model is ready for requests."""
 
     name: str
 
 
 class ModelParameters(TypedDict):
-    """What the protocol has no place for."""
+    """Metadata for which the protocol has no field."""
 
     labels: list[str]
 
 
 class ModelMetadata(TypedDict):
-    """A served model; ``labels`` are in the order of logits and scores."""
+    """A served model. ``labels`` are in the order of the logits and scores."""
 
     name: str
     versions: list[str]
@@ -84,7 +84,7 @@ _READY_ERRORS = documented(Unauthorized, ModelNotFound, RateLimited, NotReady, S
 
 @router.get("", responses=documented(Unauthorized, RateLimited))
 async def server_metadata(request: Request) -> ServerMetadata:
-    """What serves, and which extensions of the protocol it has."""
+    """Name and version of the service, and the extensions of the protocol that it has."""
     version = Service.of(request).version
     return {
         "name": "sentiment-service",
@@ -95,14 +95,17 @@ async def server_metadata(request: Request) -> ServerMetadata:
 
 @router.get("/health/live", responses=documented(NotReady))
 async def server_live(request: Request) -> Live:
-    """The process works, or can recover by itself; otherwise restart it."""
+    """Succeeds if the process works or can recover by itself; otherwise restart the process."""
     Service.of(request).models.check_live()
     return {"live": True}
 
 
 @router.get("/health/ready", responses=documented(NotReady, ShuttingDown))
 async def server_ready(request: Request) -> Ready:
-    """Send traffic: the models are warm, inference works, shutdown has not begun."""
+    """Succeeds while you can send traffic.
+
+    This means that the models are warm, inference works, and shutdown has not begun.
+    """
     await Service.of(request).models.check_ready()
     return {"ready": True}
 
@@ -112,7 +115,7 @@ async def server_ready(request: Request) -> Ready:
 )
 @router.get("/models/{name}", responses=_METADATA_ERRORS, openapi_extra=_NAMED)
 async def model_metadata(request: Request) -> ModelMetadata:
-    """The model's tensors, and its labels in the order of logits and scores."""
+    """The model's tensors, and its labels in the order of the logits and scores."""
     model = _served(request).model
     return {
         "name": model.name,
@@ -129,15 +132,15 @@ async def model_metadata(request: Request) -> ModelMetadata:
 )
 @router.get("/models/{name}/ready", responses=_READY_ERRORS, openapi_extra=_NAMED)
 async def model_ready(request: Request) -> ModelReady:
-    """Send traffic for this model."""
+    """Succeeds while you can send traffic for this model."""
     classifier = _served(request)
     Service.of(request).lifecycle.check()
     await classifier.check()
     return {"name": classifier.model.name, "ready": True}
 
 
-# Not in our document: JSON Schema cannot say that data must have as many texts as shape says, nor
-# that bytes may follow. The protocol has a description of its own.
+# Not in our OpenAPI document: JSON Schema cannot say that data must have as many texts as shape
+# says, nor that bytes may follow the JSON. The protocol has its own description.
 @router.post(
     "/models/{name}/versions/{version}/infer",
     responses=documented(*ERRORS),
@@ -148,7 +151,8 @@ async def infer(request: Request) -> Response:
     """Labels, scores and logits of a tensor of texts.
 
     The texts may follow the JSON as bytes, and so may the outputs in the answer: this is the
-    protocol's binary tensor data extension. The first bad text's error is the answer.
+    protocol's binary tensor data extension. If a text is bad, the answer is the error of the
+    first bad text.
     """
     name = _served(request).model.name
     body, texts = await read_inference_request(request)
@@ -161,7 +165,7 @@ def _served(request: Request) -> Classifier:
     """The classifier that the path names.
 
     Raises:
-        ModelNotFound: there is none of that name, or not in that version.
+        ModelNotFound: no model has that name, or the model does not have that version.
     """
     classifier = Service.of(request).models.classifier(request.path_params["name"])
     if request.path_params.get("version", VERSION) != VERSION:

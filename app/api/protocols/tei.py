@@ -1,4 +1,4 @@
-"""POST /predict as text-embeddings-inference answers it."""
+"""POST /predict, compatible with text-embeddings-inference (TEI)."""
 
 import time
 from collections.abc import Sequence
@@ -56,7 +56,10 @@ _ERROR_TYPES: dict[type[ServiceError], ErrorType] = {
 
 
 def _without_rows(value: Any) -> Any:
-    """TEI's batch is a list of lists, in which a list of two strings is a pair to it."""
+    """The texts of TEI's batch, which may be a list of lists of one text each.
+
+    In TEI, an inner list of two strings is a pair of texts.
+    """
     if not isinstance(value, list) or not any(isinstance(item, list) for item in value):
         return value
     if not all(isinstance(item, list) and len(item) == 1 for item in value):
@@ -91,7 +94,7 @@ class PredictRequest(BaseModel):
 
 
 class PredictProblem(Problem):
-    """An error; its type is TEI's, and missing where no route was reached (401, for example)."""
+    """An error. ``error_type`` is TEI's, and missing if no route was reached (for example 401)."""
 
     error_type: NotRequired[ErrorType]
 
@@ -103,9 +106,10 @@ class PredictProblem(Problem):
     openapi_extra=documented_body(PredictRequest),
 )
 async def predict(request: Request) -> Response:
-    """Labels and scores as text-embeddings-inference answers them, the highest first.
+    """Labels and scores in the format of text-embeddings-inference, with the highest first.
 
-    A list for one text, a list of lists for a batch. The first bad text's error is the answer.
+    One text is answered with a list, a batch with a list of lists. If a text is bad, the answer is
+    the error of the first bad text.
     """
     try:
         return await _predict(request)
@@ -130,7 +134,10 @@ async def _predict(request: Request) -> Response:
 def _headers(
     done: Classification, texts: Sequence[str], predictions: Sequence[Prediction], started: float
 ) -> dict[str, str]:
-    """What was computed where, and how long it took since ``started``, in milliseconds."""
+    """TEI's headers: the device, the amount of text, and the times in milliseconds.
+
+    ``started`` is when the request began, on the clock ``time.perf_counter``.
+    """
     seconds = {
         "x-compute-time": time.perf_counter() - started,
         "x-total-time": time.perf_counter() - started,

@@ -1,4 +1,4 @@
-"""POST /v1/classify as vLLM answers it, and GET /v1/models."""
+"""POST /v1/classify and GET /v1/models, compatible with vLLM."""
 
 import time
 from typing import Literal
@@ -35,14 +35,14 @@ class ClassificationRequest(BaseModel):
     )
     use_activation: StrictBool | None = Field(
         default=None,
-        # Its name until vLLM 0.11.
+        # Until vLLM 0.11 this parameter was called activation.
         validation_alias=AliasChoices("use_activation", "activation"),
         description="false: logits in the place of probabilities",
     )
 
 
 class ClassificationItem(TypedDict):
-    """What the model says of one text."""
+    """The prediction for one text."""
 
     index: int
     label: str
@@ -51,7 +51,7 @@ class ClassificationItem(TypedDict):
 
 
 class Usage(TypedDict):
-    """Tokens that the model saw."""
+    """The number of tokens that the model saw."""
 
     prompt_tokens: int
     total_tokens: int
@@ -60,7 +60,10 @@ class Usage(TypedDict):
 
 
 class ClassificationResponse(TypedDict):
-    """``data`` has one item for each text, in their order; ``probs`` has the model's labels'."""
+    """``data`` has one item for each text, in the order of the texts.
+
+    In each item, ``probs`` has one value for each label, in the order of the model's labels.
+    """
 
     id: str
     object: Literal["list"]
@@ -71,7 +74,7 @@ class ClassificationResponse(TypedDict):
 
 
 class Failure(TypedDict):
-    """What OpenAI's clients read of an error."""
+    """The fields of an error that OpenAI's clients read."""
 
     message: str
     type: str
@@ -80,7 +83,7 @@ class Failure(TypedDict):
 
 
 class ClassificationProblem(TypedDict):
-    """An error; ``error`` is the detail where no route was reached (401, for example)."""
+    """An error. ``error`` is the detail if no route was reached (401, for example)."""
 
     type: str
     title: str
@@ -98,9 +101,10 @@ class ClassificationProblem(TypedDict):
     openapi_extra=documented_body(ClassificationRequest),
 )
 async def classify(request: Request) -> Response:
-    """Label and probabilities as vLLM answers them.
+    """Label and probabilities, in the format of vLLM.
 
-    `GET /models` has the labels in the order of `probs`. The first bad text's error is the answer.
+    `GET /models` lists the labels in the order of `probs`. If a text is bad, the answer is the
+    error of the first bad text.
     """
     try:
         return await _classify(request)
@@ -115,7 +119,7 @@ async def classify(request: Request) -> Response:
 
 
 class ServedModel(TypedDict):
-    """A name that requests may have as ``model``."""
+    """A model name that requests may send as ``model``."""
 
     id: str
     object: Literal["model"]
@@ -124,7 +128,7 @@ class ServedModel(TypedDict):
 
 
 class ServedModels(TypedDict):
-    """The served models; the first answers requests that name none."""
+    """The served models. The first one answers requests that name no model."""
 
     object: Literal["list"]
     data: list[ServedModel]
@@ -134,7 +138,7 @@ class ServedModels(TypedDict):
     "/v1/models", response_model=ServedModels, responses=documented(Unauthorized, RateLimited)
 )
 async def models(request: Request) -> Response:
-    """The served models, as OpenAI's clients list them."""
+    """The served models, in the format that OpenAI's clients read."""
     service = Service.of(request)
     listed: ServedModels = {
         "object": "list",
