@@ -11,9 +11,11 @@ from fastapi.telemetry import TelemetryConfig
 from starlette_compress import CompressMiddleware, add_compress_type
 
 from app.api import native, operations, page, stream
-from app.api.middleware.request import OTHER_METHOD, UNMATCHED, RequestMiddleware
+from app.api.middleware.observation import OTHER_METHOD
+from app.api.middleware.request import RequestMiddleware
 from app.api.problems import HANDLERS
 from app.api.protocols import huggingface, open_inference, tei, vllm
+from app.api.routing import UNMATCHED
 from app.api.service import Service
 from app.engine.bundle import EMBEDDED_BUNDLE
 from app.engine.loading import load_all

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request, Response
 from app.api.answers import classify_texts, json_answer, version
 from app.api.body import read_body
 from app.api.connection import while_connected
-from app.api.middleware.request import DirectRoute
 from app.api.openapi import ERRORS, documented, documented_body, example
+from app.api.routing import DirectRoute
 from app.api.schemas import (
     ClassifyRequest,
     ClassifyResponse,

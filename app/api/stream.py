@@ -14,9 +14,9 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.decoding import Decoder, decoder
-from app.api.middleware.request import StreamRoute
 from app.api.ndjson import Line, LineReader, answer_line
 from app.api.openapi import ERRORS, documented
+from app.api.routing import StreamRoute
 from app.api.service import Service
 from app.api.stream_group import StreamGroup
 from app.engine.predictions import Options, Overflow

@@ -16,7 +16,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.api.middleware.access import plain_address
-from app.api.middleware.request import new_request_id
+from app.api.middleware.identity import new_request_id
 from app.errors import BadRequest, HeadersTooLarge, ServiceError
 from app.server.kernel import has_unread, unread_seconds
 from app.server.refusals import answer, refusal

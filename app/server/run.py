@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from app import logs, main
 from app.api.middleware.access import IPV4_MAPPED
-from app.api.middleware.request import note_refusal
+from app.api.middleware.observation import note_refusal
 from app.api.service import Service
 from app.errors import ServiceError, UserError
 from app.server.http_protocol import QUIET_S, HttpProtocol

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app.engine.classifier import Classifier
 from app.engine.model import Model
-from app.lifecycle import Stage
+from app.lifecycle import Lifecycle, Stage
 from app.main import create_app
 from app.settings import Settings
 from tests.conftest import SET_BY_HAND
@@ -20,16 +21,21 @@ def _runner_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("runner-")}
 
 
+def _stage(app: FastAPI) -> Stage:
+    lifecycle: Lifecycle = app.state.service.lifecycle
+    return lifecycle.stage
+
+
 def test_an_application_can_be_started_again(bundle: Path) -> None:
     """A second lifespan in the same process loads the models again and answers."""
     app = create_app(Settings.model_validate({"model": (bundle,), **SET_BY_HAND}))
     for _ in range(2):
         with TestClient(app) as client:
-            assert app.state.service.lifecycle.stage is Stage.READY
+            assert _stage(app) is Stage.READY
             assert client.get("/health/ready").status_code == 200
             answer = client.post("/classify", json={"inputs": "love"})
             assert answer.json()["results"][0]["label"] == "positive"
-        assert app.state.service.lifecycle.stage is Stage.STOPPED
+        assert _stage(app) is Stage.STOPPED
 
 
 def test_a_start_that_fails_leaves_no_thread(

@@ -9,9 +9,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from app.api.answers import classify_texts, every_prediction, json_answer
 from app.api.body import read_body
-from app.api.middleware.request import DirectRoute
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.protocols.common import AllTexts, LabelScore, ranking, whole
+from app.api.routing import DirectRoute
 from app.engine.results import Prediction
 
 router = APIRouter(tags=["compatibility"], route_class=DirectRoute)

@@ -18,7 +18,6 @@ from pydantic_core import PydanticCustomError
 
 from app.api.answers import classify_texts, every_prediction, json_answer
 from app.api.body import read_body
-from app.api.middleware.request import DirectRoute
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.problems import problem
 from app.api.protocols.common import (
@@ -27,6 +26,7 @@ from app.api.protocols.common import (
     ranking,
     tokens_computed,
 )
+from app.api.routing import DirectRoute
 from app.api.schemas import Problem, Text, Texts
 from app.engine.classifier import Classification
 from app.engine.predictions import Options

@@ -10,10 +10,10 @@ from typing_extensions import TypedDict
 
 from app.api.answers import classify_texts, every_prediction, json_answer
 from app.api.body import read_body
-from app.api.middleware.request import DirectRoute
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.problems import problem
 from app.api.protocols.common import AllTexts, tokens_computed
+from app.api.routing import DirectRoute
 from app.api.service import Service
 from app.errors import RateLimited, ServiceError, Unauthorized
 

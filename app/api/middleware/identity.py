@@ -1,0 +1,46 @@
+"""A request's id, and the time by which it must be answered."""
+
+import asyncio
+import random
+import re
+from collections.abc import Mapping
+
+from starlette.types import Scope
+
+from app.errors import InvalidRequest
+
+REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+TIMEOUT_MS = re.compile(rb"[1-9][0-9]*")
+TIMEOUT_DIGITS = 18  # a longer number is above any deadline, and so are its first 18 digits
+
+
+def new_request_id() -> str:
+    """A random id, which need not be secret.
+
+    The system's random bytes would cost a system call, for which Python gives up the GIL.
+    """
+    return f"{random.getrandbits(128):032x}"
+
+
+def request_id(headers: Mapping[bytes, bytes]) -> str:
+    """The client's own id if it is valid, otherwise a new one."""
+    own = headers.get(b"x-request-id")
+    return own.decode() if own and REQUEST_ID.fullmatch(own) else new_request_id()
+
+
+def deadline(scope: Scope, headers: Mapping[bytes, bytes], *, longest_ms: int) -> float:
+    """The time by which the request must be answered, on the event loop's clock.
+
+    Raises:
+        InvalidRequest: the client asks for something that is no time.
+    """
+    asked = headers.get(b"x-request-timeout-ms", b"")
+    if asked and not TIMEOUT_MS.fullmatch(asked):
+        raise InvalidRequest(
+            "x-request-timeout-ms must be a whole number of milliseconds, 1 or more"
+        )
+    timeout_ms = min(int(asked[:TIMEOUT_DIGITS] or longest_ms), longest_ms)
+    # The time counts from the arrival of the headers, if the server knows it: under load they wait
+    # a while before they are read.
+    arrived: float = scope["state"].get("arrived") or asyncio.get_running_loop().time()
+    return arrived + timeout_ms / 1000
