@@ -130,7 +130,7 @@ def test_a_second_offer_to_upgrade_keeps_its_body(open_process: Process) -> None
 
 
 def test_what_follows_a_body_in_chunks_is_left(open_process: Process) -> None:
-    """A request behind a chunked body is not answered; the connection closes after the first answer."""
+    """A request behind a chunked body is not answered; the connection closes instead."""
     chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
     assert _statuses(exchange(open_process.port, chunked + REQUEST)) == [b"200"]
 
