@@ -86,7 +86,7 @@ def test_texts_of_a_window_are_cut_as_the_library_cuts_them() -> None:
 
 @pytest.mark.parametrize("between", [" ", "\n", "\n\n", "\n\r\n", "\n\n\n"])
 def test_long_ordinary_texts_are_cut_as_the_library_cuts_them(between: str) -> None:
-    """The results equal the library's, for short paragraphs and for one of hundreds of sentences."""
+    """The results equal the library's, for short paragraphs or one of hundreds of sentences."""
     draw = random.Random(13)
     for _ in range(40):
         text = between.join(
