@@ -148,7 +148,7 @@ class HttpProtocol(HttpToolsProtocol):
         return True
 
     def _answer_soon(self) -> None:
-        """Close after the answer, or without it after a while: the client has ended its side."""
+        """The client has ended its sending side: close after the answer, or soon without it."""
         self.cycle.keep_alive = False
         self._close_after(HALF_CLOSED_S)
 
@@ -272,8 +272,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if self._stage is not Stage.TURN:
             # Only the parser finds the end of a chunked body, so it has already seen the start of
-            # the next request. That request is refused: clients that send ahead must be ready to
-            # send again.
+            # the next request. It is not answered: clients that send ahead must be ready to send
+            # again.
             raise BadRequest("a request behind another one in chunks")
         super().on_message_begin()
 

@@ -43,7 +43,7 @@ def test_each_word_has_its_signed_contribution(client: TestClient) -> None:
 
 
 def test_an_only_word_is_measured_by_knowing_nothing(client: TestClient) -> None:
-    """Without the only word, all labels are equally likely; the contribution is relative to that."""
+    """The contribution of an only word is the difference to all labels being equally likely."""
     document = client.post("/explain", json={"inputs": "love"}).json()
     (word,) = document["words"]
     assert word["contribution"] == pytest.approx(_positive({"love": 1}) - 1 / 3)
