@@ -24,7 +24,7 @@ def _live(
     batches: int,
     drift: Callable[[int], float] = lambda number: 1.0,
 ) -> None:
-    """Live batches under load: each size computes so many tokens per second, with 1/3 of noise."""
+    """Live batches under load: each size computes these tokens per second, plus or minus 1/3."""
     for number in range(batches):
         size = budget.next(waiting=10_000)
         noise = (0.7, 1.0, 1.3)[number % 3]
