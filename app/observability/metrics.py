@@ -1,4 +1,7 @@
-"""Every metric: its name, labels and buckets. What can be counted shows from the first scrape."""
+"""All metrics with their names, labels and buckets.
+
+Series whose labels are known in advance are exported from the first scrape on.
+"""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -16,12 +19,12 @@ from prometheus_client.registry import Collector
 
 from app import logs
 
-# Buckets lie where values were measured to lie, see docs/operations.md.
+# The buckets cover the ranges in which values were measured; see docs/operations.md.
 SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75),
     *(1, 1.5, 2.5, 5, 10),
 )
-# A stage is a part of a request, and tokenising a tweet takes a tenth of a millisecond.
+# Stages need shorter buckets: tokenising a tweet, for example, takes a tenth of a millisecond.
 STAGE_SECONDS = (0.0001, 0.00025, 0.0005, *SECONDS)
 SCORES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 PADDING = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.5)
@@ -47,11 +50,11 @@ class Metrics:
         self.request_seconds = self._histogram(
             "http_request_duration_seconds", "From headers to answer.", ["route"], SECONDS
         )
-        # Looking up a series by its labels costs more than counting. There are few: what a client
-        # makes up is no route and no method.
+        # Looking up a series by its labels costs more than counting, so series are cached. The
+        # cache stays small: a path or method that a client makes up does not become a label.
         self._answers = cache(self.requests.labels)
         self._durations = cache(self.request_seconds.labels)
-        self.requests_in_flight = 0  # a gauge of its own would take a lock twice a request
+        self.requests_in_flight = 0  # a Gauge would take a lock twice per request
         in_flight = self._gauge("http_requests_in_flight", "HTTP requests being answered.", [])
         in_flight.set_function(lambda: self.requests_in_flight)
 
@@ -108,7 +111,7 @@ class Metrics:
         self.model_ready = self._gauge("model_ready", "1 while the model answers.", ["model"])
 
     def show_model(self, name: str, *facts: str) -> None:
-        """Have ``model_info`` say this of the model, and no more what it said before."""
+        """Export ``model_info`` with these facts, and remove the former ones."""
         shown = self._shown_models.pop(name, None)
         if shown is not None:
             self.model_info.remove(name, *shown)
@@ -116,14 +119,14 @@ class Metrics:
         self._shown_models[name] = facts
 
     def expect_request(self, route: str, method: str, status: int) -> None:
-        """Make the series of such requests, at 0."""
+        """Create the series of such requests, with the value 0."""
         self.requests.labels(route, method, status)
         self.request_seconds.labels(route)
 
     def observe_request(
         self, route: str, method: str, status: int, seconds: float, trace_id: str | None
     ) -> None:
-        """Count an answered request; its trace, if it has one, is the exemplar of its duration."""
+        """Count an answered request. Its trace id, if any, is the exemplar of its duration."""
         self._answers(route, method, status).inc()
         exemplar = {"trace_id": trace_id} if trace_id else None
         self._durations(route).observe(seconds, exemplar)
@@ -141,7 +144,7 @@ class Metrics:
 
 
 class _LogCollector(Collector):
-    """The log is the process's, and counts for itself."""
+    """Reads the count of dropped lines from the log, which belongs to the whole process."""
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         yield CounterMetricFamily(

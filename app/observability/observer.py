@@ -1,4 +1,4 @@
-"""One model's metrics and traces, from what the engine tells of its work."""
+"""Metrics and traces of one model, from what the engine reports about its work."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -14,9 +14,9 @@ from app.observability.traces import Tracer, current_tag
 
 
 class ModelObserver:
-    """One model's series, looked up once: ``labels()`` costs as much as counting. And its spans.
+    """Counts the work of one model, and records its spans. Implements the engine's ``Observer``.
 
-    Implements the engine's ``Observer``.
+    Each series is looked up once, because ``labels()`` costs as much as counting.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ModelObserver:
         runners_stuck: Callable[[], float],
         ready: Callable[[], float],
     ) -> None:
-        """Ask these for the gauges at each scrape."""
+        """Set the functions that give the values of the gauges at each scrape."""
         self._queue_texts.set_function(queue_texts)
         self._queue_tokens.set_function(queue_tokens)
         self._runners_stuck.set_function(runners_stuck)
@@ -69,7 +69,7 @@ class ModelObserver:
 
     def prediction(self, label: str, score: float, *, tokens: int, truncated: bool) -> None:
         """Count a text that was answered."""
-        if label not in self._predictions:  # of the model that was here before a reload
+        if label not in self._predictions:  # a label of the model before a reload
             self._expect_label(label)
         predictions, scores = self._predictions[label]
         predictions.inc()
@@ -80,7 +80,7 @@ class ModelObserver:
             self._truncated.inc()
 
     def failure(self, outcome: str, texts: int = 1) -> None:
-        """Count texts that were not answered; ``outcome`` is an error's code."""
+        """Count texts that were not answered; ``outcome`` is the code of the error."""
         self._texts(outcome).inc(texts)
 
     def rejection(self, reason: str) -> None:
@@ -88,26 +88,26 @@ class ModelObserver:
         self._rejections(reason).inc()
 
     def tag(self) -> object:
-        """The current request's span, where it is traced."""
+        """The span context of the current request; None if it is not traced."""
         return current_tag() if self._tracer is not None else None
 
     def stages(self, stages: Sequence[tuple[str, float]], *, begun_ns: int, tag: object) -> None:
-        """Add the parts of a request."""
+        """Record the stages of a request; each is a name and its seconds."""
         for stage, seconds in stages:
             self._stages(stage).observe(seconds)
         if self._tracer is not None and tag is not None:
             self._tracer.stages(self._name, begun_ns, stages)
 
     def lag(self, seconds: float) -> None:
-        """Add how long finished work waited for the event loop."""
+        """Record how long finished work waited for the event loop."""
         self._loop_lag.observe(seconds)
 
     def runner_lost(self) -> None:
-        """Count a thread that ended and is to be replaced."""
+        """Count a runner whose thread ended and will be replaced."""
         self._runners_lost.inc()
 
     def batch(self, report: BatchReport) -> None:
-        """Add a batch; called on the runners' threads."""
+        """Record a batch; called on the runners' threads."""
         self._batch_texts.observe(report.texts)
         self._batch_tokens.observe(report.padded_tokens)
         self._padding_ratio.observe(1 - report.tokens / report.padded_tokens)

@@ -1,6 +1,7 @@
-"""Traces for OpenTelemetry: a span for each request, its stages, and the batches they share.
+"""OpenTelemetry traces: spans for each request, for its stages, and for batches of requests.
 
-The SDK is an extra. What is used here besides, its API, does nothing while no span is recorded.
+The OpenTelemetry SDK is an optional dependency. Without it, this module uses only the API, which
+does nothing while no span is recorded.
 """
 
 import re
@@ -18,14 +19,14 @@ from app.errors import UserError
 if TYPE_CHECKING:
     from app.engine.batching.report import BatchReport
 
-# Seconds that a collector may take; it should hold up nobody's shutdown.
+# Seconds that a collector may take. Short, so that a slow collector does not delay the shutdown.
 TIMEOUT_S = 2
-# W3C Trace Context, version 00: the trace, the caller's span, and flags.
+# W3C Trace Context, version 00: the trace id, the id of the caller's span, and flags.
 TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Tracer:
-    """Makes spans and sends them to an OTLP endpoint over HTTP, from a thread of its own."""
+    """Makes spans and sends them to an OTLP endpoint over HTTP, on its own thread."""
 
     def __init__(self, endpoint: str, *, version: str) -> None:
         """``endpoint`` is a collector's address, such as http://localhost:4318.
@@ -47,7 +48,7 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def request(self, scope: Scope, method: str) -> trace.Span:
-        """The span of a request, a child of the caller's if it says so."""
+        """Start the span of a request, a child of the caller's span if the headers name one."""
         carrier = {
             name.decode(): value.decode("latin-1")
             for name, value in scope["headers"]
@@ -62,7 +63,7 @@ class Tracer:
         )
 
     def end_request(self, span: trace.Span, *, method: str, route: str, status: int) -> None:
-        """What is known when it is answered."""
+        """Add what is known after the answer, and end the span."""
         span.update_name(f"{method} {route}")
         span.set_attribute("http.route", route)
         span.set_attribute("http.response.status_code", status)
@@ -71,7 +72,7 @@ class Tracer:
         span.end()
 
     def stages(self, model: str, begun_ns: int, stages: Iterable[tuple[str, float]]) -> None:
-        """The stages of the current request, one after the other, in seconds."""
+        """Record the stages of the current request, one after the other, with their seconds."""
         for name, seconds in stages:
             span = self._tracer.start_span(
                 name, start_time=begun_ns, attributes={"sentiment.model": model}
@@ -80,7 +81,7 @@ class Tracer:
             span.end(begun_ns)
 
     def batch(self, model: str, report: "BatchReport") -> None:
-        """A batch that is done; it belongs to no request, but is linked to all that were in it."""
+        """Record a finished batch. Its span has no parent; it links to all its requests."""
         links = [trace.Link(tag) for tag in report.tags if isinstance(tag, trace.SpanContext)]
         if not links:
             return
@@ -99,17 +100,17 @@ class Tracer:
         span.end(now_ns)
 
     def close(self) -> None:
-        """Send what is left, if the collector takes it in time."""
+        """Send the remaining spans; give up after ``TIMEOUT_S`` seconds."""
         sending = threading.Thread(target=self._provider.shutdown, daemon=True)
         sending.start()
         sending.join(TIMEOUT_S)
 
 
 def require_sdk() -> None:
-    """Return where the SDK is installed.
+    """Check that the OpenTelemetry SDK is installed.
 
     Raises:
-        UserError: it is not.
+        UserError: it is not installed.
     """
     try:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter
@@ -121,13 +122,13 @@ def require_sdk() -> None:
 
 
 def current_tag() -> trace.SpanContext | None:
-    """What links a batch to the current request; None if it is not traced."""
+    """The span context that links a batch to the current request; None if it is not traced."""
     span = trace.get_current_span()
     return span.get_span_context() if span.is_recording() else None
 
 
 def trace_id(span: trace.Span | None, headers: Mapping[bytes, bytes]) -> str | None:
-    """The trace that a request belongs to, ours or its caller's, as 32 hexadecimal digits."""
+    """The id of the request's trace, ours or its caller's, as 32 hexadecimal digits, or None."""
     if span is not None and span.is_recording():
         return f"{span.get_span_context().trace_id:032x}"
     found = TRACEPARENT.fullmatch(headers.get(b"traceparent", b"").decode("latin-1"))

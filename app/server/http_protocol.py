@@ -1,8 +1,12 @@
-"""uvicorn's HTTP/1.1 with bounds: one request at a time a connection, heads and waits limited.
+"""uvicorn's HTTP/1.1 protocol with limits: one request at a time per connection, and timeouts.
 
-uvicorn parses whatever arrives. A client that pipelines without reading then fills the memory, a
-head without end is collected for ever, a connection may stay silent for ever, and a body behind
-an offer to upgrade to HTTP/2 in clear text, which Java's HttpClient makes by default, is lost.
+uvicorn alone parses everything that arrives. That has four faults, which this module corrects:
+
+- A client that sends many requests and does not read the answers fills the memory.
+- A head (request line and headers) that never ends is collected without limit.
+- A connection may stay silent without limit.
+- If a request offers to upgrade to HTTP/2 in clear text, its body is lost. Java's HttpClient
+  makes this offer by default.
 """
 
 import asyncio
@@ -23,7 +27,8 @@ from app.server.refusals import answer, refusal
 from app.server.transport import ResponseTransport
 from app.server.turns import Turns
 
-# What is overridden of uvicorn's protocol; a test compares. Its other methods are as they were.
+# The methods of uvicorn's protocol that HttpProtocol overrides, and why. A test compares this list
+# with the class. The other methods are used as they are.
 OVERRIDDEN = {
     "connection_made": "closing lingers; silence is timed from the start",
     "connection_lost": "timers end, whatever the reason",
@@ -42,18 +47,21 @@ OVERRIDDEN = {
 }
 
 HEAD_TIMEOUT_S = 20.0
-# Of the requests behind the one that is answered; of a client that sends more, nothing is read.
+# How much a client may send ahead while its current request is answered. If it sends more, the
+# server stops reading from it.
 MAX_AHEAD_BYTES = 65_536
-# Whether a client that has ended its side is gone or waits for its answer, nobody can tell before
-# something is sent. It is given so long, instead of nothing, as by uvicorn and by nginx's proxy.
+# A client that has ended its sending side may be gone, or may wait for its answer. The server
+# cannot tell before it sends something, so it waits this long for the answer to be ready. uvicorn
+# and nginx's proxy do not wait at all.
 HALF_CLOSED_S = 0.2
-# When the server stops, a connection is closed on which nothing came for so long: its client might
-# be about to send.
+# When the server stops, it closes a connection after this much silence. It does not close earlier,
+# because the client might be about to send a request.
 QUIET_S = 0.5
-# A client that reads nothing for so long, while more waits to be sent than is buffered, is cut off.
+# The connection is cut if the client does not read for this long and the write buffer is full.
 SEND_TIMEOUT_S = 300.0
 HEAD_END = b"\r\n\r\n"
-# Of its deadline, for the turn of a request; the rest is for the queue and inference.
+# The share of its deadline that a request may wait for its turn. The rest is for the queue and
+# inference.
 PATIENCE = 0.5
 TIMEOUT = re.compile(rb"\r\nx-request-timeout-ms: *([0-9]{1,9})\r\n", re.IGNORECASE)
 UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
@@ -63,15 +71,16 @@ class Stage(Enum):
     """What a connection waits for."""
 
     HEAD = auto()
-    TURN = auto()  # a whole head is there
+    TURN = auto()  # the head is complete
     BODY = auto()
     ANSWER = auto()
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. The parser gets a head when it is whole, then its body, and no more.
+    """One connection. The parser gets a complete head, then its body, then waits for the answer.
 
-    ``on_refusal`` is called with what is answered to bytes that are no request, and the client.
+    ``on_refusal`` is called when the received bytes are not a valid request. It gets the error,
+    the request id and the client's address.
     """
 
     def __init__(
@@ -91,13 +100,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._turns = turns
         self._on_refusal = on_refusal
         self._stage = Stage.HEAD
-        self._received = bytearray()  # and not given to the parser
+        self._received = bytearray()  # bytes that the parser has not got yet
         self._head_begun = False
-        self._head_length = 0  # bytes, when it is whole
+        self._head_length = 0  # bytes; set when the head is complete
         self._body_left: int | None = 0  # bytes; None while it comes in chunks
-        self._unheard = 0  # bytes of chunks' heads and of trailers since the last of a body
+        self._unheard = 0  # bytes of chunk framing and trailers since the last bytes of body
         self._half_closed = False
-        self._unsent: asyncio.TimerHandle | None = None  # what is written, since it is too much
+        self._unsent: asyncio.TimerHandle | None = None  # runs while the write buffer is full
         self._idle_since = self.loop.time()
         self._stopping_since = 0.0
 
@@ -108,7 +117,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(cast(asyncio.Transport, self._transport))
         if self.client:
             host, port = self.client
-            self.client = plain_address(host), port  # FORWARDED_ALLOW_IPS is compared with it
+            self.client = plain_address(host), port  # compared with FORWARDED_ALLOW_IPS
         self._close_after(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -139,7 +148,7 @@ class HttpProtocol(HttpToolsProtocol):
         return True
 
     def _answer_soon(self) -> None:
-        """The client has ended its side: close after the answer, or without it."""
+        """The client has ended its sending side: close after the answer, or soon without it."""
         self.cycle.keep_alive = False
         self._close_after(HALF_CLOSED_S)
 
@@ -156,7 +165,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._unsent.cancel()
 
     def shutdown(self) -> None:
-        """Close when nothing has come for a while; called again and again as the server stops."""
+        """Close if nothing has arrived for a while; called repeatedly while the server stops."""
         now = self.loop.time()
         self._stopping_since = self._stopping_since or now
         quiet_s = now - max(self._stopping_since, self._idle_since)
@@ -169,14 +178,14 @@ class HttpProtocol(HttpToolsProtocol):
     def _is_sending(self) -> bool:
         """Whether the client may still be sending."""
         if self.cycle is not None and not self.cycle.response_complete:
-            return self.cycle.disconnected  # otherwise an answer is cut: nothing is to be read
+            return self.cycle.disconnected  # if False, the answer is cut off: do not wait
         return not self._half_closed and (self._stage is not Stage.ANSWER or bool(self._received))
 
     # One request
 
     def _take_head(self, *, unread_s: float) -> None:
-        """Have the request begun whose head is whole; it was unread for so many seconds."""
-        while self._received.startswith(b"\r\n"):  # as some clients send behind a body
+        """Begin a request if its head is complete. It lay unread for ``unread_s`` seconds."""
+        while self._received.startswith(b"\r\n"):  # some clients send this after a body
             del self._received[:2]
         if not self._received or self._received == b"\r":
             return
@@ -194,14 +203,14 @@ class HttpProtocol(HttpToolsProtocol):
             self._arrived = self.loop.time() - unread_s
             if head.startswith(b"POST"):
                 self._turns.take(self._begin, self._patience_s)
-            else:  # a probe, a scrape, the page: short, and should not wait behind work
+            else:  # a probe, a scrape, the page: these are short, so they do not wait
                 self._begin()
         elif not self._head_begun:
             self._head_begun = True
             self._close_after(HEAD_TIMEOUT_S)
 
     def _patience_s(self) -> float:
-        """How long a request may wait for its turn and still be answered in time, perhaps."""
+        """How many seconds the request may wait for its turn and still be answered in time."""
         asked = TIMEOUT.search(self._received)
         timeout_ms = int(asked[1]) if asked else self._deadline_ms
         return min(timeout_ms, self._deadline_ms) / 1000 * PATIENCE
@@ -211,12 +220,12 @@ class HttpProtocol(HttpToolsProtocol):
             return
         try:
             self._give_head()
-        except BaseException:  # there is no memory: no timer would close the connection
+        except BaseException:  # out of memory: no timer would close the connection
             self._transport.abort()
             raise
 
     def _give_head(self) -> None:
-        """Give the parser the head, and what is there of the body."""
+        """Give the parser the head, and the part of the body that has arrived."""
         end = self._head_length
         head, rest = bytes(self._received[:end]), bytes(self._received[end:])
         self._received.clear()
@@ -244,15 +253,15 @@ class HttpProtocol(HttpToolsProtocol):
             self.data_received(rest)
 
     def _parse(self, data: bytes) -> bool:
-        """Give the parser something; whether it understood."""
+        """Give the parser some bytes; return whether it accepted them."""
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # of CONNECT, which no route takes
+        except httptools.HttpParserUpgrade:  # raised for CONNECT, which no route accepts
             pass
         except httptools.HttpParserError as error:
             if self._stage in (Stage.TURN, Stage.BODY):
                 self._refuse(refusal(error.__context__))
-            elif self._stage is Stage.ANSWER:  # what is wrong comes behind: after the answer, end
+            elif self._stage is Stage.ANSWER:  # the next request is bad: answer, then close
                 self.cycle.keep_alive = False
                 self._received += data
             else:
@@ -262,8 +271,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if self._stage is not Stage.TURN:
-            # The end of chunks is known when they are parsed, and so is what comes after them.
-            # It is not taken: clients that send ahead must be ready to send again.
+            # Only the parser finds the end of a chunked body, so it has already seen the start of
+            # the next request. It is not answered: clients that send ahead must be ready to send
+            # again.
             raise BadRequest("a request behind another one in chunks")
         super().on_message_begin()
 
@@ -308,25 +318,25 @@ class HttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self._stage is Stage.ANSWER:
             self._await_head()
-        else:  # an early refusal
+        else:  # the request was refused before its whole body arrived
             self._transport.await_rest()
 
     def _await_head(self) -> None:
         self._stage = Stage.HEAD
         self._idle_since = self.loop.time()
         self._close_after(self.timeout_keep_alive)
-        if self._received:  # its time begins with its turn
+        if self._received:  # its deadline begins now, when it becomes the current request
             self._take_head(unread_s=0.0)
 
     # Refusals and timers
 
     def _refuse(self, error: ServiceError) -> None:
-        """Answer what is no request that could be routed, and close."""
+        """Answer bytes that cannot be routed as a request, and close."""
         if self._stage is Stage.BODY:
-            if self.cycle.response_started:  # nothing else can be said any more
+            if self.cycle.response_started:  # it is too late to send an error
                 self.transport.close()
                 return
-            self.cycle.disconnected = True  # nobody waits for an answer to the rest
+            self.cycle.disconnected = True  # the application need not answer
             self.cycle.message_event.set()
         request_id = new_request_id()
         self.transport.write(answer(error, request_id))
@@ -348,4 +358,4 @@ class HttpProtocol(HttpToolsProtocol):
         super()._unset_keepalive_if_required()
 
     def _unset_keepalive_if_required(self) -> None:
-        """The timers are ours: uvicorn would stop them whenever something arrives."""
+        """Do nothing: the timers are ours, and uvicorn would stop them whenever data arrives."""

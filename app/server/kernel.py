@@ -1,4 +1,4 @@
-"""What the kernel knows of a socket, and does with it. Linux tells more than others."""
+"""What the kernel can tell about a socket, or do with it. Linux offers more than other systems."""
 
 import ctypes
 import socket
@@ -6,13 +6,13 @@ import struct
 import sys
 from contextlib import suppress
 
-# In Linux's struct tcp_info: milliseconds since data arrived last.
+# The field of Linux's struct tcp_info with the milliseconds since data last arrived.
 LAST_DATA_RECEIVED = slice(52, 56)
 SO_ATTACH_FILTER = 26  # Python has no name for it
 
 
 def unread_seconds(connection: socket.socket) -> float:
-    """How long what was read last had been there, as far as that can be known."""
+    """How many seconds ago data last arrived; 0.0 where the kernel does not tell."""
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_DATA_RECEIVED.stop)
     except (AttributeError, OSError):  # not Linux, or the connection is gone
@@ -21,27 +21,28 @@ def unread_seconds(connection: socket.socket) -> float:
 
 
 def has_unread(connection: socket.socket) -> bool:
-    """Whether something has arrived that nobody has read."""
+    """Whether data has arrived that is not read yet."""
     try:
         return bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    except OSError:  # nothing is there, or the connection is gone
+    except OSError:  # there is no data, or the connection is gone
         return False
 
 
 def take_no_handshake(listener: socket.socket) -> None:
-    """Have the kernel drop the first packet of each handshake from now on.
+    """From now on, have the kernel drop the first packet of each handshake.
 
-    A client whose handshake is complete and that nobody has accepted is reset when the listener
-    closes. So none begins any more; clients try again, a second later, and find the port closed.
+    When a listener closes, the kernel resets the connections that are complete but not accepted.
+    So no new handshake may begin before the close. The client tries again a second later, and
+    finds the port closed.
     """
     if sys.platform != "linux":
         return
-    # Classic BPF on the TCP header: the flags without what does not matter; only SYN is dropped.
+    # Classic BPF on the TCP header: load the flags, keep SYN and ACK, drop if only SYN is set.
     load, mask, compare, give = 0x30, 0x54, 0x15, 0x06
     program = [(load, 0, 0, 13), (mask, 0, 0, 0x12), (compare, 0, 1, 0x02)]
     program += [(give, 0, 0, 0), (give, 0, 0, 0xFFFFFFFF)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
-    with suppress(OSError):  # it may be forbidden
+    with suppress(OSError):  # the system may forbid it
         listener.setsockopt(
             socket.SOL_SOCKET,
             SO_ATTACH_FILTER,

@@ -1,7 +1,7 @@
-"""Listening sockets: bound before the models are loaded, and an accept loop of our own.
+"""Listening sockets: bound before the models are loaded, with our own accept loop.
 
-libuv, under uvloop, accepts one connection in each turn of the event loop. When turns are long,
-connections wait in the kernel's queue for seconds, and among them the probes of an orchestrator.
+libuv, which uvloop uses, accepts one connection in each turn of the event loop. When turns are
+long, connections wait in the kernel's queue for seconds, including the probes of an orchestrator.
 """
 
 import asyncio
@@ -14,13 +14,14 @@ from contextlib import suppress
 from app.errors import UserError
 from app.server.kernel import take_no_handshake
 
-# Connections that the kernel completes for us while we are busy; it takes its own limit if less.
+# Connections that the kernel completes while the service is busy. The kernel's own limit applies
+# if it is lower.
 BACKLOG = 2048
-# In one turn of the event loop: some milliseconds.
+# Connections accepted in one turn of the event loop; this takes some milliseconds.
 ACCEPTED_A_TURN = 32
-# Before the next try when the process has no file descriptor left.
+# Seconds before the next try when the process has no file descriptor left.
 PAUSE_S = 0.25
-# For the end of a handshake whose first packet has arrived.
+# Seconds for a handshake to complete after its first packet has arrived.
 HANDSHAKE_S = 0.1
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen: nobody connects before the models are warm.
+    """A bound socket that does not listen yet: no client can connect before the models are warm.
 
     Raises:
         UserError: the address cannot be used.
@@ -45,12 +46,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class Listener:
-    """Accepts connections on a bound socket, many in a turn. Create it on the event loop.
+    """Accepts connections on a bound socket, many per turn. Create it on the event loop.
 
     ``protocol`` makes the protocol of a connection from its socket.
 
     Raises:
-        UserError: another process listens there.
+        UserError: another process listens on this address.
     """
 
     def __init__(
@@ -63,7 +64,8 @@ class Listener:
         self._resume: asyncio.TimerHandle | None = None
         self.accepted = 0
         try:
-            # Binding does not find a second server that has bound and does not listen yet.
+            # Two servers can bind one address while neither listens; then this call fails for the
+            # second one.
             listener.listen(BACKLOG)
         except OSError as error:
             host, port = listener.getsockname()[:2]
@@ -71,9 +73,9 @@ class Listener:
         self._loop.add_reader(listener, self._accept)
 
     async def close(self) -> None:
-        """Stop listening, having taken every connection that the kernel has completed.
+        """Accept every connection that the kernel has completed, then stop listening.
 
-        May be called again.
+        May be called more than once.
         """
         if self._socket.fileno() >= 0:
             take_no_handshake(self._socket)
@@ -81,7 +83,7 @@ class Listener:
             if self._resume is not None:
                 self._resume.cancel()
             self._loop.remove_reader(self._socket)
-            with suppress(OSError):  # no file descriptor is left for them
+            with suppress(OSError):  # no file descriptor is left
                 while self._accept_some():
                     pass
             self._socket.close()
@@ -105,7 +107,7 @@ class Listener:
         self._loop.add_reader(self._socket, self._accept)
 
     def _accept_some(self) -> bool:
-        """Whether there may be more."""
+        """Accept some connections; return whether there may be more."""
         for _ in range(ACCEPTED_A_TURN):
             try:
                 connection, _ = self._socket.accept()
@@ -114,7 +116,7 @@ class Listener:
             except OSError as error:
                 if error.errno in OUT_OF_RESOURCES:
                     raise
-                continue  # what befell the connection is told here, too
+                continue  # an error of this one connection
             connection.setblocking(False)
             self.accepted += 1
             task = self._loop.create_task(self._begin(connection))

@@ -1,4 +1,4 @@
-"""What the process asks of the system before it serves."""
+"""Prepares the process before it serves: its standard files, and its limit of open files."""
 
 import os
 import resource
@@ -6,15 +6,15 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-# Each connection takes a file descriptor. More than this many would rather fill the memory.
+# Each connection takes a file descriptor. With more than this, memory would run out first.
 MOST_FILES = 65_536
 
 
 def open_standard_files() -> None:
-    """Open the null device in the place of standard files that are closed (``2>&-``).
+    """Open the null device in place of standard files that are closed (``2>&-``).
 
-    Otherwise the next files and sockets would get their descriptors, and a client what is meant
-    for standard error.
+    Otherwise the next files and sockets would get their descriptors, and text for standard error
+    could be sent to a client.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -25,12 +25,12 @@ def open_standard_files() -> None:
 def raise_file_limit() -> None:
     """Let the process open as many files as the system allows it, 65,536 at most.
 
-    Without that it is 1,024 mostly, for the sake of programs that use select().
+    Without this call the limit is usually 1,024, for the sake of programs that use select().
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     wanted = MOST_FILES if hard == unlimited else min(hard, MOST_FILES)
     if soft == unlimited or soft >= wanted:
         return
-    with suppress(OSError, ValueError):  # macOS allows less than it says
+    with suppress(OSError, ValueError):  # macOS allows less than it reports
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

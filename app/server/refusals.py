@@ -1,4 +1,4 @@
-"""Answers to what is no request: nothing could be routed, so the protocol gives them itself."""
+"""Answers to bytes that are not a valid request: the protocol sends them, without routing."""
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -7,7 +7,7 @@ from app.errors import BadRequest, NotReady, ServiceError
 
 
 def refusal(cause: BaseException | None) -> ServiceError:
-    """What to answer where the parser gave up because of this."""
+    """The error to answer when the parser stopped because of ``cause``."""
     if isinstance(cause, ServiceError):
         return cause
     if isinstance(cause, MemoryError):
@@ -16,7 +16,7 @@ def refusal(cause: BaseException | None) -> ServiceError:
 
 
 def answer(error: ServiceError, request_id: str) -> bytes:
-    """The problem as HTTP, which says that the connection closes."""
+    """The error as an HTTP response that says that the connection closes."""
     response = problem(error, request_id)
     headers = [*response.raw_headers, (b"connection", b"close")]
     lines = [name + b": " + value + b"\r\n" for name, value in headers]

@@ -1,4 +1,4 @@
-"""A server process: from its sockets to the last answer after SIGTERM."""
+"""Runs a server process, from opening its sockets to the last answer after SIGTERM."""
 
 import asyncio
 import gc
@@ -26,16 +26,18 @@ from app.server.listener import Listener, bind
 from app.server.turns import Turns
 from app.settings import Settings
 
-# Longer than load balancers keep theirs (60 s mostly): the side that sends must close first.
+# Longer than load balancers keep idle connections (mostly 60 s): the side that sends requests must
+# close first.
 KEEP_ALIVE_S = 75
-# The part of drain-ms after which the listeners close, even if clients come again and again.
+# The share of drain-ms after which the listeners close, even if clients still connect.
 ACCEPTING_SHARE = 0.5
-# The end of drain-ms, in which those that have no result by then are told.
+# The last share of drain-ms, in which requests that have no result yet get an error.
 FAREWELL_SHARE = 0.1
 MAX_FAREWELL_S = 1.0
-LOOK_S = 0.05  # between two looks at the connections
+LOOK_S = 0.05  # between two checks of the connections
 
-# What is overridden of uvicorn's server; a test compares.
+# The methods of uvicorn's server that Server overrides, and why. A test compares this list with
+# the class.
 OVERRIDDEN = {
     "startup": "our listeners, which accept many connections in a turn",
     "handle_exit": "the service knows of a signal at once; the exit code is ours",
@@ -47,9 +49,9 @@ logger = logging.getLogger(__name__)
 
 
 def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT, then finish what was begun.
+    """Serve until SIGTERM or SIGINT, then finish the accepted requests.
 
-    Returns the exit code: 1 when drain-ms was over before each accepted request had its result.
+    Returns the exit code: 1 if drain-ms ended before every accepted request had its result.
 
     Raises:
         UserError: an address or a bundle cannot be used.
@@ -64,10 +66,10 @@ def run(settings: Settings) -> int:
         lifecycle = service.lifecycle
         apps = [app, main.create_metrics_app(service)]
         sites = dict(zip(listeners, apps, strict=False))
-        # The models stay: the garbage collector need not look at all that again and again.
+        # The models stay in memory, so the garbage collector need not scan them again and again.
         gc.freeze()
         server = Server(sites, service, hangups)
-        # While uvicorn does not handle it: before its loop, and when that has ended.
+        # For the time when uvicorn does not handle SIGTERM: before its loop, and after it.
         signal.signal(
             signal.SIGTERM, lambda number, _: lifecycle.stopping or sys.exit(128 + number)
         )
@@ -75,7 +77,7 @@ def run(settings: Settings) -> int:
     if lifecycle.results_lost:
         logger.error("drain-ms was over before every request had its result; some got 503")
     if lifecycle.computing:
-        # Its thread cannot be interrupted, and the interpreter would abort at its end.
+        # The thread of the batch cannot be interrupted, and the interpreter would abort at exit.
         logger.error("a batch was still running; its answer is lost")
     if lifecycle.computing or service.models.loading:
         logs.close()
@@ -84,10 +86,10 @@ def run(settings: Settings) -> int:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with our listeners, and an end that loses nothing.
+    """uvicorn's server with our listeners, and a shutdown that loses no request.
 
-    ``sites`` has the application of each bound socket. The first one's lifespan is the server's.
-    A signal that is added to ``hangups`` has all models loaded again.
+    ``sites`` maps each bound socket to its application. The first application's lifespan is the
+    server's. When a signal is added to ``hangups``, all models are loaded again.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class Server(uvicorn.Server):
             sys.exit(1)  # the log says why
         turns = Turns(asyncio.get_running_loop())
         for site, config in self._configs.items():
-            if not config.loaded:  # the first is, with its lifespan
+            if not config.loaded:  # the first one was loaded with its lifespan
                 config.load()
             protocol = partial(
                 HttpProtocol,
@@ -136,15 +138,15 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop at the first signal; a second Ctrl-C ends the process as it is."""
         if self.should_exit and sig == signal.SIGINT:
-            # A runner inside a native call cannot be interrupted, only left behind.
+            # A runner inside a native call cannot be interrupted, so do not wait for it.
             os._exit(128 + sig)
         self._service.lifecycle.stop()
-        # Not uvicorn's own handler: it raises the signal again after a graceful end, and the
-        # exit code would tell of a failure.
+        # uvicorn's own handler is not called: it raises the signal again after a graceful end, so
+        # the exit code would report a failure.
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        # However many hangups came meanwhile, what lies there now is loaded once.
+        # Hangups that came during a reload cause one more reload together.
         if self._hangups and (self._reloading is None or self._reloading.done()):
             self._hangups.clear()
             self._reloading = asyncio.gather(*map(self._reload, self._service.models.classifiers))
@@ -159,10 +161,10 @@ class Server(uvicorn.Server):
             logger.exception("%s was not loaded again", name)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer what was begun and refuse what is new, then close; within drain-ms."""
+        """Answer accepted requests, refuse new ones, then close; all within drain-ms."""
         logger.info("shutting down")
         lifecycle = self._service.lifecycle
-        lifecycle.stop()  # or it was by a signal
+        lifecycle.stop()  # a signal may have done this already
         drain_s = self._service.settings.drain_ms / 1000
         stop_by = lifecycle.stop_by
         results_by = stop_by - min(MAX_FAREWELL_S, FAREWELL_SHARE * drain_s)
@@ -171,7 +173,8 @@ class Server(uvicorn.Server):
         for listener in self._listeners:
             await listener.close()
         lifecycle.results_lost = not await draining
-        # What is left waits for its client: for the rest of a body, or to read an answer.
+        # The remaining tasks wait for their clients: for the rest of a body, or for a client to
+        # read its answer.
         tasks = self.server_state.tasks
         for task in tasks:
             task.cancel()
@@ -182,7 +185,11 @@ class Server(uvicorn.Server):
         logger.info("stopped")
 
     async def _close_what_is_quiet(self, accept_until: float, until: float) -> None:
-        """Return when no connection is left, or at ``until``, on the clock ``time.monotonic``."""
+        """Close quiet connections; return when none is left, or at ``until``.
+
+        The listeners close at ``accept_until`` at the latest. Both times are on the clock
+        ``time.monotonic``.
+        """
         loop = asyncio.get_running_loop()
         quiet_since = loop.time()
         heard = -1
@@ -202,7 +209,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(LOOK_S)
 
     async def _flush(self, until: float) -> None:
-        """Have the last answers sent, and read."""
+        """Wait until the last answers are sent and read, but not beyond ``until``."""
         connections = self.server_state.connections
         while connections and time.monotonic() < until:
             for connection in list(connections):
@@ -212,7 +219,7 @@ class Server(uvicorn.Server):
             self._service.lifecycle.results_lost = True
 
     def _heard(self) -> int:
-        """Grows with each connection and each answer."""
+        """A number that grows with each connection and each answer."""
         accepted = sum(listener.accepted for listener in self._listeners)
         return accepted + self.server_state.total_requests
 
@@ -226,9 +233,9 @@ def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:
         log_level="warning",  # of uvicorn's own messages
         access_log=False,
         server_header=False,
-        # Otherwise whoever asks from this host could say that he is somebody else.
+        # Otherwise any client on this host could claim to have another address.
         proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
-        # Written as HttpProtocol gives the addresses of connections.
+        # In the form in which HttpProtocol writes the addresses of connections.
         forwarded_allow_ips=os.environ.get("FORWARDED_ALLOW_IPS", "").replace(IPV4_MAPPED, ""),
         timeout_keep_alive=keep_alive_s,
     )

@@ -1,30 +1,31 @@
-"""A connection's transport: an answer leaves in one packet, and a client can read the last one."""
+"""A connection's transport: it joins writes, and lets a client read its last answer."""
 
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-# Of a body that was refused, read and thrown away, so that clients that send all of it before
-# they read see why. Then the connection closes, whatever they have seen.
+# How much of a refused body is read and dropped, and for how many seconds. Some clients send the
+# whole body before they read the error. After that the connection closes in any case.
 LINGER_BYTES = 256 * 1_048_576
 LINGER_S = 30.0
-# A client that sends nothing for so long has nothing more to send.
+# After this many seconds of silence, the client is assumed to have nothing more to send.
 SILENCE_S = 2.0
 
 
 class ResponseTransport:
-    """A transport that joins writes, and ends our side first where a client may be sending.
+    """A transport that joins writes, and does not reset a client that is still sending.
 
-    uvicorn writes the head of an answer and its body apart: two system calls, and two packets
-    that wake the client twice. So a write waits for the next one, until the event loop's next
-    turn at most.
+    uvicorn writes the head and the body of an answer separately. That would be two system calls,
+    and two packets that wake the client twice. So a write waits for the next one, at most until
+    the next turn of the event loop.
 
-    The kernel resets a connection that is closed before all that arrived is read, and the client
-    loses the answer with it (RFC 9112, section 9.6). So our side is ended, what arrives is
-    dropped, and the connection closes when the client has ended its side, within bounds.
+    If a connection is closed before all received data is read, the kernel resets it, and the
+    client loses the answer (RFC 9112, section 9.6). So ``close`` first ends our sending side and
+    drops what still arrives. The connection closes when the client ends its side, or when a limit
+    is reached.
 
-    ``sending`` is asked at the close whether the client may still be sending.
+    ``sending`` is called at the close. It returns whether the client may still be sending.
     """
 
     def __init__(self, transport: asyncio.Transport, sending: Callable[[], bool]) -> None:
@@ -32,7 +33,7 @@ class ResponseTransport:
         self._sending = sending
         self._closing = False
         self.dropped = 0  # bytes of a refused body
-        self._seen = 0  # bytes dropped at the last look
+        self._seen = 0  # bytes dropped at the last check
         self._left_s = LINGER_S
         self._look: asyncio.TimerHandle | None = None
         self._unsent = b""
@@ -42,7 +43,7 @@ class ResponseTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send what waited with it, or have it wait itself."""
+        """Send the data together with the data that waits, or keep it for the next write."""
         if self._unsent:
             joined, self._unsent = self._unsent + data, b""
             self._transport.write(joined)
@@ -59,7 +60,7 @@ class ResponseTransport:
         return self._closing or self._transport.is_closing()
 
     def close(self) -> None:
-        """Send what is written, and then close, at once or when the client has sent all."""
+        """Send what is written, then close: at once, or when the client has sent everything."""
         if self._closing:
             return
         self._closing = True
@@ -73,18 +74,18 @@ class ResponseTransport:
         self.await_rest()
 
     def await_rest(self) -> None:
-        """Close when nothing more comes of what the client is sending, or too much of it."""
+        """Close when the client has stopped sending, or when a limit is reached."""
         self.stop()
         self._left_s, self._seen = LINGER_S, self.dropped
         self._look_later()
 
     def stop(self) -> None:
-        """Close no more: all has come, or the connection is gone."""
+        """Cancel ``await_rest``: everything has arrived, or the connection is gone."""
         if self._look is not None:
             self._look.cancel()
 
     def drop(self, size: int) -> None:
-        """Take note of so many bytes that arrived and that nobody wants."""
+        """Count ``size`` bytes that arrived and are dropped; close if there are too many."""
         self.dropped += size
         if self.dropped > LINGER_BYTES:
             self._transport.close()

@@ -1,33 +1,34 @@
-"""How many requests begin in one turn of the event loop."""
+"""Limits how many requests begin in one turn of the event loop."""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 
-# A request costs the event loop some 0.3 ms, so that a turn stays at a few milliseconds: that is
-# how long a health probe or a finished answer waits, however many clients send at once.
+# A request costs the event loop about 0.3 ms, so a turn takes a few milliseconds. A health probe
+# or a finished answer waits that long, however many clients send at once.
 STARTS_A_TURN = 8
 
 
 class Turns:
-    """Begins requests in the order in which they came, a few in each turn of the event loop.
+    """Begins requests in the order in which they arrived, a few in each turn of the event loop.
 
-    Between two turns the loop looks at its sockets. Without this, a thousand requests that have
-    arrived would all be begun before the next connection is accepted or the next probe is read.
+    Between two turns the loop checks its sockets. Without this limit, a thousand requests that
+    have arrived would all begin before the next connection is accepted or the next probe is read.
 
-    When the first in the queue has waited longer than its patience, more are there than can be
-    begun in time. In their order all would be too late, so every second to begin is the latest.
+    When the first request in the queue has waited longer than its patience, there are more
+    requests than can begin in time. In order of arrival all would be late, so every second
+    request to begin is then the latest one.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        # Until when each has patience, on the loop's clock.
+        # Each entry: when the patience of the request ends, on the loop's clock; how to begin it.
         self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
         self._started = 0  # since the last call of _next
         self._latest_is_next = False
 
     def take(self, start: Callable[[], None], patience_s: Callable[[], float]) -> None:
-        """Call ``start``: now if this turn has room, otherwise when its turn has come."""
+        """Call ``start`` now if this turn has room, otherwise in a later turn."""
         if self._waiting or self._started >= STARTS_A_TURN:
             self._waiting.append((self._loop.time() + patience_s(), start))
             return
@@ -42,7 +43,7 @@ class Turns:
             while self._waiting and self._started < STARTS_A_TURN:
                 self._started += 1
                 self._pop()()
-        finally:  # whatever one of them raises, the others have their turn
+        finally:  # if one of them raises, the others still get their turn
             if self._waiting or self._started == STARTS_A_TURN:
                 self._loop.call_soon(self._next)
 

@@ -1,4 +1,4 @@
-"""Who may use the service and how often: keys, rates, origins, and what can be switched off."""
+"""Who may use the service, and how often: keys, rates, origins, and what can be switched off."""
 
 import socket
 import subprocess
@@ -37,14 +37,14 @@ OPEN = ["/", "/health", "/health/live", "/health/ready", "/v2/health/ready", "/m
 
 @pytest.mark.parametrize(("method", "path"), PROTECTED)
 def test_without_a_key_nothing_is_answered(serve: Serve, method: str, path: str) -> None:
-    """Every route that classifies or tells of the models, and those that are not there."""
+    """Without a key, classifying routes, routes about the models and unknown paths are refused."""
     answer = serve(api_keys=KEYS).request(method, path)
     assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def test_each_key_opens_and_no_other(serve: Serve) -> None:
-    """Several keys are valid at once, so that one can be replaced."""
+    """Several keys are valid at once, so that an operator can replace one."""
     client = serve(api_keys=KEYS)
     for header, status in [
         ("Bearer first-key-1", 200),
@@ -68,12 +68,12 @@ def test_each_key_opens_and_no_other(serve: Serve) -> None:
 
 @pytest.mark.parametrize("path", OPEN)
 def test_probes_and_pages_need_no_key(serve: Serve, path: str) -> None:
-    """Orchestrators, browsers and Prometheus have none."""
+    """Probes, pages and metrics need no key: orchestrators, browsers and Prometheus have none."""
     assert serve(api_keys=KEYS).get(path).status_code == 200
 
 
 def test_a_digest_is_no_key(serve: Serve) -> None:
-    """What is kept in memory opens nothing."""
+    """The digest of a key, which the service keeps in memory, is not accepted as a key."""
     settings = Settings(api_keys=KEYS)  # type: ignore[arg-type]
     answer = serve(api_keys=KEYS).post(
         "/classify",
@@ -84,7 +84,7 @@ def test_a_digest_is_no_key(serve: Serve) -> None:
 
 
 def test_keys_show_nowhere(bundle: Path) -> None:
-    """Neither in the settings' repr, nor in the log, nor in an answer."""
+    """A key appears neither in the settings' repr, nor in the log, nor in an answer."""
     assert "first-key" not in repr(Settings(api_keys=KEYS))  # type: ignore[arg-type]
     with Process("--model", str(bundle), "--api-keys", KEYS, "--log-level", "debug") as process:
         headers = {"authorization": "Bearer first-key-1"}
@@ -104,7 +104,7 @@ def test_keys_show_nowhere(bundle: Path) -> None:
 def test_a_key_nobody_could_send_stops_the_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keys: str
 ) -> None:
-    """Wrong usage; the message names the setting and not the key."""
+    """An invalid key is wrong usage; the message names the setting and not the key."""
     monkeypatch.setenv("SENTIMENT_API_KEYS", keys)
     assert main(["serve"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -113,7 +113,7 @@ def test_a_key_nobody_could_send_stops_the_start(
 
 
 def test_a_key_may_ask_as_often_as_its_rate_says(serve: Serve) -> None:
-    """Then 429 with the time to wait; other keys and open routes go on."""
+    """Beyond its rate, a key gets 429 with the time to wait; other keys and open routes go on."""
     client = serve(api_keys=KEYS, rate_limit="3/hour")
 
     def ask(key: str) -> httpx2.Response:
@@ -131,7 +131,7 @@ def test_a_key_may_ask_as_often_as_its_rate_says(serve: Serve) -> None:
 
 
 def test_without_keys_the_rate_is_an_address_s(serve: Serve) -> None:
-    """And whoever has no key where keys are, uses up nobody's rate."""
+    """Without keys, each address has a rate. With keys, a request without one uses up no rate."""
     client = serve(rate_limit="2/minute")
     codes = [client.post("/classify", json={"inputs": "love"}).status_code for _ in range(3)]
     assert codes == [200, 200, 429]
@@ -139,13 +139,13 @@ def test_without_keys_the_rate_is_an_address_s(serve: Serve) -> None:
 
 @pytest.mark.parametrize("rate", ["fast", "0/minute", "5/fortnight", "5 per minute"])
 def test_a_rate_is_validated(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Wrong usage, with the form that is accepted."""
+    """An invalid rate is wrong usage; the message shows the accepted form."""
     assert main(["serve", "--rate-limit", rate]) == 2
     assert "600/minute" in capsys.readouterr().err
 
 
 def test_no_origin_is_allowed_by_default(client: TestClient) -> None:
-    """A page from elsewhere cannot read an answer."""
+    """By default, a page from another origin cannot read an answer."""
     answer = client.post(
         "/classify", json={"inputs": "love"}, headers={"origin": "https://example.org"}
     )
@@ -153,7 +153,7 @@ def test_no_origin_is_allowed_by_default(client: TestClient) -> None:
 
 
 def test_allowed_origins_may_read_answers_and_errors(serve: Serve) -> None:
-    """Also the headers that matter; others may not."""
+    """Allowed origins may read answers and their important headers; other origins may not."""
     client = serve(cors_origins="https://example.org, https://example.com")
     for inputs, status in (("love", 200), ("", 422)):
         answer = client.post(
@@ -172,13 +172,13 @@ def test_allowed_origins_may_read_answers_and_errors(serve: Serve) -> None:
 
 @pytest.mark.parametrize("origins", ["example.org", "https://example.org/path", "https:// x"])
 def test_an_origin_is_validated(origins: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that no browser would send is a slip."""
+    """An origin that no browser would send is wrong usage."""
     assert main(["serve", "--cors-origins", origins]) == 2
     assert "https://example.org, or '*'" in capsys.readouterr().err
 
 
 def test_refusals_are_counted_by_route(serve: Serve) -> None:
-    """Also where the path has parameters, and without the path itself."""
+    """Refusals are counted under the route's template, not under the path."""
     client = serve(api_keys=KEYS)
     client.post("/v2/models/any/infer")
     client.get("/info")
@@ -188,13 +188,13 @@ def test_refusals_are_counted_by_route(serve: Serve) -> None:
 
 
 def test_docs_can_be_switched_off(serve: Serve) -> None:
-    """Then neither the page nor the document is there."""
+    """With docs off, neither the page nor the OpenAPI document exists."""
     client = serve(docs="off")
     assert [client.get(path).status_code for path in ("/docs", "/openapi.json")] == [404, 404]
 
 
 def test_without_docs_nothing_leads_there(serve: Serve) -> None:
-    """Neither the page nor an error speaks of /docs; with docs, both do."""
+    """With docs off, neither the page nor an error mentions /docs; with docs on, both do."""
     for docs in ("on", "off"):
         client = serve(docs=docs)
         page = client.get("/")
@@ -204,7 +204,7 @@ def test_without_docs_nothing_leads_there(serve: Serve) -> None:
 
 
 def test_keys_are_described(serve: Serve) -> None:
-    """OpenAPI says that a bearer token is needed where one is, and not where none is."""
+    """OpenAPI requires a bearer token on the routes that need a key, and only there."""
     described = serve(api_keys=KEYS).get("/openapi.json").json()
     assert described["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
     assert described["paths"]["/classify"]["post"]["security"] == [{"HTTPBearer": []}]
@@ -219,7 +219,7 @@ def _free_port() -> int:
 
 
 def test_metrics_on_a_port_of_their_own(bundle: Path) -> None:
-    """And no more beside the service."""
+    """With a separate metrics port, the service's port does not serve metrics."""
     port = _free_port()
     with Process("--model", str(bundle), "--metrics-port", str(port)) as process:
         assert httpx2.get(f"{process.url}/metrics").status_code == 404
@@ -230,7 +230,7 @@ def test_metrics_on_a_port_of_their_own(bundle: Path) -> None:
 
 
 def test_a_metrics_port_in_use_is_one_line(bundle: Path) -> None:
-    """As for the service's own port."""
+    """If the metrics port is in use, one line says so, as for the service's port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -249,7 +249,7 @@ def test_a_metrics_port_in_use_is_one_line(bundle: Path) -> None:
 
 
 def test_a_rate_s_window_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Retry-After says is when the next is let in; a clock set back changes nothing."""
+    """After Retry-After the next request is accepted; a clock set back changes nothing."""
     client = serve(rate_limit="1/second")
     assert client.get("/info").status_code == 200
     refused = client.get("/info")
@@ -261,7 +261,7 @@ def test_a_rate_s_window_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_window_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most so many in any stretch of that length; a refused one does not count."""
+    """Any period of the window's length has at most the limit; refused requests do not count."""
     times = iter([100, 106, 109, 109.5, 110, 111, 116])
     monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: next(times)))
     window = access.MovingWindow(2, 10)
@@ -269,7 +269,7 @@ def test_a_window_moves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_has_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys take memory for as long as their hits count; those that go on asking are kept."""
+    """A key is forgotten once its requests no longer count; keys that go on asking are kept."""
     now = 0.0
     monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: now))
     window = access.MovingWindow(2, 10)
@@ -287,9 +287,10 @@ def test_who_has_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_proxies_and_clients_have_one_address(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a socket for both versions of IP, too: the same proxy is trusted, the same client counted.
+    """IPv4 addresses and their IPv6 form count as one, for trusted proxies and for clients.
 
-    A proxy may be written either way in FORWARDED_ALLOW_IPS, and may write either of a client.
+    FORWARDED_ALLOW_IPS may have either form of a proxy's address, and the proxy may send either
+    form of a client's address.
     """
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "127.0.0.1, ::ffff:127.0.0.2")
     flags = ["--host", "::", "--rate-limit", "1/hour"]

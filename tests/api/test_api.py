@@ -1,4 +1,4 @@
-"""POST /classify and the operations routes, as the contract has them."""
+"""POST /classify and the operations routes, as the API contract describes them."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from tests.support.tiny_bundle import LABELS, MAX_TOKENS, make_bundle
 
 
 def test_a_list_is_answered_in_its_order(client: TestClient) -> None:
-    """The documents and the headers of the contract, word for word."""
+    """The answers and headers to a list equal the contract's, word for word."""
     answer = client.post("/classify", json={"inputs": ["I love this!", "worst", "at 3pm"]})
     assert answer.status_code == 200
     document = answer.json()
@@ -39,19 +39,19 @@ def test_a_list_is_answered_in_its_order(client: TestClient) -> None:
 
 
 def test_one_text_is_a_list_of_one_result(client: TestClient) -> None:
-    """`results` is always a list."""
+    """One text gets a list of one result: `results` is always a list."""
     results = client.post("/classify", json={"inputs": "love"}).json()["results"]
     assert [result["label"] for result in results] == ["positive"]
 
 
 def test_two_texts_are_not_a_pair(client: TestClient) -> None:
-    """A list is always that many documents."""
+    """A list of two texts gets two results; it is never taken for a pair."""
     results = client.post("/classify", json={"inputs": ["love", "worst"]}).json()["results"]
     assert [result["tokens"] for result in results] == [3, 3]
 
 
 def test_a_bad_text_fails_alone_in_its_place(client: TestClient) -> None:
-    """Whatever is wrong with one text, the others are answered, and it is never echoed."""
+    """If one text is bad, the others are answered, and the bad text is never repeated."""
     bad = {
         "": "empty_text",
         " \n": "empty_text",
@@ -71,14 +71,14 @@ def test_a_bad_text_fails_alone_in_its_place(client: TestClient) -> None:
 
 
 def test_a_long_text_is_truncated_and_says_so(client: TestClient) -> None:
-    """`tokens` counts all of them, special ones included."""
+    """A long text is marked as truncated; `tokens` counts all tokens, special ones included."""
     (result,) = client.post("/classify", json={"inputs": "love " * 20}).json()["results"]
     assert (result["tokens"], result["truncated"]) == (22, True)
     assert result["logits"]["positive"] == 4.0 * (MAX_TOKENS - 2)
 
 
 def test_overflow_error_refuses_a_long_text(client: TestClient) -> None:
-    """With "overflow": "error" nothing is cut off silently."""
+    """With "overflow": "error", a long text is refused instead of truncated."""
     answer = client.post("/classify", json={"inputs": "love " * 20, "overflow": "error"})
     assert (answer.status_code, answer.json()["code"]) == (422, "text_too_long")
     assert "22 tokens" in answer.json()["detail"]
@@ -86,14 +86,14 @@ def test_overflow_error_refuses_a_long_text(client: TestClient) -> None:
 
 
 def test_texts_beyond_the_inline_limit_are_answered_alike(client: TestClient) -> None:
-    """A request that is tokenised in the thread gets what small requests get."""
+    """A request that is tokenised in the thread gets the same answer as small requests get."""
     texts = ["love " * 500, "", "worst"] * 20
     large = client.post("/classify", json={"inputs": texts}).json()["results"]
     assert large == client.post("/classify", json={"inputs": texts[:3]}).json()["results"] * 20
 
 
 def test_models_are_chosen_by_name(serve: Serve, bundle: Path, tmp_path: Path) -> None:
-    """Several bundles: the first answers by default, each answers to its name."""
+    """With several bundles, the first answers by default, and each answers to its name."""
     client = serve(model=(bundle, make_bundle(tmp_path / "b", name="other")))
     names = [
         client.post("/classify", json={"inputs": "love", **choice}).json()["model"]["name"]
@@ -106,13 +106,13 @@ def test_models_are_chosen_by_name(serve: Serve, bundle: Path, tmp_path: Path) -
 @pytest.mark.parametrize("sent", ["abc-123", "x" * 128])
 @pytest.mark.parametrize("path", ["/classify", "/health", "/nowhere", "/metrics", "/docs"])
 def test_a_request_id_is_echoed(client: TestClient, path: str, sent: str) -> None:
-    """Every answer, errors included, bears the client's id."""
+    """Every answer, errors included, has the client's request id."""
     assert client.get(path, headers={"x-request-id": sent}).headers["x-request-id"] == sent
 
 
 @pytest.mark.parametrize("sent", [None, "", "x" * 129, "a b", "caf\xe9"])
 def test_an_id_is_made_where_none_is_sane(client: TestClient, sent: str | None) -> None:
-    """Nothing odd gets into headers and logs; problems repeat the id."""
+    """An invalid request id is replaced, in headers and in logs; problems repeat the new id."""
     headers = {} if sent is None else {b"x-request-id": sent.encode("latin-1")}
     answer = client.get("/nowhere", headers=headers)
     assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
@@ -120,7 +120,7 @@ def test_an_id_is_made_where_none_is_sane(client: TestClient, sent: str | None) 
 
 
 def test_info_says_what_runs(serve: Serve) -> None:
-    """Versions, the device really in use and the limits in force."""
+    """/info shows versions, the device in use and the limits in force."""
     info = serve(max_texts=7, runners=3, threads=1).get("/info").json()
     assert (info["device"], info["provider"]) == ("cpu", "CPUExecutionProvider")
     assert (info["runners"], info["threads"]) == (3, 1)
@@ -129,7 +129,7 @@ def test_info_says_what_runs(serve: Serve) -> None:
 
 
 def test_models_says_what_is_served(client: TestClient) -> None:
-    """All that a client needs to know of a model."""
+    """/models has all that a client needs to know about each model."""
     (model,) = client.get("/models").json()["models"]
     assert model == {
         "name": "tiny",
@@ -146,7 +146,7 @@ def test_models_says_what_is_served(client: TestClient) -> None:
 
 
 def test_health(client: TestClient) -> None:
-    """Live and ready, in the warm state."""
+    """The warm service is live and ready."""
     assert client.get("/health/live").json() == {"status": "live"}
     assert client.get("/health/ready").json() == {"status": "ready"}
     assert client.get("/health").json() == {"status": "ready"}
@@ -168,7 +168,7 @@ def test_openapi_describes_answers_and_errors(client: TestClient) -> None:
 
 
 def test_the_answer_fits_its_schema(client: TestClient) -> None:
-    """The documented answer and the one that is built by hand have the same fields."""
+    """The documented answer has the same fields as the real one, which is built by hand."""
     schemas = client.get("/openapi.json").json()["components"]["schemas"]
     answer = client.post("/classify", json={"inputs": ["love", ""]}).json()
     prediction, failed = answer["results"]
@@ -183,7 +183,7 @@ def test_the_answer_fits_its_schema(client: TestClient) -> None:
 
 
 def test_an_unexpected_failure_tells_nothing_of_itself(serve: Serve, gate: Gate) -> None:
-    """What the runtime says stays in the log."""
+    """An unexpected failure is answered without details; only the log has the runtime's message."""
     client = serve()
     gate.fails = True
     answer = client.post("/classify", json={"inputs": "love"})
@@ -194,7 +194,7 @@ def test_an_unexpected_failure_tells_nothing_of_itself(serve: Serve, gate: Gate)
 def test_a_fault_in_a_route_is_a_problem_too(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Even a bug of ours answers with an id, and only the log has the cause."""
+    """A bug in a route is answered as a problem with an id; only the log has the cause."""
     monkeypatch.setattr("app.engine.served_models.ServedModels.classifier", lambda *_: 1 / 0)
     answer = client.post("/classify", json={"inputs": "love"}, headers={"x-request-id": "find-me"})
     assert (answer.status_code, answer.json()["code"]) == (500, "inference_failed")

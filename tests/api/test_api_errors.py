@@ -1,4 +1,4 @@
-"""Bad requests: each a clear problem with the right status, and the next request works."""
+"""Bad requests: each gets a clear problem with the right status, and the next request works."""
 
 import json
 import socket
@@ -77,7 +77,7 @@ BAD = [
 def test_a_bad_request_is_a_clear_problem(
     client: TestClient, body: bytes, content_type: str, status: int, code: str, says: str
 ) -> None:
-    """Status, code and words fit; all members are there; the service goes on."""
+    """Status, code and message fit, all members are present, and the service goes on."""
     headers = {"content-type": content_type} if content_type else {}
     answer = client.post("/classify", content=body, headers=headers)
     problem = answer.json()
@@ -93,7 +93,7 @@ def test_a_bad_request_is_a_clear_problem(
 
 
 def test_the_last_of_two_equal_names_counts(client: TestClient) -> None:
-    """JSON leaves it open; we do as every parser does."""
+    """If a JSON object has two equal names, the last one counts, as in most parsers."""
     answer = client.post(
         "/classify",
         content='{"inputs": "worst", "inputs": "love"}',
@@ -104,7 +104,7 @@ def test_the_last_of_two_equal_names_counts(client: TestClient) -> None:
 
 @pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "APPLICATION/JSON"])
 def test_other_spellings_of_json_are_accepted(client: TestClient, content_type: str) -> None:
-    """Media types are compared as HTTP says."""
+    """Media types are compared as HTTP defines, without regard to case or parameters."""
     answer = client.post(
         "/classify", content='{"inputs": "a"}', headers={"content-type": content_type}
     )
@@ -112,7 +112,7 @@ def test_other_spellings_of_json_are_accepted(client: TestClient, content_type: 
 
 
 def test_unknown_routes_and_methods(client: TestClient) -> None:
-    """They are problems as well; 405 says what is allowed."""
+    """Unknown routes and methods get problems; 405 names the allowed methods."""
     unknown = client.get("/nowhere")
     assert (unknown.status_code, unknown.json()["code"]) == (404, "not_found")
     wrong = client.put("/classify")
@@ -124,7 +124,7 @@ def test_unknown_routes_and_methods(client: TestClient) -> None:
 
 @pytest.fixture(scope="module")
 def process(bundle: Path) -> Iterator[Process]:
-    """A real server: what follows depends on how bytes arrive."""
+    """A real server, because the result depends on how bytes arrive."""
     with Process("--model", str(bundle)) as process:
         yield process
 
@@ -144,7 +144,7 @@ def test_a_body_announced_too_large_is_refused_before_it_is_sent(process: Proces
 
 
 def test_a_body_of_unknown_length_is_refused_when_it_grows_too_large(process: Process) -> None:
-    """The bytes of a chunked body are counted as they come; it need not end."""
+    """The bytes of a chunked body are counted as they arrive, so it is refused before its end."""
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
         connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n")
@@ -154,7 +154,7 @@ def test_a_body_of_unknown_length_is_refused_when_it_grows_too_large(process: Pr
 
 
 def test_a_client_that_leaves_while_sending_harms_nobody(process: Process) -> None:
-    """Half a body, then nothing: the next request works."""
+    """After a client leaves with half a body sent, the next request works."""
     with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
         connection.sendall(HEAD + b'content-length: 100\r\n\r\n{"inputs"')
     body = b'{"inputs": "love"}'
@@ -163,7 +163,7 @@ def test_a_client_that_leaves_while_sending_harms_nobody(process: Process) -> No
 
 
 def test_what_is_not_http_harms_nobody(process: Process) -> None:
-    """Garbage gets 400, and the next request works."""
+    """Bytes that are not HTTP get 400, and the next request works."""
     assert exchange(process.port, b"\x16\x03\x01 garbage\r\n\r\n").startswith(b"HTTP/1.1 400 ")
     assert b"200 OK" in exchange(
         process.port, b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
@@ -179,7 +179,7 @@ def test_a_body_that_trickles_in_ends_at_the_deadline(bundle: Path) -> None:
 
 
 def test_the_error_of_one_text_is_not_changed_for_another() -> None:
-    """Texts that fail together share an error: each answer names its own."""
+    """If texts share an error object, adding a text's index to the message does not change it."""
     shared = DeadlineExceeded("no result within 1 s")
     for _ in range(2):
         with pytest.raises(DeadlineExceeded, match="no result") as raised:
@@ -203,7 +203,7 @@ def test_the_error_of_one_text_is_not_changed_for_another() -> None:
 def test_a_path_with_a_control_character_is_nowhere(
     client: TestClient, method: str, path: str
 ) -> None:
-    """404, counted with all that has no route; a line feed at the end is no exception."""
+    """A path with a control character, even a final line feed, gets 404 and counts as unrouted."""
     answer = client.request(method, path, json={"inputs": "love"} if method == "POST" else None)
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
     labels = {"route": "unmatched", "method": method, "status": "404"}

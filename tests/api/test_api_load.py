@@ -1,4 +1,4 @@
-"""When there is more work than answers: admission, deadlines, clients that leave, failures."""
+"""More work than the service can answer: admission, deadlines, clients that leave, failures."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from tests.support.serving import Gate, eventually, listening, metric
 
 @pytest.fixture
 def pool(gate: Gate) -> Iterator[ThreadPoolExecutor]:
-    """Clients in the background, answered at the latest when the test ends."""
+    """A pool of clients in the background, answered at the latest when the test ends."""
     with ThreadPoolExecutor(8) as pool:
         yield pool
         gate.open.set()
@@ -35,7 +35,7 @@ def _post(client: httpx2.Client, inputs: str | list[str]) -> httpx2.Response:
 
 
 def _occupy(client: TestClient, gate: Gate, pool: ThreadPoolExecutor) -> "Future[Any]":
-    """Close the gate and let one request's batch wait in front of it."""
+    """Close the gate, and let one request's batch wait at it."""
     gate.close()
     request = pool.submit(_post, client, "love")
     assert gate.reached.wait(30)
@@ -45,7 +45,7 @@ def _occupy(client: TestClient, gate: Gate, pool: ThreadPoolExecutor) -> "Future
 def test_what_the_queue_does_not_hold_is_turned_away(
     serve: Serve, gate: Gate, pool: ThreadPoolExecutor
 ) -> None:
-    """429 at once, with Retry-After in whole seconds; those admitted are answered."""
+    """A full queue gives 429 at once, with Retry-After in seconds; admitted ones are answered."""
     client = serve(runners=1, max_queue_tokens=12)
     running = _occupy(client, gate, pool)
     waiting = [pool.submit(_post, client, ["worst", "worst"]) for _ in range(2)]
@@ -65,7 +65,7 @@ def test_what_the_queue_does_not_hold_is_turned_away(
 
 
 def test_the_deadline_ends_the_wait(serve: Serve, gate: Gate, pool: ThreadPoolExecutor) -> None:
-    """504 for one text and for a list of which no text was answered in time."""
+    """504 for one text, or for a list of which no text was answered in time."""
     client = serve(runners=1, deadline_ms=50)
     gate.close()
     for inputs in ("love", ["love", "worst"]):
@@ -76,7 +76,7 @@ def test_the_deadline_ends_the_wait(serve: Serve, gate: Gate, pool: ThreadPoolEx
 def test_liveness_and_metrics_do_not_wait_for_batches(
     serve: Serve, gate: Gate, pool: ThreadPoolExecutor
 ) -> None:
-    """They answer while every runner computes."""
+    """Liveness and metrics answer while every runner computes."""
     client = serve(runners=2)
     _occupy(client, gate, pool)
     _occupy(client, gate, pool)
@@ -86,7 +86,7 @@ def test_liveness_and_metrics_do_not_wait_for_batches(
 
 
 def test_nothing_is_computed_for_a_client_that_left(bundle: Path, gate: Gate) -> None:
-    """Its texts leave the queue when its connection closes; those of others are answered."""
+    """A client's texts leave the queue when its connection closes; those of others are answered."""
     app = create_app(Settings(model=(bundle,), runners=1))
     gate.seen.clear()  # the warm-up's
     with (
@@ -118,7 +118,7 @@ def test_nothing_is_computed_for_a_client_that_left(bundle: Path, gate: Gate) ->
 
 
 def test_readiness_follows_inference(serve: Serve, gate: Gate) -> None:
-    """Unready after failures in a row, ready again as soon as a probe succeeds."""
+    """Unready after several failures in a row, and ready again as soon as a probe succeeds."""
     client = serve()
     gate.fails = True
     for _ in range(3):
@@ -137,7 +137,7 @@ def test_readiness_follows_inference(serve: Serve, gate: Gate) -> None:
 def test_a_batch_fails_for_the_culprit_only(
     serve: Serve, gate: Gate, pool: ThreadPoolExecutor
 ) -> None:
-    """A text without finite logits shares a batch with others and harms none of them."""
+    """A text without finite logits fails alone; others in its batch are answered."""
     client = serve(runners=1)
     running = _occupy(client, gate, pool)
     requests = [pool.submit(_post, client, text) for text in ("worst", "nan", "love")]
@@ -148,14 +148,14 @@ def test_a_batch_fails_for_the_culprit_only(
 
 
 def test_before_it_starts_the_service_is_not_ready(bundle: Path) -> None:
-    """Outside its lifespan the application answers 503, never 500."""
+    """Before its lifespan starts, the application answers 503, never 500."""
     client = TestClient(create_app(Settings(model=(bundle,))))
     for answer in (client.get("/health/ready"), _post(client, "love"), client.get("/info")):
         assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
 
 
 def test_a_stopping_service_takes_no_work(client: TestClient) -> None:
-    """503 with Retry-After, unready, alive, and every connection is closed after its answer."""
+    """A stopping service gives 503 with Retry-After, is unready, alive, and closes connections."""
     client.app.state.service.lifecycle.stop()  # type: ignore[attr-defined]
     for answer in (_post(client, "love"), client.get("/health/ready")):
         assert (answer.status_code, answer.json()["code"]) == (503, "shutting_down")
@@ -170,7 +170,7 @@ def test_a_stopping_service_takes_no_work(client: TestClient) -> None:
 def test_much_text_is_tokenised_beside_the_event_loop(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor
 ) -> None:
-    """Others are answered meanwhile, and the deadline counts from the start."""
+    """During long tokenising others are answered, and the deadline counts from the start."""
     client = serve(deadline_ms=100)
     begun, go_on = threading.Event(), threading.Event()
     encode = Model.encode_batch
@@ -193,7 +193,7 @@ def test_much_text_is_tokenised_beside_the_event_loop(
 def test_what_is_turned_away_is_not_tokenised(
     serve: Serve, gate: Gate, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under overload the tokenizer would be a third of the cost of every refusal."""
+    """Refused requests are not tokenised: it would be a third of the cost of every refusal."""
     client = serve(runners=1, max_queue_tokens=12)
     running = _occupy(client, gate, pool)
     waiting = [pool.submit(_post, client, ["worst", "worst"]) for _ in range(2)]
@@ -206,7 +206,7 @@ def test_what_is_turned_away_is_not_tokenised(
 
 
 def test_the_event_loops_lag_is_measured(client: TestClient) -> None:
-    """Once a batch: from its end to the event loop's turn to answer it."""
+    """The lag is measured once per batch: from the batch's end until the event loop answers it."""
     for _ in range(3):
         assert _post(client, "love").status_code == 200
     assert metric(client, "sentiment_event_loop_lag_seconds_count", model="tiny") == 3
@@ -214,7 +214,7 @@ def test_the_event_loops_lag_is_measured(client: TestClient) -> None:
 
 
 def test_a_lists_own_computing_is_no_waiting(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an idle server a list of many batches waits for nobody: header and metrics agree."""
+    """On an idle server, a list of many batches has no queue time, in header and metrics."""
     infer = Model.infer
 
     def slow(model: Model, encodings: Any) -> Any:
@@ -236,7 +236,7 @@ def test_a_lists_own_computing_is_no_waiting(serve: Serve, monkeypatch: pytest.M
 def test_waiting_for_others_is_no_computing(
     serve: Serve, gate: Gate, pool: ThreadPoolExecutor
 ) -> None:
-    """The time in which a list stands behind another's batch is the queue's."""
+    """The time in which a list waits for another request's batch counts as queue time."""
     client = serve(runners=1)
     running = _occupy(client, gate, pool)
     waiting = pool.submit(_post, client, ["worst"] * 3)
@@ -252,7 +252,7 @@ def test_waiting_for_others_is_no_computing(
 def test_the_budget_learns_from_batches_for_which_others_waited(
     serve: Serve, gate: Gate, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch that nobody waited for, or one that failed, says nothing of the best size."""
+    """A batch that failed, or that no request waited for, does not change the budget."""
     learned: list[dict[str, Any]] = []
     monkeypatch.setattr(
         TokenBudget, "learn", lambda budget, size, **report: learned.append(report | {"size": size})

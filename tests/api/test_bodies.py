@@ -1,4 +1,4 @@
-"""Bodies that come or go compressed, and the time that a request may take."""
+"""Compressed requests and answers, and the time that a request may take."""
 
 import gzip
 import json
@@ -35,7 +35,7 @@ def _post(client: TestClient, content: bytes, encoding: str) -> httpx2.Response:
 def test_a_compressed_request_is_a_request(
     client: TestClient, encoding: str, compress: Compress
 ) -> None:
-    """It gets the answer that it would get uncompressed."""
+    """A compressed request gets the same answer as an uncompressed one."""
     body = json.dumps({"inputs": ["love", "worst"] * 100}).encode()
     answer = _post(client, compress(body), encoding)
     assert answer.status_code == 200
@@ -46,7 +46,7 @@ def test_a_compressed_request_is_a_request(
 def test_a_decompression_bomb_is_refused(
     client: TestClient, encoding: str, compress: Compress
 ) -> None:
-    """100 MB in a few bytes: 413 as soon as the limit is passed."""
+    """100 MB in a few bytes get 413 as soon as the limit is passed."""
     answer = _post(client, compress(b" " * 100_000_000), encoding)
     assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
     assert "decompressed" in answer.json()["detail"]
@@ -54,7 +54,7 @@ def test_a_decompression_bomb_is_refused(
 
 @pytest.mark.parametrize(("encoding", "compress"), ENCODINGS)
 def test_pieces_are_bounded_however_the_body_arrives(encoding: str, compress: Compress) -> None:
-    """What is decoded at a time does not depend on the ratio of compression."""
+    """The size of decoded pieces does not depend on the compression ratio or on the packets."""
     words = [b"love", b"it", b"worst", b"day", b"so", b"\n"]
     body = b" ".join(random.Random(1).choices(words, k=300_000))
     packed = compress(body)
@@ -74,7 +74,7 @@ def test_pieces_are_bounded_however_the_body_arrives(encoding: str, compress: Co
 def test_broken_compression_is_a_clear_error(
     client: TestClient, encoding: str, compress: Compress
 ) -> None:
-    """Not compressed at all, cut off, or followed by something else."""
+    """Data that is not compressed, cut off, or followed by other data gets a clear error."""
     packed = compress(b'{"inputs": "love"}')
     for content in (b'{"inputs": "love"}', packed[:-3], packed + b"junk", packed + packed):
         answer = _post(client, content, encoding)
@@ -83,14 +83,14 @@ def test_broken_compression_is_a_clear_error(
 
 
 def test_many_gzip_members_are_refused_at_the_second() -> None:
-    """Each would have the rest copied: a body of tiny ones would take minutes."""
+    """Many gzip members are refused at the second one: decoding tiny ones would take minutes."""
     with pytest.raises(InvalidRequest):
         list(decoder("gzip").decode(gzip.compress(b"x") * 50_000))
 
 
 @pytest.mark.parametrize("encoding", ["zstd", "gzip, br", "no such"])
 def test_an_unknown_encoding_is_named(client: TestClient, encoding: str) -> None:
-    """415, and what is accepted."""
+    """An unknown encoding gets 415, which names the accepted encodings."""
     answer = _post(client, b"x", encoding)
     assert answer.status_code == 415
     assert "gzip, br and deflate" in answer.json()["detail"]
@@ -98,7 +98,7 @@ def test_an_unknown_encoding_is_named(client: TestClient, encoding: str) -> None
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd"])
 def test_a_long_answer_is_compressed_for_who_asks(client: TestClient, encoding: str) -> None:
-    """And a short one is not."""
+    """A long answer is compressed for clients that accept it; a short one is not."""
     headers = {"accept-encoding": encoding}
     inputs = {"inputs": ["love"] * 200}
     with client.stream("POST", "/classify", json=inputs, headers=headers) as long:
@@ -112,14 +112,14 @@ def test_a_long_answer_is_compressed_for_who_asks(client: TestClient, encoding: 
 
 
 def test_who_does_not_ask_gets_plain_bytes(client: TestClient) -> None:
-    """Also a long answer."""
+    """A client that does not accept compression gets a plain answer, even a long one."""
     headers = {"accept-encoding": "identity"}
     answer = client.post("/classify", json={"inputs": ["love"] * 200}, headers=headers)
     assert "content-encoding" not in answer.headers
 
 
 def test_a_request_may_ask_for_less_time(serve: Serve, gate: Gate) -> None:
-    """x-request-timeout-ms: 504 when it is over, however long the service would wait."""
+    """x-request-timeout-ms shortens the deadline: 504 when that time is over."""
     client = serve()
     gate.close()
     answer = client.post(
@@ -130,7 +130,7 @@ def test_a_request_may_ask_for_less_time(serve: Serve, gate: Gate) -> None:
 
 
 def test_time_that_is_over_at_the_start_is_no_overload(client: TestClient) -> None:
-    """504 as well: the client asked for less than it takes to read a request."""
+    """If the time is over before the work starts, the answer is 504 and not an overload."""
     codes = {
         client.post(
             "/classify",
@@ -143,7 +143,7 @@ def test_time_that_is_over_at_the_start_is_no_overload(client: TestClient) -> No
 
 
 def test_a_request_cannot_ask_for_more_time(serve: Serve, gate: Gate) -> None:
-    """The service's own limit stands, however many digits the number has."""
+    """x-request-timeout-ms cannot exceed the service's own limit, however many digits it has."""
     client = serve(deadline_ms=50)
     gate.close()
     for timeout in ("600000", "9999999999", "1" + "0" * 5_000):
@@ -155,7 +155,7 @@ def test_a_request_cannot_ask_for_more_time(serve: Serve, gate: Gate) -> None:
 
 @pytest.mark.parametrize("timeout", ["0", "-1", "1.5", "soon", "1e3", "007"])
 def test_an_odd_timeout_is_refused(client: TestClient, timeout: str) -> None:
-    """Rather than guessed."""
+    """An invalid timeout is refused instead of guessed."""
     answer = client.post(
         "/classify", json={"inputs": "love"}, headers={"x-request-timeout-ms": timeout}
     )

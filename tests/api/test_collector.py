@@ -1,4 +1,4 @@
-"""The garbage collector while a body is parsed: paused, and afterwards as it was."""
+"""The garbage collector is paused while a body is parsed, and afterwards it is as before."""
 
 import gc
 import json
@@ -20,7 +20,7 @@ def _as_it_was() -> Iterator[None]:
 
 
 def test_it_is_paused_and_goes_on() -> None:
-    """Also after an error."""
+    """The collector goes on after the pause, even after an error."""
 
     def fail() -> None:
         with collector_paused():
@@ -33,7 +33,7 @@ def test_it_is_paused_and_goes_on() -> None:
 
 
 def test_what_another_turned_off_stays_off(client: TestClient) -> None:
-    """A request does not turn on what an application has turned off for itself."""
+    """A request does not turn on the collector if the application has turned it off."""
     gc.disable()
     with collector_paused():
         pass
@@ -45,7 +45,7 @@ def test_what_another_turned_off_stays_off(client: TestClient) -> None:
 
 
 def test_overlapping_pauses_end_with_the_last() -> None:
-    """The first to end must not turn it on for the other."""
+    """Of two overlapping pauses, the first to end leaves the collector off for the other."""
     inside, leave = threading.Event(), threading.Event()
 
     def pause() -> None:

@@ -1,4 +1,4 @@
-"""POST /explain: what each word contributes."""
+"""POST /explain: how much each word contributes to the label."""
 
 import math
 
@@ -11,14 +11,14 @@ from tests.support.serving import metric
 
 
 def _positive(words: dict[str, int]) -> float:
-    """The tiny model's score of positive for so many of its words."""
+    """The tiny model's score of positive, for a text with so many of these words."""
     love, worst, other = (words.get(word, 0) for word in ("love", "worst", "other"))
     logits = [4 * worst - love, 0.5 * other, 4 * love - worst]
     return math.exp(logits[2]) / sum(map(math.exp, logits))
 
 
 def test_each_word_has_its_signed_contribution(client: TestClient) -> None:
-    """How much lower the label's score is without it; a word against the label is negative."""
+    """A contribution is how much lower the score is without the word; it may be negative."""
     text = " 😍  love love\tworst "
     answer = client.post("/explain", json={"inputs": text})
     document = answer.json()
@@ -43,14 +43,14 @@ def test_each_word_has_its_signed_contribution(client: TestClient) -> None:
 
 
 def test_an_only_word_is_measured_by_knowing_nothing(client: TestClient) -> None:
-    """Without it nothing is left to classify: every label is as likely as another."""
+    """The contribution of an only word is the difference to all labels being equally likely."""
     document = client.post("/explain", json={"inputs": "love"}).json()
     (word,) = document["words"]
     assert word["contribution"] == pytest.approx(_positive({"love": 1}) - 1 / 3)
 
 
 def test_an_explanation_is_the_same_each_time(serve: Serve) -> None:
-    """Also in batches of another size."""
+    """The explanation is the same each time, even in batches of another size."""
     text = "love this worst thing of all things I love"
     first, second = (
         serve(max_batch_tokens=tokens).post("/explain", json={"inputs": text}).json()
@@ -60,7 +60,7 @@ def test_an_explanation_is_the_same_each_time(serve: Serve) -> None:
 
 
 def test_one_space_goes_with_its_word() -> None:
-    """Texts without a word have no double space, which some tokenizers would see."""
+    """One space goes with a removed word, because some tokenizers would see a double space."""
     assert without_each("a b\nc", word_spans("a b\nc")) == ["b\nc", "a\nc", "a b"]
 
 
@@ -75,7 +75,7 @@ def test_one_space_goes_with_its_word() -> None:
     ],
 )
 def test_what_cannot_be_explained(serve: Serve, text: str, code: str, says: str) -> None:
-    """It is a problem that says why."""
+    """A text that cannot be explained gets a problem with the reason."""
     client = serve(max_queue_tokens=400)
     problem = client.post("/explain", json={"inputs": text}).json()
     assert problem["code"] == code
@@ -83,13 +83,13 @@ def test_what_cannot_be_explained(serve: Serve, text: str, code: str, says: str)
 
 
 def test_a_list_is_refused(client: TestClient) -> None:
-    """One text at a time."""
+    """A list is refused, because /explain takes one text at a time."""
     answer = client.post("/explain", json={"inputs": ["love"]})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
 
 
 def test_only_the_text_is_counted(client: TestClient) -> None:
-    """One text, one prediction; what was left out for it shows in no metric of texts."""
+    """Metrics count one text and one prediction, and not the variants with a word left out."""
     client.post("/explain", json={"inputs": "love the day"})
     client.post("/explain", json={"inputs": " "})
     assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 1

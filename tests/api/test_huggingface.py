@@ -1,4 +1,4 @@
-"""POST / with Hugging Face's own clients, against a server."""
+"""POST / with Hugging Face's own clients against a real server."""
 
 import asyncio
 import math
@@ -23,7 +23,7 @@ KEY = "key-of-the-test"
 
 @pytest.fixture(scope="module")
 def url(bundle: Path) -> Iterator[str]:
-    """The tiny model, served."""
+    """The URL of a server of the tiny model."""
     with Process("--model", str(bundle), *BY_HAND) as process:
         yield process.url
 
@@ -33,7 +33,7 @@ def _scores(answer: Any) -> dict[str, float]:
 
 
 def test_the_client_gets_labels_and_scores(url: str) -> None:
-    """All labels, the highest score first, as the native route has them."""
+    """The client gets all labels, highest score first, with the native route's scores."""
     answer = InferenceClient(model=url).text_classification("love")
     native = httpx2.post(f"{url}/classify", json={"inputs": "love"}).json()["results"][0]
     assert list(_scores(answer)) == ["positive", "neutral", "negative"]
@@ -41,7 +41,7 @@ def test_the_client_gets_labels_and_scores(url: str) -> None:
 
 
 def test_top_k_cuts_the_answer(url: str) -> None:
-    """The client's top_k leaves the best; more than there are leave all; JSON knows no floats."""
+    """top_k keeps the best labels; more than exist keeps all; a float is accepted."""
     client = InferenceClient(model=url)
     assert list(_scores(client.text_classification("love", top_k=2))) == ["positive", "neutral"]
     assert len(client.text_classification("love", top_k=9)) == 3
@@ -54,13 +54,13 @@ def test_top_k_cuts_the_answer(url: str) -> None:
 def test_a_function_is_applied_to_the_logits(
     url: str, function: Any, expected: dict[str, float]
 ) -> None:
-    """Softmax, sigmoid or none of them, whatever the model declares."""
+    """Softmax, sigmoid or none is applied as requested, whatever the model declares."""
     answer = InferenceClient(model=url).text_classification("love", function_to_apply=function)
     assert _scores(answer) == pytest.approx(expected)
 
 
 def test_the_asynchronous_client_gets_the_same(url: str) -> None:
-    """It speaks through aiohttp; several requests share its connections."""
+    """The asynchronous client, on aiohttp, gets the same; its requests share connections."""
 
     async def classify() -> list[Any]:
         async with AsyncInferenceClient(model=url) as client:
@@ -71,7 +71,7 @@ def test_the_asynchronous_client_gets_the_same(url: str) -> None:
 
 
 def test_the_client_shows_what_was_wrong(url: str) -> None:
-    """Its exception has our detail."""
+    """The client's exception has the service's detail."""
     with pytest.raises(HfHubHTTPError, match="the text is empty or blank"):
         InferenceClient(model=url).text_classification("")
     with pytest.raises(HfHubHTTPError, match="top_k must be greater than or equal to 1"):
@@ -79,7 +79,7 @@ def test_the_client_shows_what_was_wrong(url: str) -> None:
 
 
 def test_the_token_is_an_api_key(bundle: Path) -> None:
-    """The client's token opens the service; another or none shows 401 and how to do better."""
+    """The client's token is the API key; a wrong or missing one gives 401 and what to do."""
     with Process("--model", str(bundle), *BY_HAND, "--api-keys", KEY) as process:
         client = InferenceClient(model=process.url, token=KEY)
         assert client.text_classification("love")[0].label == "positive"
@@ -94,7 +94,7 @@ def _post(url: str, body: Any) -> httpx2.Response:
 
 
 def test_two_texts_are_two_documents(url: str) -> None:
-    """A list of two is never a pair: each has its list of labels, in order."""
+    """Two texts are never taken for a pair: each has its own list of labels, in order."""
     answer = _post(url, {"inputs": ["love", "worst"]}).json()
     assert [item[0]["label"] for item in answer] == ["positive", "negative"]
     assert [len(item) for item in answer] == [3, 3]
@@ -104,7 +104,7 @@ def test_two_texts_are_two_documents(url: str) -> None:
 
 
 def test_what_other_clients_send_besides_is_ignored(url: str) -> None:
-    """Unknown parameters, options, headers and null do no harm."""
+    """Unknown parameters, options, headers and null have no effect."""
     answer = httpx2.post(
         f"{url}/",
         json={
@@ -153,7 +153,7 @@ def test_what_other_clients_send_besides_is_ignored(url: str) -> None:
     ],
 )
 def test_a_bad_request_is_a_clear_problem(url: str, body: Any, code: str, says: str) -> None:
-    """Code and words fit, and the words stand where the clients look for them."""
+    """Code and message fit, and the message is where the clients look for it."""
     answer = _post(url, body)
     assert (answer.status_code, answer.json()["code"]) == (422, code)
     assert says in answer.json()["error"]

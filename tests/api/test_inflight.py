@@ -1,4 +1,4 @@
-"""Bodies in flight: bounded all together, and asked for only where their texts have room."""
+"""Bodies in flight: their total is bounded, and long ones are read only if the queue has room."""
 
 import json
 import socket
@@ -42,7 +42,7 @@ sys.exit(main())
 
 @pytest.fixture(scope="module")
 def process(bundle: Path) -> Iterator[Process]:
-    """A real server that takes four such bodies."""
+    """A real server with room for four such bodies."""
     flags = ["--max-inflight-bytes", str(4 * MEBIBYTE + 1_000), "--max-body-bytes", "2000000"]
     with Process("--model", str(bundle), *FLAGS, *flags) as process:
         yield process
@@ -50,7 +50,7 @@ def process(bundle: Path) -> Iterator[Process]:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_bodies_that_are_held_back_are_bounded_together(process: Process, chunked: bool) -> None:
-    """The fifth is told 429 and why; those before it are answered; then there is room again."""
+    """The fifth body gets 429 with the reason; the four before are answered, and free the room."""
     if chunked:
         head = HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(BODY)
         end = BODY[-1:] + b"\r\n0\r\n\r\n"
@@ -88,7 +88,7 @@ def test_bodies_that_are_held_back_are_bounded_together(process: Process, chunke
 
 
 def test_a_client_that_leaves_gives_back_what_it_held(process: Process) -> None:
-    """Also in the midst of its body."""
+    """When a client leaves, even in the middle of its body, its room is free again."""
     for _ in range(10):
         with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
             connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY[:-1])
@@ -97,7 +97,7 @@ def test_a_client_that_leaves_gives_back_what_it_held(process: Process) -> None:
 
 
 def test_lines_of_streams_take_half_of_it_at_most(process: Process) -> None:
-    """A line has no deadline: streams that hold theirs back leave room for others."""
+    """Streams hold at most half of the room, because their lines have no deadline."""
     stream = b"POST /classify/stream HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
     stream += b"content-type: application/x-ndjson\r\n\r\n%x\r\n" % MEBIBYTE + b"a" * MEBIBYTE
     with ExitStack() as stack:
@@ -111,7 +111,7 @@ def test_lines_of_streams_take_half_of_it_at_most(process: Process) -> None:
 
 
 def test_a_long_body_is_not_asked_for_without_room_for_its_texts(bundle: Path, gate: Gate) -> None:
-    """429 answers its head; a short one is read first, because it has come with its head."""
+    """A long body gets 429 at its head; a short one, which arrives with its head, is read first."""
     settings = {"model": (bundle,), **SET_BY_HAND, "runners": 1, "max_queue_tokens": 6}
     app = create_app(Settings.model_validate(settings))
     with ExitStack() as stack:
@@ -132,7 +132,7 @@ def test_a_long_body_is_not_asked_for_without_room_for_its_texts(bundle: Path, g
 
 
 def test_the_deadline_begins_when_a_request_arrives(bundle: Path) -> None:
-    """What lay unread in the kernel while the event loop was busy counts."""
+    """The deadline includes the time that a request lay unread while the event loop was busy."""
     head = HEAD + b"connection: close\r\nx-request-timeout-ms: 300\r\ncontent-length: 18\r\n\r\n"
     hurried = head + b'{"inputs": "love"}'
     with (
@@ -145,13 +145,13 @@ def test_the_deadline_begins_when_a_request_arrives(bundle: Path) -> None:
 
 
 def test_a_bound_below_one_body_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    """No body of the accepted size would ever be taken."""
+    """A limit below the size of one body is wrong usage, because no such body would be accepted."""
     assert main(["serve", "--max-inflight-bytes", "1000"]) == 2
     assert "--max-inflight-bytes: one body may have 2097152 bytes" in capsys.readouterr().err
 
 
 def test_the_default_is_a_share_of_the_memory(serve: Serve) -> None:
-    """/info says what it came to."""
+    """The default depends on the memory, and /info shows the resulting value."""
     limits = serve().get("/info").json()["limits"]
     assert limits["max_inflight_bytes"] == max(available_memory() // 8, 2 * 2_097_152)
 
@@ -175,7 +175,7 @@ def test_the_default_is_a_share_of_the_memory(serve: Serve) -> None:
 def test_the_memory_is_that_of_the_container(
     tmp_path: Path, files: dict[str, str], limit: int | None
 ) -> None:
-    """The least limit of its control groups, of either version, and the machine's memory."""
+    """The memory is the lowest of the machine's and the control groups' limits, version 1 or 2."""
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)

@@ -1,4 +1,4 @@
-"""Texts longer than the model takes: windows, and sentences by themselves."""
+"""Texts longer than the model accepts: windows, and single sentences."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def _classify(
 
 
 def test_windows_overlap_and_cover_every_token(bundle: Path) -> None:
-    """Each begins with the last quarter of the one before; taken apart, they are the text."""
+    """Each window begins with the last quarter of the one before; together they cover the text."""
     model = Model.load(Bundle.open(bundle), device="cpu", precision="auto", threads=1)
     for words in range(1, 80):
         encoding = model.encode(" ".join(["love", "worst", "it"][n % 3] for n in range(words)))
@@ -43,7 +43,7 @@ def test_windows_overlap_and_cover_every_token(bundle: Path) -> None:
 
 
 def test_windows_are_averaged_by_their_tokens(client: TestClient) -> None:
-    """20 positive words, then 10 negative ones: all windows count, each by its length."""
+    """For 20 positive and then 10 negative words, each window counts by its number of tokens."""
     text = "love " * 20 + "worst " * 10
     (result,) = _classify(client, text, overflow="window")
     windows = [(14, 0, 16), (9, 5, 16), (0, 8, 10)]  # positive, negative words; tokens
@@ -63,14 +63,14 @@ def test_windows_are_averaged_by_their_tokens(client: TestClient) -> None:
 
 
 def test_a_short_text_has_one_window_and_the_same_answer(client: TestClient) -> None:
-    """Asking for windows changes nothing where there is nothing to cut."""
+    """For a text that fits, windows give the same answer."""
     (plain,) = _classify(client, "love it")
     (windowed,) = _classify(client, "love it", overflow="window")
     assert windowed == {**plain, "windows": 1}
 
 
 def test_a_window_that_fails_fails_its_text(client: TestClient) -> None:
-    """No answer is made up from the rest of the text; other texts are answered."""
+    """If one window fails, its text fails, without an answer from the rest; others are answered."""
     failed, fine = _classify(client, ["love " * 20 + "nan", "love"], overflow="window")
     assert failed["error"] == {
         "code": "inference_failed",
@@ -80,7 +80,7 @@ def test_a_window_that_fails_fails_its_text(client: TestClient) -> None:
 
 
 def test_windows_go_through_the_batcher_like_texts(serve: Serve, gate: Gate) -> None:
-    """The windows of one text share batches with other texts; no batch exceeds its budget."""
+    """The windows of a text share batches with other texts; no batch exceeds its budget."""
     client = serve(runners=1, max_batch_tokens=32)
     gate.seen.clear()
     _classify(client, ["worst " * 60, "love it"], overflow="window")
@@ -91,7 +91,7 @@ def test_windows_go_through_the_batcher_like_texts(serve: Serve, gate: Gate) -> 
 
 
 def test_sentences_stand_beside_the_whole(client: TestClient) -> None:
-    """Each with its place in the text, its label and scores; the whole is what it was."""
+    """Each sentence has its position, label and scores; the whole text's answer is unchanged."""
     text = "  love it! worst 😍 of all.\nIt is 3 p.m. now, so it is. nan. "
     (result,) = _classify(client, text, split="sentences")
     (plain,) = _classify(client, ["love it"])
@@ -108,7 +108,7 @@ def test_sentences_stand_beside_the_whole(client: TestClient) -> None:
 
 
 def test_a_sentence_fails_alone(client: TestClient) -> None:
-    """The error stands in its place; here it lies beyond what the whole's window holds."""
+    """A sentence fails alone, in its place; here it lies beyond the whole text's window."""
     (result,) = _classify(client, "love it! " + "so " * 13 + ". nan ok.", split="sentences")
     assert isinstance(result["sentences"], list)
     assert [s.get("label") for s in result["sentences"]] == ["positive", "neutral", None]
@@ -116,13 +116,13 @@ def test_a_sentence_fails_alone(client: TestClient) -> None:
 
 
 def test_a_whole_that_fails_is_the_error(client: TestClient) -> None:
-    """As without sentences: one bad text is the error itself."""
+    """If the whole text fails, the answer is its error, as without sentences."""
     answer = client.post("/classify", json={"inputs": " ", "split": "sentences"})
     assert (answer.status_code, answer.json()["code"]) == (422, "empty_text")
 
 
 def test_sentences_count_in_no_metric_of_texts(client: TestClient) -> None:
-    """Dashboards count what clients sent."""
+    """Sentences are not counted in the metrics, which count what clients sent."""
     _classify(client, "love it! worst. So so.", split="sentences")
     assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 1
     labels = {"model": "tiny", "label": "negative"}
@@ -130,7 +130,7 @@ def test_sentences_count_in_no_metric_of_texts(client: TestClient) -> None:
 
 
 def test_a_long_sentence_is_treated_as_asked(client: TestClient) -> None:
-    """Cut off, refused in its place, or in windows."""
+    """A long sentence is truncated, refused in its place, or split into windows, as requested."""
     text = "love it. " + "worst " * 20 + "."
     (cut,) = _classify(client, text, split="sentences")
     (windowed,) = _classify(client, text, split="sentences", overflow="window")
@@ -160,7 +160,7 @@ def test_a_long_sentence_is_treated_as_asked(client: TestClient) -> None:
     ],
 )
 def test_sentences_of_many_languages(language: str, text: str, sentences: int) -> None:
-    """Abbreviations, numbers, addresses and emoji end none; nothing but space is left out."""
+    """Abbreviations, numbers, addresses and emoji end no sentence; only white space is left out."""
     found = [text[start:end] for start, end in chain(*sentence_spans(text, language))]
     assert len(found) == sentences, found
     assert all(sentence == sentence.strip() for sentence in found)
@@ -171,7 +171,7 @@ def test_sentences_of_many_languages(language: str, text: str, sentences: int) -
     "field", [{"split": "words"}, {"overflow": "wrap"}, {"language": 1}, {"language": "\ud800"}]
 )
 def test_odd_options_are_named(client: TestClient, field: dict[str, object]) -> None:
-    """The error says which field, and what it takes."""
+    """The error for an invalid option names its field and the accepted values."""
     content = json.dumps({"inputs": "love", **field})
     headers = {"content-type": "application/json"}
     answer = client.post("/classify", content=content, headers=headers)

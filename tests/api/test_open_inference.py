@@ -1,4 +1,4 @@
-"""The Open Inference Protocol with tritonclient, and by hand where it would not go, to a server."""
+"""The Open Inference Protocol against a real server: with tritonclient, or by hand if needed."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ FLAT = [-1, 0, 4, 4, 0.5, -1]
 
 @pytest.fixture(scope="module")
 def url(bundle: Path) -> Iterator[str]:
-    """The tiny model, served."""
+    """The URL of a server of the tiny model."""
     with Process("--model", str(bundle), *BY_HAND) as process:
         yield process.url
 
@@ -46,7 +46,7 @@ def _tensor(texts: list[Any], *, binary: bool = True, column: bool = False) -> t
 
 
 def test_server_and_model_are_live_and_ready(client: triton.InferenceServerClient) -> None:
-    """With and without a version; a model or a version that is not there is not ready."""
+    """Server and model are ready, with or without a version; unknown ones are not."""
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("tiny")
@@ -56,7 +56,7 @@ def test_server_and_model_are_live_and_ready(client: triton.InferenceServerClien
 
 
 def test_metadata_describe_server_and_model(client: triton.InferenceServerClient) -> None:
-    """The client reads tensors, labels in their order, and that binary tensors are understood."""
+    """The client reads tensors, ordered labels, and that binary tensors are supported."""
     server = client.get_server_metadata()
     assert server["name"] == "sentiment-service"
     assert server["version"]
@@ -84,7 +84,7 @@ def test_inference_with_numpy(
     binary_output: bool | None,
     column: bool,
 ) -> None:
-    """Two texts are two documents, as JSON and as bytes, flat and as a column."""
+    """Two texts are two documents, as JSON and as bytes, as a row and as a column."""
     outputs = None  # all of them, which the client wants as bytes
     if binary_output is not None:
         outputs = [triton.InferRequestedOutput(name, binary_output) for name in OUTPUTS]
@@ -103,7 +103,7 @@ def test_inference_with_numpy(
 
 
 def test_only_the_outputs_asked_for_are_answered(client: triton.InferenceServerClient) -> None:
-    """Each as it is asked for: one as bytes, another as JSON, the rest not at all."""
+    """Only requested outputs are answered, each in the requested form, as bytes or as JSON."""
     outputs = [
         triton.InferRequestedOutput("score", binary_data=True),
         triton.InferRequestedOutput("label", binary_data=False),
@@ -121,7 +121,7 @@ def test_only_the_outputs_asked_for_are_answered(client: triton.InferenceServerC
 def test_bodies_may_be_compressed(
     client: triton.InferenceServerClient, algorithm: str, binary: bool
 ) -> None:
-    """The length of the JSON counts what is decompressed; the answer may be compressed."""
+    """The JSON's length is that of the decompressed body; the answer may be compressed too."""
     result = client.infer(
         "tiny",
         [_tensor(["love"] * 100, binary=binary)],
@@ -132,7 +132,7 @@ def test_bodies_may_be_compressed(
 
 
 def test_the_asynchronous_client_gets_the_same(url: str) -> None:
-    """It speaks through aiohttp; several requests are under way at once."""
+    """The asynchronous client, on aiohttp, gets the same for several concurrent requests."""
 
     async def classify() -> list[Any]:
         async with aio.InferenceServerClient(url.removeprefix("http://")) as client:
@@ -145,7 +145,7 @@ def test_the_asynchronous_client_gets_the_same(url: str) -> None:
 
 
 def test_a_long_text_is_truncated_unless_refused(client: triton.InferenceServerClient) -> None:
-    """The parameter overflow is the native route's; the client's exception has our detail."""
+    """The parameter overflow works as on the native route; the exception has our detail."""
     long = _tensor(["love " * 20])
     assert client.infer("tiny", [long]).as_numpy("label").tolist() == [b"positive"]
     with pytest.raises(InferenceServerException, match="the text has 22 tokens"):
@@ -153,7 +153,7 @@ def test_a_long_text_is_truncated_unless_refused(client: triton.InferenceServerC
 
 
 def test_the_client_shows_what_was_wrong(client: triton.InferenceServerClient) -> None:
-    """Its exceptions have our status and detail."""
+    """The client's exceptions have the service's status and detail."""
     love = _tensor(["love"])
     for model, version, says in (
         ("other", "", "no model of that name; served are: tiny"),
@@ -197,7 +197,7 @@ def _post(url: str, body: Any, model: str = "tiny") -> httpx2.Response:
 
 
 def test_json_without_binary_data(url: str) -> None:
-    """What the specification shows: outputs row by row, and no id unless there was one."""
+    """As in the specification: outputs row by row, and an id only if the request had one."""
     body = {"inputs": [_input(["love", "worst été"])], "outputs": [{"name": "logits"}]}
     assert _post(url, body).json() == {
         "model_name": "tiny",
@@ -211,7 +211,7 @@ def test_json_without_binary_data(url: str) -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_output_may_differ_from_the_request(url: str, whole: bool) -> None:
-    """binary_data of an output wins over binary_data_output of the request."""
+    """binary_data of an output overrides binary_data_output of the request."""
     body = {
         "inputs": [_input(["love"])],
         "outputs": [
@@ -230,7 +230,7 @@ def test_an_output_may_differ_from_the_request(url: str, whole: bool) -> None:
     ("shape", "data"), [([2], [["love"], ["worst"]]), ([2.0, 1], [["love"], ["worst"]])]
 )
 def test_data_may_be_nested(url: str, shape: list[float], data: Any) -> None:
-    """Rows of one text are texts."""
+    """Nested data with one text per row are accepted as texts."""
     tensor = {"name": "text", "datatype": "BYTES", "shape": shape, "data": data}
     outputs = _post(url, {"inputs": [tensor]}).json()["outputs"]
     assert outputs[0]["data"] == ["positive", "negative"]
@@ -238,7 +238,7 @@ def test_data_may_be_nested(url: str, shape: list[float], data: Any) -> None:
 
 @pytest.mark.parametrize("name", ["", "ü\n\0", "\ud800", "x" * 10_000])
 def test_any_id_comes_back(url: str, name: str) -> None:
-    """Whatever JSON can say, as JSON and beside bytes."""
+    """Any id of JSON comes back, in JSON answers and in binary ones."""
     inputs = [_input(["love"])]
     assert _post(url, {"id": name, "inputs": inputs}).json()["id"] == name
     body = {"id": name, "inputs": inputs, "parameters": {"binary_data_output": True}}
@@ -248,7 +248,7 @@ def test_any_id_comes_back(url: str, name: str) -> None:
 
 
 def test_what_clients_send_besides_is_ignored(url: str) -> None:
-    """Parameters and fields that say nothing to a classifier do no harm."""
+    """Parameters and fields without meaning for a classifier have no effect."""
     body = {
         "inputs": [_input(["love"], parameters={"content_type": "str"})],
         "outputs": [{"name": "label", "parameters": {"content_type": "str"}}],
@@ -296,14 +296,14 @@ def test_what_clients_send_besides_is_ignored(url: str) -> None:
     ],
 )
 def test_a_bad_request_is_a_clear_problem(url: str, body: Any, says: str) -> None:
-    """The words stand where clients of the protocol look for them."""
+    """The message is where clients of the protocol look for it."""
     answer = _post(url, body)
     assert (answer.status_code, says in answer.json()["error"]) == (422, True), answer.text
     assert answer.headers["content-type"] == "application/problem+json"
 
 
 def _binary(url: str, binary: bytes, *, shape: int = 1, **changes: Any) -> httpx2.Response:
-    """Post a binary tensor whose size, header or JSON may be said to be another."""
+    """Post a binary tensor; its declared size, header or JSON can be replaced."""
     size = changes.get("size", len(binary))
     tensor: dict[str, Any] = {"name": "text", "datatype": "BYTES", "shape": [shape]}
     tensor |= {"parameters": {"binary_data_size": size}} if size is not None else {}
@@ -320,7 +320,7 @@ def _element(data: bytes, length: int | None = None) -> bytes:
 
 
 def test_a_binary_tensor_by_hand(url: str) -> None:
-    """Length in four bytes, little-endian, and UTF-8; the answer is JSON unless asked otherwise."""
+    """A text is a length of four bytes, little-endian, and UTF-8; the default answer is JSON."""
     binary = _element(b"love") + _element("worst été".encode())
     outputs = _binary(url, binary, shape=2).json()["outputs"]
     assert outputs[0]["data"] == ["positive", "negative"]
@@ -363,13 +363,13 @@ LOVE = _element(b"love")
 def test_bad_binary_data_is_a_clear_problem(
     url: str, binary: bytes, changes: Any, says: str
 ) -> None:
-    """Lengths are believed only as far as the bytes go."""
+    """Lengths, sizes or shapes that do not fit the received bytes get a clear problem."""
     answer = _binary(url, binary, **changes)
     assert (answer.status_code, says in answer.json()["error"]) == (422, True), answer.text
 
 
 def test_media_types(url: str) -> None:
-    """tritonclient declares none or bytes, others JSON; what is something else is told so."""
+    """Bytes, JSON and no media type are accepted, as clients send them; others are refused."""
     content = json.dumps({"inputs": [_input(["love"])]})
     for declared, status in (
         ({}, 200),
@@ -382,7 +382,7 @@ def test_media_types(url: str) -> None:
 
 
 def test_paths_that_name_nothing(url: str) -> None:
-    """They are 404, also the template of a route and what Triton has besides."""
+    """Unknown paths get 404, including a route's template and Triton's other routes."""
     for model in ("%7Bname%7D", "tiny/versions/1.0", "tiny/versions/", "a/b", "%ff"):
         assert _post(url, {"inputs": [_input(["love"])]}, model).status_code == 404
     for path in ("models/tiny/config", "models/tiny/stats", "repository/index", "models"):
@@ -390,7 +390,7 @@ def test_paths_that_name_nothing(url: str) -> None:
 
 
 def test_the_path_chooses_the_model(serve: Serve, bundle: Path, tmp_path: Path) -> None:
-    """The second of two is the one that computes."""
+    """The second of two models computes if the path names it."""
     client = serve(model=(bundle, make_bundle(tmp_path / "other", name="other")))
     answer = client.post("/v2/models/other/infer", json={"inputs": [_input(["love"])]})
     assert answer.json()["model_name"] == "other"
@@ -399,7 +399,7 @@ def test_the_path_chooses_the_model(serve: Serve, bundle: Path, tmp_path: Path) 
 
 
 def test_readiness_ends_with_the_service(serve: Serve) -> None:
-    """Once it shuts down, neither server nor model is ready, but it lives."""
+    """At shutdown, neither server nor model is ready, but the server is alive."""
     client = serve()
     client.app.state.service.lifecycle.stop()  # type: ignore[attr-defined]
     for path in ("health/ready", "models/tiny/ready"):

@@ -1,4 +1,4 @@
-"""The OpenAPI document: complete, and what it says is what happens."""
+"""The OpenAPI document is complete, and the service behaves as it says."""
 
 import json
 import re
@@ -19,7 +19,7 @@ CASES = 1_000
 
 @pytest.fixture
 def operations(client: TestClient) -> dict[tuple[str, str], dict[str, Any]]:
-    """What the document says of each method of each path."""
+    """The description of each method of each path in the document."""
     paths = client.get("/openapi.json").json()["paths"]
     return {
         (m, path): operation for path, methods in paths.items() for m, operation in methods.items()
@@ -27,7 +27,7 @@ def operations(client: TestClient) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def test_every_route_is_described(operations: dict[tuple[str, str], dict[str, Any]]) -> None:
-    """With a summary, a description, its answers' media types and each error by its code."""
+    """Each route has a summary, a description, its answers' media types and all errors by code."""
     posts = {path for method, path in operations if method == "post"}
     classifying = {"/", "/classify", "/classify/stream", "/explain", "/predict", "/v1/classify"}
     assert posts == classifying | {"/models/{name}/reload"}
@@ -41,7 +41,7 @@ def test_every_route_is_described(operations: dict[tuple[str, str], dict[str, An
 def test_every_error_of_a_classifying_route_is_described(
     operations: dict[tuple[str, str], dict[str, Any]],
 ) -> None:
-    """With its status, its code and an example."""
+    """Every error of a classifying route has its status, its code and an example."""
     errors = set()
     for status, answer in operations["post", "/classify"]["responses"].items():
         if status != "200":
@@ -52,7 +52,7 @@ def test_every_error_of_a_classifying_route_is_described(
 
 
 def test_answers_have_examples_that_fit(client: TestClient) -> None:
-    """The same members as a real answer."""
+    """Each example has the same members as a real answer."""
     document = client.get("/openapi.json").json()
     for path, inputs in (("/classify", ["love", ""]), ("/explain", "love it")):
         answer = document["paths"][path]["post"]["responses"]["200"]["content"]
@@ -66,14 +66,14 @@ def test_answers_have_examples_that_fit(client: TestClient) -> None:
 def test_request_bodies_have_examples(
     operations: dict[tuple[str, str], dict[str, Any]],
 ) -> None:
-    """Each can be sent as it is."""
+    """Each example request can be sent as it is."""
     for path in ("/", "/classify", "/explain", "/predict", "/v1/classify"):
         schema = operations["post", path]["requestBody"]["content"]["application/json"]["schema"]
         assert "examples" in json.dumps(schema), path
 
 
 def test_requests_made_up_from_the_document_find_no_fault(tmp_path: Path) -> None:
-    """Over a thousand, valid and not: no 5xx, and no answer that the document does not allow."""
+    """Over a thousand valid and invalid requests: no 5xx, only answers that the document allows."""
     st = str(Path(sys.executable).parent / "st")
     command = [st, "run", "--seed", "1", "--max-examples", "60"]
     with Process() as process:

@@ -1,4 +1,4 @@
-"""POST /classify/stream: lines in, answers out, at the same time."""
+"""POST /classify/stream: lines are read and answered at the same time."""
 
 import asyncio
 import gzip
@@ -52,7 +52,7 @@ FLAGS = [
 
 @pytest.fixture(scope="module")
 def process(bundle: Path) -> Iterator[Process]:
-    """A real server: what follows depends on how bytes come and go."""
+    """A real server, because the result depends on how bytes arrive and leave."""
     with Process("--model", str(bundle), *FLAGS) as process:
         yield process
 
@@ -79,7 +79,7 @@ def _peak_kib(process: Process) -> int:
 
 
 def test_each_line_has_its_answer_with_its_id_in_order(client: TestClient) -> None:
-    """The same answers as from POST /classify, whatever JSON the ids are."""
+    """Lines get the same answers as from POST /classify, with their ids, which may be any JSON."""
     texts = {"a": "love", "b": "worst", "c": "it " * 20}
     content = "\n".join(json.dumps({"id": {"x": [key]}, "text": texts[key]}) for key in texts)
     plain = client.post("/classify", json={"inputs": list(texts.values())}).json()["results"]
@@ -88,7 +88,7 @@ def test_each_line_has_its_answer_with_its_id_in_order(client: TestClient) -> No
 
 
 def test_a_bad_line_is_answered_in_its_place(client: TestClient) -> None:
-    """It says which line and what is wrong; blank lines are none, other fields are ignored."""
+    """The error names the line and the fault; blank lines are skipped, other fields are ignored."""
     content = (
         b'{"id": 1, "text": "love", "lang": "en"}\nnot JSON\n\n  \n[1]\n{"id": "x"}\n'
         b'{"id": 2, "text": ""}\n{"id": 3, "text": "nan"}\n{"text": "\xff"}\n{"text": "worst"}\r\n'
@@ -116,7 +116,7 @@ def test_a_bad_line_is_answered_in_its_place(client: TestClient) -> None:
 
 
 def test_a_line_that_is_too_long_is_skipped_and_named(serve: Serve) -> None:
-    """Its bytes are not kept; the next line is answered."""
+    """The bytes of a line that is too long are not kept; the next line is answered."""
     client = serve(max_body_bytes=100)
     content = _lines(1) + b'{"id": 9, "text": "' + b"a" * 100_000 + b'"}\n' + _lines(1)
     first, failed, last = _post(client, content)
@@ -126,7 +126,7 @@ def test_a_line_that_is_too_long_is_skipped_and_named(serve: Serve) -> None:
 
 
 def test_what_a_line_has_beyond_the_limit_is_not_kept() -> None:
-    """However long it is and in whatever pieces it comes."""
+    """Bytes beyond the limit of a line are not kept, whatever its length and its pieces."""
     reader = LineReader(1_000)
     tracemalloc.start()
     try:
@@ -141,19 +141,19 @@ def test_what_a_line_has_beyond_the_limit_is_not_kept() -> None:
 
 
 def _groups(reader: LineReader, piece: bytes, group_bytes: int = 1_000_000) -> list[int]:
-    """How many lines the groups have."""
+    """The number of lines in each group."""
     return [len(lines) for lines in reader.feed(piece, lambda: group_bytes)]
 
 
 def test_groups_of_lines_grow_and_stay_as_short_as_asked() -> None:
-    """They double from one line; a line that is longer than a group may be goes alone."""
+    """Groups double from one line up to a limit; a line longer than a group's limit goes alone."""
     assert _groups(LineReader(1_000), _lines(400)) == [1, 2, 4, 8, 16, 32, 64, 128, 128, 17]
     assert _groups(LineReader(1_000), b'{"text":"abc"}\n' * 8, group_bytes=40) == [1, 2, 3, 2]
     assert _groups(LineReader(1_000), b'{"text":"abc"}\n' * 3, group_bytes=0) == [1, 1, 1]
 
 
 class Room:
-    """A common budget of bytes."""
+    """A shared budget of bytes."""
 
     def __init__(self, size: int) -> None:
         self.left = size
@@ -173,7 +173,7 @@ def _read(reader: LineReader, piece: bytes) -> list[Line]:
 
 
 def test_a_line_is_kept_while_there_is_room_for_it() -> None:
-    """Its bytes are given back when it is answered, or turns out to be too long."""
+    """A line's bytes are released when it is answered, or when it turns out to be too long."""
     room = Room(100)
     reader = LineReader(90, reserve=room.reserve, release=room.release)
     assert _read(reader, b'{"text":') == []
@@ -193,7 +193,7 @@ def test_a_line_is_kept_while_there_is_room_for_it() -> None:
 
 
 def test_a_line_that_finds_no_room_is_overloaded_in_its_place() -> None:
-    """None of its bytes are kept; those after it are read as ever."""
+    """A line without room gets an error in its place, keeps no bytes, and later lines are read."""
     room = Room(10)
     reader = LineReader(1_000, reserve=room.reserve, release=room.release)
     assert _read(reader, b'{"text":') == []
@@ -205,7 +205,7 @@ def test_a_line_that_finds_no_room_is_overloaded_in_its_place() -> None:
 
 
 def test_a_stream_that_ends_gives_back_all_its_room() -> None:
-    """Also for lines that were read, but will never be answered."""
+    """A stream that ends releases all its bytes, including those of lines that stay unanswered."""
     room = Room(100)
     reader = LineReader(1_000, reserve=room.reserve, release=room.release)
     _read(reader, b'{"text":')
@@ -216,7 +216,7 @@ def test_a_stream_that_ends_gives_back_all_its_room() -> None:
 
 
 def test_what_is_wrong_with_the_request_is_a_problem(client: TestClient) -> None:
-    """Before the first answer there is still a status to say so."""
+    """Before the first answer, a bad request still gets its own status and a problem."""
     for options, status, code in [
         ({"params": {"model": "x"}, "headers": NDJSON}, 404, "model_not_found"),
         ({"params": {"overflow": "x"}, "headers": NDJSON}, 422, "invalid_request"),
@@ -228,20 +228,20 @@ def test_what_is_wrong_with_the_request_is_a_problem(client: TestClient) -> None
 
 
 def test_nothing_in_nothing_out(client: TestClient) -> None:
-    """An empty body is an empty answer."""
+    """A body without lines gets an empty answer."""
     assert _post(client, "") == []
     assert _post(client, "\n\n") == []
 
 
 def test_windows_by_query(client: TestClient) -> None:
-    """The options of a stream stand in its address."""
+    """The options of a stream are query parameters."""
     content = json.dumps({"id": 1, "text": "love " * 20})
     (answer,) = _post(client, content, params={"overflow": "window", "model": "tiny"})
     assert (answer["windows"], answer["truncated"]) == (2, False)
 
 
 def test_a_compressed_stream(client: TestClient) -> None:
-    """Both ways; broken in the middle, it ends with a line that says so."""
+    """Request and answer may be compressed; broken data end the answer with an error line."""
     headers = {**NDJSON, "content-encoding": "gzip"}
     packed = gzip.compress(_lines(5_000))
     whole = client.post("/classify/stream", content=packed, headers=headers)
@@ -270,7 +270,7 @@ def test_a_line_is_answered_while_the_request_goes_on(process: Process) -> None:
 
 
 def test_memory_does_not_grow_with_the_stream(process: Process, tmp_path: Path) -> None:
-    """Five times the lines, the same memory; curl sends and reads at once."""
+    """Five times as many lines need no more memory; curl sends and reads at the same time."""
 
     def peak_kib(count: int) -> int:
         source = tmp_path / "lines"
@@ -294,7 +294,7 @@ def test_memory_does_not_grow_with_the_stream(process: Process, tmp_path: Path) 
 def test_a_bomb_is_refused_and_holds_up_nobody(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lines are read a few at a time, and what unpacks to hundreds of times its size is cut off."""
+    """Data that decompress to hundreds of times their size are cut off, and get an error line."""
     monkeypatch.setattr("app.api.decoding.UNSUSPICIOUS_BYTES", 50_000)
     headers = {**NDJSON, "content-encoding": "br"}
     for filling in (b"\n", b"x\n", b"a"):
@@ -306,7 +306,7 @@ def test_a_bomb_is_refused_and_holds_up_nobody(
 
 
 def test_memory_does_not_grow_with_bad_lines(process: Process) -> None:
-    """Nor does it with as many of them as there can be."""
+    """Memory does not grow with bad lines, even with as many as fit into the body."""
     before = _peak_kib(process)
     content = b"x\n" * 150_000
     answer = httpx2.post(f"{process.url}/classify/stream", content=content, headers=NDJSON)
@@ -320,7 +320,7 @@ def test_memory_does_not_grow_with_bad_lines(process: Process) -> None:
 def test_a_stream_that_says_nothing_ends(
     serve: Serve, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a word, after a while, however slow its client may be allowed to be."""
+    """A stream without new lines ends with an error line, even if keep-alive is longer."""
     monkeypatch.setattr("app.api.stream.IDLE_S", 0.1)
     app = create_app(Settings(model=(bundle,), runners=1, threads=1, max_batch_tokens=32))
     with listening(app, keep_alive_s=1) as url:
@@ -330,7 +330,7 @@ def test_a_stream_that_says_nothing_ends(
 
 
 def test_a_client_that_waits_to_be_told_is_told_to_go_on(process: Process) -> None:
-    """100 Continue comes before the answer begins: curl would wait for a second."""
+    """100 Continue is sent before the answer begins; otherwise curl would wait for a second."""
     head = HEAD.replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n")
     with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
         connection.sendall(head)
@@ -343,7 +343,7 @@ def test_a_client_that_waits_to_be_told_is_told_to_go_on(process: Process) -> No
 
 
 def test_a_client_that_does_not_read_is_not_read_from(process: Process) -> None:
-    """Backpressure: the server stops taking lines, long before they are all sent."""
+    """If a client does not read, the server stops reading its lines (backpressure)."""
     with socket.create_connection(("127.0.0.1", process.port), timeout=3) as connection:
         left = memoryview(HEAD + chunk(_lines(500_000)))
         with suppress(TimeoutError):  # nothing was taken for a while
@@ -354,7 +354,7 @@ def test_a_client_that_does_not_read_is_not_read_from(process: Process) -> None:
 
 
 def test_what_a_client_that_left_had_sent_is_not_computed(gate: Gate, bundle: Path) -> None:
-    """The groups that wait are taken back."""
+    """When a client leaves, its groups are taken out of the queue."""
     app = create_app(Settings(model=(bundle,), runners=1, threads=1, max_batch_tokens=32))
     with listening(app) as url, httpx2.Client(base_url=url) as client:
         port = int(url.rpartition(":")[2])
@@ -370,7 +370,7 @@ def test_what_a_client_that_left_had_sent_is_not_computed(gate: Gate, bundle: Pa
 
 
 def test_a_full_queue_makes_a_stream_wait(serve: Serve, gate: Gate) -> None:
-    """It is not turned away: every line is answered when there is room again."""
+    """A full queue delays a stream but does not refuse it: every line is answered in the end."""
     client = serve(runners=1, max_batch_tokens=8, max_queue_tokens=64)
     gate.close()
     answers: list[dict[str, Any]] = []
@@ -388,7 +388,7 @@ def test_a_full_queue_makes_a_stream_wait(serve: Serve, gate: Gate) -> None:
 
 
 def test_lines_have_no_deadline(serve: Serve, gate: Gate) -> None:
-    """It is for those who would leave; a stream has come to stay."""
+    """deadline-ms does not apply to the lines of a stream."""
     client = serve(runners=1, deadline_ms=30)
     gate.close()
     answers: list[dict[str, Any]] = []
@@ -404,7 +404,7 @@ def test_lines_have_no_deadline(serve: Serve, gate: Gate) -> None:
 
 
 def test_lines_that_no_queue_would_hold_together_go_one_after_the_other(serve: Serve) -> None:
-    """A group of many tokens is halved; a text that alone is too much is answered by an error."""
+    """A group that exceeds the queue is halved; a single text that exceeds it gets an error."""
     client = serve(max_queue_tokens=64)
     long, huge = json.dumps({"text": "a " * 14}), json.dumps({"text": "a " * 60})
     answers = _post(client, "\n".join([long] * 8 + [huge]), params={"overflow": "window"})
@@ -413,7 +413,7 @@ def test_lines_that_no_queue_would_hold_together_go_one_after_the_other(serve: S
 
 
 def test_a_stream_that_is_cancelled_after_its_end_says_no_more(client: TestClient) -> None:
-    """The server cancels what is not over when drain-ms is: a stream may just have ended."""
+    """A stream that is cancelled just after its end, when drain-ms is over, sends nothing more."""
     service = cast(FastAPI, client.app).state.service
     sent: list[Any] = []
 
@@ -434,7 +434,7 @@ def test_a_stream_that_is_cancelled_after_its_end_says_no_more(client: TestClien
 
 
 def test_shutdown_ends_a_stream_with_a_word(bundle: Path) -> None:
-    """What was read is answered or says shutting_down, nothing twice, and the process ends at 0."""
+    """At SIGTERM, each line read gets one answer or shutting_down; the exit code is 0."""
     with Process("--model", str(bundle), *FLAGS, command=SLOW_COMMAND) as process:
         with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
             connection.sendall(HEAD + chunk(_lines(400)))

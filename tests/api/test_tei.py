@@ -1,4 +1,4 @@
-"""POST /predict as the documentation of text-embeddings-inference sends it, against a server."""
+"""POST /predict against a real server, as the text-embeddings-inference documentation uses it."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ LONG = "love " * 20  # 22 tokens, of 16
 
 @pytest.fixture(scope="module")
 def url(bundle: Path) -> Iterator[str]:
-    """The tiny model, served."""
+    """The URL of a server of the tiny model."""
     with Process("--model", str(bundle), *BY_HAND) as process:
         yield process.url
 
@@ -31,7 +31,7 @@ def _post(url: str, body: Any) -> httpx2.Response:
 
 
 def _labels(answer: Any) -> Any:
-    """Labels in the place of what has them."""
+    """The labels, in place of the objects that have them."""
     return [_labels(item) if isinstance(item, list) else item["label"] for item in answer]
 
 
@@ -43,7 +43,7 @@ def _curl(url: str, body: str) -> Any:
 
 
 def test_curl_as_documented(url: str) -> None:
-    """One text has one list, TEI's batch a list of lists; the highest score comes first."""
+    """One text gets one list, a TEI batch a list of lists; the highest score comes first."""
     one = _curl(url, '{"inputs":"I love you."}')
     assert _labels(one) == ["positive", "neutral", "negative"]
     assert [item["score"] for item in one] == sorted((item["score"] for item in one), reverse=True)
@@ -53,7 +53,7 @@ def test_curl_as_documented(url: str) -> None:
 
 
 def test_two_texts_are_two_documents(url: str) -> None:
-    """TEI takes a list of two strings for a pair; here a list is that many documents."""
+    """A list of two strings is two documents here, although TEI takes it for a pair."""
     two = _post(url, {"inputs": ["love", "worst"]}).json()
     assert [item[0]["label"] for item in two] == ["positive", "negative"]
     assert _labels(_post(url, {"inputs": ["love"]}).json()) == [_labels(two[0])]
@@ -61,7 +61,7 @@ def test_two_texts_are_two_documents(url: str) -> None:
 
 
 def test_raw_scores_are_logits(url: str) -> None:
-    """Without them a text's scores are those of the native route."""
+    """raw_scores gives logits; without it, scores are those of the native route."""
     raw = _post(url, {"inputs": "love", "raw_scores": True}).json()
     assert {item["label"]: item["score"] for item in raw} == {
         "positive": 4.0,
@@ -75,7 +75,7 @@ def test_raw_scores_are_logits(url: str) -> None:
 
 @pytest.mark.parametrize("truncation", [{}, {"truncate": True}, {"truncate": None}])
 def test_a_long_text_is_truncated_unless_refused(url: str, truncation: Any) -> None:
-    """By default, too; false refuses it."""
+    """A long text is truncated by default; truncate false refuses it."""
     assert _post(url, {"inputs": LONG, **truncation}).json()[0]["label"] == "positive"
     refused = _post(url, {"inputs": LONG, "truncate": False})
     assert (refused.status_code, refused.json()["code"]) == (422, "text_too_long")
@@ -83,14 +83,14 @@ def test_a_long_text_is_truncated_unless_refused(url: str, truncation: Any) -> N
 
 
 def test_other_fields_of_tei_do_no_harm(url: str) -> None:
-    """Both spellings of the direction that we cut in, and fields that we do not know."""
+    """Both spellings of the truncation direction, and unknown fields, are accepted."""
     for direction in ("right", "Right"):
         body = {"inputs": "love", "truncation_direction": direction, "prompt_name": None}
         assert _post(url, body).status_code == 200
 
 
 def test_the_headers_say_what_was_computed(url: str) -> None:
-    """Device, characters and tokens."""
+    """The headers have the device, the characters and the tokens."""
     headers = _post(url, {"inputs": ["love it", LONG]}).headers
     assert headers["x-compute-type"] == "cpu"
     assert headers["x-compute-characters"] == str(len("love it") + len(LONG))
@@ -98,7 +98,7 @@ def test_the_headers_say_what_was_computed(url: str) -> None:
 
 
 def test_the_headers_say_how_long_it_took(bundle: Path) -> None:
-    """In whole milliseconds: inference that takes 50 is seen, in the total as well."""
+    """The headers have whole milliseconds: inference of 50 ms shows there and in the total."""
     with Process("--model", str(bundle), *BY_HAND, command=SLOW_COMMAND) as process:
         headers = _post(process.url, {"inputs": "love"}).headers
     assert int(headers["x-inference-time"]) >= 50
@@ -137,7 +137,7 @@ def test_the_headers_say_how_long_it_took(bundle: Path) -> None:
 def test_a_bad_request_has_teis_members(
     url: str, body: Any, code: str, error_type: str, says: str
 ) -> None:
-    """Our problem, and in it TEI's error and error_type."""
+    """Our problem document also has TEI's members error and error_type."""
     answer = _post(url, body)
     problem = answer.json()
     assert (answer.status_code, problem["code"]) == (500 if "nan" in body.values() else 422, code)
@@ -147,7 +147,7 @@ def test_a_bad_request_has_teis_members(
 
 
 def test_what_is_no_request_has_them_as_well(url: str) -> None:
-    """Bodies that are not JSON, not declared so, or too large are no exception."""
+    """Bodies that are not JSON, not declared as JSON, or too large get these members too."""
     json_type = {"content-type": "application/json"}
     for content, headers, status in (
         (b'{"inputs": ', json_type, 422),
@@ -163,7 +163,7 @@ def _love(client: TestClient) -> httpx2.Response:
 
 
 def test_an_overloaded_service_says_so(serve: Serve, gate: Gate) -> None:
-    """What the queue does not hold gets TEI's type and Retry-After."""
+    """A request that the queue cannot hold gets TEI's error type and Retry-After."""
     client = serve(runners=1, max_queue_tokens=8)
     gate.close()
     with ThreadPoolExecutor(3) as pool:
@@ -179,7 +179,7 @@ def test_an_overloaded_service_says_so(serve: Serve, gate: Gate) -> None:
 
 
 def test_a_late_answer_is_the_backends_fault(serve: Serve, gate: Gate) -> None:
-    """504 has TEI's type."""
+    """504 has TEI's error type."""
     client = serve(runners=1, deadline_ms=50)
     gate.close()
     late = _love(client)

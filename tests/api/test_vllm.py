@@ -1,4 +1,4 @@
-"""POST /v1/classify with OpenAI's client, as vLLM's users send it, against a server."""
+"""POST /v1/classify with OpenAI's client against a real server, as users of vLLM send it."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ LONG = "love " * 20  # 22 tokens, of 16
 
 @pytest.fixture(scope="module")
 def url(bundle: Path) -> Iterator[str]:
-    """The tiny model, served to those who have the key."""
+    """The URL of a server of the tiny model, which needs a key."""
     with Process("--model", str(bundle), *BY_HAND, "--api-keys", KEY) as process:
         yield process.url
 
@@ -35,7 +35,7 @@ def _classify(client: OpenAI, **body: Any) -> Any:
 
 
 def test_the_client_gets_what_vllm_answers(client: OpenAI, url: str) -> None:
-    """Every member of vLLM's answer; probabilities are in the order of the labels."""
+    """The answer has every member of vLLM's; probabilities are in the order of the labels."""
     answer = _classify(client, model="tiny", input="love")
     native = httpx2.post(
         f"{url}/classify", json={"inputs": "love"}, headers={"authorization": f"Bearer {KEY}"}
@@ -63,7 +63,7 @@ def test_the_client_gets_what_vllm_answers(client: OpenAI, url: str) -> None:
 
 
 def test_the_id_is_that_of_the_request(client: OpenAI) -> None:
-    """What a client sends as x-request-id stands in the answer."""
+    """The client's x-request-id is in the answer."""
     answer: Any = client.post(
         "/classify",
         body={"input": "love"},
@@ -74,7 +74,7 @@ def test_the_id_is_that_of_the_request(client: OpenAI) -> None:
 
 
 def test_two_texts_are_two_documents(client: OpenAI) -> None:
-    """A list is that many documents, in order, without naming the model."""
+    """A list is that many documents, in order, even if no model is named."""
     data = _classify(client, input=["love", "worst", "love"])["data"]
     assert [item["index"] for item in data] == [0, 1, 2]
     assert [item["label"] for item in data] == ["positive", "negative", "positive"]
@@ -83,14 +83,14 @@ def test_two_texts_are_two_documents(client: OpenAI) -> None:
 
 @pytest.mark.parametrize("truncation", [{}, {"truncate_prompt_tokens": -1}])
 def test_a_long_text_is_cut_to_the_models_maximum(client: OpenAI, truncation: Any) -> None:
-    """With and without being asked; what was cut off is not counted as computed."""
+    """A long text is truncated, requested or not; removed tokens are not counted as computed."""
     answer = _classify(client, input=[LONG, "love"], truncation_side="right", **truncation)
     assert answer["usage"]["prompt_tokens"] == 16 + 3
 
 
 @pytest.mark.parametrize("name", ["use_activation", "activation"])
 def test_without_activation_logits_are_answered(client: OpenAI, name: str) -> None:
-    """By vLLM's name for it and its older one; true and null leave probabilities."""
+    """false gives logits, by vLLM's current or older name; true and null give probabilities."""
     assert _classify(client, input="love", **{name: False})["data"][0]["probs"] == [-1, 0, 4]
     for value in (True, None):
         probs = _classify(client, input="love", **{name: value})["data"][0]["probs"]
@@ -98,7 +98,7 @@ def test_without_activation_logits_are_answered(client: OpenAI, name: str) -> No
 
 
 def test_what_clients_send_besides_is_ignored(client: OpenAI) -> None:
-    """Fields that say nothing about a classifier do no harm."""
+    """Fields without meaning for a classifier have no effect."""
     body = {"user": "me", "priority": 0, "encoding_format": "float", "add_special_tokens": True}
     assert _classify(client, input="love", **body)["data"][0]["label"] == "positive"
 
@@ -121,7 +121,7 @@ def test_what_clients_send_besides_is_ignored(client: OpenAI) -> None:
     ],
 )
 def test_the_client_shows_what_was_wrong(client: OpenAI, body: Any, says: str) -> None:
-    """Its exception has our detail and code; the answer is our problem still."""
+    """The client's exception has our detail and code; the answer is still our problem document."""
     with pytest.raises(UnprocessableEntityError) as caught:
         _classify(client, **body)
     assert says in str(caught.value)
@@ -133,7 +133,7 @@ def test_the_client_shows_what_was_wrong(client: OpenAI, body: Any, says: str) -
 def test_an_unknown_model_and_a_wrong_key_are_the_clients_own_exceptions(
     client: OpenAI, url: str
 ) -> None:
-    """404 says what is served, 401 what to send."""
+    """404 names the served models; 401 says what to send."""
     with pytest.raises(NotFoundError, match="served are: tiny"):
         _classify(client, model="gpt", input="love")
     with (
@@ -145,7 +145,7 @@ def test_an_unknown_model_and_a_wrong_key_are_the_clients_own_exceptions(
 
 
 def test_the_client_lists_the_served_models(client: OpenAI) -> None:
-    """Its examples take the first as the model to ask."""
+    """The client lists the models; its examples use the first one."""
     models = client.models.list().data
     assert [model.id for model in models] == ["tiny"]
     assert models[0].created > 0

@@ -1,4 +1,4 @@
-"""A text's logits are the same to the last bit whatever shares its batch."""
+"""A text's logits are bit-identical whatever other texts share its batch."""
 
 import functools
 from pathlib import Path
@@ -47,7 +47,7 @@ def _bits(model: Model, batch: list[Encoding]) -> list[bytes]:
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the session's exports are."""
+    """The directory of the test session's exports."""
     return tmp_path_factory.getbasetemp()
 
 
@@ -69,7 +69,7 @@ def _tiny(base: Path, architecture: str, precision: str, threads: int) -> Model:
 def test_every_architecture_and_precision(
     base: Path, architecture: str, precision: str, threads: int, batch: list[Encoding]
 ) -> None:
-    """Alone, among others in either order, padded or not: the same bits."""
+    """The bits are the same alone, among others in either order, with or without padding."""
     _assert_invariant(_tiny(base, architecture, precision, threads), batch)
 
 
@@ -77,12 +77,12 @@ def test_every_architecture_and_precision(
 @given(batch=_batches(30_000, LONGEST_EMBEDDED))
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_embedded_model(threads: int, batch: list[Encoding]) -> None:
-    """What is served without any export gives every text the answer it has alone."""
+    """The embedded model gives every text the same logits in a batch as alone."""
     _assert_invariant(_embedded(threads), batch)
 
 
 def test_one_thread_and_two_agree(base: Path) -> None:
-    """How many threads a runner has is no matter of the answer either."""
+    """The number of threads of a runner does not change the logits."""
     batch = [encoding_of(list(range(5, 5 + length))) for length in (3, 40, 17, 64)]
     for architecture in ARCHITECTURES:
         for precision in PRECISIONS:

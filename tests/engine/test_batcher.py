@@ -1,4 +1,4 @@
-"""Items are strings here: a letter is a token, and the answer is the string in capitals."""
+"""The batcher. Items are strings: a letter is a token, and the result is the string in capitals."""
 
 import asyncio
 import itertools
@@ -39,7 +39,7 @@ def capitals(items: Sequence[str]) -> list[str | ServiceError]:
 
 
 class Gate:
-    """An infer that notes its batches, and lets them through when told."""
+    """An infer that records its batches, and lets them through when the test allows it."""
 
     def __init__(self, infer: Infer = capitals) -> None:
         self.batches: list[list[str]] = []
@@ -58,7 +58,7 @@ class Gate:
         return [item for batch in self.batches for item in batch]
 
     def wait_entered(self) -> None:
-        """Block until one more batch is inside."""
+        """Block until one more batch has begun."""
         assert self._entered.acquire(timeout=PATIENCE_S)
 
     async def entered(self) -> None:
@@ -78,7 +78,7 @@ class Clock:
         return self.now
 
     def ten_tokens_a_second(self, items: Sequence[str]) -> list[str | ServiceError]:
-        """An infer that takes time on this clock."""
+        """An infer that takes time on this clock: one second for ten tokens."""
         self.now += sum(map(len, items)) / 10
         return capitals(items)
 
@@ -91,7 +91,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def jump(seconds: float) -> None:
-    """Move the running event loop's clock on: timers due by then fire."""
+    """Move the running event loop's clock forward; timers that are then due fire."""
     loop = asyncio.get_running_loop()
     before = loop.time
     loop.time = lambda: before() + seconds  # type: ignore[method-assign]
@@ -134,14 +134,14 @@ async def ask(
 async def queued(
     batcher: MicroBatcher[str, str], *items: str, timeout_s: float = PATIENCE_S
 ) -> asyncio.Task[list[str | ServiceError]]:
-    """Submit in a task of its own; the items are in the queue when this returns."""
+    """Submit in a new task; the items are in the queue when this returns."""
     task = asyncio.create_task(ask(batcher, *items, timeout_s=timeout_s))
     await asyncio.sleep(0)  # submit queues in its first step, before it waits
     return task
 
 
 def kinds(results: Sequence[str | ServiceError]) -> list[object]:
-    """Results, with the class of an error in its place."""
+    """The results, with each error replaced by its class."""
     return [type(result) if isinstance(result, ServiceError) else result for result in results]
 
 
@@ -157,7 +157,7 @@ def run(scenario: Coroutine[None, None, None]) -> None:
 
 
 def test_concurrent_requests_each_get_their_own_answers() -> None:
-    """Many requests of many sizes at once: each gets its results, in its order."""
+    """Many requests of many sizes at once: each gets its own results, in its order."""
 
     async def scenario() -> None:
         requests = [[f"{n}-{i}-" + "x" * (i * n % 7) for i in range(n % 9 + 1)] for n in range(100)]
@@ -170,7 +170,7 @@ def test_concurrent_requests_each_get_their_own_answers() -> None:
 
 
 def test_an_empty_request_is_answered_at_once() -> None:
-    """No items, no work: the answer is empty and infer is not called."""
+    """A request without items gets an empty answer at once, and infer is not called."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -184,7 +184,7 @@ def test_an_empty_request_is_answered_at_once() -> None:
 
 
 def test_what_waits_while_a_batch_runs_makes_the_next_batch() -> None:
-    """Texts of different requests share a batch once the runner is free."""
+    """Texts of different requests that wait together share a batch once the runner is free."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -215,7 +215,7 @@ def test_batches_keep_to_the_token_budget() -> None:
 
 
 def test_idle_runners_share_a_request() -> None:
-    """A request of sixteen texts on two idle runners runs as eight and eight, side by side."""
+    """Two idle runners compute a request of sixteen texts as two batches of eight, in parallel."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -231,7 +231,7 @@ def test_idle_runners_share_a_request() -> None:
 
 
 def test_the_last_free_runner_takes_all_it_can() -> None:
-    """With the other runner busy nothing is held back for it."""
+    """While the other runner is busy, the free runner takes as many texts as fit."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -248,7 +248,7 @@ def test_the_last_free_runner_takes_all_it_can() -> None:
 
 
 def test_a_runner_that_finished_is_idle_again() -> None:
-    """Every request that finds both runners free is shared by them, not only the first."""
+    """Every request that finds both runners free is shared by them, not only the first one."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -282,7 +282,7 @@ def test_a_long_request_does_not_hold_up_a_short_one() -> None:
 
 
 def test_a_batch_is_reported(clock: Clock) -> None:
-    """The hook is told what a batch was, what it cost, and whether others waited for its end."""
+    """The hook gets the batch's sizes and cost, and whether others waited for its end."""
 
     async def scenario() -> None:
         reports: list[BatchReport] = []
@@ -305,7 +305,7 @@ def test_a_batch_is_reported(clock: Clock) -> None:
 
 
 def test_batches_follow_the_budget(clock: Clock) -> None:
-    """While much waits, one batch in eight has half or twice today's budget, and says so."""
+    """While much waits, one batch in eight has half or twice the current budget, and says so."""
 
     async def scenario() -> None:
         reports: list[BatchReport] = []
@@ -328,7 +328,7 @@ def test_batches_follow_the_budget(clock: Clock) -> None:
 
 
 def test_a_lists_own_computing_is_no_waiting(clock: Clock) -> None:
-    """Texts that wait while others of their own list are computed wait for nobody else."""
+    """The time in which other texts of the same list are computed does not count as waiting."""
 
     async def scenario() -> None:
         async with batching(clock.ten_tokens_a_second, max_batch_tokens=10) as batcher:
@@ -340,7 +340,7 @@ def test_a_lists_own_computing_is_no_waiting(clock: Clock) -> None:
 
 
 def test_a_list_waits_while_others_are_computed(clock: Clock) -> None:
-    """The time before its first batch and between its batches is the queue's."""
+    """Time before a list's first batch and between its batches counts as queue time."""
 
     async def scenario() -> None:
         gate = Gate(clock.ten_tokens_a_second)
@@ -363,7 +363,7 @@ def test_a_list_waits_while_others_are_computed(clock: Clock) -> None:
 def test_a_raising_hook_costs_nobody_an_answer(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever on_batch raises is logged; the batch is answered, and so is the next one."""
+    """An error raised by on_batch is logged; this batch and the next one are still answered."""
 
     def on_batch(report: BatchReport) -> None:
         raise error
@@ -381,7 +381,7 @@ def test_a_raising_hook_costs_nobody_an_answer(
 
 
 def test_a_full_queue_refuses_at_once() -> None:
-    """What would exceed the queue's limit is refused; what just fits is admitted."""
+    """A request that would exceed the queue's limit is refused; one that just fits is admitted."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -402,7 +402,7 @@ def test_a_full_queue_refuses_at_once() -> None:
 
 
 def test_one_request_may_fill_half_of_the_queue() -> None:
-    """A request that would leave others no room is refused for good, even by an empty queue."""
+    """A request that would leave no room for others is refused for good, even by an empty queue."""
 
     async def scenario() -> None:
         async with batching(max_queue_tokens=10) as batcher:
@@ -414,7 +414,7 @@ def test_one_request_may_fill_half_of_the_queue() -> None:
 
 
 def test_a_full_queue_tells_when_to_come_back(clock: Clock) -> None:
-    """Retry-After is the time in which the excess drains."""
+    """Retry-After is the time in which the excess tokens are computed."""
 
     async def scenario() -> None:
         gate = Gate(clock.ten_tokens_a_second)
@@ -438,10 +438,10 @@ def test_a_full_queue_tells_when_to_come_back(clock: Clock) -> None:
 def test_a_request_that_cannot_make_its_deadline_is_refused(
     clock: Clock, runners: int, wait_s: float
 ) -> None:
-    """The wait, predicted from the speed of all runners, is held against the request's time.
+    """A request is refused if its predicted wait, at the speed of all runners, exceeds its time.
 
-    What is ahead counts twice, for as much may be taken out of turn to fill batches; and the
-    request's own batch, of a second here, has to end as well.
+    Tokens ahead count twice, because as many again may overtake to fill batches. The request's own
+    batch, of one second here, must end in time as well.
     """
 
     async def scenario() -> None:
@@ -468,7 +468,7 @@ def test_a_request_that_cannot_make_its_deadline_is_refused(
 
 
 def test_the_predicted_wait_follows_the_latest_speed(clock: Clock) -> None:
-    """When inference becomes slower, so does the prediction; failed batches do not count."""
+    """When inference becomes slower, the prediction rises; failed batches do not count."""
     pace = 0.1
 
     def infer(items: Sequence[str]) -> list[str | ServiceError]:
@@ -508,7 +508,7 @@ def test_the_predicted_wait_follows_the_latest_speed(clock: Clock) -> None:
 
 
 def test_the_deadline_is_kept_though_the_runner_is_stuck() -> None:
-    """At the deadline submit answers, whatever infer does; what waited is never computed."""
+    """Submit returns at the deadline even if infer still runs; waiting texts are not computed."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -528,7 +528,7 @@ def test_the_deadline_is_kept_though_the_runner_is_stuck() -> None:
 
 
 def test_results_that_came_in_time_are_kept() -> None:
-    """At the deadline the texts already done keep their results; only the rest fails."""
+    """At the deadline, texts already computed keep their results; only the others fail."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -549,7 +549,7 @@ def test_results_that_came_in_time_are_kept() -> None:
 
 
 def test_expired_texts_are_not_computed_when_the_event_loop_is_late() -> None:
-    """A runner passes over texts whose deadline has come, even before the loop noticed."""
+    """A runner skips texts past their deadline, even before the event loop has noticed."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -567,7 +567,7 @@ def test_expired_texts_are_not_computed_when_the_event_loop_is_late() -> None:
 
 
 def test_a_cancelled_request_is_not_computed() -> None:
-    """When a client goes, its waiting texts leave the queue at once; others are served."""
+    """When a client leaves, its waiting texts leave the queue at once; others are served."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -587,7 +587,7 @@ def test_a_cancelled_request_is_not_computed() -> None:
 
 
 def test_a_cancelled_request_does_not_harm_its_batch_mates() -> None:
-    """A client that goes while its batch runs takes no one else's answer along."""
+    """When a client leaves during its batch, the other clients of the batch get their answers."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -616,7 +616,7 @@ def test_a_cancelled_request_does_not_harm_its_batch_mates() -> None:
 def test_only_the_culprits_of_a_failed_batch_fail(
     error: type[BaseException], culprits: set[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever infer raises, it fails the texts it is about; the runner goes on."""
+    """An error raised by infer fails only the texts that cause it; the runner goes on."""
     items = ["evil" if index in culprits else "good" for index in range(13)]
 
     def infer(items: Sequence[str]) -> list[str | ServiceError]:
@@ -639,7 +639,7 @@ def test_only_the_culprits_of_a_failed_batch_fail(
 
 
 def test_a_returned_error_fails_its_text_alone() -> None:
-    """An error among the results stands in its text's place, and nothing is tried again."""
+    """An error returned among the results belongs to its text alone, and nothing is retried."""
     error = ServiceError("not finite")
 
     async def scenario() -> None:
@@ -653,7 +653,7 @@ def test_a_returned_error_fails_its_text_alone() -> None:
 
 
 def test_a_wrong_number_of_results_is_a_failure() -> None:
-    """Results that cannot be matched to texts are never handed out."""
+    """If the number of results is wrong, the texts fail, because results cannot be matched."""
 
     def infer(items: Sequence[str]) -> list[str | ServiceError]:
         return [item.upper() for item in items if item != "bad"]
@@ -666,7 +666,7 @@ def test_a_wrong_number_of_results_is_a_failure() -> None:
 
 
 def test_failing_after_several_failed_batches_in_a_row() -> None:
-    """Inference counts as failing after several batches without an answer, until one succeeds."""
+    """Inference is failing after several batches in a row without an answer, until one succeeds."""
 
     def infer(items: Sequence[str]) -> list[str | ServiceError]:
         return [InferenceFailed("") if item == "bad" else item.upper() for item in items]
@@ -688,7 +688,7 @@ def test_failing_after_several_failed_batches_in_a_row() -> None:
 
 
 def test_a_closed_loop_does_not_end_the_runner() -> None:
-    """Results for an event loop that is gone are dropped, and the runner takes the next batch."""
+    """Results for a closed event loop are dropped, and the runner takes the next batch."""
     gate = Gate()
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda loop, context: None)  # of tasks that never end
@@ -719,7 +719,7 @@ def test_a_closed_loop_does_not_end_the_runner() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runners are replaced, and found to hang, within a test's patience."""
+    """Set short times, so that hanging runners are found and replaced within a test."""
     monkeypatch.setattr("app.engine.batching.runners.RESTART_PAUSE_S", 0.01)
     monkeypatch.setattr("app.engine.batching.runners.STUCK_LEAST_S", 0.3)
     monkeypatch.setattr("app.engine.batching.runners.WATCH_S", 0.05)
@@ -732,7 +732,7 @@ def raising(
     error: type[BaseException],
     times: int,
 ) -> None:
-    """Have a method raise at its next calls."""
+    """Make a method raise at its next calls."""
     method = getattr(owner, name)
     left = itertools.repeat(error, times)
 
@@ -757,7 +757,7 @@ def test_a_runner_that_is_lost_while_it_waits_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Each is counted and logged with its traceback; the text is answered by a later one."""
+    """The lost runner is counted and logged with its traceback; a later one answers the text."""
     lost: list[None] = []
 
     async def scenario() -> None:
@@ -777,7 +777,7 @@ def test_a_runner_that_is_lost_while_it_waits_is_replaced(
 def test_what_a_lost_runner_was_woken_for_another_takes(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text does not wait for the thread that comes in the place of the lost one."""
+    """A text does not wait for the replacement thread if another runner is free."""
 
     async def scenario() -> None:
         monkeypatch.setattr("app.engine.batching.runners.RESTART_PAUSE_S", 600.0)
@@ -793,7 +793,7 @@ def test_what_a_lost_runner_was_woken_for_another_takes(
 def test_a_runner_that_cannot_tell_its_end_is_replaced(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there is no memory for a message to the event loop, the next look finds it."""
+    """If a runner cannot notify the event loop, for lack of memory, the next check finds it."""
 
     async def scenario() -> None:
         async with batching() as batcher:
@@ -808,7 +808,7 @@ def test_a_runner_that_cannot_tell_its_end_is_replaced(
 
 
 def test_the_batch_of_a_lost_runner_fails(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it held gets an error at once; what waits is computed by the next."""
+    """A lost runner's batch fails at once; the next runner computes the waiting texts."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -827,7 +827,7 @@ def test_the_batch_of_a_lost_runner_fails(quick: None, monkeypatch: pytest.Monke
 def test_a_thread_that_cannot_be_started_is_tried_again(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the start and later: as soon as there may be threads, texts are answered."""
+    """If a thread cannot start, at first or later, texts are answered as soon as one can."""
 
     async def scenario() -> None:
         raising(monkeypatch, threading.Thread, "start", RuntimeError, 2)
@@ -840,7 +840,7 @@ def test_a_thread_that_cannot_be_started_is_tried_again(
 
 
 def test_without_hope_nothing_waits(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When runners are lost again and again, texts fail; the first batch done is the end of it."""
+    """If runners are lost again and again, texts fail, until a batch succeeds."""
 
     async def scenario() -> None:
         async with batching(runners=2) as batcher:
@@ -859,9 +859,9 @@ def test_without_hope_nothing_waits(quick: None, monkeypatch: pytest.MonkeyPatch
 def test_a_batch_that_hangs_fails_before_its_deadline(
     quick: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its texts get an error, once in the log; when all runners hang, nothing is admitted.
+    """A hanging batch's texts get an error, logged once; if all runners hang, none is admitted.
 
-    What its runner gives when it is back is dropped, and all is well.
+    If the runner returns, its results are dropped, and everything works again.
     """
 
     async def scenario() -> None:
@@ -885,7 +885,7 @@ def test_a_batch_that_hangs_fails_before_its_deadline(
 
 
 def test_a_batch_that_is_expected_to_take_long_does_not_hang(quick: None, clock: Clock) -> None:
-    """It may take many times what it is expected to, by the measured speed."""
+    """A batch may take many times the duration that the measured speed predicts."""
 
     async def scenario() -> None:
         gate = Gate(clock.ten_tokens_a_second)
@@ -902,7 +902,7 @@ def test_a_batch_that_is_expected_to_take_long_does_not_hang(quick: None, clock:
 
 
 def test_where_one_runner_hangs_the_other_answers(quick: None) -> None:
-    """Only the text that hangs fails."""
+    """If one runner hangs, only its text fails; the other runner answers the rest."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -923,7 +923,7 @@ def test_where_one_runner_hangs_the_other_answers(quick: None) -> None:
 def test_the_predicted_wait_is_that_for_the_runners_that_work(
     quick: None, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where one of two hangs, what waits takes twice the time."""
+    """If one of two runners hangs, the predicted wait is twice as long."""
     monkeypatch.setattr("app.engine.batching.runners.STUCK_FACTOR", 1)
 
     async def scenario() -> None:
@@ -949,7 +949,7 @@ def test_the_predicted_wait_is_that_for_the_runners_that_work(
 def test_time_in_which_the_process_stood_still_is_not_the_batchs(
     quick: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After SIGCONT, or when a machine wakes up, a batch may go on; its text has its answer."""
+    """After SIGCONT, or after the machine wakes up, a running batch may go on and is answered."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -965,7 +965,7 @@ def test_time_in_which_the_process_stood_still_is_not_the_batchs(
 
 
 def test_a_hang_tells_nothing_of_the_speed(quick: None, clock: Clock) -> None:
-    """A batch that hung and came back does not make later requests seem hopeless."""
+    """A batch that hung and returned does not change the predicted speed."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -989,7 +989,7 @@ def test_a_hang_tells_nothing_of_the_speed(quick: None, clock: Clock) -> None:
 
 
 def test_an_idle_batcher_sets_no_timer() -> None:
-    """When the last request has its answer, the event loop is not woken any more."""
+    """When the last request has its answer, no timer wakes the event loop any more."""
 
     async def scenario() -> None:
         batcher = MicroBatcher(
@@ -1013,7 +1013,7 @@ def test_an_idle_batcher_sets_no_timer() -> None:
 
 
 def test_drain_finishes_what_was_admitted_and_admits_no_more() -> None:
-    """From drain on submit refuses; running and waiting texts get their answers; runners end."""
+    """During drain, submit refuses; running and waiting texts get answers; then the runners end."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -1044,7 +1044,7 @@ def test_drain_finishes_what_was_admitted_and_admits_no_more() -> None:
 
 
 def test_drain_gives_up_in_time() -> None:
-    """What is unfinished when drain's time is over fails, running or waiting; none hangs."""
+    """When drain's time is over, unfinished texts fail, running or waiting; none hangs."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -1067,7 +1067,7 @@ def test_drain_gives_up_in_time() -> None:
 def test_drain_ends_with_a_lost_runner(
     pause_s: float, answer: object, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits is computed by the thread that comes in time, or fails when drain gives up."""
+    """The replacement thread computes the waiting texts, or they fail when drain's time is over."""
 
     async def scenario() -> None:
         monkeypatch.setattr("app.engine.batching.runners.RESTART_PAUSE_S", pause_s)
@@ -1082,7 +1082,7 @@ def test_drain_ends_with_a_lost_runner(
 
 
 def test_drain_ends_with_a_runner_that_hangs(quick: None) -> None:
-    """It gives up in time, and tells that not all have ended."""
+    """With a hanging runner, drain returns in time and reports that not all runners have ended."""
 
     async def scenario() -> None:
         gate = Gate()
@@ -1096,7 +1096,7 @@ def test_drain_ends_with_a_runner_that_hangs(quick: None) -> None:
 
 
 def test_a_single_text_is_admitted_beside_a_long_list(clock: Clock) -> None:
-    """Its wait is that for its turn, not that for everything that waits."""
+    """A single text is admitted by the wait for its own turn, not for everything that waits."""
 
     async def scenario() -> None:
         gate = Gate(clock.ten_tokens_a_second)

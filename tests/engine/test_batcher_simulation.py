@@ -1,7 +1,7 @@
-"""The real MicroBatcher in virtual time, under drawn scenarios, held against what it promises.
+"""The real MicroBatcher in virtual time: random scenarios are checked against its guarantees.
 
-A scenario is played once; what happened is a record, in which every event has a place in one
-order. The checks read the record: each says one thing that is true of every run.
+Each scenario is played once and recorded. The record puts all events into one order. The checks
+read the record; each check states one property of every run.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ Fate = Literal["good", "culprit", "refused", "hangs"]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """An item: one of its tokens is one second of inference."""
+    """An item: each of its tokens takes one second of inference."""
 
     request: int
     index: int
@@ -67,7 +67,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A client that comes, with this much patience, and may go before it is answered."""
+    """A client's request: when it comes, how long it waits, and when it leaves early."""
 
     at: float
     texts: tuple[Text, ...]
@@ -187,7 +187,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one call of infer was given and gave; None where it failed."""
+    """What one call of infer got and returned; None if it failed."""
 
     texts: tuple[Text, ...]
     results: list[Done | ServiceError] | None
@@ -195,7 +195,7 @@ class Call:
 
 @dataclass(slots=True)
 class Batch:
-    """A batch from its first call of infer to its report, the retries included."""
+    """A batch, from its first call of infer to its report, with its retries."""
 
     texts: tuple[Text, ...]
     started: Moment
@@ -207,12 +207,12 @@ class Batch:
 
     @property
     def leader(self) -> Text:
-        """The text whose turn it was."""
+        """The leader: the text whose turn it was."""
         return self.texts[0]
 
     @property
     def outcomes(self) -> dict[Text, Done | ServiceError | None]:
-        """What the last call said of each text; None where it failed."""
+        """The last call's outcome for each text; None if it failed."""
         outcomes: dict[Text, Done | ServiceError | None] = {}
         for call in self.calls:
             results: Sequence[Done | ServiceError | None] = call.results or [None] * len(call.texts)
@@ -222,7 +222,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Visit:
-    """A submit, from its call to its end."""
+    """One call of submit, from start to end."""
 
     ask: Ask
     asked: Moment
@@ -246,7 +246,7 @@ class Drain:
 
 @dataclass(slots=True)
 class Pause:
-    """The queue as it was when virtual time was about to pass."""
+    """The queue as it was just before virtual time moved on."""
 
     at: Moment
     resting_runners: int
@@ -255,7 +255,7 @@ class Pause:
 
 
 class FaultyBudget(TokenBudget):
-    """There is no memory for some of the takes."""
+    """A budget that raises MemoryError at some of the takes."""
 
     def __init__(self, tokens: int, faults: frozenset[int]) -> None:
         super().__init__(tokens)
@@ -271,7 +271,7 @@ class FaultyBudget(TokenBudget):
 
 
 class Record:
-    """Plays a scenario; what happened stands in its lists then, each in order."""
+    """Plays a scenario, and then holds what happened in lists, each in order."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -310,18 +310,18 @@ class Record:
         return [text for text, (start, end) in self.waits.items() if start < at.order < end]
 
     def waiting_tokens(self, at: Moment) -> tuple[int, int]:
-        """The least and the most that can have waited.
+        """The least and the most tokens that can have waited.
 
-        A text whose deadline comes at this very instant may have been dropped by a runner already.
+        A runner may already have dropped a text whose deadline is at this very instant.
         """
         waiting = self.waiting(at)
         live = [text for text in waiting if self.visit_of[text].deadline > at.time]
         return sum(map(len, live)), sum(map(len, waiting))
 
     def trace(self) -> list[tuple[object, ...]]:
-        """All that was computed, when, and what each client saw of it, when.
+        """What was computed and when, and what each client saw and when.
 
-        By time, not by place in the order: drain wakes those it fails in a set's order.
+        Sorted by time, not by order of events: drain wakes the texts it fails in a set's order.
         """
         return [
             *((batch.texts, batch.started.time, batch.finished.time) for batch in self.batches),
@@ -410,7 +410,7 @@ class Record:
         return results
 
     def _report(self, **facts: Any) -> BatchReport:
-        """Stands in for the class, where a runner is lost with a batch that it has computed."""
+        """Replaces the class, to lose a runner with a batch that it has computed."""
         if self.simulation.over:
             raise SystemExit
         batch = self._running[threading.current_thread()]
@@ -442,7 +442,7 @@ class Record:
 
 @pytest.fixture(autouse=True, scope="module")
 def silence() -> Iterator[None]:
-    """Hundreds of batches raise here; none of it is news."""
+    """Turn off the log: hundreds of batches raise errors here on purpose."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
@@ -452,7 +452,7 @@ def silence() -> Iterator[None]:
 
 
 def check_every_item_gets_its_own_answer(record: Record) -> None:
-    """An admitted request whose client stays gets a result or an error an item, in their order."""
+    """An admitted request whose client stays gets one result or error per item, in order."""
     for visit in record.admitted:
         if visit.answer is None:
             assert visit.left.time == visit.ask.at + visit.ask.goes_after_s
@@ -463,7 +463,7 @@ def check_every_item_gets_its_own_answer(record: Record) -> None:
 
 
 def check_submit_returns_the_moment_it_can(record: Record) -> None:
-    """With the last result, at the deadline or when drain gives up: whichever is first, exactly."""
+    """Submit returns exactly at the first of: last result, deadline, or the end of drain."""
     for visit in record.admitted:
         finished = max(
             record.batch_of[text].finished.time if text in record.batch_of else math.inf
@@ -477,7 +477,7 @@ def check_submit_returns_the_moment_it_can(record: Record) -> None:
 
 
 def check_what_came_in_time_is_kept(record: Record) -> None:
-    """A result is in the answer if it came before the end; else the item tells what ended it."""
+    """A result in time is in the answer; other items get the error that says why they ended."""
     for visit in record.admitted:
         if visit.answer is None:
             continue
@@ -497,7 +497,7 @@ def check_what_came_in_time_is_kept(record: Record) -> None:
 
 
 def check_the_seconds_add_up(record: Record) -> None:
-    """Inference is the time in which a text of the request is computed; the rest is waiting."""
+    """Inference time is the time in which a text of the request is computed; the rest is queue."""
     for visit in record.admitted:
         if visit.answer is None:
             continue
@@ -516,7 +516,7 @@ def check_the_seconds_add_up(record: Record) -> None:
 
 
 def check_each_text_is_computed_once(record: Record) -> None:
-    """No text is in two batches; only a failed batch's own retries compute it again."""
+    """No text is in two batches; only the retries of a failed batch compute it again."""
     computed = [text for batch in record.batches for text in batch.texts]
     assert len(computed) == len(set(computed))
     for batch in record.batches:
@@ -527,7 +527,7 @@ def check_each_text_is_computed_once(record: Record) -> None:
 
 
 def check_texts_of_one_length_start_in_turn(record: Record) -> None:
-    """Of one length, those of one request start in its order, and first texts as they came."""
+    """Texts of equal length start in order: within a request, and first texts across requests."""
     started = {text: place for place, text in enumerate(record.batch_of)}
     for visit in record.admitted:
         for tokens in range(1, 61):
@@ -544,7 +544,7 @@ def check_texts_of_one_length_start_in_turn(record: Record) -> None:
 
 
 def check_the_budget_is_kept(record: Record) -> None:
-    """No call of infer gets more padded tokens than the budget, but for a single text."""
+    """No call of infer exceeds the budget of padded tokens, except for a single long text."""
     for batch in record.batches:
         for call in batch.calls:
             padded_tokens = len(call.texts) * max(map(len, call.texts))
@@ -552,7 +552,7 @@ def check_the_budget_is_kept(record: Record) -> None:
 
 
 def check_the_queue_is_bounded(record: Record) -> None:
-    """Nothing is admitted beyond the queue's limit, nor a request beyond its part of it."""
+    """No request is admitted beyond the queue's limit, or beyond its own share of the queue."""
     limit = record.scenario.max_queue_tokens
     for visit in record.admitted:
         least, _ = record.waiting_tokens(visit.asked)
@@ -563,7 +563,7 @@ def check_the_queue_is_bounded(record: Record) -> None:
 
 
 def check_nothing_is_computed_in_vain(record: Record) -> None:
-    """No batch starts with a text past its deadline or given up by its client or by drain."""
+    """No batch starts with a text that has expired or was given up by its client or by drain."""
     for batch in record.batches:
         assert batch.started.order < record.gave_up.order
         for text in batch.texts:
@@ -574,18 +574,18 @@ def check_nothing_is_computed_in_vain(record: Record) -> None:
 
 
 def check_the_wait_is_bounded(record: Record) -> None:
-    """How many tokens of other requests may lead batches while a text waits.
+    """While a text waits, the leaders of other requests have a bounded number of tokens.
 
-    Virtual time V is the end of some past leader that had the earliest start of all that waited,
-    so nothing that waits starts before V - (longest leader so far). A text with ``ahead`` tokens
-    of its own list before it starts at V + ahead, and until its batch only earlier turns lead.
+    Virtual time V is the end of some past leader. That leader had the earliest start of all waiting
+    texts, so no waiting text starts before V - (longest leader so far). If ``ahead`` tokens of its
+    own list come before a text, it starts at V + ahead. Until its batch, only earlier turns lead.
 
-    The texts of one request follow each other in virtual time. Those of a request that came
-    earlier start between these two points, and the last may reach beyond by its length. Those of
-    one that came later start at V or after, and strictly before V + ahead; and a leader moves
-    virtual time to its end, so what comes after it starts behind it. However many come, one after
-    the other, their leaders but the last fit into ``ahead``: a list is not starved, and nothing
-    that comes later leads before a request's first text.
+    The texts of one request follow each other in virtual time. Texts of an earlier request start
+    between these two points, and the last may end later, by at most its length. Texts of a later
+    request start at V or after, and strictly before V + ahead. A leader moves virtual time to its
+    end, so every later text starts after it. However many requests come one after the other, their
+    leaders except the last fit into ``ahead``. So a list is not starved, and no later request leads
+    before a request's first text.
     """
     for visit in record.admitted:
         lag = max((b.leader.tokens for b in record.batches if b.started < visit.asked), default=0)
@@ -618,10 +618,10 @@ def check_the_wait_is_bounded(record: Record) -> None:
 
 
 def check_runners_share_what_waits(record: Record) -> None:
-    """A batch has its runner's share of the queue, or all that fits, and stops there.
+    """A batch takes its runner's share of the queue, or all that fits, and no more.
 
-    Texts as long as a batch's longest add no padding: only the budget or the share keeps them out,
-    as long as all that waits is looked at.
+    Texts as long as the batch's longest add no padding. Only the budget or the share excludes them,
+    as long as the batcher looks at all waiting texts.
     """
     for batch in record.batches:
         busy = sum(other.started < batch.started < other.finished for other in record.batches)
@@ -641,20 +641,20 @@ def check_runners_share_what_waits(record: Record) -> None:
 
 
 def check_no_runner_idles_while_a_text_waits(record: Record) -> None:
-    """Whenever time passes with texts in the queue, every runner is at work."""
+    """Whenever time passes while texts are in the queue, every runner is at work."""
     for pause in record.pauses:
         assert not (pause.resting_runners and pause.queued_texts)
 
 
 def check_the_queue_holds_what_waits(record: Record) -> None:
-    """Whenever time passes, the queue counts the texts that have an asker and no batch yet."""
+    """Whenever time passes, the queue counts exactly the texts with a client but no batch."""
     for pause in record.pauses:
         waiting = record.waiting(pause.at)
         assert (pause.queued_texts, pause.queued_tokens) == (len(waiting), sum(map(len, waiting)))
 
 
 def check_only_culprits_fail(record: Record) -> None:
-    """A text fails only if it failed alone; a culprit spoils no other text of its batch."""
+    """A text fails only if it failed alone; it spoils no other text of its batch."""
     for batch in record.batches:
         assert len(batch.calls) <= 2 * len(batch.texts) - 1
         for text, outcome in batch.outcomes.items():
@@ -666,7 +666,7 @@ def check_only_culprits_fail(record: Record) -> None:
 
 
 def check_refusals(record: Record) -> None:
-    """What is not admitted is refused at once, for a reason that is true."""
+    """A request that is not admitted is refused at once, and the stated reason is true."""
     scenario = record.scenario
     most = int(scenario.max_queue_tokens * REQUEST_SHARE)
     for visit in record.visits:
@@ -700,13 +700,13 @@ def check_refusals(record: Record) -> None:
 
 
 def longest_batch_s(record: Record, at: Moment) -> float:
-    """Of the batches until then."""
+    """The seconds of the longest batch until then."""
     ended = [batch for batch in record.batches if batch.finished < at]
     return max((b.finished.time - b.started.time for b in ended), default=0.0)
 
 
 def measured_pace(record: Record, at: Moment) -> float:
-    """Seconds a token of one runner, from the batches without a failure until then."""
+    """Seconds per token of one runner, from the batches without a failure until then."""
     tokens = seconds = 0.0
     for batch in sorted(record.batches, key=lambda batch: batch.finished):
         if batch.finished < at and all(isinstance(r, Done) for r in batch.outcomes.values()):
@@ -727,7 +727,7 @@ def check_drain(record: Record) -> None:
 
 
 def check_the_reports(record: Record) -> None:
-    """Each batch is reported once, as it was; failing is three in a row without an answer."""
+    """Each batch is reported once, correctly; three in a row without an answer mean failing."""
     fruitless = 0
     for batch in sorted(record.batches, key=lambda batch: batch.finished):
         outcomes = batch.outcomes.values()
@@ -747,7 +747,7 @@ def check_the_reports(record: Record) -> None:
 
 
 def check_nothing_is_raised_where_nobody_looks(record: Record) -> None:
-    """No runner ends by an error and no callback of the event loop raises."""
+    """No runner ends with an error, and no callback of the event loop raises."""
     assert record.simulation.errors == []
 
 
@@ -755,10 +755,10 @@ def check_nothing_is_raised_where_nobody_looks(record: Record) -> None:
 
 
 def check_nobody_is_stranded(record: Record) -> None:
-    """A patient client has its answer long before a batch that hangs gives one.
+    """A client without a deadline is answered long before a hanging batch returns.
 
-    It waits at most for every text that is computed, for those that hang until they are given
-    up, and for a new thread in the place of each that was lost.
+    It waits at most for all texts that are computed, for hanging batches until they are given up,
+    and for the replacement of each lost thread.
     """
     texts = [text for batch in record.batches for text in batch.texts]
     hanging = sum(text.fate == "hangs" for text in texts)
@@ -774,7 +774,7 @@ def check_nobody_is_stranded(record: Record) -> None:
 
 
 def check_each_text_is_answered_or_told_why(record: Record) -> None:
-    """A text has its result, unless its batch hung or was lost, or no runner was left for it."""
+    """A text has its result, unless its batch hung or was lost, or no runner was left."""
     for visit in record.admitted:
         if visit.answer is None:
             continue
@@ -796,13 +796,13 @@ def check_each_text_is_answered_or_told_why(record: Record) -> None:
 
 
 def check_the_lost_are_replaced(record: Record) -> None:
-    """Each lost thread is told once, and there are as many threads as ever."""
+    """Each lost thread is reported once, and the number of threads stays the same."""
     assert record.replaced == record.faults
     assert record.threads == record.scenario.runners
 
 
 def check_the_stuck_are_known(record: Record) -> None:
-    """What hangs is known to hang; when it is back, all is well."""
+    """A runner that hangs is reported as stuck; when it returns, it is not any more."""
     assert record.stuck == record.hanging
     assert record.complete == (record.hanging == 0)
 
@@ -843,14 +843,14 @@ patient: dict[str, Any] = {"timeouts": st.just(ENOUGH_S), "departures": st.just(
 @settings(deadline=None, max_examples=300)
 @given(scenarios())
 def test_anything(scenario: Scenario) -> None:
-    """Deadlines, departures, failures, refusals and shutdown at once: all the checks hold."""
+    """All checks hold with deadlines, departures, failures, refusals and shutdown at once."""
     check_all(Record(scenario))
 
 
 @settings(deadline=None)
 @given(scenarios(**patient, drains=st.just([]), outages=st.just((0.0, 0.0))))
 def test_patient_clients(scenario: Scenario) -> None:
-    """Where nobody gives up, every admitted text is computed, in bounded turn."""
+    """If no client gives up, every admitted text is computed, and its wait is bounded."""
     record = Record(scenario)
     check_all(record)
     assert set(record.batch_of) == set(record.visit_of)
@@ -868,7 +868,7 @@ def test_patient_clients(scenario: Scenario) -> None:
     )
 )
 def test_newcomers(scenario: Scenario) -> None:
-    """Where new texts come as fast as they are served, neither they nor a list are held back."""
+    """If texts arrive as fast as they are served, neither new texts nor a list are starved."""
     check_all(Record(scenario))
 
 
@@ -882,7 +882,7 @@ def test_newcomers(scenario: Scenario) -> None:
     )
 )
 def test_failures_in_large_batches(scenario: Scenario) -> None:
-    """Where many texts share a batch and many fail, each gets what is due to it alone."""
+    """If many texts share a batch and many fail, each gets its own result or error."""
     check_all(Record(scenario))
 
 
@@ -896,14 +896,14 @@ def test_failures_in_large_batches(scenario: Scenario) -> None:
     )
 )
 def test_a_crowd_before_a_small_queue(scenario: Scenario) -> None:
-    """Where more comes than fits, what is admitted fits and what is refused did not."""
+    """If too much arrives, the admitted requests fit, and the refused ones did not."""
     check_all(Record(scenario))
 
 
 @settings(deadline=None)
 @given(scenarios(**patient, drains=st.lists(early_drain, min_size=1, max_size=3)))
 def test_shutdown(scenario: Scenario) -> None:
-    """Drain ends a busy batcher in its time, called once or again while it still waits."""
+    """Drain ends a busy batcher in time, called once, or again while the first call waits."""
     check_all(Record(scenario))
 
 
@@ -919,7 +919,7 @@ def test_shutdown(scenario: Scenario) -> None:
     )
 )
 def test_runners_that_hang_or_are_lost(scenario: Scenario) -> None:
-    """Whatever becomes of the runners: no client without a deadline waits for ever."""
+    """Whatever happens to the runners, no client without a deadline waits for ever."""
     record = Record(scenario)
     for check in (
         check_nothing_is_raised_where_nobody_looks,
@@ -940,7 +940,7 @@ def test_runners_that_hang_or_are_lost(scenario: Scenario) -> None:
 @settings(deadline=None)
 @given(scenarios())
 def test_the_simulation_is_deterministic(scenario: Scenario) -> None:
-    """The same scenario, played twice, is the same to the last detail."""
+    """A scenario that is played twice gives exactly the same record."""
     assert Record(scenario).trace() == Record(scenario).trace()
 
 
@@ -954,7 +954,7 @@ def test_the_simulation_is_deterministic(scenario: Scenario) -> None:
 def test_the_order_of_events_is_a_choice(
     *, eager: bool, batches: list[tuple[float, list[str]]]
 ) -> None:
-    """Of texts that come at one instant, the runner finds the first, or all, as it is told."""
+    """If texts arrive at one instant, the scenario decides whether a runner sees one or all."""
     asks = [
         Ask(at, (Text(request, 0, 7, "good"),), ENOUGH_S, math.inf)
         for request, at in enumerate([0.0, 0.0, 3.0])
@@ -967,7 +967,7 @@ def test_the_order_of_events_is_a_choice(
 
 
 def test_a_day_passes_in_no_time() -> None:
-    """The event loop's clock is the simulation's: sleeping ends at the exact virtual time."""
+    """The event loop uses virtual time: a sleep ends at the exact virtual time."""
     simulation = Simulation()
 
     async def sleep_a_day() -> float:
@@ -978,7 +978,7 @@ def test_a_day_passes_in_no_time() -> None:
 
 
 def test_a_hang_is_an_error() -> None:
-    """Waiting for what will never come does not hang the test."""
+    """Waiting for an event that never comes raises an error instead of hanging the test."""
 
     async def hang() -> None:
         await asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""The budget of a batch: what live batches may change about it, and what not."""
+"""The budget of a batch: what live batches may change about it, and what they may not."""
 
 from collections.abc import Callable, Mapping
 
@@ -24,7 +24,7 @@ def _live(
     batches: int,
     drift: Callable[[int], float] = lambda number: 1.0,
 ) -> None:
-    """Batches under load; each size computes so many tokens a second, give or take a third."""
+    """Live batches under load: each size computes these tokens per second, plus or minus 1/3."""
     for number in range(batches):
         size = budget.next(waiting=10_000)
         noise = (0.7, 1.0, 1.3)[number % 3]
@@ -32,7 +32,7 @@ def _live(
 
 
 def test_it_goes_where_batches_compute_more() -> None:
-    """Step by step to the best size, however bad the start was; each step is announced."""
+    """The budget moves step by step to the best size from any start; each step is announced."""
     speeds = {16: 1, 32: 50, 64: 70, 128: 80, 256: 60, 512: 50, 1024: 1}
     for start, steps in ((256, [128]), (32, [64, 128]), (512, [256, 128])):
         changes: list[int] = []
@@ -43,14 +43,14 @@ def test_it_goes_where_batches_compute_more() -> None:
 
 
 def test_noise_changes_nothing() -> None:
-    """Sizes that differ by less than can be told apart stay as they were."""
+    """Differences smaller than the noise change nothing."""
     changes: list[int] = []
     _live(_budget(256, changes), {128: 102, 256: 100, 512: 103}, 20 * ENOUGH)
     assert changes == []
 
 
 def test_a_machine_that_drifts_changes_nothing() -> None:
-    """A neighbour that slows everything down for a while says nothing of sizes."""
+    """A neighbour that slows everything down for a while does not change the budget."""
     changes: list[int] = []
     speeds = dict.fromkeys((128, 256, 512), 100.0)
     _live(_budget(256, changes), speeds, 20_000, lambda n: 0.85 if n % 400 < 60 else 1.0)
@@ -58,7 +58,7 @@ def test_a_machine_that_drifts_changes_nothing() -> None:
 
 
 def test_it_stays_within_its_bounds() -> None:
-    """However well it may look beyond them."""
+    """The budget stays within its bounds, even if sizes beyond them would be faster."""
     for best in (16, 1024):
         budget = _budget(128)
         tried = set()
@@ -70,7 +70,7 @@ def test_it_stays_within_its_bounds() -> None:
 
 
 def test_other_sizes_are_tried_only_where_they_cost_little() -> None:
-    """One batch in eight, and none while less than two batches wait: a lone text never meets it."""
+    """One batch in eight tries another size, and none does while less than two batches wait."""
     budget = _budget()
     sizes = [budget.next(waiting=10_000) for _ in range(10 * TRY_EVERY)]
     assert sizes.count(256) == len(sizes) - 10
@@ -79,7 +79,7 @@ def test_other_sizes_are_tried_only_where_they_cost_little() -> None:
 
 
 def test_batches_that_are_not_full_say_nothing() -> None:
-    """A batch is small because little waited, and fast or slow for reasons of its own."""
+    """Batches that are not full do not count: they are small because little waited."""
     budget = _budget()
     for _ in range(4 * TRIALS):
         budget.learn(256, texts=2, longest=95, tokens=180, seconds=1.0)
@@ -88,7 +88,7 @@ def test_batches_that_are_not_full_say_nothing() -> None:
 
 
 def test_texts_that_smaller_batches_cannot_have_say_nothing() -> None:
-    """A batch of one long text is slow by its length, not by its size."""
+    """Batches of long texts do not count: they are slow by text length, not by batch size."""
     budget = _budget()
     for _ in range(4 * TRIALS):
         budget.learn(256, texts=1, longest=250, tokens=250, seconds=10.0)
@@ -98,14 +98,14 @@ def test_texts_that_smaller_batches_cannot_have_say_nothing() -> None:
 
 
 def test_a_clock_that_did_not_move_says_nothing() -> None:
-    """Nothing is divided by no time."""
+    """If the clock did not move during a batch, nothing is divided by zero."""
     budget = _budget()
     budget.learn(256, texts=8, longest=32, tokens=256, seconds=0.0)
     assert budget.tokens == 256
 
 
 def test_what_is_fixed_stays() -> None:
-    """A budget set by hand, or for a target of latency."""
+    """A budget set by hand, or chosen for a target latency, does not change."""
     budget = TokenBudget(256)
     for _ in range(4 * TRIALS):
         assert budget.next(waiting=10_000) == 256
@@ -115,7 +115,7 @@ def test_what_is_fixed_stays() -> None:
 
 
 def test_another_model_learns_for_itself() -> None:
-    """After a reload it begins with the same budget, and what it changes is its own."""
+    """After a reload, the new model starts with the same budget and learns on its own."""
     changes: list[int] = []
     budget = _budget(256, changes)
     other = budget.again()
@@ -125,7 +125,7 @@ def test_another_model_learns_for_itself() -> None:
 
 
 def test_a_change_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever reads the log sees from which size to which, and what it brings."""
+    """The log line has the old size, the new size and the gain."""
     with caplog.at_level("INFO", logger="app.engine.batching.budget"):
         _live(_budget(), {128: 60.0, 256: 60.0, 512: 90.0}, 2 * ENOUGH)
     assert "batches have at most 512 tokens from now on, not 256" in caplog.text

@@ -1,4 +1,4 @@
-"""Bundles that cannot be served: refused at start, exit code 1, one line that says why."""
+"""Bundles that cannot be served are refused at start: exit code 1, and one line with the reason."""
 
 import json
 from collections.abc import Callable
@@ -98,7 +98,7 @@ def test_what_is_wrong_is_said_in_one_line(
     harm: Callable[[Path], None],
     says: str | None,
 ) -> None:
-    """The line names the bundle and what is wrong with it; there is no traceback."""
+    """The line names the bundle and its fault; there is no traceback."""
     path = make_bundle(tmp_path / "harmed")
     harm(path)
     if says is None:
@@ -114,14 +114,14 @@ def test_what_is_wrong_is_said_in_one_line(
 def test_a_precision_that_the_bundle_lacks(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The line says which there are."""
+    """If the bundle lacks the requested precision, the line names the precisions it has."""
     assert main(["serve", "--model", str(bundle), "--precision", "int8", "--port", "0"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "no int8 variant; it holds: fp32" in line
 
 
 def test_two_models_of_one_name(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A request could not say which it means."""
+    """Two models with one name are refused, because a request could not choose between them."""
     twice = ["--model", str(bundle), "--model", str(bundle)]
     assert main(["serve", *twice, "--port", "0"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -129,7 +129,7 @@ def test_two_models_of_one_name(bundle: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_cuda_that_cannot_be_had(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Asked for CUDA, the service never falls back in silence."""
+    """If CUDA is requested and missing, the service does not fall back to the CPU."""
     onnxruntime = pytest.importorskip("onnxruntime")
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this machine may have CUDA")

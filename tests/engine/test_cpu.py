@@ -1,4 +1,4 @@
-"""The CPU quota, on directory trees as Linux shows them."""
+"""The CPU quota, read from directory trees in Linux's form."""
 
 import os
 from pathlib import Path
@@ -67,7 +67,7 @@ def _write(root: Path, files: dict[str, str]) -> Path:
     ],
 )
 def test_the_tightest_limit_counts(tmp_path: Path, files: dict[str, str], cpus: float) -> None:
-    """Affinity and every cgroup above the process bind it; what is absent does not."""
+    """Affinity and every cgroup above the process limit the CPUs; what is absent does not."""
     assert available_cpus(_write(tmp_path, files)) == cpus
 
 
@@ -88,7 +88,7 @@ def test_the_tightest_limit_counts(tmp_path: Path, files: dict[str, str], cpus: 
 def test_runners_times_threads_fit_the_cpus(
     cpus: float, runners: int, threads: int, expected: list[tuple[int, int]]
 ) -> None:
-    """What is not set is filled in, at least one of each; what is set is taken as it is."""
+    """Unset values are filled in, each at least one; set values are kept."""
     assert ways_to_share(cpus, runners=runners, threads=threads) == expected
 
 
@@ -103,10 +103,10 @@ def test_runners_times_threads_fit_the_cpus(
     ids=["x86", "Arm", "the first processor's", "none"],
 )
 def test_the_flags_are_those_that_linux_lists(tmp_path: Path, listed: str, flags: set[str]) -> None:
-    """Under the name that the architecture has for them."""
+    """CPU flags are read under the name that each architecture uses for them."""
     assert cpu_flags(_write(tmp_path, {"proc/cpuinfo": listed})) == flags
 
 
 def test_where_linux_lists_nothing_there_are_no_flags(tmp_path: Path) -> None:
-    """On macOS and Windows there is no such file."""
+    """Without /proc/cpuinfo, as on macOS and Windows, there are no flags."""
     assert cpu_flags(tmp_path) == frozenset()

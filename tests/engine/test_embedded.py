@@ -1,4 +1,4 @@
-"""The bundle that comes with the service."""
+"""The bundle that is included in the service."""
 
 import pytest
 
@@ -9,18 +9,18 @@ from app.errors import InferenceFailed
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    """Its manifest read, its side files checked."""
+    """The bundle, after its manifest is read and its side files are checked."""
     return Bundle.open(EMBEDDED_BUNDLE)
 
 
 @pytest.fixture(scope="module")
 def model(bundle: Bundle) -> Model:
-    """What is served on a CPU."""
+    """The model as a CPU serves it."""
     return Model.load(bundle, device="cpu", precision="auto", threads=1)
 
 
 def test_every_file_is_what_the_manifest_says(bundle: Bundle) -> None:
-    """All digests and sizes are right, and nothing lies there that nobody needs."""
+    """All digests and sizes match the manifest, and there is no other file."""
     manifest = bundle.manifest
     for precision, variant in manifest.variants.items():
         assert bundle.variant_path(precision).stat().st_size == variant.bytes
@@ -34,7 +34,7 @@ def test_every_file_is_what_the_manifest_says(bundle: Bundle) -> None:
 
 
 def test_it_is_small_enough_for_a_repository() -> None:
-    """At most 26 MB in total."""
+    """The bundle has at most 26 MB in total."""
     total = sum(path.stat().st_size for path in EMBEDDED_BUNDLE.rglob("*") if path.is_file())
     assert total <= 26_000_000
 
@@ -69,14 +69,14 @@ def test_the_manifest_says_what_it_is(bundle: Bundle) -> None:
     ],
 )
 def test_it_is_right_where_nobody_could_doubt(model: Model, text: str, label: str) -> None:
-    """Obvious texts get their label."""
+    """Obvious texts get their obvious label."""
     (logits,) = model.infer([model.encode(text)])
     assert not isinstance(logits, InferenceFailed)
     assert model.labels[int(logits.argmax())] == label
 
 
 def test_it_reads_a_text_of_full_length(model: Model) -> None:
-    """The last position has an embedding: 512 tokens give an answer, and more are cut off."""
+    """512 tokens give an answer, so the last position has an embedding; longer texts are cut."""
     encoding = model.encode("I love this! " * 400)
     assert len(encoding) == 512
     assert encoding.truncated

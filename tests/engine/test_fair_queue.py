@@ -47,7 +47,7 @@ def queue_of(*requests: list[Entry]) -> FairQueue[Entry]:
 @anytime
 @given(requests, budgets)
 def test_every_entry_comes_out_once(lists: list[list[int]], budget: int) -> None:
-    """Whatever waits comes out in exactly one batch, and the counts return to zero."""
+    """Each waiting entry comes out in exactly one batch, and the counts return to zero."""
     added = [entries(*request) for request in lists]
     queue = queue_of(*added)
     assert len(queue) == sum(map(len, lists))
@@ -64,7 +64,7 @@ def test_every_entry_comes_out_once(lists: list[list[int]], budget: int) -> None
 @anytime
 @given(requests, budgets)
 def test_batches_stay_within_the_padded_budget(lists: list[list[int]], budget: int) -> None:
-    """Count × longest never exceeds the budget, unless a single entry does by itself."""
+    """Count × longest never exceeds the budget, unless a single entry exceeds it alone."""
     for batch in take_all(queue_of(*(entries(*request) for request in lists)), max_tokens=budget):
         assert len(batch) == 1 or len(batch) * max(entry.tokens for entry in batch) <= budget
 
@@ -72,7 +72,7 @@ def test_batches_stay_within_the_padded_budget(lists: list[list[int]], budget: i
 @anytime
 @given(requests, budgets)
 def test_padding_is_bounded(lists: list[list[int]], budget: int) -> None:
-    """No more than the allowed share of a batch is padding."""
+    """The share of padding in a batch never exceeds the allowed share."""
     for batch in take_all(queue_of(*(entries(*request) for request in lists)), max_tokens=budget):
         padded = len(batch) * max(entry.tokens for entry in batch)
         assert padded - sum(entry.tokens for entry in batch) <= MAX_PADDING * padded
@@ -81,7 +81,7 @@ def test_padding_is_bounded(lists: list[list[int]], budget: int) -> None:
 @anytime
 @given(requests, budgets)
 def test_the_leader_is_whose_turn_it_is(lists: list[list[int]], budget: int) -> None:
-    """Each batch is led by the earliest turn that waits, so nothing is passed over for ever."""
+    """The entry with the earliest turn leads each batch, so no entry is passed over for ever."""
     added = [entries(*request) for request in lists]
     queue = queue_of(*added)
     waiting = {entry for request in added for entry in request}
@@ -94,7 +94,7 @@ def test_the_leader_is_whose_turn_it_is(lists: list[list[int]], budget: int) -> 
 @given(requests, budgets)
 @example([[2, 3, 1, 3, 1]], 21)  # two lengths equally far from the leader's
 def test_entries_of_one_length_keep_their_turns(lists: list[list[int]], budget: int) -> None:
-    """Length is the only reason to overtake: entries of one length come out in turn."""
+    """Entries of equal length come out in turn; only another length may overtake."""
     queue = queue_of(*(entries(*request) for request in lists))
     taken = [entry for batch in take_all(queue, max_tokens=budget) for entry in batch]
     for tokens in range(1, LONGEST + 1):
@@ -107,7 +107,7 @@ def test_entries_of_one_length_keep_their_turns(lists: list[list[int]], budget: 
 def test_a_single_text_is_not_behind_a_long_list(
     lists: list[list[int]], budget: int, batches_before: int, tokens: int
 ) -> None:
-    """Before a newcomer's turn, each request ahead leads with at most twice the longest text."""
+    """Before a new entry's turn, each request ahead leads with at most twice the longest text."""
     added = [entries(*request) for request in lists]
     queue = queue_of(*added)
     for _ in range(batches_before):
@@ -131,14 +131,14 @@ def test_lists_take_turns() -> None:
 
 
 def test_single_texts_lead_in_the_order_they_came() -> None:
-    """Between requests of one text, length gives no precedence: a long one is not held back."""
+    """Requests of one text each lead in order of arrival; a long text is not held back."""
     singles = entries(7, 500, 3, 90, 12)
     taken = take_all(queue_of(*([single] for single in singles)), max_tokens=1)
     assert taken == [[single] for single in singles]
 
 
 def test_newcomers_cannot_starve_a_list() -> None:
-    """A list gets its turns while new requests keep coming as fast as they are served."""
+    """A list gets its turns while new requests arrive as fast as they are served."""
     bulk = entries(*[10] * 20)
     queue = queue_of(bulk)
     served = set()
@@ -149,7 +149,7 @@ def test_newcomers_cannot_starve_a_list() -> None:
 
 
 def test_the_batch_is_filled_with_the_nearest_lengths() -> None:
-    """Beside the leader stand the lengths nearest to its own, longer or shorter."""
+    """The batch is filled with the texts whose lengths are nearest to the leader's."""
     leader, *_ = request = entries(100, 90, 98, 80, 101, 110, 97)
     batch = take(queue_of(request), max_tokens=4 * 101)
     assert batch[0] is leader
@@ -157,27 +157,27 @@ def test_the_batch_is_filled_with_the_nearest_lengths() -> None:
 
 
 def test_an_entry_longer_than_the_budget_goes_alone() -> None:
-    """The budget never blocks an entry: one that exceeds it makes a batch by itself."""
+    """An entry that exceeds the budget makes a batch by itself, so it blocks nothing."""
     batches = take_all(queue_of(entries(50, 50)), max_tokens=49)
     assert [len(batch) for batch in batches] == [1, 1]
 
 
 def test_a_share_leaves_the_rest() -> None:
-    """A batch that has its share of tokens stops there, for another runner to take the rest."""
+    """A batch stops when it has its share of tokens; another runner can take the rest."""
     queue = queue_of(entries(*[10] * 16))
     assert len(take(queue, share=queue.tokens / 2)) == 8
     assert len(take(queue)) == 8
 
 
 def test_the_look_ahead_is_bounded() -> None:
-    """Only the turns that come next are considered, however good a match stands far behind."""
+    """Only a limited number of next turns are considered, even if better matches stand behind."""
     far, near = entries(10, *[1000] * LOOK_AHEAD, 10), entries(10, *[1000] * (LOOK_AHEAD - 1), 10)
     assert len(take(queue_of(far), max_tokens=1000)) == 1
     assert len(take(queue_of(near), max_tokens=1000)) == 2
 
 
 def test_expired_entries_are_dropped() -> None:
-    """An entry whose deadline has come is never part of a batch, nor counted any more."""
+    """An entry whose deadline has passed is never in a batch, and no longer counts."""
     expired, live = entries(*[10] * 400, deadline=5.0), entries(10, 10, deadline=5.1)
     queue = queue_of(expired, live)
     assert take(queue, now=5.0) == live
@@ -185,7 +185,7 @@ def test_expired_entries_are_dropped() -> None:
 
 
 def test_nothing_is_taken_when_all_expired() -> None:
-    """With only expired entries there is no batch, and the queue is empty after."""
+    """If all entries have expired, there is no batch, and the queue is empty afterwards."""
     queue = queue_of(entries(*[10] * 400, deadline=5.0))
     assert take(queue, now=6.0) == []
     assert (len(queue), queue.tokens) == (0, 0)
@@ -196,7 +196,7 @@ def test_nothing_is_taken_when_all_expired() -> None:
 def test_removed_entries_never_come_out(
     lists: list[list[int]], budget: int, data: st.DataObject
 ) -> None:
-    """Removing forgets exactly the entries that still wait; the others come out as ever."""
+    """Removed entries never come out; the other entries come out as before."""
     added = [entry for request in lists for entry in entries(*request)]
     queue = queue_of(added)
     taken_before = take(queue, max_tokens=budget)
@@ -210,7 +210,7 @@ def test_removed_entries_never_come_out(
 
 
 class Fragile(Entry):
-    """An entry that cannot be read any more after so many reads of all of them."""
+    """An entry that raises once all such entries were read a given number of times."""
 
     reads_left = math.inf
 
@@ -222,7 +222,7 @@ class Fragile(Entry):
 
 
 def test_a_fault_while_taking_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it is raised: what waited waits and is counted, and comes out at the next try."""
+    """After an error during take, all entries still wait and count, and the next take works."""
     monkeypatch.setattr(Fragile, "reads_left", math.inf)
     faults = 0
     while True:
@@ -245,7 +245,7 @@ def test_a_fault_while_taking_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_clear_forgets_everything() -> None:
-    """After clear nothing waits and nothing comes out; it gives what waited."""
+    """After clear, nothing waits and nothing comes out; clear returns the entries that waited."""
     request = entries(1, 2, 3)
     queue = queue_of(request)
     assert queue.clear() == request
@@ -255,12 +255,12 @@ def test_clear_forgets_everything() -> None:
 
 @pytest.mark.parametrize("max_tokens", [1, 100])
 def test_an_empty_queue_gives_an_empty_batch(max_tokens: int) -> None:
-    """There is no batch where nothing waits."""
+    """An empty queue gives an empty batch."""
     assert take(FairQueue(), max_tokens=max_tokens) == []
 
 
 def test_a_newcomer_does_not_wait_for_a_long_list() -> None:
-    """Before a single text come at most the entries that start no later than it does."""
+    """At most the entries that start no later than a single text come before it."""
     queue = queue_of(entries(*[10] * 100))
     assert queue.tokens_before(10) == 10
     assert queue.tokens_before(1000) == 1000
@@ -269,7 +269,7 @@ def test_a_newcomer_does_not_wait_for_a_long_list() -> None:
 @anytime
 @given(requests, lengths)
 def test_tokens_before_are_those_served_before(lists: list[list[int]], newcomer: int) -> None:
-    """What is predicted to come before a single text is what does, one entry at a time."""
+    """The predicted tokens before a single text are those served before it, one entry at a time."""
     queue = queue_of(*(entries(*request) for request in lists))
     predicted = queue.tokens_before(newcomer)
     (last,) = entries(newcomer)

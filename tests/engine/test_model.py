@@ -1,4 +1,4 @@
-"""A bundle loaded: text to encoding, encoding to logits, logits to scores."""
+"""A loaded bundle: from text to encoding, from encoding to logits, from logits to scores."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def _load(path: Path, precision: Precision = "fp32") -> Model:
 
 @pytest.fixture(scope="module")
 def tiny(bundle: Path) -> Model:
-    """Each word of two, with <s> and </s>, is one token; 16 fit."""
+    """A model with one token per word, plus <s> and </s>; 16 tokens fit."""
     return _load(bundle)
 
 
@@ -36,7 +36,7 @@ def embedded() -> Model:
 
 @given(words=st.integers(1, 200))
 def test_tokens_are_counted_with_special_ones_before_truncation(tiny: Model, words: int) -> None:
-    """``tokens`` is what the text has, ``ids`` what fits, ``truncated`` whether they differ."""
+    """``tokens`` counts all tokens, ``ids`` has those that fit, ``truncated`` compares both."""
     encoding = tiny.encode(" ".join(["love"] * words))
     assert encoding.tokens == words + 2
     assert len(encoding) == len(encoding.ids) == min(words + 2, MAX_TOKENS)
@@ -44,7 +44,7 @@ def test_tokens_are_counted_with_special_ones_before_truncation(tiny: Model, wor
 
 
 def test_a_truncated_text_keeps_its_beginning_and_its_end_token(tiny: Model) -> None:
-    """What is cut off is the end of the text, not </s>."""
+    """Truncation removes the end of the text, but keeps </s>."""
     assert tiny.encode("love " * 20 + "worst").ids == [1] + [4] * 14 + [2]
 
 
@@ -60,7 +60,7 @@ def test_a_truncated_text_keeps_its_beginning_and_its_end_token(tiny: Model) -> 
 def test_the_count_equals_that_of_a_tokenizer_that_truncates_nothing(
     embedded: Model, words: list[str], repeated: int
 ) -> None:
-    """However many pieces a text overflows by, no token is counted twice or forgotten."""
+    """No token is counted twice or forgotten, however many pieces the text overflows by."""
     text = " ".join(words * repeated)
     whole = Tokenizer.from_file(str(EMBEDDED_BUNDLE / "tokenizer.json"))
     whole.no_truncation()
@@ -73,14 +73,14 @@ def test_the_count_equals_that_of_a_tokenizer_that_truncates_nothing(
 
 
 def test_the_normalisation_of_the_manifest_is_applied(tmp_path: Path) -> None:
-    """``tweet`` makes one token of any user name, ``none`` leaves the text alone."""
+    """``tweet`` makes one token of any user name; ``none`` leaves the text unchanged."""
     tweet, none = _with_and_without(tmp_path)
     assert tweet.encode("@anna love").ids == tweet.encode("@bob love").ids
     assert none.encode("@anna love").ids != none.encode("@user love").ids
 
 
 def _with_and_without(directory: Path) -> tuple[Model, Model]:
-    """One tokenizer that knows ``@anna`` and ``@user`` apart, served with and without."""
+    """One tokenizer that distinguishes ``@anna`` from ``@user``, with and without normalisation."""
     models = []
     for preprocessing in ("tweet", "none"):
         path = make_bundle(directory / preprocessing)
@@ -94,14 +94,14 @@ def _with_and_without(directory: Path) -> tuple[Model, Model]:
 
 @pytest.mark.parametrize("text", ["", " ", "   ", "\n", "\t \r\n", "\u00a0", "\u3000\u2003"])
 def test_a_blank_text_is_empty(tiny: Model, text: str) -> None:
-    """White space of any kind is nothing to classify."""
+    """A text of white space of any kind is an empty text."""
     with pytest.raises(EmptyText, match="empty or blank"):
         tiny.encode(text)
 
 
 @pytest.mark.parametrize("text", ["\u200b", "\u200d\u200c", "\x01\x02", "\ufeff \u200b", "\u00ad"])
 def test_a_text_of_invisible_characters_is_empty(embedded: Model, tiny: Model, text: str) -> None:
-    """There is nothing to classify, whatever a tokenizer would make of them."""
+    """A text of invisible characters is empty, whatever a tokenizer would do with them."""
     for model in (embedded, tiny):
         with pytest.raises(EmptyText, match="empty or blank"):
             model.encode(text)
@@ -111,27 +111,27 @@ def test_a_text_of_invisible_characters_is_empty(embedded: Model, tiny: Model, t
 def test_characters_that_the_tokenizer_drops_are_one_unknown_token(
     embedded: Model, text: str
 ) -> None:
-    """Private and unassigned ones, such as a font's own icons, are a text all the same."""
+    """Private and unassigned characters, such as a font's own icons, count as text."""
     assert embedded.encode(text) == embedded.encode("[UNK]")
     assert embedded.encode(text).tokens == 3
 
 
 @pytest.mark.parametrize("text", ["\0", "good\0bad", " \0 "])
 def test_a_nul_character_is_refused(tiny: Model, text: str) -> None:
-    """Tokenizers and runtimes in C disagree about it, so it is said plainly."""
+    """A NUL character is refused, because libraries in C treat it in different ways."""
     with pytest.raises(InvalidRequest, match="NUL"):
         tiny.encode(text)
 
 
 @pytest.mark.parametrize("text", ["\ud800", "love \udfff", "\ude00\ud83d", "@\ud800 http"])
 def test_half_of_a_surrogate_pair_is_refused(tiny: Model, text: str) -> None:
-    """It is no character, so no tokenizer can see it."""
+    """Half of a surrogate pair is refused: it is no character, so no tokenizer can read it."""
     with pytest.raises(InvalidRequest, match="surrogate"):
         tiny.encode(text)
 
 
 def test_logits_come_one_array_a_text_in_order(tiny: Model) -> None:
-    """Each is [labels], and padding adds nothing to a shorter text."""
+    """Each text gets an array of shape [labels]; padding does not change its logits."""
     texts = ["love", "worst worst", "the meeting is at three"]
     results = tiny.infer([tiny.encode(text) for text in texts])
     assert [list(result) for result in results if not isinstance(result, InferenceFailed)] == [
@@ -142,7 +142,7 @@ def test_logits_come_one_array_a_text_in_order(tiny: Model) -> None:
 
 
 def test_a_text_without_finite_logits_fails_alone(tiny: Model) -> None:
-    """Its neighbours keep their answers."""
+    """A text without finite logits fails alone; its neighbours keep their answers."""
     first, middle, last = tiny.infer([tiny.encode(text) for text in ("love", "nan", "worst")])
     assert isinstance(middle, InferenceFailed)
     assert not isinstance(first, InferenceFailed)
@@ -154,7 +154,7 @@ def test_a_text_without_finite_logits_fails_alone(tiny: Model) -> None:
 def test_token_types_are_fed_to_the_models_that_have_them(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """BERT's graph has the third input, RoBERTa's has not, and both answer."""
+    """BERT's graph gets its third input, RoBERTa's has none, and both answer."""
     asked = {}
     for architecture in ("bert", "roberta"):
         made = exported(tmp_path_factory.getbasetemp(), architecture)
@@ -177,14 +177,14 @@ def test_scores_are_the_softmax_of_logits(tiny: Model) -> None:
 
 
 def test_scores_of_extreme_logits_are_finite(tiny: Model) -> None:
-    """Neither overflow nor a warning, however far apart logits are."""
+    """Extreme logits give neither overflow nor a warning."""
     logits = np.array([[1e4, -1e4, 0], [-3e38, -3e38, -3e38]], np.float32)
     expected = np.array([[1, 0, 0], [1 / 3, 1 / 3, 1 / 3]])
     np.testing.assert_allclose(tiny.scores(logits), expected, 1e-6)
 
 
 def test_scores_of_a_multi_label_model_are_sigmoids(tmp_path: Path) -> None:
-    """Each label has its own score; logits of any size give no warning."""
+    """Each label has its own sigmoid score; logits of any size give no warning."""
     path = make_bundle(tmp_path / "multi")
     config = json.loads((path / "config.json").read_text())
     config["problem_type"] = "multi_label_classification"
@@ -199,20 +199,20 @@ def test_scores_of_a_multi_label_model_are_sigmoids(tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_fit_the_labels_is_refused(tmp_path: Path) -> None:
-    """Two outputs cannot be three labels."""
+    """A model with two outputs does not fit three labels and is refused."""
     path = make_bundle(tmp_path / "two", outputs=2)
     with pytest.raises(UserError, match="fp32 model has 2 outputs, the manifest 3 labels"):
         _load(path)
 
 
 def test_a_variant_that_is_not_there_is_refused(bundle: Path) -> None:
-    """The message says which there are."""
+    """The error names the variants that the bundle has."""
     with pytest.raises(UserError, match="no int8 variant; it holds: fp32"):
         _load(bundle, "int8")
 
 
 def test_auto_takes_what_a_cpu_does_best(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """int8 where the bundle has it."""
+    """On a CPU, auto chooses int8 if the bundle has it."""
     opened = Bundle.open(exported(tmp_path_factory.getbasetemp(), "bert").bundle)
     model = Model.load(opened, device="cpu", precision="auto", threads=1)
     assert model.precision == "int8"
@@ -220,7 +220,7 @@ def test_auto_takes_what_a_cpu_does_best(tmp_path_factory: pytest.TempPathFactor
 
 
 def test_auto_takes_fp32_where_there_is_no_int8(bundle: Path) -> None:
-    """A bundle with one variant serves that."""
+    """auto chooses fp32 if the bundle has only that."""
     model = Model.load(Bundle.open(bundle), device="cpu", precision="auto", threads=1)
     assert model.precision == "fp32"
 
@@ -228,7 +228,7 @@ def test_auto_takes_fp32_where_there_is_no_int8(bundle: Path) -> None:
 def test_cuda_on_a_runtime_without_it_is_refused(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asked for CUDA, nothing is loaded on the CPU instead."""
+    """If CUDA is requested, the model is not loaded on the CPU instead."""
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
     with pytest.raises(UserError, match="CUDA was asked for and cannot be used"):
         Model.load(Bundle.open(bundle), device="cuda", precision="auto", threads=1)
@@ -237,7 +237,7 @@ def test_cuda_on_a_runtime_without_it_is_refused(
 def test_a_failing_batch_writes_nothing_past_the_log(
     tiny: Model, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """ONNX Runtime would write to standard error, whose reader may have stopped."""
+    """ONNX Runtime does not write to standard error, whose reader may have stopped."""
     with pytest.raises(Exception, match="out of data bounds"):
         tiny.infer([Encoding([1, 99_999, 2], 3)])
     assert capfd.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""Tweet normalisation: the rule of the cardiffnlp model cards, and nothing beside it."""
+"""Tweet normalisation: exactly the rule of the cardiffnlp model cards."""
 
 import pytest
 from hypothesis import given
@@ -56,27 +56,27 @@ EXPECTED = {
 
 @pytest.mark.parametrize(("text", "expected"), EXPECTED.items())
 def test_it_gives_what_the_model_card_gives(text: str, expected: str) -> None:
-    """Only a token's first characters decide, and only a single space separates tokens."""
+    """Only a token's first characters decide, and only single spaces separate tokens."""
     assert normalise_tweet(text) == expected
 
 
 @given(st.lists(st.sampled_from(["@", "a", "http", " ", "\n", "\t", "H", "(", "😀"])).map("".join))
 def test_spaces_survive_and_a_second_pass_changes_nothing(text: str) -> None:
-    """As many spaces come out as went in, and what is normalised stays as it is."""
+    """The number of spaces is unchanged, and a normalised text stays as it is."""
     once = normalise_tweet(text)
     assert once.count(" ") == text.count(" ")
     assert normalise_tweet(once) == once
 
 
 def test_a_checkpoint_without_normalisation_sees_the_text_itself() -> None:
-    """``none`` is the identity, ``tweet`` the rule above."""
+    """``none`` changes nothing; ``tweet`` applies the rule."""
     assert preprocess("@anna http://x", "none") == "@anna http://x"
     assert preprocess("@anna http://x", "tweet") == "@user http"
 
 
 @given(st.lists(st.sampled_from(["@", "a", "http", " ", "\n", "\u00a0", "H"])).map("".join))
 def test_it_is_the_rule_word_by_word(text: str) -> None:
-    """The model card's own words: split on single spaces, replace tokens, join."""
+    """The model card's own code: split on single spaces, replace tokens, join."""
     tokens = [
         "@user" if t.startswith("@") and len(t) > 1 else "http" if t.startswith("http") else t
         for t in text.split(" ")

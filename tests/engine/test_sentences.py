@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 - signs of every kind are what is tested
-"""Sentences are found in windows: as sentencex finds them, and in time linear in the text."""
+"""Sentences are found window by window: with sentencex's results, in time linear in the text."""
 
 import random
 from itertools import chain
@@ -76,7 +76,7 @@ def _by_the_library(text: str, language: str) -> list[str]:
 
 
 def test_texts_of_a_window_are_cut_as_the_library_cuts_them() -> None:
-    """Whatever signs they hold, in whatever order."""
+    """A text within a window is split as the library splits it, whatever characters it has."""
     draw = random.Random(13)
     for _ in range(1_500):
         text = "".join(draw.choices(SIGNS + SENTENCES, k=draw.randint(0, 200)))[:WINDOW_CHARS]
@@ -86,7 +86,7 @@ def test_texts_of_a_window_are_cut_as_the_library_cuts_them() -> None:
 
 @pytest.mark.parametrize("between", [" ", "\n", "\n\n", "\n\r\n", "\n\n\n"])
 def test_long_ordinary_texts_are_cut_as_the_library_cuts_them(between: str) -> None:
-    """Paragraphs of some sentences, and one of hundreds."""
+    """The results equal the library's, for short paragraphs or one of hundreds of sentences."""
     draw = random.Random(13)
     for _ in range(40):
         text = between.join(
@@ -98,7 +98,7 @@ def test_long_ordinary_texts_are_cut_as_the_library_cuts_them(between: str) -> N
 
 
 def test_a_quotation_as_long_as_its_paragraph_has_no_ends_in_it() -> None:
-    """Paragraphs that fit into a window are cut as the library cuts them, whatever they hold."""
+    """Paragraphs that fit into a window are split as the library splits them."""
     paragraph = f'He said: "{"They came. " * 150}" Then he left.'
     text = "\n\n".join([paragraph] * 5)
     assert WINDOW_CHARS // 2 < len(paragraph) < WINDOW_CHARS
@@ -108,20 +108,20 @@ def test_a_quotation_as_long_as_its_paragraph_has_no_ends_in_it() -> None:
 
 @pytest.mark.parametrize("between", ["", " ", "word "])
 def test_a_sentence_of_many_windows_is_one(between: str) -> None:
-    """No end is made up where a window ends."""
+    """The end of a window does not end a sentence."""
     long = "begin" + between + ("x" * 150 + between) * 100 + "end."
     text = f"First one. {long.capitalize()} Last one."
     assert _found(text, "en") == ["First one.", long.capitalize(), "Last one."]
 
 
 def test_much_space_joins_nothing() -> None:
-    """Sentences with windows of white space between them are two."""
+    """Two sentences stay two, even with several windows of white space between them."""
     text = "First one." + " " * (3 * WINDOW_CHARS) + "Last one."
     assert _found(text, "en") == ["First one.", "Last one."]
 
 
 def test_a_title_at_the_end_of_a_window_ends_no_sentence() -> None:
-    """What the library does not know of French is remembered from one window to the next."""
+    """A French title before the end of a window is remembered in the next window."""
     paragraph = "Voici. " * 280 + "Bonjour M."
     text = f"{paragraph}\n\nPetit est là. " + "Voici. " * 300
     assert len(paragraph) < WINDOW_CHARS < len(text)
@@ -132,7 +132,7 @@ def test_a_title_at_the_end_of_a_window_ends_no_sentence() -> None:
 def test_the_library_never_gets_more_than_a_window(
     monkeypatch: pytest.MonkeyPatch, sign: str
 ) -> None:
-    """And all in all no more than some times the text: its time may grow with the square."""
+    """The library gets a window at most, and in total at most a few times the text's length."""
     given = []
     find = sentencex.get_sentence_boundaries
 
@@ -150,7 +150,7 @@ def test_the_library_never_gets_more_than_a_window(
 def test_the_next_window_is_looked_at_when_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So that whoever is gone has nothing more done for him."""
+    """A window is split only when its sentences are requested, so leaving early saves the work."""
     given = []
     find = sentencex.get_sentence_boundaries
 

@@ -1,4 +1,4 @@
-"""Sessions: which int8 kernels a CPU gets, and what that does to the logits."""
+"""Sessions: which int8 kernels a CPU gets, and how they affect the logits."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def _option(model: Model) -> str | None:
 
 
 def test_the_probe_is_the_model_that_its_comment_says() -> None:
-    """The bytes are those that the package onnx writes for the one node."""
+    """The probe's bytes are those that the onnx package writes for the one node."""
     tensors = [("a", TensorProto.UINT8), ("b", TensorProto.INT8), ("y", TensorProto.INT32)]
     a, b, y = (helper.make_tensor_value_info(name, kind, [None, None]) for name, kind in tensors)
     node = helper.make_node("MatMulInteger", ["a", "b"], ["y"])
@@ -75,7 +75,7 @@ def test_the_probe_is_the_model_that_its_comment_says() -> None:
 def test_the_probe_looks_at_the_sums(
     monkeypatch: pytest.MonkeyPatch, wrong_by: int, kernels: Int8Kernels
 ) -> None:
-    """One sum that is not exact is enough to leave the fast kernels."""
+    """One inexact sum is enough to avoid the fast kernels."""
 
     class Computed:
         def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -94,7 +94,7 @@ def test_the_probe_looks_at_the_sums(
 def test_the_option_is_set_only_where_products_saturate(
     monkeypatch: pytest.MonkeyPatch, kernels: Int8Kernels, option: str | None
 ) -> None:
-    """It halves the speed of int8 where it is not needed; other sessions keep the choice."""
+    """The slow kernels halve int8's speed; they are used only where needed."""
     monkeypatch.setattr(model_module, "int8_kernels", lambda: kernels)
     model = _load()
     assert model.kernels == kernels
@@ -103,7 +103,7 @@ def test_the_option_is_set_only_where_products_saturate(
 
 
 def test_fp32_asks_for_no_kernels(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe is for int8 alone."""
+    """fp32 models do not run the probe, which is for int8 alone."""
     monkeypatch.setattr(model_module, "int8_kernels", lambda: pytest.fail("it was asked"))
     model = Model.load(Bundle.open(bundle), device="cpu", precision="fp32", threads=1)
     assert model.kernels is None
@@ -111,14 +111,14 @@ def test_fp32_asks_for_no_kernels(bundle: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.skipif(not cpu_flags() & {"avx512_vnni", "avx_vnni"}, reason="needs VNNI")
 def test_a_cpu_with_vnni_takes_the_fast_kernels(native: Any) -> None:
-    """Its products do not saturate; the slow kernels give the same logits."""
+    """With VNNI, products do not saturate, and the fast kernels give the slow ones' logits."""
     assert native["chosen"] == "U8S8"
     np.testing.assert_allclose(native["logits"]["U8S8"], native["logits"]["U8U8"], atol=1e-5)
 
 
 @pytest.mark.skipif(not X86, reason="emulates x86")
 def test_with_avx2_alone_the_logits_are_the_same(native: Any) -> None:
-    """On an emulated Haswell the fast kernels would be wrong; the probe takes the others."""
+    """On an emulated Haswell the fast kernels would be wrong; the probe chooses the others."""
     qemu = shutil.which("qemu-x86_64")
     if qemu is None:
         _give_up("qemu-user is not installed")
@@ -127,14 +127,14 @@ def test_with_avx2_alone_the_logits_are_the_same(native: Any) -> None:
 
 @pytest.mark.skipif("avx512bw" not in cpu_flags(), reason="needs AVX-512")
 def test_with_avx512_without_vnni_the_logits_are_the_same(native: Any, tmp_path: Path) -> None:
-    """As on Skylake: this CPU, whose VNNI is hidden from ONNX Runtime."""
+    """As on Skylake: logits are right on this CPU when its VNNI is hidden from ONNX Runtime."""
     if not (shutil.which("gcc") and shutil.which("objdump")):
         _give_up("gcc and objdump are not installed")
     _same_logits(_logits([sys.executable], without_vnni(tmp_path)), native)
 
 
 def _give_up(reason: str) -> NoReturn:
-    """Continuous integration has the tools."""
+    """Fail in continuous integration, which has the tools; skip elsewhere."""
     (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
 
 
@@ -147,14 +147,14 @@ def _same_logits(found: Any, native: Any) -> None:
 
 
 def test_the_log_names_the_kernels() -> None:
-    """Whoever wonders about the speed finds what was taken."""
+    """The log line names the chosen kernels, which explain the speed."""
     flags = ("--runners", "1", "--threads", "1", "--max-batch-tokens", "256")
     with Process(*flags, command=COMMAND) as process:
         assert f"int8 with ONNX Runtime's {int8_kernels()} kernels" in process.first_lines
 
 
 def test_info_names_the_kernels(serve: Serve) -> None:
-    """And the CPU that they were chosen for; without int8 there are none."""
+    """/info names the kernels and the CPU; without int8 it names none."""
     embedded = serve(model=(EMBEDDED_BUNDLE,)).get("/info").json()
     assert embedded["int8_kernels"] == int8_kernels()
     assert embedded["cpu"]

@@ -1,6 +1,6 @@
 """Streams take turns to have groups of lines admitted to the queue.
 
-Items are strings here: a letter is a token, and the answer is the string in capitals.
+Items are strings here: a letter is a token, and the result is the string in capitals.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from tests.engine.test_batcher import Gate, ask, batching, queued, run
 
 
 class Group:
-    """One text that has come to the stream gate; ``task`` is its answer."""
+    """One text that waits at the stream gate; ``task`` gives its answer."""
 
     def __init__(self, gate: StreamGate, batcher: MicroBatcher[str, str], text: str) -> None:
         self.admitted = asyncio.Event()
@@ -34,7 +34,7 @@ async def _come(gate: StreamGate, batcher: MicroBatcher[str, str], *texts: str) 
 
 
 async def _settle() -> None:
-    """Let everybody go as far as they can."""
+    """Let all tasks run as far as they can."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -44,7 +44,7 @@ def _admitted(groups: list[Group]) -> list[bool]:
 
 
 def test_groups_pass_in_the_order_in_which_they_came() -> None:
-    """One that does not fit holds back who came later, even where that one would fit."""
+    """A group that does not fit holds back later groups, even those that would fit."""
 
     async def scenario() -> None:
         infer, gate = Gate(), StreamGate(lambda: 10)
@@ -63,7 +63,7 @@ def test_groups_pass_in_the_order_in_which_they_came() -> None:
 
 
 def test_a_group_waits_for_a_queue_that_others_have_filled() -> None:
-    """However long that takes: it is neither turned away, nor does it expire."""
+    """A group waits as long as the queue is full; it is neither refused nor does it expire."""
 
     async def scenario() -> None:
         infer, gate = Gate(), StreamGate(lambda: 10)
@@ -82,7 +82,7 @@ def test_a_group_waits_for_a_queue_that_others_have_filled() -> None:
 
 
 def test_the_closed_gate_turns_back_who_waits_and_nobody_else() -> None:
-    """At once, all of them, and who comes later; what was admitted is computed."""
+    """Closing the gate refuses waiting and later groups at once; admitted ones are computed."""
 
     async def scenario() -> None:
         infer, gate = Gate(), StreamGate(lambda: 10)
@@ -101,7 +101,7 @@ def test_the_closed_gate_turns_back_who_waits_and_nobody_else() -> None:
 
 
 def test_a_group_that_is_cancelled_leaves_its_place() -> None:
-    """Whether it waits for its results, for room or for its turn."""
+    """A cancelled group leaves its place, whether it waits for results, room or its turn."""
 
     async def scenario() -> None:
         infer, gate = Gate(), StreamGate(lambda: 10)
@@ -118,7 +118,7 @@ def test_a_group_that_is_cancelled_leaves_its_place() -> None:
 
 
 def test_what_never_fits_is_refused_and_what_fits_alone_is_admitted() -> None:
-    """Nobody waits at the gate for what cannot come."""
+    """A group that can never fit is refused at once and does not wait at the gate."""
 
     async def scenario() -> None:
         gate = StreamGate(lambda: 10)
@@ -132,7 +132,7 @@ def test_what_never_fits_is_refused_and_what_fits_alone_is_admitted() -> None:
 
 
 def test_groups_shrink_with_the_number_of_those_that_wait() -> None:
-    """All of them would fit together; alone, a stream can still have several admitted."""
+    """Groups become smaller as more streams wait, so that all fit; one stream can have several."""
 
     async def scenario() -> None:
         infer, gate = Gate(), StreamGate(lambda: 100)
@@ -148,7 +148,7 @@ def test_groups_shrink_with_the_number_of_those_that_wait() -> None:
 
 
 def test_others_find_room_beside_streams() -> None:
-    """However much waits at the gate, no more than its share is in the queue."""
+    """However much waits at the gate, its groups never take more than their share of the queue."""
 
     async def scenario() -> None:
         infer, gate = Gate(), StreamGate(lambda: 10)

@@ -1,4 +1,4 @@
-"""Self-tuning: what is chosen from costs, what is measured, what is kept for the next start."""
+"""Self-tuning: what is chosen from the costs, what is measured, and what the cache keeps."""
 
 import json
 import os
@@ -37,13 +37,13 @@ def model(tmp_path: Path) -> Model:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """All left open, with a cache directory that is not there yet."""
+    """Settings with nothing set, and with a cache directory that does not exist yet."""
     return Settings(cache_dir=tmp_path / "cache" / "sentiment")
 
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the batches that are inferred."""
+    """The sizes of the batches that infer gets."""
     seen: list[int] = []
     infer = Model.infer
 
@@ -74,12 +74,12 @@ def _kept(settings: Settings) -> Path:
     ],
 )
 def test_the_most_throughput_within_the_target(target_s: float, expected: tuple[Cost, int]) -> None:
-    """A text waits for a running batch and for its own; both count, and the target binds both."""
+    """The latency target covers the wait for the running batch and the text's own batch."""
     assert choose([TWO_THREADS, TWO_RUNNERS], target_s) == expected
 
 
 def test_batches_are_as_large_as_costs_little() -> None:
-    """Up to three per cent of the throughput: small differences are noise."""
+    """Larger batches may cost up to three per cent of throughput: smaller differences are noise."""
     flat = Cost(2, 1, {1: 0.010, 4: 0.0345, 8: 0.070, 16: 0.150}, alone=0.01)
     assert choose([flat], 0.0) == (flat, 8)
 
@@ -97,14 +97,14 @@ def test_batches_are_as_large_as_costs_little() -> None:
 def test_one_thread_a_runner_unless_another_way_is_clearly_better(
     seconds: float, spread: float, threads: int
 ) -> None:
-    """Where noise may have decided, the way that has nothing to synchronise is taken."""
+    """If noise may decide, one thread per runner is chosen, since it needs no synchronisation."""
     other = Cost(1, 2, {8: seconds}, alone=0.001, spread=spread)
     last = Cost(2, 1, {8: 0.080}, alone=0.002, spread=spread)
     assert choose([other, last], 0.0)[0].threads == threads
 
 
 def test_what_is_set_is_not_measured(model: Model, settings: Settings, batches: list[int]) -> None:
-    """With all three set there is nothing to find out, and nothing to correct."""
+    """With all three settings set, nothing is measured and nothing is corrected."""
     as_set = settings.model_copy(update={"runners": 3, "threads": 1, "max_batch_tokens": 100})
     plan = tune(model, as_set, cpus=2)
     assert plan.summary() == "runners 3 x threads 1, at most 100 tokens a batch, as set"
@@ -120,7 +120,7 @@ def test_what_is_set_is_not_measured(model: Model, settings: Settings, batches: 
 def test_a_single_setting_is_kept_and_the_rest_measured(
     model: Model, settings: Settings, batches: list[int], field: str, value: int
 ) -> None:
-    """It narrows what there is to choose from."""
+    """A single setting is kept, and the other two are chosen to fit it."""
     plan = tune(model, settings.model_copy(update={field: value}), cpus=2)
     found = {"runners": plan.runners, "threads": plan.threads}
     assert (found | {"max_batch_tokens": plan.budget.tokens})[field] == value
@@ -131,7 +131,7 @@ def test_a_single_setting_is_kept_and_the_rest_measured(
 
 
 def test_the_budget_is_one_of_the_measured_batches(model: Model, settings: Settings) -> None:
-    """In tokens: texts of the measured length."""
+    """The budget in tokens is one of the measured batch sizes, times the measured text length."""
     plan = tune(model, settings, cpus=2)
     assert plan.budget.tokens in {TEXT_TOKENS * texts for texts in BATCHES}
 
@@ -140,7 +140,7 @@ def test_the_budget_is_one_of_the_measured_batches(model: Model, settings: Setti
 def test_live_batches_may_be_larger_than_measured_only_on_a_cpu(
     model: Model, settings: Settings, provider: str
 ) -> None:
-    """A GPU that had no memory for a batch would fail it."""
+    """On a GPU, live batches never exceed the measured sizes, since memory might run out."""
     model.provider = provider
     plan = tune(model, settings, cpus=1)
     (cost,) = json.loads(_kept(settings).read_text())["costs"]
@@ -153,7 +153,7 @@ def test_live_batches_may_be_larger_than_measured_only_on_a_cpu(
 def test_time_that_others_had_does_not_count(
     model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch on one thread costs what its thread computed, not what passed meanwhile."""
+    """The cost of a batch on one thread is the thread's CPU time, not the elapsed time."""
     infer = Model.infer
 
     def interrupted(model: Model, encodings: Sequence[Encoding]) -> Any:
@@ -169,7 +169,7 @@ def test_time_that_others_had_does_not_count(
 def test_a_coarse_clock_is_not_trusted(
     model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a thread's CPU time moves in steps, as on Windows, the time that passed counts."""
+    """If a thread's CPU time moves in steps, as on Windows, elapsed time is used."""
 
     def coarse() -> float:
         return thread_time() // 0.015 * 0.015
@@ -183,7 +183,7 @@ def test_a_coarse_clock_is_not_trusted(
 def test_few_rounds_leave_much_in_doubt(
     model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One round knows no spread: a large one is taken, so that the rule decides."""
+    """One round shows no spread, so a large spread is assumed, and the rule for noise decides."""
     monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
     tune(model, settings, cpus=2)
     kept = json.loads(_kept(settings).read_text())["costs"]
@@ -193,7 +193,7 @@ def test_few_rounds_leave_much_in_doubt(
 def test_ways_are_measured_in_turns(
     model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A neighbour that comes or goes meets all of them: each size of each way, round by round."""
+    """Each size of each way is measured once per round, so a busy neighbour affects all alike."""
     order: list[tuple[int, int]] = []
     infer = Model.infer
 
@@ -214,7 +214,7 @@ def test_ways_are_measured_in_turns(
 def test_no_more_than_two_sessions_are_open_at_once(
     model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has its weights: on many cores there are four ways, and memory for one more at most."""
+    """At most two sessions are open at once, because each holds its own copy of the weights."""
     open_at_once: list[int] = []
     with_threads = Model.with_threads
     alive: list[Any] = []
@@ -235,7 +235,7 @@ def test_no_more_than_two_sessions_are_open_at_once(
 def test_the_next_start_reads_what_was_measured(
     model: Model, settings: Settings, batches: list[int]
 ) -> None:
-    """The costs are kept, not the choice: another target chooses anew from the same figures."""
+    """The cache keeps the costs, not the choice: another target chooses from the same figures."""
     first = tune(model, settings, cpus=2)
     batches.clear()
     again = tune(model, settings, cpus=2)
@@ -247,7 +247,7 @@ def test_the_next_start_reads_what_was_measured(
 
 
 def test_the_next_start_begins_with_the_corrected_budget(model: Model, settings: Settings) -> None:
-    """What live batches have found outlasts the process; a target for latency has its own."""
+    """What live batches have learned survives a restart; a latency target keeps its own."""
     plan = tune(model, settings, cpus=2)
     start = plan.budget.tokens
     _prove_another_better(plan)
@@ -282,7 +282,7 @@ DEEP = pytest.param("[" * 200_000 + "]" * 200_000, id="200,000 levels")
 def test_a_damaged_cache_is_measured_anew(
     model: Model, settings: Settings, batches: list[int], kept: object
 ) -> None:
-    """It is never an error, and the next start has a sound one."""
+    """A damaged cache is not an error: costs are measured again, and the cache is rewritten."""
     tune(model, settings, cpus=2)
     cache = _kept(settings)
     if isinstance(kept, list):  # under the right key
@@ -306,7 +306,7 @@ def test_another_machine_or_model_is_measured_anew(
     change: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Figures of another quota, model, CPU, choice of kernels or runtime would mislead."""
+    """Another quota, model, CPU, kernel choice or runtime is measured again."""
     tune(model, settings, cpus=2)
     batches.clear()
     match change:
@@ -323,7 +323,7 @@ def test_another_machine_or_model_is_measured_anew(
 
 
 def test_nothing_is_written_beside_the_bundle(model: Model, settings: Settings) -> None:
-    """A bundle is data, perhaps installed, shared or under version control."""
+    """Nothing is written into the bundle, which may be installed, shared or versioned."""
     before = sorted(model.path.rglob("*"))
     tune(model, settings, cpus=2)
     assert sorted(model.path.rglob("*")) == before
@@ -331,7 +331,7 @@ def test_nothing_is_written_beside_the_bundle(model: Model, settings: Settings) 
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(model: Model, tmp_path: Path) -> None:
-    """Read-only containers are common: the figures are lost with the process, nothing else."""
+    """If the cache cannot be written, as in a read-only container, only the figures are lost."""
     file = tmp_path / "file"
     file.write_text("not a directory")
     plan = tune(model, Settings(cache_dir=file / "cache"), cpus=2)
@@ -342,7 +342,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(model: Model, tmp_path: 
 def test_a_cache_that_is_no_file_holds_up_nobody(
     model: Model, settings: Settings, batches: list[int]
 ) -> None:
-    """A pipe, which nobody writes to, is replaced; a directory stays, and what is measured goes."""
+    """A pipe in place of the cache file is replaced; a directory stays, and nothing is kept."""
     tune(model, settings, cpus=2)
     cache = _kept(settings)
     for make, repaired in ((os.mkfifo, True), (os.mkdir, False)):
@@ -357,7 +357,7 @@ def test_a_cache_that_is_no_file_holds_up_nobody(
 def test_a_tilde_is_the_home_directory(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No shell expands it in a file of settings."""
+    """A tilde in a settings file is expanded to the home directory."""
     monkeypatch.setenv("HOME", str(tmp_path))
     tune(model, Settings(cache_dir=Path("~/mine")), cpus=1)
     assert list((tmp_path / "mine").glob("tuning-*.json"))
@@ -366,7 +366,7 @@ def test_a_tilde_is_the_home_directory(
 def test_without_a_home_there_is_no_cache(
     model: Model, batches: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user without a home directory: nothing is written into the working directory."""
+    """For a user without a home directory, nothing is written into the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         platformdirs, "user_cache_path", lambda name, *, appauthor: Path("~/.cache", name)
@@ -379,7 +379,7 @@ def test_without_a_home_there_is_no_cache(
 def test_the_platforms_cache_is_the_default(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On Linux XDG_CACHE_HOME, and an empty SENTIMENT_CACHE_DIR is none."""
+    """On Linux the default is XDG_CACHE_HOME; an empty SENTIMENT_CACHE_DIR means unset."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setenv("SENTIMENT_CACHE_DIR", "")
     tune(model, Settings(), cpus=1)
@@ -396,7 +396,7 @@ def test_measuring_takes_bounded_time(
 
 
 def test_the_choice_is_explained(tmp_path: Path) -> None:
-    """In one line of the log, in /info and in /models; what is set is called so."""
+    """One line of the log, /info and /models show the choice, and mark what was set by hand."""
     bundle = make_bundle(tmp_path / "tiny")
     flags = ("--model", str(bundle), "--threads", "1", "--max-batch-tokens", "99")
     with Process(*flags, command=COMMAND) as process:

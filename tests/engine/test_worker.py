@@ -1,4 +1,4 @@
-"""The thread on which jobs take turns: its order, its ends, and what it survives."""
+"""The thread on which jobs take turns: its order, how it ends, and what it survives."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ def _threads() -> int:
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    """It ends with the test."""
+    """A worker that ends with the test."""
     worker = Worker(NAME)
     yield worker
     worker.close()
@@ -27,13 +27,13 @@ def worker() -> Iterator[Worker]:
 
 
 class Log:
-    """Jobs that write down their steps."""
+    """Jobs that record their steps."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []
 
     def job(self, name: str, steps: int) -> Steps[str]:
-        """So many steps, and its name as the result."""
+        """A job of so many steps that returns its name."""
         for _ in range(steps):
             self.steps.append(name)
             yield
@@ -41,7 +41,7 @@ class Log:
 
 
 class Gated:
-    """A job that stands in its first step until it is let go."""
+    """A job that waits in its first step until the test releases it."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()
@@ -49,7 +49,7 @@ class Gated:
         self.steps = 0
 
     def job(self) -> Steps[None]:
-        """Steps without end."""
+        """A job with endless steps."""
         while True:
             self.steps += 1
             self.begun.set()
@@ -69,14 +69,14 @@ def _later(seconds: float = 30) -> float:
 
 
 async def _begin(worker: Worker, gated: Gated) -> asyncio.Task[None]:
-    """The job's task, once it stands in its first step."""
+    """The job's task, once the job has begun its first step."""
     task = asyncio.create_task(worker.run(gated.job(), deadline=_later()))
     await asyncio.to_thread(gated.begun.wait, 30)
     return task
 
 
 def test_jobs_take_turns(worker: Worker) -> None:
-    """One step of each in the order of their arrival: a short job does not wait for long ones."""
+    """Jobs take turns step by step, so a short job does not wait for long ones."""
     log, gated = Log(), Gated()
 
     async def work() -> None:
@@ -97,14 +97,14 @@ def test_jobs_take_turns(worker: Worker) -> None:
 
 
 def test_all_steps_at_once_give_the_same(worker: Worker) -> None:
-    """What is small is done without the thread."""
+    """A small job, run at once without the thread, gives the same result."""
     log = Log()
     assert finish(log.job("small", 3)) == "small"
     assert log.steps == ["small"] * 3
 
 
 def test_who_is_cancelled_takes_no_further_step(worker: Worker) -> None:
-    """The step that runs ends, and was the last."""
+    """A cancelled job finishes its current step and takes no further one."""
     gated = Gated()
 
     async def work() -> None:
@@ -120,7 +120,7 @@ def test_who_is_cancelled_takes_no_further_step(worker: Worker) -> None:
 
 
 def test_the_deadline_ends_a_job(worker: Worker) -> None:
-    """With the error that the client gets, and without a further step."""
+    """At the deadline, a job gets the client's error and takes no further step."""
     gated = Gated()
 
     async def work() -> None:
@@ -146,7 +146,7 @@ def test_the_deadline_ends_a_job(worker: Worker) -> None:
 def test_what_a_step_raises_fails_its_job_only(
     worker: Worker, raised: type[BaseException], expected: type[Exception]
 ) -> None:
-    """Whatever it is: the one beside it is done, and so is the next."""
+    """Whatever a step raises fails its own job alone; other and later jobs are done."""
 
     def failing() -> Steps[None]:
         yield
@@ -163,7 +163,7 @@ def test_what_a_step_raises_fails_its_job_only(
 
 
 def test_closed_it_tells_whoever_waits(worker: Worker) -> None:
-    """Those in work, those waiting and those that come later; the thread ends."""
+    """Closing fails running, waiting and later jobs, and ends the thread."""
     gated = Gated()
 
     async def work() -> None:
@@ -186,7 +186,7 @@ def test_closed_it_tells_whoever_waits(worker: Worker) -> None:
 
 
 def test_it_survives_the_event_loop_of_a_job(worker: Worker) -> None:
-    """A loop that closes with a job in work takes nothing else with it."""
+    """If the event loop of a job closes, the thread and other jobs go on."""
     gated = Gated()
 
     async def leave() -> None:

@@ -1,4 +1,4 @@
-"""One connection: what is sent ahead, early refusals, half-closed clients, what is no request."""
+"""One connection: pipelining, early refusals, half-closed clients and invalid requests."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def process(bundle: Path) -> Iterator[Process]:
 
 @pytest.fixture(scope="module")
 def open_process(bundle: Path) -> Iterator[Process]:
-    """A real server without keys, which logs requests that it refuses."""
+    """A real server without keys, which logs the requests that it refuses."""
     with Process("--model", str(bundle), *FLAGS) as process:
         yield process
 
@@ -62,7 +62,7 @@ def _statuses(answers: bytes) -> list[bytes]:
 
 
 def test_what_is_overridden_of_uvicorn_is_listed() -> None:
-    """The list beside each class is complete: an upgrade of uvicorn is checked against it."""
+    """The list beside each class is complete, so an upgrade of uvicorn is checked against it."""
     for ours, of_uvicorn, listed in (
         (HttpProtocol, HttpToolsProtocol, http_protocol.OVERRIDDEN),
         (run.Server, uvicorn.Server, run.OVERRIDDEN),
@@ -76,7 +76,7 @@ def test_what_is_overridden_of_uvicorn_is_listed() -> None:
 
 
 def test_clients_that_pipeline_and_do_not_read_take_no_memory(open_process: Process) -> None:
-    """Their requests are answered one by one, and not read before that; others are served."""
+    """The server answers pipelined requests one by one and stops reading; others are served."""
     exchange(open_process.port, CLOSING)
     before = _memory_mb(open_process.pid)
     clients = [_connect(open_process.port) for _ in range(12)]
@@ -97,7 +97,7 @@ def test_clients_that_pipeline_and_do_not_read_take_no_memory(open_process: Proc
 
 
 def test_pipelined_requests_have_all_their_answers(open_process: Process) -> None:
-    """As many as were sent, in their order, however they are cut into packets."""
+    """Pipelined requests are all answered, in order, however they are split into packets."""
     with _connect(open_process.port) as client:
         sent = (HEALTH + REQUEST) * 200 + CLOSING
         sender = threading.Thread(target=client.sendall, args=(sent,))
@@ -121,12 +121,12 @@ def test_pipelined_requests_have_all_their_answers(open_process: Process) -> Non
 def test_a_refusal_waits_for_the_answer_before_it(
     open_process: Process, second: bytes, status: bytes
 ) -> None:
-    """Answers come in the order of the requests, also where the second is no request."""
+    """Answers come in the order of the requests, even if the second request is invalid."""
     assert _statuses(exchange(open_process.port, REQUEST + second)) == [b"200", status]
 
 
 def test_a_second_offer_to_upgrade_keeps_its_body(open_process: Process) -> None:
-    """Also behind another request in one packet."""
+    """A request keeps its body after an upgrade offer, also as the second request of a packet."""
     offer = b"connection: upgrade\r\nupgrade: h2c\r\n"
     upgrading = CLOSING.replace(b"host: x\r\n", b"host: x\r\n" + offer)
     answers = exchange(open_process.port, REQUEST + upgrading)
@@ -134,7 +134,7 @@ def test_a_second_offer_to_upgrade_keeps_its_body(open_process: Process) -> None
 
 
 def test_what_follows_a_body_in_chunks_is_left(open_process: Process) -> None:
-    """The client can see that it must send it again: the connection closes."""
+    """A request behind a chunked body is not answered; the connection closes instead."""
     chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
     assert _statuses(exchange(open_process.port, chunked + REQUEST)) == [b"200"]
 
@@ -152,7 +152,7 @@ def test_what_follows_a_body_in_chunks_is_left(open_process: Process) -> None:
 def test_heads_that_are_none_are_refused_at_once(
     open_process: Process, head: bytes, reason: str
 ) -> None:
-    """No or two Host headers, lines that end in a bare line feed: 400, without a wait."""
+    """No Host header, two of them, or a bare line feed at a line's end: 400 at once."""
     with _connect(open_process.port) as client:
         client.settimeout(10)  # a head may take 20 s
         client.sendall(head)
@@ -166,7 +166,7 @@ def test_heads_that_are_none_are_refused_at_once(
 def test_targets_that_are_none_are_refused(
     open_process: Process, line: bytes, behind: bytes
 ) -> None:
-    """400, as the first request of a connection and behind another one; the server goes on."""
+    """An invalid target gets 400, as the first or a later request; the server goes on."""
     head = line + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
     statuses = _statuses(exchange(open_process.port, behind + head))
     assert statuses == [*([b"200"] if behind else []), b"400"]
@@ -174,7 +174,7 @@ def test_targets_that_are_none_are_refused(
 
 
 def test_an_end_of_a_line_may_come_between_requests(open_process: Process) -> None:
-    """In two packets, too."""
+    """Blank lines between two requests are accepted, also when they are split into two packets."""
     with _connect(open_process.port) as client:
         client.sendall(b"\r")
         time.sleep(0.1)
@@ -183,13 +183,13 @@ def test_an_end_of_a_line_may_come_between_requests(open_process: Process) -> No
 
 
 def test_http_1_0_needs_no_host(open_process: Process) -> None:
-    """It knows none."""
+    """HTTP/1.0 has no Host header, so a request without it is answered."""
     answer = exchange(open_process.port, b"GET /health/live HTTP/1.0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 def test_refusals_of_what_is_no_request_are_counted(open_process: Process) -> None:
-    """400 and 431 show in the metrics, which have their series from the start."""
+    """Invalid requests are counted as 400 and 431, in series that exist from the start."""
     series = {"route": "unmatched", "method": "other"}
     with httpx2.Client(base_url=open_process.url) as client:
 
@@ -204,7 +204,7 @@ def test_refusals_of_what_is_no_request_are_counted(open_process: Process) -> No
 
 
 def test_a_refusal_is_logged(bundle: Path) -> None:
-    """With a request id, the client and what was wrong; without what was sent."""
+    """The log line has a request id, the client and the fault, but nothing of what was sent."""
     with Process("--model", str(bundle), *FLAGS, "--access-log", "on") as process:
         answer = exchange(process.port, b"secret words\n")
         process.read_until(json.loads(answer.partition(b"\r\n\r\n")[2])["request_id"])
@@ -216,7 +216,7 @@ def test_a_refusal_is_logged(bundle: Path) -> None:
 def test_an_early_refusal_is_seen_by_clients_that_send_all_first(
     process: Process, megabytes: int, version: bytes, key: bool
 ) -> None:
-    """413 and 401 come through, for HTTP/1.0 and Connection: close: no reset takes them away."""
+    """Clients of HTTP/1.0 or with Connection: close receive 413 and 401, without a reset."""
     size = megabytes * 1_000_000
     authorization = b"authorization: Bearer a-key-of-a-client\r\n" if key else b""
     head = HEAD.replace(b"1.1", version) + authorization + b"connection: close\r\n"
@@ -225,7 +225,7 @@ def test_an_early_refusal_is_seen_by_clients_that_send_all_first(
 
 
 def test_urllib_sees_why_its_upload_was_refused(process: Process) -> None:
-    """Python's own client closes each connection, and reads when all is sent."""
+    """urllib closes each connection and sends its whole body before it reads; it sees the error."""
     for _ in range(5):
         with pytest.raises(urllib.error.HTTPError) as error:
             urllib.request.urlopen(f"{process.url}/classify", data=b"a" * 8_000_000)  # noqa: S310
@@ -234,7 +234,7 @@ def test_urllib_sees_why_its_upload_was_refused(process: Process) -> None:
 
 
 def test_a_refused_body_does_not_cost_the_connection(process: Process) -> None:
-    """A client that keeps its connection can send the next request on it."""
+    """After a refused body, a client can send its next request on the same connection."""
     with _connect(process.port) as client:
         client.sendall(HEAD + b"content-length: 3000000\r\n\r\n" + b"a" * 3_000_000)
         assert read_answer(client)[0] == 401
@@ -243,7 +243,7 @@ def test_a_refused_body_does_not_cost_the_connection(process: Process) -> None:
 
 
 def test_a_refused_body_is_not_read_for_ever(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither more bytes than the bound, nor longer than silence lasts."""
+    """The server stops reading a refused body at the limit of bytes, or after some silence."""
     monkeypatch.setattr("app.server.transport.LINGER_BYTES", 5_000_000)
     monkeypatch.setattr("app.server.transport.SILENCE_S", 0.2)
     app = create_app(Settings.model_validate({"model": (bundle,), **SET_BY_HAND}))
@@ -266,7 +266,7 @@ def test_a_refused_body_is_not_read_for_ever(bundle: Path, monkeypatch: pytest.M
 
 
 def test_a_client_that_ends_its_side_has_its_answer(open_process: Process) -> None:
-    """As `nc -N` does it: half-closed, it waits for what it asked."""
+    """A client that ends its sending side, as `nc -N` does, still receives its answer."""
     for request in (REQUEST, HEALTH):
         with _connect(open_process.port) as client:
             client.sendall(request)
@@ -280,7 +280,7 @@ def test_a_client_that_ends_its_side_has_its_answer(open_process: Process) -> No
 def test_a_client_that_reads_nothing_is_cut_off(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a while in which more is to be sent to it than is buffered."""
+    """A client that does not read is cut off after a while, when the write buffer is full."""
     monkeypatch.setattr("app.server.http_protocol.SEND_TIMEOUT_S", 0.2)
     app = create_app(Settings.model_validate({"model": (bundle,), **SET_BY_HAND}))
     with listening(app) as url, _connect(int(url.rpartition(":")[2])) as client:
@@ -296,7 +296,7 @@ def test_a_client_that_reads_nothing_is_cut_off(
 
 
 def test_head_and_body_of_an_answer_leave_together() -> None:
-    """A write waits for the next one, until the next turn of the loop or the close at most."""
+    """A write waits for the next one, at most until the loop's next turn or the close."""
 
     class Recorder:
         written: ClassVar[list[bytes]] = []
@@ -326,7 +326,7 @@ def test_head_and_body_of_an_answer_leave_together() -> None:
 def test_a_begun_head_does_not_cut_the_answer_before_it(
     bundle: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time for a head begins when the answer before it is complete."""
+    """The timeout of the next head begins only when the answer before it is complete."""
     monkeypatch.setattr("app.server.http_protocol.HEAD_TIMEOUT_S", 0.3)
     app = create_app(Settings.model_validate({"model": (bundle,), **SET_BY_HAND}))
     with listening(app) as url, _connect(int(url.rpartition(":")[2])) as client:

@@ -1,4 +1,4 @@
-"""Faults inside the service: in inference, in the bundle that it serves, in the clock."""
+"""Faults inside the service: in inference, in the bundle that it serves, and in the clock."""
 
 import sys
 import time
@@ -42,7 +42,7 @@ sys.exit(main())
 
 @pytest.fixture(scope="module")
 def faulty(bundle: Path) -> Iterator[httpx2.Client]:
-    """A client of a real server with that inference."""
+    """A client of a real server with the given faulty inference."""
     with (
         Process("--model", str(bundle), *FLAGS, command=FAULTY_COMMAND) as process,
         httpx2.Client(base_url=process.url, timeout=30) as client,
@@ -62,7 +62,7 @@ def faulty(bundle: Path) -> Iterator[httpx2.Client]:
 def test_inference_that_breaks_on_a_text_fails_that_text(
     faulty: httpx2.Client, culprit: str
 ) -> None:
-    """500 for it alone, in a list in its place; the process and its readiness are not touched."""
+    """The text gets 500, alone or in its place in a list; the process stays alive and ready."""
     texts = ["love", "worst", "love", culprit, "worst", "love"]
     answer = faulty.post("/classify", json={"inputs": texts})
     assert answer.status_code == 200
@@ -79,7 +79,7 @@ def test_inference_that_breaks_on_a_text_fails_that_text(
 def test_a_bundle_that_is_replaced_changes_nothing_until_a_reload(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """Its directory may be moved, be gone or be another one: what was loaded answers."""
+    """If the bundle's directory is moved, removed or replaced, the loaded model still answers."""
     served = make_bundle(tmp_path / "served")
     successor = make_bundle(tmp_path / "successor")
     write_manifest(successor, source={"path": "made", "revision": "fedcba9", "files": {}})
@@ -103,7 +103,7 @@ def test_a_bundle_that_is_replaced_changes_nothing_until_a_reload(
 def test_a_clock_that_jumps_moves_no_deadline(
     serve: Serve, gate: Gate, monkeypatch: pytest.MonkeyPatch, jump_s: float
 ) -> None:
-    """What runs and what waits is answered, the next as well; whose time is over gets 504."""
+    """After a jump of the clock, requests are answered as before, and late ones still get 504."""
     client = serve(runners=1)
     now, now_ns = time.time, time.time_ns
     with ThreadPoolExecutor(2) as pool:

@@ -1,4 +1,4 @@
-"""Many clients that misbehave at once: whoever asks beside them is answered, in bounded memory."""
+"""Many clients that misbehave at once: other clients are answered, and memory is bounded."""
 
 import resource
 import signal
@@ -34,7 +34,7 @@ def _memory_bytes(process: Process) -> int:
 
 
 def _connect(port: int) -> socket.socket:
-    """A connection whose client has hardly any room for what it does not read."""
+    """Connect with a very small receive buffer."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     connection.connect(("127.0.0.1", port))
@@ -42,14 +42,14 @@ def _connect(port: int) -> socket.socket:
 
 
 def _answers(process: Process) -> bool:
-    """Whether a request on a connection of its own gets its answer."""
+    """Whether a request on a new connection is answered."""
     answer = httpx2.post(f"{process.url}/classify", json={"inputs": "love"}, timeout=30)
     label: str = answer.json()["results"][0]["label"]
     return label == "positive"
 
 
 def test_clients_that_never_read_hold_up_nobody(process: Process) -> None:
-    """The server stops taking their requests, instead of keeping the answers for them."""
+    """The server stops reading their requests instead of keeping their answers in memory."""
     before = _memory_bytes(process)
     request = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
     with ExitStack() as stack:
@@ -70,7 +70,7 @@ def test_clients_that_never_read_hold_up_nobody(process: Process) -> None:
 
 
 def test_thousands_of_idle_connections_hold_up_nobody(bundle: Path) -> None:
-    """Each takes some kilobytes; others are answered, and the process ends as usual."""
+    """Each takes some kilobytes; other clients are answered, and the process ends normally."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(IDLE, hard - 500)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the server inherits it
@@ -94,7 +94,7 @@ def test_thousands_of_idle_connections_hold_up_nobody(bundle: Path) -> None:
 
 
 def test_after_file_descriptors_ran_out_it_serves_on(bundle: Path) -> None:
-    """Whoever is connected is answered meanwhile; newcomers are, when connections have closed."""
+    """Connected clients are answered meanwhile; new ones are, once connections have closed."""
     command = ["bash", "-c", f'ulimit -n {FILES}; exec "$@"', "-", *COMMAND]
     with (
         Process("--model", str(bundle), *FLAGS, command=command) as process,
@@ -112,7 +112,7 @@ def test_after_file_descriptors_ran_out_it_serves_on(bundle: Path) -> None:
 
 
 def _is_answered(process: Process) -> bool:
-    """Whether a newcomer is, within a second."""
+    """Whether a new client is answered within a second."""
     with suppress(httpx2.HTTPError):
         return httpx2.get(f"{process.url}/health/live", timeout=1).status_code == 200
     return False
@@ -120,7 +120,7 @@ def _is_answered(process: Process) -> bool:
 
 @pytest.mark.parametrize("own_port", [False, True], ids=["same port", "metrics port"])
 def test_scrapers_that_hang_hold_up_nobody(bundle: Path, own_port: bool) -> None:
-    """In the middle of their request or of the answer; others scrape, and the process ends."""
+    """Scrapers hang during request or answer; other scrapes are answered, and the process ends."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     flags = ["--metrics-port", str(port)] if own_port else []

@@ -1,4 +1,4 @@
-"""Faults around the service: a machine with too little of everything, neighbours that hang."""
+"""Faults around the service: too little memory, CPU or time, and a trace collector that hangs."""
 
 import os
 import resource
@@ -19,7 +19,7 @@ LARGE = ["love " * 300] * 1_000
 
 
 def test_a_start_without_enough_memory_ends(bundle: Path) -> None:
-    """With an exit code that says so: an orchestrator must not wait for a port that never opens."""
+    """The exit code reports it, so an orchestrator does not wait for a port that never opens."""
     limited = ["bash", "-c", f'ulimit -v {TOO_LITTLE_KB}; exec "$@"', "-", *COMMAND]
     done = subprocess.run(
         [*limited, "serve", "--port", "0", "--model", str(bundle), *FLAGS],
@@ -34,7 +34,7 @@ def test_a_start_without_enough_memory_ends(bundle: Path) -> None:
 
 
 def _outcome(client: httpx2.Client, inputs: str | list[str]) -> int | None:
-    """The status of the answer; None where the process ended instead."""
+    """The status of the answer; None if the process ended instead."""
     try:
         return client.post("/classify", json={"inputs": inputs}).status_code
     except (httpx2.RemoteProtocolError, httpx2.ConnectError, httpx2.ReadError):
@@ -42,9 +42,9 @@ def _outcome(client: httpx2.Client, inputs: str | list[str]) -> int | None:
 
 
 def test_memory_that_runs_out_hangs_nobody(bundle: Path) -> None:
-    """Each client has an answer or sees the process end; a process that did not end serves on.
+    """Each client gets an answer or sees the process end; a process that does not end serves on.
 
-    Libraries in C++ and Rust end it where they get no memory: it is for whoever started it to
+    Libraries in C++ and Rust end the process when they get no memory. Its supervisor must then
     start it again.
     """
     with (
@@ -67,7 +67,7 @@ def test_memory_that_runs_out_hangs_nobody(bundle: Path) -> None:
 
 
 def test_one_cpu_serves_everybody(bundle: Path) -> None:
-    """What is measured at start is one runner of one thread; all who ask at once are answered."""
+    """Self-tuning chooses one runner with one thread, and many concurrent requests are answered."""
     pinned = ["taskset", "-c", str(min(os.sched_getaffinity(0))), *COMMAND]
     with Process("--model", str(bundle), command=pinned) as process, ThreadPoolExecutor(16) as pool:
         assert "runners 1 x threads 1" in process.first_lines
@@ -80,7 +80,7 @@ def test_one_cpu_serves_everybody(bundle: Path) -> None:
 
 
 def test_a_trace_collector_that_hangs_holds_up_nobody(bundle: Path) -> None:
-    """It takes connections and never answers: requests are answered, and the process ends."""
+    """The collector never answers; requests are answered all the same, and the process ends."""
     with socket.create_server(("127.0.0.1", 0)) as collector:
         endpoint = f"http://127.0.0.1:{collector.getsockname()[1]}"
         flags = ["--model", str(bundle), *FLAGS, "--otlp-endpoint", endpoint]

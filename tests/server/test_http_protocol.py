@@ -1,4 +1,4 @@
-"""What arrives before a request is one: heads without end, silence, offers to upgrade."""
+"""What arrives before a request is complete: endless heads, silence, and offers to upgrade."""
 
 import json
 import re
@@ -49,7 +49,7 @@ REQUEST = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY) 
     ],
 )
 def test_a_large_head_is_refused(process: Process, parts: list[bytes]) -> None:
-    """431 as a problem, before it is complete; the next request works."""
+    """An incomplete head above the limit gets 431 as a problem; the next request works."""
     answer = exchange(process.port, *parts)
     assert answer.startswith(b"HTTP/1.1 431 ")
     problem = _problem(answer)
@@ -59,13 +59,13 @@ def test_a_large_head_is_refused(process: Process, parts: list[bytes]) -> None:
 
 
 def test_a_head_within_the_limit_may_come_byte_by_byte(process: Process) -> None:
-    """What counts is its size."""
+    """A head within the size limit is accepted, even if it arrives byte by byte."""
     parts = [REQUEST[n : n + 1] for n in range(len(REQUEST))]
     assert exchange(process.port, *parts).startswith(b"HTTP/1.1 200 ")
 
 
 def test_what_is_not_http_is_a_problem(process: Process) -> None:
-    """400 in the form of every other error."""
+    """Bytes that are not HTTP get 400, in the form of every other error."""
     answer = exchange(process.port, b"\x16\x03\x01 garbage\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert _problem(answer)["code"] == "bad_request"
@@ -73,7 +73,7 @@ def test_what_is_not_http_is_a_problem(process: Process) -> None:
 
 @pytest.mark.parametrize("spelling", [b"Upgrade", b"upgrade"])
 def test_an_offer_to_upgrade_keeps_its_body(process: Process, spelling: bytes) -> None:
-    """Java's HttpClient offers h2c with each request in clear text."""
+    """A request keeps its body when it offers h2c, as Java's HttpClient does in clear text."""
     offer = (
         b"Connection: Upgrade, HTTP2-Settings\r\n" + spelling + b": h2c\r\nHTTP2-Settings: AAA\r\n"
     )
@@ -89,7 +89,7 @@ def test_an_offer_to_upgrade_keeps_its_body(process: Process, spelling: bytes) -
 
 @pytest.mark.parametrize("before", [b"", b"\r\n\r\n"])
 def test_an_offer_that_comes_in_pieces_keeps_its_body(process: Process, before: bytes) -> None:
-    """A head goes to the parser when it is whole."""
+    """A head with an upgrade offer works in pieces: the parser gets it when it is complete."""
     offer = b"Connection: Upgrade, close\r\nUpgrade: h2c\r\n"
     rest = offer + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
     request = before + HEAD + rest
@@ -104,7 +104,7 @@ def test_an_offer_that_comes_in_pieces_keeps_its_body(process: Process, before: 
 
 
 def test_a_body_is_no_part_of_the_next_head(process: Process) -> None:
-    """A large body with the begin of another request behind it is fine."""
+    """A large body and the start of the next request may arrive together."""
     text = b'{"inputs": "love%b"}' % (b" " * 30_000)
     first = HEAD + b"content-length: %d\r\n\r\n" % len(text) + text
     health = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
@@ -114,14 +114,14 @@ def test_a_body_is_no_part_of_the_next_head(process: Process) -> None:
 
 
 def test_an_answer_under_way_comes_before_a_refusal(process: Process) -> None:
-    """What follows a request as garbage is refused after its answer, not before it."""
+    """Garbage after a request is refused after the answer to that request, not before."""
     request = REQUEST.replace(b"connection: close\r\n", b"")
     answer = exchange(process.port, request + b"\x00 garbage \r\n\r\n")
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"400"]
 
 
 def test_a_chunk_that_is_none_is_refused(process: Process) -> None:
-    """The request whose body it is in gets 400, once."""
+    """An invalid chunk gets its request the answer 400, exactly once."""
     head = HEAD + b"transfer-encoding: chunked\r\n\r\n"
     answer = exchange(process.port, head + b'5\r\n{"inp\r\nnonsense\r\n')
     assert answer.startswith(b"HTTP/1.1 400 ")
@@ -129,7 +129,7 @@ def test_a_chunk_that_is_none_is_refused(process: Process) -> None:
 
 
 def test_trailers_without_end_are_cut_off(process: Process) -> None:
-    """They are no part of any limit but this."""
+    """Endless trailers get 431; no other limit covers trailers."""
     chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\nx: "
     with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
         connection.sendall(chunked)
@@ -150,7 +150,7 @@ def test_trailers_without_end_are_cut_off(process: Process) -> None:
     ],
 )
 def test_a_connection_without_requests_ends(bundle: Path, sent: bytes) -> None:
-    """Whatever dribbles in that is none."""
+    """A connection ends if no complete request arrives, whatever bytes trickle in."""
     app = create_app(Settings(model=(bundle,), runners=1, threads=1, max_batch_tokens=32))
     with listening(app, keep_alive_s=1) as url:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
@@ -169,14 +169,14 @@ def test_a_connection_without_requests_ends(bundle: Path, sent: bytes) -> None:
 
 
 def test_a_body_that_looks_like_an_offer_is_left_alone(process: Process) -> None:
-    """Only the head is changed."""
+    """A body that looks like an upgrade offer is not changed; only heads are changed."""
     text = b'{"inputs": "love"\r\nupgrade: h2c\r\n}'
     request = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(text) + text
     assert b"not valid JSON" in exchange(process.port, request)
 
 
 def test_two_requests_in_one_packet(process: Process) -> None:
-    """Pipelined requests are answered in their order."""
+    """Two pipelined requests in one packet are answered in order."""
     first = REQUEST.replace(b"connection: close\r\n", b"")
     answer = exchange(
         process.port, first + REQUEST.replace(b"love", b"worst", 1).replace(b"18", b"19")
@@ -186,7 +186,7 @@ def test_two_requests_in_one_packet(process: Process) -> None:
 
 
 def test_trailers_are_not_collected(process: Process) -> None:
-    """What follows a chunked body as headers is dropped."""
+    """Trailers after a chunked body are dropped."""
     chunked = HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
     body = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
     answer = exchange(process.port, chunked + body + b"x-request-id: trailer\r\n" * 300 + b"\r\n")
@@ -196,7 +196,7 @@ def test_trailers_are_not_collected(process: Process) -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/metrics", "/", "/models"])
 def test_head_is_answered_like_get_without_a_body(process: Process, path: str) -> None:
-    """Load balancers ask so."""
+    """HEAD is answered like GET without a body; load balancers use it for probes."""
     answer = exchange(
         process.port, b"HEAD %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path.encode()
     )
@@ -206,7 +206,7 @@ def test_head_is_answered_like_get_without_a_body(process: Process, path: str) -
 
 
 def test_a_head_that_trickles_in_ends(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time for a head is bounded: the connection closes."""
+    """If a head is not complete in time, the connection closes."""
     monkeypatch.setattr("app.server.http_protocol.HEAD_TIMEOUT_S", 0.1)
     app = create_app(Settings(model=(bundle,), runners=1, threads=1, max_batch_tokens=32))
     with listening(app) as url:

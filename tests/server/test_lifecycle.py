@@ -1,4 +1,4 @@
-"""A real process: from start to the last answer after SIGTERM."""
+"""A real process, from its start to the last answer after SIGTERM."""
 
 import http.client
 import json
@@ -35,7 +35,7 @@ HEADERS = {"content-type": "application/json"}
 
 
 def test_it_answers_as_soon_as_it_says_so(bundle: Path) -> None:
-    """One line at start says what serves, on what and where; it is ready from then on."""
+    """One line names the model, its device and the address; from then on the service is ready."""
     with Process("--model", str(bundle), "--runners", "3", "--threads", "1") as process:
         for word in ("tiny", "fp32", "CPUExecutionProvider", "runners 3 x threads 1", process.url):
             assert word in process.first_lines
@@ -44,7 +44,7 @@ def test_it_answers_as_soon_as_it_says_so(bundle: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_with_success(bundle: Path, number: int) -> None:
-    """Exit code 0, two quiet lines, no traceback; also with a connection left open."""
+    """The exit code is 0 and the log has two lines, even with a connection left open."""
     with Process("--model", str(bundle)) as process, httpx2.Client() as client:
         assert client.get(f"{process.url}/health").status_code == 200  # stays connected
         process.signal(number)
@@ -55,7 +55,7 @@ def test_a_signal_ends_it_with_success(bundle: Path, number: int) -> None:
 
 
 def test_sigterm_ends_a_start() -> None:
-    """Also as process 1 of a container, which no signal ends that it does not handle."""
+    """SIGTERM ends a process that is still starting, even as process 1 of a container."""
     code = (
         "import sys, time, app.main; from app.cli import main; "
         "app.main.create_app = lambda _: print('loading', flush=True) or time.sleep(60); "
@@ -72,7 +72,7 @@ def test_sigterm_ends_a_start() -> None:
 
 
 def test_the_signal_itself_ends_readiness(client: TestClient) -> None:
-    """Load balancers and clients are told at once, while connections are still accepted."""
+    """At SIGTERM, readiness fails at once, while connections are still accepted."""
     app = cast(FastAPI, client.app)
     with bind("127.0.0.1", 0) as listener:
         server = Server({listener: app}, app.state.service, [])
@@ -82,7 +82,7 @@ def test_the_signal_itself_ends_readiness(client: TestClient) -> None:
 
 
 class Client(threading.Thread):
-    """Posts on one connection until the server ends it; remembers every answer."""
+    """Sends requests on one connection until the server ends it; remembers every answer."""
 
     def __init__(self, port: int) -> None:
         super().__init__()
@@ -108,9 +108,9 @@ class Client(threading.Thread):
 
 @pytest.mark.parametrize("command", [COMMAND, SLOW_COMMAND], ids=["fast", "slow"])
 def test_sigterm_under_load_loses_no_request(bundle: Path, command: list[str]) -> None:
-    """Each request is answered: by its result, or by 503 once shutdown has begun.
+    """Under load, each request gets its result, or 503 once the shutdown has begun.
 
-    The fast service is caught between requests mostly, the slow one within them.
+    SIGTERM mostly hits the fast service between requests, and the slow one during a request.
     """
     with Process("--model", str(bundle), "--runners", "1", command=command) as process:
         clients = [Client(process.port) for _ in range(16)]
@@ -138,7 +138,7 @@ def _half_a_request(port: int) -> socket.socket:
 
 
 def test_a_client_that_dawdles_cannot_hold_the_process(bundle: Path) -> None:
-    """When the grace ends, what is unfinished gets 503, and the exit code is still 0."""
+    """When drain-ms ends, unfinished requests get 503, and the exit code is still 0."""
     with (
         Process("--model", str(bundle), "--drain-ms", "500") as process,
         _half_a_request(process.port) as dawdler,
@@ -153,7 +153,7 @@ def test_a_client_that_dawdles_cannot_hold_the_process(bundle: Path) -> None:
 
 
 def test_a_second_ctrl_c_ends_it_at_once(bundle: Path) -> None:
-    """Whoever presses it again does not want to wait for the grace."""
+    """A second Ctrl-C ends the process at once, without waiting for drain-ms."""
     with (
         Process("--model", str(bundle), "--drain-ms", "600000") as process,
         _half_a_request(process.port),
@@ -169,7 +169,7 @@ def test_a_second_ctrl_c_ends_it_at_once(bundle: Path) -> None:
 
 
 def test_a_taken_port_is_said_in_one_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is found before the models are loaded, and names the address."""
+    """One line names the address that is in use, before the models are loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["serve", "--model", str(bundle), "--port", str(port)]) == 1
@@ -179,7 +179,7 @@ def test_a_taken_port_is_said_in_one_line(bundle: Path, capsys: pytest.CaptureFi
 
 
 def test_a_stuck_batch_cannot_hold_or_break_the_exit(bundle: Path) -> None:
-    """When the grace ends, its client gets 503; the process says so, and exits with 1."""
+    """When drain-ms ends, the client gets 503, the log names the cause, the exit code is 1."""
     with (
         Process("--model", str(bundle), "--drain-ms", "500", command=STUCK_COMMAND) as process,
         ThreadPoolExecutor(1) as pool,

@@ -1,4 +1,4 @@
-"""Sockets: connections that wait are accepted together, and requests take turns on the loop."""
+"""Sockets: waiting connections are accepted together, and requests begin in turns."""
 
 import asyncio
 import errno
@@ -25,7 +25,7 @@ def _connections(address: tuple[str, int]) -> list[socket.socket]:
 
 
 def test_connections_that_wait_are_accepted_together() -> None:
-    """In a few turns of the event loop, not one in each."""
+    """Waiting connections are accepted in a few turns of the event loop, not one per turn."""
 
     async def run() -> int:
         site = bind("127.0.0.1", 0)
@@ -44,7 +44,7 @@ def test_connections_that_wait_are_accepted_together() -> None:
 
 
 def test_a_listener_that_closes_takes_what_the_kernel_has_accepted() -> None:
-    """A client whose connection is complete is served, though nobody had looked at it yet."""
+    """A complete connection is served, even if the listener closes before it is accepted."""
 
     class Greeting(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -70,7 +70,7 @@ def test_a_listener_that_closes_takes_what_the_kernel_has_accepted() -> None:
 def test_without_file_descriptors_it_waits_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Connections wait in the kernel, and are accepted when there are descriptors again."""
+    """Connections wait in the kernel and are accepted when file descriptors are free again."""
     monkeypatch.setattr("app.server.listener.PAUSE_S", 0.05)
     full = True
 
@@ -100,7 +100,7 @@ def test_without_file_descriptors_it_waits_and_says_so(
 
 
 def test_a_port_where_another_server_listens_is_said_in_one_line() -> None:
-    """Two that have bound it before either listens: the second one is told."""
+    """If two servers bind one port, the second one to listen reports an error."""
 
     async def run() -> None:
         first, second = bind("127.0.0.1", 0), None
@@ -118,7 +118,7 @@ def test_a_port_where_another_server_listens_is_said_in_one_line() -> None:
 
 
 def test_a_few_requests_begin_in_a_turn() -> None:
-    """In their order; between two turns the loop does its other work."""
+    """Requests begin in order, a few per turn; between two turns the loop does its other work."""
 
     async def run() -> list[list[int]]:
         loop = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ def test_a_few_requests_begin_in_a_turn() -> None:
 def test_requests_that_are_late_do_not_make_all_others_late(
     patience_s: float, begun: list[int]
 ) -> None:
-    """Then every second one to begin is the latest; none is forgotten."""
+    """When requests are late, every second one to begin is the latest; none is forgotten."""
 
     async def run() -> list[int]:
         turns = Turns(asyncio.get_running_loop())
@@ -156,7 +156,7 @@ def test_requests_that_are_late_do_not_make_all_others_late(
 
 
 def test_a_request_that_cannot_begin_holds_up_no_other() -> None:
-    """What it raises is the event loop's to tell; the rest have their turns."""
+    """The event loop reports the error of one request; the other requests still begin."""
 
     async def run() -> list[int]:
         loop = asyncio.get_running_loop()
@@ -175,7 +175,7 @@ def test_a_request_that_cannot_begin_holds_up_no_other() -> None:
 
 
 def test_the_metrics_have_a_port_of_their_own(bundle: Path) -> None:
-    """Nothing else is there, and they are not on the service's port."""
+    """The metrics port serves only metrics, and the service's port does not serve them."""
     with bind("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     with Process("--model", str(bundle), *FLAGS, "--metrics-port", str(port)) as process:
@@ -190,6 +190,6 @@ def test_the_metrics_have_a_port_of_their_own(bundle: Path) -> None:
 def test_one_port_for_both_is_wrong_usage(
     flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2 and one line, before anything is loaded."""
+    """One port for both gives exit code 2 and one line, before anything is loaded."""
     assert main(["serve", *flags]) == 2
     assert "--metrics-port: the service itself listens there" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Whoever reads standard error stops, leaves, or was never there: the service goes on."""
+"""The reader of standard error stops, leaves, or is missing from the start: the service goes on."""
 
 import json
 import logging
@@ -45,9 +45,9 @@ def _ask(client: httpx2.Client, times: int) -> None:
 
 
 def test_a_reader_that_stops_stops_nothing(bundle: Path) -> None:
-    """All requests are answered; what found no room is counted, and said when he reads again.
+    """All requests are answered; dropped lines are counted, and reported when the reader goes on.
 
-    SIGTERM ends the service with code 0, although pipe and queue are full.
+    SIGTERM ends the service with code 0, although the pipe and the queue are full.
     """
     with _served(bundle) as process, httpx2.Client(base_url=process.url, timeout=30) as client:
         assert metric(client, "sentiment_log_lines_dropped_total") == 0
@@ -67,7 +67,7 @@ def test_a_reader_that_stops_stops_nothing(bundle: Path) -> None:
 
 
 def test_a_reader_that_leaves_ends_nothing(bundle: Path) -> None:
-    """Nobody gets the lines then; they are counted, requests are answered, the exit code is 0."""
+    """Without a reader, lines are counted as dropped, requests are answered, the exit code is 0."""
     with _served(bundle) as process, httpx2.Client(base_url=process.url, timeout=30) as client:
         process.stop_reading()
         _ask(client, 3)
@@ -103,7 +103,7 @@ def bare(bundle: Path) -> Iterator[tuple[int, int]]:
 
 
 def test_standard_files_that_are_closed_are_no_sockets(bare: tuple[int, int]) -> None:
-    """It serves without a log, and no connection gets the descriptor that the log goes to."""
+    """The service serves without a log, and no connection gets the log's descriptor."""
     pid, port = bare
     opened = {number: str(Path(f"/proc/{pid}/fd/{number}").readlink()) for number in range(3)}
     assert set(opened.values()) == {os.devnull}
@@ -115,14 +115,14 @@ def test_standard_files_that_are_closed_are_no_sockets(bare: tuple[int, int]) ->
 
 
 def test_as_many_files_as_the_system_allows(bare: tuple[int, int]) -> None:
-    """Each connection takes one, and the usual soft limit is for programs of another kind."""
+    """The service raises its soft limit of open files, because each connection takes one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with httpx2.Client(base_url=f"http://127.0.0.1:{bare[1]}") as client:
         assert metric(client, "process_max_fds") == min(hard, 65_536)
 
 
 def test_a_pipe_that_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process may have made it so; a line is written whole all the same."""
+    """If another process made the pipe non-blocking, log lines are still written whole."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     monkeypatch.setattr(logs, "STANDARD_ERROR", writing)
@@ -137,7 +137,7 @@ def test_a_pipe_that_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_python_s_warnings_are_lines_of_the_log() -> None:
-    """In its form, and from its thread."""
+    """Python's warnings appear as lines of the log, in its format, written by its thread."""
     code = (
         "import warnings; from app import logs; logs.configure('info', 'json'); "
         "warnings.warn('beware'); logs.close()"
@@ -151,7 +151,7 @@ def test_python_s_warnings_are_lines_of_the_log() -> None:
 
 
 def test_a_line_says_what_was_so_when_it_was_logged() -> None:
-    """It is formatted then, though written later: what it tells of may change meanwhile."""
+    """A line is formatted when it is logged: later changes of its values do not show."""
     handler = logs._Lines()
     handler.setFormatter(logs._Json())
     fields = {"status": 200}

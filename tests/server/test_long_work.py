@@ -1,4 +1,4 @@
-"""Requests made to keep the service busy: others are answered meanwhile, and it ends in time."""
+"""Very long requests: other requests are answered meanwhile, and the work ends in time."""
 
 import json
 import os
@@ -28,7 +28,7 @@ NASTY_BODY = json.dumps(NASTY, ensure_ascii=False).encode()
 
 @pytest.fixture(scope="module")
 def service(bundle: Path) -> Iterator[Process]:
-    """A process that accepts as many tokens as one likes: nothing is refused for their number."""
+    """A process with a very large queue: no request is refused for its number of tokens."""
     with Process("--model", str(bundle), *FLAGS, "--max-queue-tokens", "10000000") as process:
         yield process
 
@@ -42,13 +42,13 @@ def _send(process: Process, *headers: str) -> socket.socket:
 
 
 def _cpu_s(process: Process) -> float:
-    """Seconds of all its threads."""
+    """The CPU seconds of all threads of the process."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def _spent_until_idle(process: Process) -> float:
-    """Seconds of its CPU time until it does nothing any more."""
+    """The CPU seconds that the process spends until it is idle."""
     before = _cpu_s(process)
 
     def is_idle() -> bool:
@@ -61,9 +61,9 @@ def _spent_until_idle(process: Process) -> float:
 
 
 def test_sentences_hold_nobody_up_and_end_with_the_deadline(service: Process) -> None:
-    """Health answers all the time; after its 504 the work ends.
+    """Health answers during sentence splitting; the work ends after the request's 504.
 
-    Measured in the process's own time: the machine may be busy.
+    CPU time of the process is measured, because the machine may be busy.
     """
     answered = [_cpu_s(service)]
     with (
@@ -85,7 +85,7 @@ def test_sentences_hold_nobody_up_and_end_with_the_deadline(service: Process) ->
 
 
 def test_sentences_are_not_looked_for_when_the_client_has_left(service: Process) -> None:
-    """All of it would take the process many seconds more."""
+    """Splitting stops when the client leaves; the whole work would take many more seconds."""
     before = _cpu_s(service)
     with _send(service):
         eventually(lambda: _cpu_s(service) - before > 0.5)
@@ -94,7 +94,7 @@ def test_sentences_are_not_looked_for_when_the_client_has_left(service: Process)
 
 @pytest.fixture
 def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The texts of each call of the tokenizer, which then takes a while."""
+    """The texts of each call of the tokenizer, which is slowed down."""
     calls: list[list[str]] = []
     encode_batch = Model.encode_batch
 
@@ -110,7 +110,7 @@ def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_a_short_list_does_not_wait_for_a_long_one(
     serve: Serve, tokenised: list[list[str]]
 ) -> None:
-    """They take turns at the tokenizer, and the short one is done first."""
+    """Jobs take turns at the tokenizer, so a short list is done before a long one."""
     client = serve()
     tokenised.clear()
     long, short = ["love " * 400] * 150, ["worst " * 20] * 60
@@ -140,7 +140,7 @@ def test_a_short_list_does_not_wait_for_a_long_one(
 def test_too_many_tokens_are_refused_as_soon_as_they_are_found(
     serve: Serve, tokenised: list[list[str]], body: dict[str, object], wholes: int, most: int
 ) -> None:
-    """The rest is not tokenised: of a list of texts, and of the sentences of a single one."""
+    """Tokenising stops at the limit, for a list of texts and for the sentences of one text."""
     client = serve(max_queue_tokens=2_000)
     tokenised.clear()
     answer = client.post("/classify", json=body)
@@ -153,7 +153,7 @@ def test_too_many_tokens_are_refused_as_soon_as_they_are_found(
 def test_sentences_are_found_off_the_event_loop_sooner(
     monkeypatch: pytest.MonkeyPatch, serve: Serve, chars: int, inline: bool
 ) -> None:
-    """A text that is tokenised where it arrived may have too many sentences for it."""
+    """Sentence splitting leaves the event loop for shorter texts than tokenising does."""
     threads: list[str] = []
     find = sentencex.get_sentence_boundaries
 
@@ -170,7 +170,7 @@ def test_sentences_are_found_off_the_event_loop_sooner(
 
 @pytest.fixture
 def parsed_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The name of the thread of each document that was parsed."""
+    """The name of the thread on which each document was parsed."""
     threads: list[str] = []
     decode = DECODER.decode
 
@@ -199,7 +199,7 @@ def parsed_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_long_bodies_are_parsed_off_the_event_loop(
     serve: Serve, parsed_on: list[str], path: str, body: dict[str, object]
 ) -> None:
-    """On the thread of the tokenizer, whatever the protocol; a short body is not worth it."""
+    """Every protocol parses long bodies on the tokenizer's thread, short ones on the event loop."""
     client = serve()
     content = json.dumps(body).encode()
     headers = {"content-type": "application/json"}
@@ -230,14 +230,14 @@ def _list(value: bytes, count: int) -> bytes:
 def test_documents_of_very_many_values_are_refused_unparsed(
     parsed_on: list[str], content: bytes
 ) -> None:
-    """To parse them would hold everybody up: the parser keeps the interpreter's lock."""
+    """A document of too many values is refused unparsed, since the parser would hold the GIL."""
     with pytest.raises(InvalidRequest, match=f"it has more than {MAX_VALUES} values"):
         parse(content, "it")
     assert parsed_on == []
 
 
 def test_a_line_of_very_many_values_is_refused_in_its_place(serve: Serve) -> None:
-    """Lines of a stream are parsed on the event loop, and have the same bound."""
+    """The limit on values also holds for each line of a stream, which the event loop parses."""
     lines = [b'{"id": %b, "text": "love"}' % name for name in (_list(b"1", 110_000), b"2")]
     headers = {"content-type": "application/x-ndjson"}
     answer = serve().post("/classify/stream", content=b"\n".join(lines), headers=headers)
@@ -254,7 +254,7 @@ def test_a_line_of_very_many_values_is_refused_in_its_place(serve: Serve) -> Non
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_signs_inside_texts_are_no_values(text: str, encoding: str) -> None:
-    """Commas and brackets, quotation marks and backslashes before them, in any Unicode."""
+    """Commas, brackets, quotation marks and backslashes inside texts are not counted as values."""
     value = {"inputs": [text, "x" * 200_000]}
     for ensure_ascii in (True, False):
         content = json.dumps(value, ensure_ascii=ensure_ascii).encode(encoding, "surrogatepass")
@@ -262,7 +262,7 @@ def test_signs_inside_texts_are_no_values(text: str, encoding: str) -> None:
 
 
 def test_texts_beyond_the_bound_on_values_may_be_allowed(serve: Serve) -> None:
-    """A service that takes more texts takes the values that they need."""
+    """The limit on values rises with the number of texts that the service accepts."""
     client = serve(max_texts=200_000, max_queue_tokens=100)
     answer = client.post("/classify", json={"inputs": ["a"] * 150_000})
     assert answer.json()["code"] != "invalid_request", answer.text

@@ -1,4 +1,4 @@
-"""Many streams at once, and SIGTERM among them: a real process and its sockets."""
+"""Many streams at once, also during SIGTERM, on a real process and its sockets."""
 
 import asyncio
 import json
@@ -39,13 +39,13 @@ sys.exit(main())
 
 @dataclass
 class Stream:
-    """A client that sends more lines than will be taken, and what it got."""
+    """A client that sends more lines than the server will take; it keeps what it receives."""
 
     answers: list[dict[str, Any]] = field(default_factory=list)
     complete: bool = False  # its last chunk came
 
     async def talk(self, port: int) -> None:
-        """Send and read until the answer ends."""
+        """Send lines and read answers until the stream ends."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HEAD + LINES)
         # The server closes while this sends: what came before can be read, then there is a reset.
@@ -59,7 +59,7 @@ class Stream:
 
 @dataclass
 class Seen:
-    """What happened to streams that began at once, until some time after SIGTERM."""
+    """What happened to streams that began together, until some time after SIGTERM."""
 
     streams: list[Stream]
     when_all_had_one: list[int]  # how many answers each had then
@@ -97,13 +97,13 @@ def seen(bundle: Path) -> Iterator[Seen]:
 
 
 def test_each_stream_has_its_first_answer_before_any_is_far_ahead(seen: Seen) -> None:
-    """And it stays so: streams take turns."""
+    """Streams take turns, so each one gets its first answer soon, and further answers."""
     assert max(seen.when_all_had_one) <= 50
     assert max(seen.when_all_had_enough) <= ENOUGH + 50
 
 
 def test_the_lines_of_streams_do_not_expire(seen: Seen) -> None:
-    """However long they wait beside others: they are answered, in their order."""
+    """Lines do not expire while they wait for other streams; they are answered in order."""
     for stream in seen.streams:
         results = [answer for answer in stream.answers if "error" not in answer]
         assert [answer["id"] for answer in results] == list(range(len(results)))
@@ -113,7 +113,7 @@ def test_the_lines_of_streams_do_not_expire(seen: Seen) -> None:
 
 
 def test_sigterm_ends_every_stream_in_order(seen: Seen) -> None:
-    """Its last line says so, its last chunk comes, and nobody has to look into the log."""
+    """At SIGTERM, every stream gets a last line that says why it ends, and its last chunk."""
     for stream in seen.streams:
         *answers, last = stream.answers
         assert (last["id"], last["error"]["code"]) == (None, "shutting_down")
@@ -125,7 +125,7 @@ def test_sigterm_ends_every_stream_in_order(seen: Seen) -> None:
 
 
 def test_streams_end_in_order_when_there_is_no_time_left(bundle: Path) -> None:
-    """Inference is stuck: who reads gets the last line and chunk, who does not delays nobody."""
+    """If inference is stuck, clients that read get the last line; other clients delay nobody."""
 
     async def end(process: Process) -> tuple[list[Stream], str]:
         _, silent = await asyncio.open_connection("127.0.0.1", process.port)

@@ -1,4 +1,4 @@
-"""A model is loaded again while it answers: by POST /models/{name}/reload, or SIGHUP."""
+"""Reload of a model while it answers, by POST /models/{name}/reload or by SIGHUP."""
 
 import asyncio
 import gc
@@ -41,7 +41,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def _release(bundle: Path, revision: str) -> None:
-    """Put another revision in the bundle's place, as a deployment would."""
+    """Put another revision in place of the bundle, as a deployment would."""
     source = {"path": "made by a test", "revision": revision, "files": {}}
     write_manifest(bundle, source=source)
 
@@ -58,7 +58,7 @@ def _revision(client: httpx2.Client) -> str:
 
 @contextmanager
 def _load(url: str) -> Iterator[Counter[object]]:
-    """Clients that ask all the time; yields how often they got which answer."""
+    """Clients that send requests all the time; yields how often each answer came."""
     seen: Counter[object] = Counter()
     done = threading.Event()
 
@@ -86,7 +86,7 @@ def _load(url: str) -> Iterator[Counter[object]]:
 
 
 def test_a_reload_answers_with_the_new_model(serve: Serve, bundle: Path) -> None:
-    """Also /models, /metrics and health speak of it, and not of the old one."""
+    """After the reload, /models, /metrics and health show the new model and not the old one."""
     client = serve(model=(bundle,), admin_keys="admin-key-1")
     assert _revision(client) == "0123abc"
     _release(bundle, "fedcba9")
@@ -101,7 +101,7 @@ def test_a_reload_answers_with_the_new_model(serve: Serve, bundle: Path) -> None
 
 
 def test_nothing_fails_while_models_change(bundle: Path) -> None:
-    """Under load, several times, by both ways: every answer is whole, and each model was used."""
+    """Under load, with reloads of both kinds, every answer is valid and each model is used."""
     flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1"]
     with Process(*flags) as process, httpx2.Client(base_url=process.url) as client:
         with _load(process.url) as seen:
@@ -120,7 +120,7 @@ def test_nothing_fails_while_models_change(bundle: Path) -> None:
 
 
 def test_a_stream_goes_on_with_the_new_model(bundle: Path) -> None:
-    """It has no model of its own that would have to stay: the reload does not wait for its end."""
+    """A stream continues with the new model; the reload does not wait for the stream's end."""
     flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1"]
     with (
         Process(*flags) as process,
@@ -142,7 +142,7 @@ def test_a_stream_goes_on_with_the_new_model(bundle: Path) -> None:
 def test_lines_that_a_model_leaves_undone_go_to_the_next(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They have no deadline, and a model that is replaced does not stay for ever."""
+    """Lines that the old model has not computed when its drain ends go to the new model."""
     client = serve(admin_keys="admin-key-1", deadline_ms=100, drain_ms=100)
     stuck = cast(FastAPI, client.app).state.service.models.classifier(None).model
     reached, over = threading.Event(), threading.Event()
@@ -170,7 +170,7 @@ def test_lines_that_a_model_leaves_undone_go_to_the_next(
 
 @pytest.mark.parametrize("damage", ["manifest", "model", "name", "gone"])
 def test_a_bad_bundle_leaves_the_old_model_serving(serve: Serve, bundle: Path, damage: str) -> None:
-    """The answer says that it failed, the log why, and neither path nor reason is told."""
+    """The answer reports the failure without path or cause; the log has the cause."""
     client = serve(model=(bundle,), admin_keys="admin-key-1")
     match damage:
         case "manifest":
@@ -189,7 +189,7 @@ def test_a_bad_bundle_leaves_the_old_model_serving(serve: Serve, bundle: Path, d
 
 
 def test_what_was_begun_ends_with_the_old_model(serve: Serve, bundle: Path, gate: Gate) -> None:
-    """The answer to a reload comes when the old model has no work any more."""
+    """The reload is answered when the old model has finished its work."""
     client = serve(model=(bundle,), admin_keys="admin-key-1", runners=1)
     with ThreadPoolExecutor(2) as pool:
         gate.close()
@@ -222,7 +222,7 @@ TENSOR = {"inputs": EXAMPLE["inputs"]}  # with all outputs
 def test_a_body_that_ends_after_a_reload_is_answered_by_the_new_model(
     bundle: Path, path: str, body: Any, classes: Callable[[Any], float]
 ) -> None:
-    """Labels, shape and values are those of the model that answered."""
+    """Labels, shape and values of an answer all come from the model that computed it."""
     settings = {"model": (bundle,), "admin_keys": "admin-key-1", **SET_BY_HAND}
     app = create_app(Settings.model_validate(settings))
     content = json.dumps(body).encode()
@@ -247,7 +247,7 @@ def test_a_body_that_ends_after_a_reload_is_answered_by_the_new_model(
 
 
 def _release_two_labels(bundle: Path) -> None:
-    """Put a model of two labels in the place of the one with three."""
+    """Put a model of two labels in place of the model with three."""
     shutil.rmtree(bundle)
     make_bundle(bundle, outputs=2)
     config = {"id2label": dict(enumerate(NEW_LABELS)), "pad_token_id": 0}
@@ -256,7 +256,7 @@ def _release_two_labels(bundle: Path) -> None:
 
 
 def test_only_an_admin_key_reloads(serve: Serve, bundle: Path) -> None:
-    """Not a client's key, not none, and none where no admin key is set."""
+    """A client's key or no key is refused; without a configured admin key, all are refused."""
     client = serve(model=(bundle,), api_keys="client-key-1", admin_keys="admin-key-1")
     for headers in ({}, {"authorization": "Bearer client-key-1"}):
         for path in ("/models/tiny/reload", "/models/tiny/reload%0A", "/models/tiny/reload%0D"):
@@ -267,7 +267,7 @@ def test_only_an_admin_key_reloads(serve: Serve, bundle: Path) -> None:
 
 
 def test_without_admin_keys_the_refusal_says_so(client: TestClient) -> None:
-    """No key could be right, so none is asked for."""
+    """Without admin keys, the error does not ask for a key, because no key could be right."""
     answer = _reload(client)
     assert answer.status_code == 401
     assert "no admin keys" in answer.json()["detail"]
@@ -278,7 +278,7 @@ def test_without_admin_keys_the_refusal_says_so(client: TestClient) -> None:
 def test_other_reloads_do_not_wait_for_what_one_has_begun(
     serve: Serve, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the old model of one name has work, that of another is loaded and answers."""
+    """While one old model still has work, the model of another name is loaded and answers."""
     retiring, may_end = threading.Event(), threading.Event()
     retire = Classifier.retire
 
@@ -303,13 +303,13 @@ def test_other_reloads_do_not_wait_for_what_one_has_begun(
 
 
 def test_an_unknown_model_is_not_reloaded(client: TestClient, serve: Serve) -> None:
-    """404, as everywhere."""
+    """Reload of an unknown model gives 404, as on other routes."""
     answer = _reload(serve(admin_keys="admin-key-1"), "other")
     assert (answer.status_code, answer.json()["code"]) == (404, "model_not_found")
 
 
 def test_memory_returns_to_what_it_was(bundle: Path) -> None:
-    """Twenty models later the process is hardly larger than after the first few."""
+    """After twenty reloads, the process is hardly larger than after the first few."""
     flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1"]
     with Process(*flags) as process, httpx2.Client(base_url=process.url) as client:
 
@@ -331,7 +331,7 @@ def test_memory_returns_to_what_it_was(bundle: Path) -> None:
 def test_a_model_that_was_replaced_is_freed(
     serve: Serve, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one, too; the last is all that is left."""
+    """After reloads, only the last model stays in memory; all others are freed."""
     loaded: list[weakref.ref[Model]] = []
     load = Model.load
 
@@ -354,7 +354,7 @@ def test_a_model_that_was_replaced_is_freed(
 
 
 def test_labels_may_change(serve: Serve, bundle: Path) -> None:
-    """What is counted for the old names stays, and new ones are counted."""
+    """Counts of the old labels stay, and the new labels are counted."""
     client = serve(model=(bundle,), admin_keys="admin-key-1")
     _revision(client)
     labels = ["bad", "so-so", "good"]

@@ -1,4 +1,4 @@
-"""A real process whose runners hang or die: what its clients, probes and metrics are told."""
+"""Runners of a real process hang or die: what clients, probes and metrics show."""
 
 import json
 import signal
@@ -55,13 +55,13 @@ sys.exit(main())
 
 @pytest.fixture
 def fault(tmp_path: Path) -> Path:
-    """The file that makes the fault, while it is there."""
+    """The file whose presence causes the fault."""
     return tmp_path / "fault"
 
 
 @pytest.fixture
 def process(request: pytest.FixtureRequest, bundle: Path, tmp_path: Path) -> Iterator[Process]:
-    """The service with two runners, and a fault."""
+    """The service with two runners and a fault."""
     command = [sys.executable, "-c", request.param, str(tmp_path)]
     flags = ["--model", str(bundle), "--deadline-ms", "60000", "--max-batch-tokens", "512"]
     with Process(*flags, "--runners", "2", "--threads", "1", command=command) as process:
@@ -88,10 +88,10 @@ OK, NOT_READY = {(200, None)}, {(503, "not_ready")}
 
 @pytest.mark.parametrize("process", [HANGING], indirect=True)
 def test_runners_that_hang(process: Process, client: httpx2.Client, fault: Path) -> None:
-    """One of two: unready, alive, others are answered. Both: not alive, errors at once.
+    """One of two hangs: unready, alive, others are answered. Both hang: not alive, errors at once.
 
-    A text that hangs gets its error though its deadline is far, in a stream, too. When they are
-    back, all is well.
+    A text that hangs gets its error long before its deadline, also in a stream. When the runners
+    return, everything works again.
     """
     assert _post(client, ["love", "worst"]).status_code == 200
     fault.touch()
@@ -122,10 +122,10 @@ def test_runners_that_hang(process: Process, client: httpx2.Client, fault: Path)
 
 @pytest.mark.parametrize("process", [DYING], indirect=True)
 def test_runners_that_die(process: Process, client: httpx2.Client, fault: Path) -> None:
-    """Each is replaced, counted and logged, and the request is answered.
+    """Each lost runner is replaced, counted and logged, and the request is answered.
 
-    Where every one dies again and again, clients and probes are told; the service comes back by
-    itself.
+    If every runner dies again and again, clients get errors and probes fail; the service recovers
+    by itself.
     """
     assert metric(client, "sentiment_runners_lost_total", **MODEL) == 0
     assert _post(client, ["love", "worst"]).status_code == 200

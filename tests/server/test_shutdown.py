@@ -1,4 +1,4 @@
-"""SIGTERM while clients come and go: each request that is sent has an answer, none a reset."""
+"""SIGTERM while clients connect and leave: each request gets an answer, none gets a reset."""
 
 import http.client
 import json
@@ -24,10 +24,10 @@ CLIENTS = 32
 
 
 class Client(threading.Thread):
-    """Asks until nobody listens any more, and remembers what became of each request.
+    """Sends requests until no server listens, and remembers what became of each request.
 
-    ``pause_s`` between two requests makes connections idle; without ``keep`` each request has a
-    connection of its own.
+    ``pause_s`` between two requests makes connections idle; without ``keep`` each request has its
+    own connection.
     """
 
     def __init__(self, port: int, *, keep: bool, pause_s: float) -> None:
@@ -65,7 +65,7 @@ class Client(threading.Thread):
 
 @contextmanager
 def clients(port: int, *, keep: bool, pause_s: float = 0.0) -> Iterator[Counter[object]]:
-    """Clients at work; what they saw is there at the end, when nobody listens any more."""
+    """Clients at work; their records are complete when no server listens any more."""
     working = [Client(port, keep=keep, pause_s=pause_s) for _ in range(CLIENTS)]
     seen: Counter[object] = Counter()
     for client in working:
@@ -89,7 +89,7 @@ def clients(port: int, *, keep: bool, pause_s: float = 0.0) -> Iterator[Counter[
 def test_no_connection_is_reset(
     bundle: Path, command: list[str], keep: bool, pause_s: float, signals: int
 ) -> None:
-    """What was begun is answered, what comes then is told 503 and to go elsewhere; exit code 0."""
+    """Begun requests are answered; later ones get 503 and the connection closes; exit code 0."""
     flags = ["--model", str(bundle), *FLAGS, "--drain-ms", "2000"]
     with Process(*flags, command=command) as process:
         with clients(process.port, keep=keep, pause_s=pause_s) as seen:
@@ -102,7 +102,7 @@ def test_no_connection_is_reset(
 
 
 def test_no_connection_is_reset_during_a_reload(bundle: Path) -> None:
-    """The reload ends with the process."""
+    """During a reload, SIGTERM resets no connection, and the reload ends with the process."""
     with Process("--model", str(bundle), *FLAGS, "--drain-ms", "2000") as process:
         with clients(process.port, keep=True) as seen:
             for _ in range(20):
@@ -115,7 +115,7 @@ def test_no_connection_is_reset_during_a_reload(bundle: Path) -> None:
 
 
 def test_a_client_that_never_reads_cannot_hold_the_process(bundle: Path) -> None:
-    """It is left when drain-ms is over."""
+    """A client that never reads is abandoned when drain-ms ends."""
     with (
         Process("--model", str(bundle), *FLAGS, "--drain-ms", "1000") as process,
         socket.create_connection(("127.0.0.1", process.port)) as client,
@@ -131,7 +131,7 @@ def test_a_client_that_never_reads_cannot_hold_the_process(bundle: Path) -> None
 
 
 def test_many_hangups_are_one_or_two_reloads(bundle: Path) -> None:
-    """Those that come while one is loaded are one more, after it."""
+    """Hangups that come during a reload cause one more reload after it."""
     with (
         Process("--model", str(bundle), *FLAGS) as process,
         httpx2.Client(base_url=process.url) as client,
@@ -149,7 +149,7 @@ def test_many_hangups_are_one_or_two_reloads(bundle: Path) -> None:
 
 
 def test_a_hangup_does_not_end_a_start(bundle: Path) -> None:
-    """Neither before the models are loaded nor while they are: the server starts."""
+    """SIGHUP before or during the first load of the models does not end the process."""
     hang_up = "import os, signal; import app.server.run as run; create = run.main.create_app; "
     hang_up += "hup = lambda: os.kill(os.getpid(), signal.SIGHUP); "
     hang_up += "run.main.create_app = lambda settings: (hup(), create(settings), hup())[1]; "
@@ -163,7 +163,7 @@ def test_a_hangup_does_not_end_a_start(bundle: Path) -> None:
 def test_a_load_that_is_under_way_does_not_hold_the_process(
     bundle: Path, load_s: int, drain_ms: int
 ) -> None:
-    """What is loaded again when SIGTERM comes is dropped, if it is ready in time or not."""
+    """SIGTERM during a reload drops the new model, whether or not it gets ready in time."""
     slow = f"import time, app.main as main; load, loads = main._load, []; wait = {load_s}; "
     slow += "main._load = lambda *a, **k: "
     slow += "(loads and time.sleep(wait), loads.append(1), load(*a, **k))[2]; "
