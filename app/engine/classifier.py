@@ -50,8 +50,8 @@ SPLIT_COST = 8  # finding and tokenising sentences as well takes up to this many
 
 STAGES = ("tokenize", "queue", "inference")
 
-# Streams fill the queue with this many times the tokens that a batch looks ahead. One time is not
-# enough, because streams add and remove their texts in whole groups.
+# Streams fill the queue with this many times the tokens that a batch looks ahead. The look-ahead
+# alone is not enough, because the texts of streams come and go in whole groups.
 STREAM_LOOKS = 2
 
 # Submits items with a tag to a batcher, at a time of its own choice, and returns the answer.
