@@ -1,4 +1,4 @@
-"""A bundle on disk: its manifest, its files, and the check that they belong together."""
+"""A bundle on disk: its manifest, its files, and the check that they fit together."""
 
 import hashlib
 from pathlib import Path

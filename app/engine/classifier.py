@@ -259,7 +259,7 @@ class Classifier:
         if (left_s := deadline - loop.time()) <= 0:
             raise DeadlineExceeded("the time allowed was over when the request was read")
         if submit is None:
-            # Check before tokenising: it would be a third of the cost of refusing a request.
+            # Check before tokenising, which would be a third of the cost of refusing a request.
             self._batcher.check_admission(len(texts), timeout_s=left_s)
         encoded = await self._encode(texts, options, deadline)
         tokenize_seconds = time.perf_counter() - started

@@ -36,9 +36,10 @@ Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """The token ids of a text as the model gets them; ``tokens`` is their number untruncated.
+    """The token ids of a text, as the model gets them.
 
-    ``overflow`` has the ids of the following windows. Each window overlaps the one before.
+    ``tokens`` is the number of tokens before truncation. ``overflow`` has the ids of the following
+    windows. Each window overlaps the one before.
     """
 
     ids: list[int]
@@ -158,7 +159,7 @@ class Model:
         return outcome
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding | EmptyText | InvalidRequest]:
-        """Tokenise many texts. An error that ``encode`` would raise is returned in its place.
+        """Tokenise many texts. A text's error, which ``encode`` would raise, takes its place.
 
         Other threads can run meanwhile, because the tokenizer releases Python's global lock.
         """

@@ -1,4 +1,4 @@
-"""The way of a text through a model: tokens, logits, prediction. This module knows no HTTP."""
+"""The way of a text through a model: tokens, logits, prediction. There is no HTTP here."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,10 @@ Scored = tuple[list[float], list[float]]  # logits and scores, in the order of t
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to process a text. ``language`` is a BCP 47 tag; its abbreviations end no sentence."""
+    """How to process a text.
+
+    ``language`` is a BCP 47 tag. It decides which abbreviations end no sentence.
+    """
 
     overflow: Overflow = "truncate"
     split: Split | None = None
@@ -118,7 +121,8 @@ def infer(model: Model, encodings: Sequence[Encoding]) -> list[Scored | ServiceE
     """Logits and scores of each encoding, computed as one batch."""
     logits = model.infer(encodings)
     rows = [row for row in logits if not isinstance(row, ServiceError)]
-    # Compute all scores at once. Singly, they would take longer than the rest of a short answer.
+    # Compute all scores at once. One at a time, they would take longer than the rest of a short
+    # answer.
     values = np.array(rows, dtype=np.float32).reshape(-1, len(model.labels))
     scored = zip(values.tolist(), model.scores(values).tolist(), strict=True)
     return [row if isinstance(row, ServiceError) else next(scored) for row in logits]

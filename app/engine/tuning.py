@@ -1,10 +1,10 @@
 """Choose how to share the CPUs and how large a batch may be, by measuring on the serving machine.
 
-More runners answer more texts per second. More threads per runner answer a single text sooner. How
-much sooner or how many more depends on the model, the CPU and the other processes. So the service
-measures the costs of a few batches before it is ready, in bounded time, and keeps them in a cache
-directory for the next start. Under load, the costs of live batches correct the budget. Values that
-the operator sets are used as they are.
+More runners answer more texts per second. More threads per runner answer a single text sooner. The
+size of both effects depends on the model, the CPU and the other processes. So the service measures
+the costs of a few batches before it is ready, in bounded time, and keeps them in a cache directory
+for the next start. Under load, the costs of live batches correct the budget. Values that the
+operator sets are used as they are.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from app.engine.model import Model
 from app.engine.session import CUDA
 from app.settings import Settings
 
-# The share of the highest throughput that is enough. A larger batch may cost the rest.
+# A larger batch is worth it if it keeps at least this share of the highest throughput.
 GOOD_ENOUGH = 0.97
 # With one thread per runner there is nothing to synchronise. So this way is chosen, unless another
 # way is faster by this share and by more than the spread of both.
@@ -93,8 +93,8 @@ def tune(model: Model, settings: Settings, cpus: float) -> Plan:
     tokens = settings.max_batch_tokens or texts * TEXT_TOKENS
     budget = TokenBudget(tokens)
     if not (settings.max_batch_tokens or settings.target_latency_ms):
-        # Only on a CPU may the budget grow to twice the measured size. On a GPU, such a batch may
-        # not fit in memory.
+        # On a CPU the budget may grow to twice the largest measured batch. On a GPU it may not,
+        # because the GPU's memory may be too small.
         largest = max(cost.seconds) if model.provider == CUDA else 2 * max(BATCHES)
         most = TEXT_TOKENS * largest
         budget = TokenBudget(

@@ -110,7 +110,7 @@ class Worker:
             _settle(job, result=end.value)
         except Exception as error:
             _settle(job, error=error)
-        except BaseException as error:  # as it is, it would end the event loop or this thread
+        except BaseException as error:  # it would end the event loop, or this thread
             _settle(job, error=RuntimeError(f"a step raised {error!r}"))
         else:
             with self._condition:
