@@ -1,4 +1,4 @@
-"""Where a service is between its start and its end: one object, which everyone asks."""
+"""The lifecycle of the service: one shared object holds its stage, from start to stop."""
 
 import asyncio
 import math
@@ -9,17 +9,20 @@ from app.errors import NotReady, ShuttingDown
 
 
 class Stage(IntEnum):
-    """In their order."""
+    """The stages of the service, in the order in which they happen."""
 
     STARTING = auto()
     READY = auto()
-    STOPPING = auto()  # nothing new is admitted; what was begun is finished
-    CLOSING = auto()  # streams end, which would go on as long as their clients send
+    STOPPING = auto()  # new requests are refused; requests in progress are finished
+    CLOSING = auto()  # long-lived streams must end, too
     STOPPED = auto()
 
 
 class Lifecycle:
-    """The stage, and how the end went. For the event loop; ``stop`` is safe in a signal handler."""
+    """The current stage, and whether the service could stop in time.
+
+    Use it on the event loop only. ``stop`` may also be called in a signal handler.
+    """
 
     def __init__(self, drain_s: float) -> None:
         self._drain_s = drain_s
@@ -27,27 +30,27 @@ class Lifecycle:
 
     def _begin(self) -> None:
         self.stage = Stage.STARTING
-        self.closing = asyncio.Event()  # set when streams must end
-        self.stop_by = math.inf  # on the clock time.monotonic
-        self.results_lost = False  # the time was over before each accepted request had its result
-        self.computing = False  # a runner was still inside inference when the time was over
+        self.closing = asyncio.Event()  # set when long-lived streams must end
+        self.stop_by = math.inf  # a time of time.monotonic: the end of the drain time
+        self.results_lost = False  # time ran out before every accepted request had a result
+        self.computing = False  # time ran out while a runner was still inside inference
 
     def restart(self) -> None:
-        """Begin another run where one has ended."""
+        """Go back to the first stage if the service has stopped; otherwise do nothing."""
         if self.stage is Stage.STOPPED:
             self._begin()
 
     @property
     def stopping(self) -> bool:
-        """Whether nothing new is admitted any more."""
+        """Whether the service is stopping or has stopped: it admits no new requests."""
         return self.stage >= Stage.STOPPING
 
     def check(self) -> None:
-        """Return while the service admits requests.
+        """Return if the service admits requests.
 
         Raises:
-            NotReady: it is not started.
-            ShuttingDown: it ends.
+            NotReady: the service is still starting.
+            ShuttingDown: the service is stopping or has stopped.
         """
         if self.stage is Stage.STARTING:
             raise NotReady("the service is starting", retry_after_s=1.0)
@@ -55,22 +58,22 @@ class Lifecycle:
             raise ShuttingDown()
 
     def started(self) -> None:
-        """Admit requests, unless a signal came before."""
+        """Admit requests from now on, unless the service is already stopping."""
         if not self.stopping:
             self.stage = Stage.READY
 
     def stop(self) -> None:
-        """Admit nothing more. The time in which all must end begins with the first call."""
+        """Admit no more requests. The first call starts the drain time."""
         if not self.stopping:
             self.stage = Stage.STOPPING
             self.stop_by = time.monotonic() + self._drain_s
 
     def close(self) -> None:
-        """Have streams end."""
+        """Stop, and tell long-lived streams to end."""
         self.stop()
         self.stage = max(self.stage, Stage.CLOSING)
         self.closing.set()
 
     def stopped(self) -> None:
-        """Everything has ended; another run may start."""
+        """Record that everything has ended. The service may then be started again."""
         self.stage = Stage.STOPPED

@@ -1,4 +1,4 @@
-"""The composition root: settings in, an application out."""
+"""Build the FastAPI application from the settings."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,7 +24,7 @@ from app.observability.metrics import Metrics
 from app.observability.traces import require_sdk
 from app.settings import Settings
 
-# Smaller answers go out as they are: the event loop has other work.
+# Smaller responses are not compressed, because compression takes time on the event loop.
 COMPRESS_BYTES = 8_192
 DESCRIPTION = """
 Errors are `application/problem+json` with a stable `code`. `x-request-id` is echoed, or made.
@@ -32,7 +32,7 @@ Errors are `application/problem+json` with a stable `code`. `x-request-id` is ec
 Bodies may be compressed (gzip, br, deflate), and so are long answers for clients that accept it.
 The Open Inference Protocol's `POST /v2/models/{name}/infer` is described by that protocol.
 """
-# Ours has no paths and queries of clients in it.
+# FastAPI's telemetry is off. The service has its own, without the paths and queries of clients.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 ROUTERS = [
     module.router
@@ -41,7 +41,9 @@ ROUTERS = [
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The application, its models loaded and warm; it serves within its lifespan.
+    """Load and warm up the models, and return the application that serves them.
+
+    It answers requests only while its lifespan is active.
 
     Raises:
         UserError: a bundle cannot be served.
@@ -54,8 +56,9 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        models = loaded.copy() or load_all(paths, settings, service.cpus)  # or it starts again
-        loaded.clear()  # models that are replaced should be freed
+        # The first start uses the models that are loaded already. A restart loads them again.
+        models = loaded.copy() or load_all(paths, settings, service.cpus)
+        loaded.clear()  # a reference here would keep a model in memory after its reload
         async with service.running(models):
             models.clear()
             yield
@@ -79,7 +82,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 def _add_routes(app: FastAPI, service: Service) -> None:
     routers = [*ROUTERS, *([] if service.settings.metrics_port else [operations.metrics_router])]
-    # For OpenAPI; the middleware decides.
+    # This only documents the keys in OpenAPI. The middleware checks them.
     keys = [Depends(HTTPBearer(auto_error=False))] if service.settings.api_keys else None
     for router in routers:
         app.include_router(router, dependencies=keys)
@@ -92,7 +95,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
 
 def _add_middleware(app: FastAPI, service: Service) -> None:
-    """The last one that is added sees a request first."""
+    """Add the middleware. The one that is added last sees each request first."""
     app.add_middleware(RequestMiddleware, service=service, routes=app.state.routes)
     add_compress_type("application/problem+json")
     add_compress_type("application/x-ndjson", streaming=True)
@@ -108,7 +111,7 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
 
 
 def create_metrics_app(service: Service) -> FastAPI:
-    """Its metrics and nothing else, for a port of their own."""
+    """An application that serves only the service's metrics, for a separate port."""
     app = FastAPI(openapi_url=None, exception_handlers=HANDLERS, telemetry=NO_TELEMETRY)
     app.state.service = service
     app.include_router(operations.metrics_router)
@@ -118,7 +121,10 @@ def create_metrics_app(service: Service) -> FastAPI:
 
 
 def _expect_requests(metrics: Metrics, route: APIRoute) -> None:
-    """Have the series of all answers that the route documents, and of clients that leave."""
+    """Create the metric series of the route's requests at 0, before the first request.
+
+    There is one series for each documented status, and one for clients that disconnect.
+    """
     for method in route.methods or ():
         for status in (200, ClientDisconnected.status, *route.responses):
             metrics.expect_request(route.path, method, int(status))

@@ -1,18 +1,18 @@
-"""A bundle on disk: its manifest, its files, and the check that they belong together."""
+"""A bundle on disk: its manifest, its files, and the check that they fit together."""
 
 import hashlib
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json  # its depth is bounded; json's is the interpreter's stack
+from pydantic_core import from_json  # limits nesting depth; json relies on the interpreter's stack
 
 from app.engine.preprocessing import Preprocessing
 from app.errors import UserError
 
 FORMAT_VERSION: Final = 1
 MANIFEST = "manifest.json"
-# Side files whose digests the manifest carries beside those of the variants.
+# Files that every bundle has besides its variants. The manifest lists their digests, too.
 SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 MODELS_DIRECTORY = Path(__file__).resolve().parents[2] / "models"
 EMBEDDED_BUNDLE = MODELS_DIRECTORY / "minilm-l6-tweet-sentiment"
@@ -25,7 +25,7 @@ class _Record(BaseModel):
 
 
 class Parity(_Record):
-    """How far a variant is from the PyTorch checkpoint on ``samples`` texts."""
+    """How far a variant's outputs are from the PyTorch checkpoint's, on ``samples`` texts."""
 
     samples: int
     max_abs_logit_diff: float
@@ -33,7 +33,7 @@ class Parity(_Record):
 
 
 class DataFile(_Record):
-    """A file beside the bundle's manifest; ``file`` is relative to it."""
+    """A file of the bundle. ``file`` is its path, relative to the manifest's directory."""
 
     file: str
     sha256: str
@@ -41,9 +41,9 @@ class DataFile(_Record):
 
 
 class Variant(DataFile):
-    """One ONNX file, written once it was verified.
+    """One ONNX file, listed in the manifest after it was verified.
 
-    ``data`` holds its weights where they exceed the 2 GB of one protobuf file.
+    ``data`` is a second file with the weights, if they exceed the 2 GB limit of a protobuf file.
     """
 
     data: DataFile | None = None
@@ -52,12 +52,12 @@ class Variant(DataFile):
 
     @property
     def total_bytes(self) -> int:
-        """Of the file and of the weights beside it."""
+        """The size in bytes of the ONNX file and of its separate weights, if any."""
         return self.bytes + (self.data.bytes if self.data is not None else 0)
 
 
 class Source(_Record):
-    """Where the checkpoint came from; ``files`` maps its files to their SHA-256."""
+    """Where the checkpoint came from. ``files`` maps the names of its files to their SHA-256."""
 
     repo_id: str | None = None
     path: str | None = None
@@ -81,7 +81,7 @@ class Manifest(_Record):
 
 
 class Bundle:
-    """A directory whose manifest was read and understood; files are checked on use."""
+    """A directory with a valid manifest. The digest of a file is checked before it is used."""
 
     def __init__(self, path: Path, manifest: Manifest, config: dict[str, Any]) -> None:
         self.path = path
@@ -94,7 +94,8 @@ class Bundle:
         """Read the manifest and check the side files.
 
         Raises:
-            UserError: not a bundle, of a newer format, or a file is missing or changed.
+            UserError: the path is not a bundle, its format is too new or its content is not
+                valid, or a file is missing or changed.
         """
         manifest = _read_manifest(path)
         for name in SIDE_FILES:
@@ -114,7 +115,7 @@ class Bundle:
         return cls(path, manifest, config)
 
     def variant_path(self, precision: Precision) -> Path:
-        """The ONNX file of a variant, its digest checked.
+        """Check the digest of a variant's ONNX file and of its weights, and return its path.
 
         Raises:
             UserError: the bundle has no such variant, or its file is missing or changed.

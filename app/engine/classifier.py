@@ -1,4 +1,4 @@
-"""One served model: texts in, predictions out, everything counted and timed."""
+"""One served model: it turns texts into predictions, and counts and times its work."""
 
 import asyncio
 import time
@@ -42,18 +42,19 @@ from app.errors import (
 from app.lifecycle import Lifecycle
 from app.settings import Settings
 
-# Characters of a request that are tokenised on the event loop, which they hold for about a
-# millisecond; more go to a thread, whose switches cost more than tokenising a few tweets.
+# Requests of up to this many characters are tokenised on the event loop, which takes about a
+# millisecond. Longer requests go to a thread. For a few tweets, switching to a thread and back
+# costs more than tokenising.
 INLINE_CHARS = 4_000
-SPLIT_COST = 8  # times as long as without, at worst, to find the sentences and tokenise them too
+SPLIT_COST = 8  # finding and tokenising sentences as well takes up to this many times as long
 
 STAGES = ("tokenize", "queue", "inference")
 
-# As far as a batch looks ahead, so many times over, streams fill the queue: what they have in it
-# comes and goes by groups.
+# Streams fill the queue with this many times the tokens that a batch looks ahead. The look-ahead
+# alone is not enough, because the texts of streams come and go in whole groups.
 STREAM_LOOKS = 2
 
-# Has a batcher infer the items, with the tag, when it finds the time come.
+# Submits items with a tag to a batcher, at a time of its own choice, and returns the answer.
 Submit = Callable[
     [MicroBatcher[Encoding, Scored], Sequence[Encoding], object], Awaitable[Answer[Scored]]
 ]
@@ -61,12 +62,12 @@ Submit = Callable[
 PROBE_TEXT = "ready?"
 PROBE_TIMEOUT_S = 1.0
 
-RUNNERS_END_S = 0.1  # those without work
+RUNNERS_END_S = 0.1  # idle runners get at least this long to end
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What became of a request's texts, in their order, and where its time went."""
+    """The outcomes of a request's texts, in their order, and the time that each stage took."""
 
     model: Model
     outcomes: list[Outcome]
@@ -76,7 +77,7 @@ class Classification:
 
 
 class Classifier:
-    """A model behind its batcher. Create it on the event loop."""
+    """A model and the batcher in front of it. Create it on the event loop."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Classifier:
         self._observer = observer
         self._worker = worker
         self._lifecycle = lifecycle
-        self._attempts = 0  # under way
+        self._attempts = 0  # number in progress
         self._unused = asyncio.Event()
         self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
             partial(infer, model),
@@ -115,10 +116,10 @@ class Classifier:
 
     @property
     def stream_tokens(self) -> int:
-        """What all streams together may have in the queue and in batches.
+        """The number of tokens that all streams together may have in the queue and in batches.
 
-        It is enough to keep the runners in good batches, and no more than one request may have:
-        more would only make others wait, and those streams that come next.
+        It is enough to give the runners good batches, and at most what a single request may have.
+        More would only make other requests and later streams wait.
         """
         batches = self.plan.runners + STREAM_LOOKS * LOOK_AHEAD
         share = int(self._settings.max_queue_tokens * REQUEST_SHARE)
@@ -127,11 +128,11 @@ class Classifier:
     async def classify(
         self, texts: Sequence[str], options: Options = DEFAULTS, *, deadline: float
     ) -> Classification:
-        """Classify the texts of one request, until ``deadline`` by the event loop's clock.
+        """Classify the texts of one request. ``deadline`` is a time on the event loop's clock.
 
         Raises:
             Overloaded, TooManyTexts, ShuttingDown: the request was not admitted.
-            DeadlineExceeded: tokenising alone took longer than it may.
+            DeadlineExceeded: the deadline passed before the texts were tokenised.
         """
         with self.counting_failures(len(texts)):
             done = await self.attempt(texts, options, deadline=deadline)
@@ -141,11 +142,12 @@ class Classifier:
     async def explain(
         self, text: str, *, deadline: float
     ) -> tuple[Classification, Prediction, list[Word]]:
-        """Classify one text, and say what each of its words contributes.
+        """Classify one text, and compute what each of its words contributes.
 
         Raises:
-            TextTooLong: it has more words, or with them more tokens, than are explained.
-            ServiceError: it could not be classified, or as ``classify``.
+            TextTooLong: the text has too many characters or words, or its copies that each lack
+                a word have too many tokens together.
+            ServiceError: the text could not be classified, or ``classify`` would raise the error.
         """
         with self.counting_failures(1):
             spans = word_spans(text)
@@ -162,23 +164,23 @@ class Classifier:
         return done, whole, words
 
     def check_admission(self, *, timeout_s: float) -> None:
-        """Return while there is room for one token more.
+        """Return if the queue would admit one more token.
 
         Raises:
-            Overloaded, ShuttingDown: there is none.
+            Overloaded, ShuttingDown: it would not.
         """
         with self.counting_failures(0):
             self._batcher.check_admission(1, timeout_s=timeout_s)
 
     def count_rejection(self, reason: str) -> None:
-        """Count a request that was not admitted, though not by the queue."""
+        """Count a request that was refused for a reason other than the queue."""
         self._observer.rejection(reason)
 
     def check_live(self) -> None:
-        """Return while a runner is left that can answer.
+        """Return if at least one runner can still answer.
 
         Raises:
-            NotReady: there is none, and only another process may have one.
+            NotReady: no runner can. Only a new process can help.
         """
         if self._batcher.runners.hopeless:
             raise NotReady(
@@ -186,12 +188,13 @@ class Classifier:
             )
 
     async def check(self) -> None:
-        """Return while inference works, on every runner.
+        """Return if inference works and no runner hangs or is lost.
 
-        After failures one short text decides, so that the service comes back by itself.
+        After several failed batches, a short text is classified as a test. If that works, the
+        service becomes ready again by itself.
 
         Raises:
-            NotReady: it does not.
+            NotReady: a runner hangs or is lost, or inference keeps failing.
         """
         if not self._batcher.runners.complete:
             raise NotReady(f"a runner of {self.model.name} hangs or was lost", retry_after_s=1.0)
@@ -208,10 +211,10 @@ class Classifier:
             raise NotReady(f"inference with {self.model.name} keeps failing", retry_after_s=1.0)
 
     async def retire(self, timeout_s: float) -> bool:
-        """Finish what was begun, for at most ``timeout_s`` seconds; whether all of it was.
+        """Finish the requests in progress, for at most ``timeout_s`` seconds, then end the runners.
 
-        What is begun later finds no room: either the service stops, or another one has taken
-        this one's place.
+        Later requests are not admitted: either the service is stopping, or another classifier has
+        replaced this one. Returns whether all requests were finished and all runners have ended.
         """
         until = time.monotonic() + timeout_s
         self._unused.clear()
@@ -223,7 +226,7 @@ class Classifier:
 
     @property
     def computing(self) -> bool:
-        """Whether a runner computes, though the time to end was over perhaps."""
+        """Whether a runner's thread still runs. It may run longer than the time that it had."""
         return self._batcher.runners.running
 
     async def attempt(
@@ -234,9 +237,10 @@ class Classifier:
         deadline: float,
         submit: Submit | None = None,
     ) -> Classification:
-        """``classify``, but the texts are not counted.
+        """Do the same as ``classify``, but do not count the texts.
 
-        With ``submit``, they are submitted by it: it may wait where others are turned away.
+        If ``submit`` is given, it submits the texts. It may wait for room in the queue, where other
+        requests are refused.
         """
         self._lifecycle.check()
         self._attempts += 1
@@ -255,7 +259,7 @@ class Classifier:
         if (left_s := deadline - loop.time()) <= 0:
             raise DeadlineExceeded("the time allowed was over when the request was read")
         if submit is None:
-            # Before the tokenizer, which would be a third of what it costs to turn a request away.
+            # Check before tokenising, which would be a third of the cost of refusing a request.
             self._batcher.check_admission(len(texts), timeout_s=left_s)
         encoded = await self._encode(texts, options, deadline)
         tokenize_seconds = time.perf_counter() - started
@@ -288,7 +292,8 @@ class Classifier:
         loop = asyncio.get_running_loop()
 
         def check(tokens: int) -> None:
-            # As ``submit`` will: what it would refuse need not be tokenised to its end.
+            # ``submit`` makes this check later. Made here as well, it stops the tokenising of a
+            # request that would be refused.
             left_s = max(0.0, deadline - loop.time())
             self._batcher.check_admission(tokens, timeout_s=left_s)
 
@@ -308,7 +313,7 @@ class Classifier:
 
     @contextmanager
     def counting_failures(self, texts: int) -> Iterator[None]:
-        """Count so many texts as failed by what is raised."""
+        """Count ``texts`` failed texts if the block raises an error or is cancelled."""
         try:
             yield
         except ServiceError as error:
@@ -321,7 +326,7 @@ class Classifier:
             raise
 
     def count(self, outcomes: Iterable[Outcome]) -> None:
-        """Count what became of texts."""
+        """Count the outcome of each text."""
         for outcome in outcomes:
             if isinstance(outcome, ServiceError):
                 self._observer.failure(outcome.code)

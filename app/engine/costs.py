@@ -1,8 +1,8 @@
-"""What batches of a model cost on this machine, measured so that its neighbours do not decide.
+"""Measure what batches of a model cost on this machine, while other processes may be running.
 
-Ways to share the CPUs are measured in turns, a batch at a time, and the least of several rounds
-counts: a neighbour only ever adds time. A batch on one thread is measured by the CPU time of its
-thread, which does not count what the scheduler gave to others meanwhile.
+The ways to share the CPUs are measured in turns, one batch at a time. The shortest time of several
+rounds counts, because other processes can only add time. A batch on one thread is measured by the
+CPU time of that thread, which excludes the time that the scheduler gave to others.
 """
 
 import time
@@ -20,25 +20,26 @@ from pydantic.dataclasses import dataclass
 from app.engine.model import Encoding, Model
 from app.engine.session import CPU, CUDA
 
-TEXT_TOKENS = 32  # of the texts that are measured; a tweet has 26
-# Texts in a batch. A few keep a CPU busy, and twice the largest is tried under load; a GPU needs
-# more.
+TEXT_TOKENS = 32  # per measured text; a tweet has 26
+# The measured batch sizes, in texts. A few texts keep a CPU busy, and twice the largest size is
+# tried under load. A GPU needs larger batches.
 BATCHES, CUDA_BATCHES = (1, 2, 4, 8), (1, 8, 32, 128, 512)
-MEASURING_SECONDS = 2.0  # about, in all
-LEAST_SECONDS = 0.005  # for which a batch is repeated, so that all runners compute at once
-# Rounds that count: of a slow model fewer than of a fast one, and at least one. From too few the
-# spread is not known; it is taken to be large.
+MEASURING_SECONDS = 2.0  # approximate total
+LEAST_SECONDS = 0.005  # a batch is repeated this long, so that all runners compute at once
+# The number of rounds, and how many are enough. A slow model gets fewer rounds than a fast one, but
+# at least one. With too few rounds the spread is unknown, and is assumed to be large.
 ROUNDS, ENOUGH_ROUNDS = 5, 3
 UNKNOWN_SPREAD = 0.2
-FINE_CLOCK_SECONDS = 0.0001  # the longest step of a clock that can time a batch
+FINE_CLOCK_SECONDS = 0.0001  # a clock that times a batch must have smaller steps
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One way to share the CPUs: by texts in a batch, seconds that a batch takes.
+    """The cost of one way to share the CPUs.
 
-    ``seconds`` while all runners compute, ``alone`` for one text while the others rest. ``spread``
-    is how far the rounds' median lies above their least, as a share: what noise may have done.
+    ``seconds`` maps the number of texts in a batch to the seconds that the batch takes while all
+    runners compute. ``alone`` is the seconds for one text while the other runners rest. ``spread``
+    estimates the noise: how far the median of the rounds is above their minimum, as a share of it.
     """
 
     runners: PositiveInt
@@ -48,23 +49,23 @@ class Cost:
     spread: NonNegativeFloat = 0.0
 
     def texts_per_second(self, texts: int) -> float:
-        """What all runners compute in batches of that many texts."""
+        """Texts per second that all runners together compute in batches of ``texts``."""
         return self.runners * texts / self.seconds[texts]
 
     def best_batch(self) -> int:
-        """The texts in a batch that give the most texts a second."""
+        """The number of texts in a batch that gives the most texts per second."""
         return max(self.seconds, key=self.texts_per_second)
 
     def latency(self, texts: int) -> float:
-        """Seconds for a text that finds all runners busy: the rest of a batch, then its own."""
+        """Seconds for a text that finds all runners busy: one batch before it, then its own."""
         return 2 * self.seconds[texts]
 
 
 def measure(model: Model, ways: Sequence[tuple[int, int]]) -> list[Cost]:
-    """The costs of each way, (runners, threads), in the order of ``ways``.
+    """Measure the cost of each way, (runners, threads), in the order of ``ways``.
 
-    The last way is measured in turns with each of the others: no more than two sessions are open
-    at once, and each has its weights.
+    The last way is measured in turns with each of the others. So at most two sessions are open at
+    once. This saves memory, because each session has its own weights.
     """
     *others, last = ways
     share = MEASURING_SECONDS / max(1, len(others))
@@ -76,11 +77,11 @@ def measure(model: Model, ways: Sequence[tuple[int, int]]) -> list[Cost]:
 
 
 class _Candidate:
-    """A way to share the CPUs while it is measured."""
+    """One way to share the CPUs, and the times measured for it so far."""
 
     def __init__(self, model: Model, runners: int, threads: int) -> None:
         self.batches = CUDA_BATCHES if model.provider == CUDA else BATCHES
-        self.found: dict[int, list[float]] = defaultdict(list)  # by texts; 0 for one text alone
+        self.found: dict[int, list[float]] = defaultdict(list)  # by texts; 0: one text alone
         self._model = model.with_threads(threads)
         self._runners, self._threads = runners, threads
         self._clock: Callable[[], float] = time.perf_counter
@@ -91,7 +92,10 @@ class _Candidate:
         self._text = Encoding(ids, len(ids))
 
     def run(self, texts: int) -> float:
-        """Seconds that a batch takes while all runners compute the like; 0 texts: one, alone."""
+        """Seconds that a batch of ``texts`` takes while all runners compute such batches.
+
+        0 means: one text, while the other runners rest.
+        """
         batch = [self._text] * (texts or 1)
         runners = self._runners if texts else 1
         together = Barrier(runners)
@@ -107,11 +111,11 @@ class _Candidate:
         try:
             return mean(self._pool.map(compute, range(runners)))
         except BaseException:
-            together.abort()  # a thread could not be started: the others wait for it
+            together.abort()  # the others must not wait for a thread that could not start
             raise
 
     def cost(self) -> Cost:
-        """What the rounds found."""
+        """The cost that the rounds so far give."""
         least = {texts: min(figures) for texts, figures in self.found.items()}
         spread = max(median(self.found[texts]) / least[texts] - 1 for texts in least)
         if len(self.found[0]) < ENOUGH_ROUNDS:
@@ -122,7 +126,7 @@ class _Candidate:
 
 @cache
 def _step(clock: Callable[[], float]) -> float:
-    """Seconds between two values of a clock: on Windows a thread's moves 64 times a second."""
+    """Seconds per step of a clock. On Windows a thread's clock has 64 steps per second."""
     started = clock()
     while (now := clock()) == started:
         pass
@@ -130,13 +134,13 @@ def _step(clock: Callable[[], float]) -> float:
 
 
 def _beside(reference: _Candidate, candidate: _Candidate, seconds: float) -> Cost:
-    """The candidate's cost; the reference learns its own meanwhile."""
+    """Measure the candidate and the reference in turns, and return the candidate's cost."""
     _take_turns([candidate, reference], seconds)
     return candidate.cost()
 
 
 def _take_turns(candidates: Sequence[_Candidate], seconds: float) -> None:
-    """Measure the candidates round by round, for about that long."""
+    """Measure the candidates round by round, for about ``seconds``."""
     end = time.perf_counter() + seconds
     sizes = _affordable(candidates, seconds)
     for number in range(ROUNDS):
@@ -148,9 +152,9 @@ def _take_turns(candidates: Sequence[_Candidate], seconds: float) -> None:
 
 
 def _affordable(candidates: Sequence[_Candidate], seconds: float) -> list[int]:
-    """The sizes of batches that can be measured often enough in the time, the least in any case.
+    """The batch sizes that can be measured often enough in ``seconds``, and always the smallest.
 
-    Each has been computed once then: the first batch of a size is slow.
+    This also computes each size once, because the first batch of a size is slow.
     """
     sizes: list[int] = []
     round_seconds = took = 0.0

@@ -1,7 +1,8 @@
-"""What each word of a text contributes to its label: the text is classified without it.
+"""Find what each word of a text contributes to its label, by classifying the text without it.
 
-Leave-one-out, the occlusion of Zeiler and Fergus (arXiv:1311.2901) for words. The model answers a
-text the same way whoever shares its batch, so an explanation is the same each time.
+The method is leave-one-out: the occlusion of Zeiler and Fergus (arXiv:1311.2901), applied to words.
+The other texts in a batch do not change the model's answer for a text, so the explanation of a text
+is the same each time.
 """
 
 import re
@@ -16,10 +17,11 @@ WORD = re.compile(r"\S+")
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Start and end of each word, in characters; words are what white space separates.
+    """The start and end of each word, in characters. Words are separated by white space.
 
     Raises:
-        TextTooLong: each word is one more text to classify, so their number is bounded.
+        TextTooLong: the text has too many characters or words. Their number is limited because
+            each word is one more text to classify.
     """
     if len(text) > MAX_CHARS:
         raise TextTooLong(f"the text has {len(text)} characters; at most {MAX_CHARS} are explained")
@@ -30,7 +32,7 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 
 
 def without_each(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
-    """The text without each of its words; the space before or after it goes with it."""
+    """One copy of the text per word, without that word and the space before or after it."""
     return [_without(text, *span) for span in spans]
 
 
@@ -41,12 +43,13 @@ def contributions(
     *,
     multi_label: bool,
 ) -> list[Word]:
-    """How much lower the score of the whole's label is without each word.
+    """For each word: how much lower the score of the whole text's label is without it.
 
     Raises:
         ServiceError: a text could not be classified.
     """
-    # Of nothing nothing is known: what a text's only word is measured by.
+    # Without its only word, a text is empty and has no score. This score is used instead: the one
+    # of a model that has no information.
     unknown = 0.5 if multi_label else 1 / len(whole["scores"])
     words: list[Word] = []
     for (start, end), outcome in zip(spans, without, strict=True):

@@ -1,4 +1,4 @@
-"""Bundles become models that are tuned and warm."""
+"""Load bundles, and warm up and tune their models."""
 
 import logging
 from collections.abc import Iterable
@@ -14,17 +14,17 @@ from app.settings import Settings
 
 WARM_UP_TEXTS = (1, 8)
 
-# A model, and how its batches are computed.
+# A model, and the plan for its runners and batches.
 Loaded = tuple[Model, Plan]
 
 logger = logging.getLogger(__name__)
 
 
 def load_all(paths: Iterable[Path], settings: Settings, cpus: float) -> dict[str, Loaded]:
-    """The bundles' models by their names, in order.
+    """Load all bundles and return their models by name, in the order of ``paths``.
 
     Raises:
-        UserError: a bundle cannot be served, or two hold models of one name.
+        UserError: a bundle cannot be served, or two models have the same name.
     """
     loaded: dict[str, Loaded] = {}
     for path in paths:
@@ -36,9 +36,10 @@ def load_all(paths: Iterable[Path], settings: Settings, cpus: float) -> dict[str
 
 
 def load(path: Path, settings: Settings, cpus: float, plan: Plan | None = None) -> Loaded:
-    """The bundle's model, after its first batches, which are slow or show that it cannot work.
+    """Load the bundle's model and compute its first batches.
 
-    With a ``plan`` nothing is measured: other models may be computing at the same time.
+    The first batches are slow, and they show whether the model works at all. If a ``plan`` is
+    given, nothing is measured, because other models may be computing at the same time.
 
     Raises:
         UserError: the bundle cannot be served.
@@ -67,6 +68,6 @@ def load(path: Path, settings: Settings, cpus: float, plan: Plan | None = None) 
 
 
 def load_again(path: Path, settings: Settings, cpus: float, plan: Plan) -> Steps[Loaded]:
-    """``load`` as a job of a worker, which takes it in one step."""
+    """``load`` as a job for a worker. The whole load is one step."""
     yield
     return load(path, settings, cpus, plan)

@@ -20,12 +20,13 @@ from app.errors import EmptyText, InferenceFailed, InvalidRequest, ServiceError,
 
 Device = Literal["auto", "cpu", "cuda"]
 
-# What `auto` takes on each, best first.
+# The precisions that `auto` tries on each provider, best first.
 _VARIANTS: dict[str, tuple[Precision, ...]] = {CPU: ("int8", "fp32"), CUDA: ("fp16", "fp32")}
-# The share of a window's tokens that the next one begins with, so that each has its context.
+# The share of a window's tokens that the next window repeats, so that each token has context.
 WINDOW_OVERLAP = 0.25
-# What fails raises. ONNX Runtime would write it to standard error as well, past the log and its
-# form, and a runner would wait there for whoever has stopped reading.
+# A failed inference raises an error. By default ONNX Runtime also writes the error to standard
+# error, outside the service's log and without its format. If nothing reads standard error any
+# more, the runner would block there.
 SILENT = ort.RunOptions()
 SILENT.log_severity_level = 4
 
@@ -35,9 +36,10 @@ Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Token ids as the model will see them; ``tokens`` counts them before truncation.
+    """The token ids of a text, as the model gets them.
 
-    ``overflow`` has the ids of the windows that follow, each overlapping the one before.
+    ``tokens`` is the number of tokens before truncation. ``overflow`` has the ids of the following
+    windows. Each window overlaps the one before.
     """
 
     ids: list[int]
@@ -54,7 +56,7 @@ class Encoding:
 
     @property
     def windows(self) -> list["Encoding"]:
-        """The whole text, cut into overlapping parts that the model takes."""
+        """The whole text, cut into overlapping parts that are short enough for the model."""
         if not self.overflow:
             return [self]
         return [Encoding(ids, len(ids)) for ids in (self.ids, *self.overflow)]
@@ -101,14 +103,14 @@ class Model:
     def load(
         cls, bundle: Bundle, *, device: Device, precision: Precision | Literal["auto"], threads: int
     ) -> "Model":
-        """Open the session, with ``threads`` intra-op threads a batch (0: one a core).
+        """Open a session with ``threads`` intra-op threads per batch (0: one per core).
 
-        ``auto`` takes CUDA where it works and the bundle has a variant for it, and the variant
-        made for the device.
+        The device ``auto`` means: CUDA if it works and the bundle has a variant for it, else the
+        CPU. The precision ``auto`` means: the variant that was made for the device.
 
         Raises:
             UserError: a file is damaged, the variant is not in the bundle, its output does
-                not fit the labels, or CUDA was asked for and cannot be had.
+                not fit the labels, or CUDA was requested and cannot be used.
         """
         if device == "auto":
             cuda = CUDA in ort.get_available_providers() and precision != "int8"
@@ -134,7 +136,7 @@ class Model:
         return cls(bundle, chosen, session, threads=threads, kernels=kernels)
 
     def with_threads(self, threads: int) -> "Model":
-        """The same model with that many intra-op threads a batch."""
+        """The same model with ``threads`` intra-op threads per batch."""
         if threads == self.threads:
             return self
         other = copy(self)
@@ -148,8 +150,8 @@ class Model:
         """Tokenise one text, keeping at most ``max_tokens`` tokens of it.
 
         Raises:
-            EmptyText: nothing is left to classify.
-            InvalidRequest: the text is not well-formed Unicode or holds a NUL character.
+            EmptyText: the text has nothing to classify.
+            InvalidRequest: the text is not well-formed Unicode or contains a NUL character.
         """
         (outcome,) = self.encode_batch([text])
         if isinstance(outcome, ServiceError):
@@ -157,9 +159,9 @@ class Model:
         return outcome
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding | EmptyText | InvalidRequest]:
-        """``encode`` for many: what it would raise stands in the place of its text.
+        """Tokenise many texts. A text's error, which ``encode`` would raise, takes its place.
 
-        Other threads run meanwhile: the tokenizer releases Python's lock.
+        Other threads can run meanwhile, because the tokenizer releases Python's global lock.
         """
         faults = [_fault(text) for text in texts]
         sound = [
@@ -173,7 +175,7 @@ class Model:
     def _encoding(self, encoding: tokenizers.Encoding) -> Encoding | EmptyText:
         ids: list[int] = encoding.ids
         if len(ids) <= self._special_tokens:
-            # The tokenizer drops characters that it does not know, and knew no other.
+            # The tokenizer drops unknown characters, and it knew none of this text's characters.
             if self._unknown_id is None:
                 return EmptyText("the model knows none of the text's characters")
             ids = [*ids[:1], self._unknown_id, *ids[1:]]
@@ -185,7 +187,7 @@ class Model:
     def infer(self, encodings: Sequence[Encoding]) -> list[Logits | InferenceFailed]:
         """Logits [labels] for each encoding, computed as one padded batch.
 
-        A text whose logits are not finite fails alone.
+        A text whose logits are not finite gets an error; the other texts get their logits.
         """
         (logits,) = self._session.run(None, self._feeds(encodings), SILENT)
         finite = np.isfinite(logits).all(axis=1)
@@ -195,7 +197,7 @@ class Model:
         ]
 
     def _feeds(self, encodings: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
-        """The session's inputs, each [texts, longest]."""
+        """The session's inputs, each of shape [texts, tokens of the longest text]."""
         shape = (len(encodings), max(len(encoding) for encoding in encodings))
         ids = np.full(shape, self._pad_token_id, dtype=np.int64)
         mask = np.zeros(shape, dtype=np.int64)
@@ -219,13 +221,13 @@ class Model:
 
 
 def _fault(text: str) -> EmptyText | InvalidRequest | None:
-    """Why a text cannot be tokenised."""
+    """The reason why a text cannot be tokenised, or None if it can."""
     if "\0" in text:
         return InvalidRequest("the text holds a NUL character (U+0000); remove it")
     if not VISIBLE.search(text):
         return EmptyText("the text is empty or blank; send at least one visible character")
     try:
-        text.encode()  # the normalisation may drop what makes the text ill-formed
+        text.encode()  # before the normalisation, which may drop the ill-formed part
     except UnicodeEncodeError:
         return InvalidRequest(
             "the text holds half of a surrogate pair, so it is not well-formed Unicode"
@@ -240,8 +242,8 @@ def _preferred(bundle: Bundle, provider: str) -> Precision:
 
 def _load_tokenizer(bundle: Bundle) -> Tokenizer:
     path = bundle.path / "tokenizer.json"
-    # The runners have the CPUs. The tokenizer's threads would be as many as the host has cores,
-    # and handing one text to them takes as long as tokenising it.
+    # The runners use the CPUs. The tokenizer would start as many threads as the host has cores,
+    # and handing one text to a thread takes as long as tokenising it.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         tokenizer = Tokenizer.from_file(str(path))

@@ -1,4 +1,7 @@
-"""What a classifier tells of its work, for metrics and traces; the engine knows neither."""
+"""The interface by which a classifier reports its work to metrics and traces.
+
+The engine itself does not depend on metrics or traces.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -7,7 +10,10 @@ from app.engine.batching.report import BatchReport
 
 
 class Observer(Protocol):
-    """Called on the event loop, but ``batch``, which a runner's thread calls."""
+    """Gets the reports of a classifier.
+
+    All methods are called on the event loop, except ``batch``: a runner's thread calls it.
+    """
 
     def watch(
         self,
@@ -17,28 +23,31 @@ class Observer(Protocol):
         runners_stuck: Callable[[], float],
         ready: Callable[[], float],
     ) -> None:
-        """Ask these for what changes by itself."""
+        """Keep these functions, and call them whenever their current values are needed."""
 
     def tag(self) -> object:
-        """What links the reports of batches to the current request, or None."""
+        """A tag that links the reports of batches to the current request, or None."""
 
     def stages(self, stages: Sequence[tuple[str, float]], *, begun_ns: int, tag: object) -> None:
-        """The stages of a request, in their order and in seconds; Unix time in nanoseconds."""
+        """The stages of a request, in their order, each with its name and its seconds.
+
+        ``begun_ns`` is when the first stage began, as Unix time in nanoseconds.
+        """
 
     def prediction(self, label: str, score: float, *, tokens: int, truncated: bool) -> None:
-        """A text was answered."""
+        """A text got a prediction."""
 
     def failure(self, outcome: str, texts: int = 1) -> None:
-        """Texts were not answered; ``outcome`` is an error's code."""
+        """This many texts got no prediction. ``outcome`` is the code of the error."""
 
     def rejection(self, reason: str) -> None:
         """A request was not admitted."""
 
     def lag(self, seconds: float) -> None:
-        """Finished work waited so long for the event loop."""
+        """The results of a batch waited this many seconds for the event loop."""
 
     def runner_lost(self) -> None:
-        """A runner's thread ended and is to be replaced."""
+        """A runner's thread was lost and will be replaced."""
 
     def batch(self, report: BatchReport) -> None:
         """A batch is done."""

@@ -1,4 +1,4 @@
-"""A text's way through a model: its tokens, their logits, and what they say of it. No HTTP here."""
+"""The way of a text through a model: tokens, logits, prediction. There is no HTTP here."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +13,9 @@ from app.engine.sentences import Span, sentence_spans
 from app.engine.worker import Steps, finish
 from app.errors import ServiceError, TextTooLong
 
-# Characters of short texts that are tokenised in one step, which takes some 10 ms.
+# Short texts are tokenised in steps of up to this many characters. A step takes about 10 ms.
 STEP_CHARS = 10_000
-CHARS_PER_TEXT = 30  # that take as long as there being one text more
+CHARS_PER_TEXT = 30  # one more text takes as long as this many more characters
 
 Overflow = Literal["truncate", "error", "window"]
 Split = Literal["sentences"]
@@ -24,7 +24,10 @@ Scored = tuple[list[float], list[float]]  # logits and scores, in the order of t
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to do with a text; ``language`` is a BCP 47 tag, for its abbreviations."""
+    """How to process a text.
+
+    ``language`` is a BCP 47 tag. It decides which abbreviations end no sentence.
+    """
 
     overflow: Overflow = "truncate"
     split: Split | None = None
@@ -36,7 +39,7 @@ DEFAULTS = Options()
 
 @dataclass(frozen=True, slots=True)
 class EncodedSentence:
-    """A sentence of a text, from character ``start`` to before ``end``."""
+    """A sentence of a text, from character ``start`` up to, but not including, ``end``."""
 
     start: int
     end: int
@@ -45,7 +48,7 @@ class EncodedSentence:
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """A text as the model will see it: in ``windows``, and each sentence by itself."""
+    """A tokenised text: the whole text in ``windows``, and each of its sentences separately."""
 
     encoding: Encoding
     options: Options
@@ -53,14 +56,14 @@ class EncodedText:
 
     @property
     def windows(self) -> list[Encoding]:
-        """What of it is classified."""
+        """The encodings of the whole text that are classified."""
         return self.encoding.windows if self.options.overflow == "window" else [self.encoding]
 
 
 def encode(
     model: Model, texts: Sequence[str], *, max_chars: int, options: Options = DEFAULTS
 ) -> list[EncodedText | ServiceError]:
-    """Each text's tokens, or why it cannot be classified."""
+    """Tokenise each text, or return the error that says why it cannot be classified."""
     if not options.split:
         return _encoded(model, texts, max_chars, options)
     return finish(
@@ -76,10 +79,10 @@ def encode_steps(
     options: Options,
     check: Callable[[int], None],
 ) -> Steps[list[EncodedText | ServiceError]]:
-    """``encode``, a few short texts, a long one or a window of sentences at a time.
+    """``encode`` in steps: a few short texts, one long text or one window of sentences at a time.
 
-    After each step ``check`` is told how many tokens there are to be inferred so far. What it
-    raises ends the work.
+    After each step, ``check`` is called with the number of tokens to infer so far. If it raises an
+    error, the work ends with this error.
     """
     encoded: list[EncodedText | ServiceError] = []
     tokens = 0
@@ -105,7 +108,7 @@ def encode_steps(
 
 
 def encodings(texts: Sequence[EncodedText | ServiceError]) -> list[Encoding]:
-    """What is to be inferred, in the order in which ``predict`` wants the results."""
+    """All encodings to infer, in the order in which ``predict`` expects their results."""
     found: list[Encoding] = []
     for text in texts:
         if isinstance(text, EncodedText):
@@ -118,7 +121,8 @@ def infer(model: Model, encodings: Sequence[Encoding]) -> list[Scored | ServiceE
     """Logits and scores of each encoding, computed as one batch."""
     logits = model.infer(encodings)
     rows = [row for row in logits if not isinstance(row, ServiceError)]
-    # All at once: one by one the scores would take longer than the rest of a short answer.
+    # Compute all scores at once. One at a time, they would take longer than the rest of a short
+    # answer.
     values = np.array(rows, dtype=np.float32).reshape(-1, len(model.labels))
     scored = zip(values.tolist(), model.scores(values).tolist(), strict=True)
     return [row if isinstance(row, ServiceError) else next(scored) for row in logits]
@@ -129,7 +133,7 @@ def predict(
     texts: Sequence[EncodedText | ServiceError],
     results: Sequence[Scored | ServiceError],
 ) -> list[Outcome]:
-    """What became of each text; ``results`` has one for each of its ``encodings``."""
+    """The outcome of each text. ``results`` has one result for each of ``encodings(texts)``."""
     left = iter(results)
     return [
         text if isinstance(text, ServiceError) else _prediction(model, text, left) for text in texts
@@ -137,11 +141,11 @@ def predict(
 
 
 def _unlimited(tokens: int) -> None:
-    """As many as there are."""
+    """Accept any number of tokens."""
 
 
 def _groups(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The texts in their order, those of a group together at most a step long, or one longer."""
+    """The texts in their order, in groups. A group fits in one step, or has one longer text."""
     first = chars = 0
     for index, text in enumerate(texts):
         if chars and chars + len(text) > STEP_CHARS:
@@ -225,7 +229,7 @@ def _sentence(
 
 
 def _mean(model: Model, windows: Sequence[Encoding], scored: Sequence[Scored]) -> Scored:
-    """One text's logits from those of its windows: their mean, weighted by tokens."""
+    """One text's logits and scores. Its logits are the mean of its windows', weighted by tokens."""
     logits = np.average([logits for logits, _ in scored], axis=0, weights=[*map(len, windows)])
     scores = model.scores(logits.astype(np.float32))
     return logits.tolist(), scores.tolist()

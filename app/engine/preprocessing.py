@@ -1,28 +1,28 @@
-"""What a text must have, and the normalisation that a checkpoint was trained with."""
+"""What a visible character is, and the normalisation that a checkpoint was trained with."""
 
 import re
 from typing import Literal
 
 Preprocessing = Literal["tweet", "none"]
 
-# A character that shows: not white space, nor a control or format character (Unicode's Cc, and Cf
-# of the basic plane).
+# A visible character: neither white space nor a control or format character (Unicode's categories
+# Cc, and Cf of the basic plane).
 VISIBLE = re.compile(
     r"[^\s\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e"
     r"\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
 )
 
-# A token starts the text or follows a space, and goes on to the next.
+# A token begins at the start of the text or after a space, and ends before the next space.
 _USER_OR_LINK = re.compile(r"(?<![^ ])(?:@[^ ]+|http[^ ]*)")
 
 
 def normalise_tweet(text: str) -> str:
     """Replace user names by ``@user`` and links by ``http``.
 
-    The same rule as the ``preprocess`` function on the cardiffnlp model cards
-    (Barbieri et al. 2020, TweetEval): the text is split on single spaces only, so
-    newlines, tabs and runs of spaces survive, and a token is replaced only when its
-    very first characters say so (``(http://…`` and ``HTTP://…`` stay as they are).
+    This is the rule of the ``preprocess`` function on the cardiffnlp model cards
+    (Barbieri et al. 2020, TweetEval). The text is split on single spaces only, so
+    newlines, tabs and runs of spaces stay. A token is replaced only if it begins with
+    ``@`` or ``http``: ``(http://…`` and ``HTTP://…`` stay as they are.
     """
     return _USER_OR_LINK.sub(lambda token: "@user" if token[0][0] == "@" else "http", text)
 

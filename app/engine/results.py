@@ -1,4 +1,4 @@
-"""What the engine answers with, as plain dicts; the descriptions show in OpenAPI."""
+"""The results of the engine, as plain dicts. Descriptions and docstrings appear in OpenAPI."""
 
 from typing import Annotated, NotRequired
 
@@ -16,13 +16,13 @@ class ItemError(TypedDict):
 
 
 class FailedItem(TypedDict):
-    """Stands in the place of a prediction."""
+    """Takes the place of a prediction that could not be made."""
 
     error: ItemError
 
 
 class LabelScores(TypedDict):
-    """What the model says of one text or of a part of it."""
+    """The model's result for one text, or for a part of it."""
 
     label: Annotated[str, Field(description="the label with the highest score")]
     score: Annotated[float, Field(description="its score")]
@@ -41,14 +41,14 @@ class LabelScores(TypedDict):
 
 
 class Span(TypedDict):
-    """A part of a text, in characters: Unicode code points."""
+    """A part of a text. Positions count characters (Unicode code points)."""
 
     start: int
     end: Annotated[int, Field(description="the character after its last")]
 
 
 class Sentence(Span, LabelScores):
-    """What the model says of one sentence."""
+    """The model's result for one sentence."""
 
 
 class FailedSentence(Span, FailedItem):
@@ -56,7 +56,7 @@ class FailedSentence(Span, FailedItem):
 
 
 class Prediction(LabelScores):
-    """What the model says of one text."""
+    """The model's result for one text."""
 
     sentences: NotRequired[
         Annotated[
@@ -66,14 +66,14 @@ class Prediction(LabelScores):
 
 
 class Word(Span):
-    """What a word contributes to the label of its text."""
+    """A word of a text, and what it contributes to the text's label."""
 
     contribution: Annotated[
         float, Field(description="how much lower the label's score is without this word")
     ]
 
 
-# What became of one text.
+# The result for one text: a prediction, or the error that says why there is none.
 Outcome = Prediction | ServiceError
 
 

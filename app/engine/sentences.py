@@ -1,38 +1,39 @@
-"""Where the sentences of a text begin and end."""
+"""Find where the sentences of a text begin and end."""
 
 import re
 from collections.abc import Iterator
 
 import sentencex
 
-# Titles before a name that sentencex takes for ends in these languages.
+# Titles before a name. In these languages, sentencex takes them for the end of a sentence.
 TITLES = {"fr": ("M.", "MM.", "Dr.", "Pr.", "Me."), "hi": ("डॉ.",)}
 
-# Characters that sentencex is given at a time. Its time grows with their square where they are made
-# for it, up to 7 ms for these, in which it holds Python's lock.
+# The number of characters that sentencex gets at a time. With texts that are made to slow it down,
+# its time grows with the square of this number: up to 7 ms for this one. Meanwhile it holds
+# Python's global lock.
 WINDOW_CHARS = 2_000
 
-# sentencex takes a paragraph at a time, so that a text may be cut here without any difference.
+# sentencex processes each paragraph separately, so cutting a text here does not change the result.
 PARAGRAPH_END = re.compile(r"\n\r*\n")
 
-Span = tuple[int, int]  # from this character to before that one
+Span = tuple[int, int]  # the first character, and the character after the last
 
 
 def sentence_spans(text: str, language: str) -> Iterator[list[Span]]:
-    """Start and end of each sentence, in characters, without the space around it.
+    """The start and end of each sentence, in characters, without the space around it.
 
-    A list for each window of the text, so that one may stop between two; the work is linear in
-    the text. ``language`` is a BCP 47 tag; it decides which abbreviations end no sentence. An
-    unknown one is treated as English.
+    Yields one list per window of the text, so that the caller can stop between two windows. The
+    work is linear in the length of the text. ``language`` is a BCP 47 tag; it decides which
+    abbreviations end no sentence. An unknown language is treated as English.
 
-    A text of at most ``WINDOW_CHARS`` characters is cut as sentencex cuts it, and so is a longer
-    one of ordinary paragraphs. In longer paragraphs a quotation or bracket of more than half a
-    window hides no ends of sentences, and of a sentence of more than half a window, sentencex sees
-    the words one part at a time.
+    A text of at most ``WINDOW_CHARS`` characters is cut exactly as sentencex cuts it. So is a
+    longer text of ordinary paragraphs. In longer paragraphs there are two differences. Sentences
+    also end inside a quotation or bracket of more than half a window. And sentencex sees a sentence
+    of more than half a window in parts.
     """
     language = language.partition("-")[0].lower()
     titles = TITLES.get(language, ())
-    last: Span | None = None  # the sentence that may go on
+    last: Span | None = None  # the latest sentence, which may continue
     goes_on = False
     for pieces, is_cut in _windows(text, language):
         done = []
@@ -53,10 +54,11 @@ def sentence_spans(text: str, language: str) -> Iterator[list[Span]]:
 
 
 def _windows(text: str, language: str) -> Iterator[tuple[list[Span], bool]]:
-    """The pieces that sentencex finds in each window, and whether the last one goes on after it.
+    """For each window: its pieces, as sentencex finds them, and whether the last one continues.
 
-    A window has whole paragraphs where one fits. Where none does, what is near its end lacks what
-    comes after: only the pieces in its first half are kept, and the next window begins behind them.
+    A window has whole paragraphs if at least one fits. If none fits, sentencex cannot see the text
+    that follows the window, so pieces near its end may be wrong. Then only the pieces in its first
+    half are kept, and the next window begins after them.
     """
     start = 0
     while start < len(text):
@@ -80,5 +82,5 @@ def _windows(text: str, language: str) -> Iterator[tuple[list[Span], bool]]:
 
 
 def _word_end(text: str, before: int) -> int:
-    """The place after the last space in the quarter window before a place, if it has one."""
+    """The place after the last space in the quarter window before ``before``, else ``before``."""
     return text.rfind(" ", before - WINDOW_CHARS // 4, before) + 1 or before

@@ -1,4 +1,4 @@
-"""The models that are served: found by name, loaded again while they answer, drained at the end."""
+"""The served models: find them by name, reload them while they answer, drain them at the end."""
 
 import asyncio
 import gc
@@ -19,16 +19,16 @@ from app.errors import InvalidBundle, ModelNotFound, ServiceError, UserError
 from app.lifecycle import Lifecycle
 from app.settings import Settings
 
-# A runner whose thread is ending holds its batcher a moment longer.
+# A runner whose thread is ending keeps its batcher in memory a moment longer.
 RUNNERS_END_S = 0.1
 
 logger = logging.getLogger(__name__)
 
 
 class ServedModels:
-    """Classifiers by name; the first answers requests that name none. For the event loop.
+    """Classifiers by the names of their models. Requests that name no model go to the first.
 
-    ``classifier_of`` makes the classifier of a loaded model.
+    Use it on the event loop only. ``classifier_of`` makes the classifier of a loaded model.
     """
 
     def __init__(
@@ -43,22 +43,22 @@ class ServedModels:
         self._cpus = cpus
         self._classifier_of = classifier_of
         self.classifiers: dict[str, Classifier] = {}
-        self._stream_gates: dict[str, StreamGate] = {}  # kept when a model is loaded again
+        self._stream_gates: dict[str, StreamGate] = {}  # kept when a model is reloaded
         self._reloading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by model
-        self._loading = asyncio.Lock()  # one model at a time: it takes memory and CPUs
-        self._retiring: set[Classifier] = set()  # replaced, with work that they have begun
+        self._loading = asyncio.Lock()  # one load at a time: it takes memory and CPUs
+        self._retiring: set[Classifier] = set()  # replaced, but not finished yet
 
     def start(self, loaded: Mapping[str, Loaded]) -> None:
-        """Have these answer."""
+        """Create the classifiers of the loaded models. They answer from now on."""
         for name, (model, plan) in loaded.items():
             self.classifiers[name] = self._classifier_of(model, plan)
 
     def classifier(self, name: str | None) -> Classifier:
-        """The named model, or the first.
+        """The classifier of the named model, or of the first one.
 
         Raises:
-            ModelNotFound: there is none of that name.
-            NotReady, ShuttingDown: no model is there yet, or no more.
+            ModelNotFound: no model has that name.
+            NotReady, ShuttingDown: the models are not loaded yet, or no longer.
         """
         if not self.classifiers:
             self._lifecycle.check()
@@ -72,20 +72,20 @@ class ServedModels:
             ) from None
 
     def stream_gate(self, model: str | None) -> StreamGate:
-        """Where streams wait for the named model, or the first.
+        """The gate at which streams wait for the named model, or for the first one.
 
         Raises:
-            ModelNotFound, NotReady, ShuttingDown: as ``classifier``.
+            ModelNotFound, NotReady, ShuttingDown: as in ``classifier``.
         """
         name = self.classifier(model).model.name
         gate = StreamGate(lambda: self.classifiers[name].stream_tokens)
         return self._stream_gates.setdefault(name, gate)
 
     def check_admission(self, *, timeout_s: float) -> None:
-        """Return while any model takes work that must be done within so many seconds.
+        """Return if any model admits work that must be done within ``timeout_s`` seconds.
 
         Raises:
-            Overloaded, ShuttingDown: none does.
+            Overloaded, ShuttingDown: no model does.
         """
         refusal: ServiceError | None = None
         for classifier in self.classifiers.values():
@@ -98,19 +98,19 @@ class ServedModels:
             raise refusal
 
     def check_live(self) -> None:
-        """Return while every model can answer, or can be expected to recover by itself.
+        """Return if every model can answer, or will probably recover by itself.
 
         Raises:
-            NotReady: the process has to be restarted.
+            NotReady: the process must be restarted.
         """
         for classifier in self.classifiers.values():
             classifier.check_live()
 
     async def check_ready(self) -> None:
-        """Return while every model answers.
+        """Return if every model answers.
 
         Raises:
-            NotReady, ShuttingDown: the service is not started, fails or ends.
+            NotReady, ShuttingDown: the service is starting, failing or stopping.
         """
         self._lifecycle.check()
         for classifier in self.classifiers.values():
@@ -118,35 +118,35 @@ class ServedModels:
 
     @property
     def loading(self) -> bool:
-        """Whether a model is being loaded again, on a thread that nobody can interrupt."""
+        """Whether a model is being reloaded. This runs on a thread that cannot be interrupted."""
         return self._loading.locked()
 
     async def reload(self, name: str) -> None:
-        """Load the named model's bundle again, beside the model that answers meanwhile.
+        """Load the named model's bundle again, while the old model answers.
 
-        Requests go to the new one from the moment when it is warm. The old one finishes what it
-        has begun.
+        When the new model is warm, new requests go to it. The old model finishes the requests that
+        it has begun.
 
         Raises:
-            ModelNotFound, NotReady, ShuttingDown: there is nothing to reload, or no more.
-            InvalidBundle: what lies there now cannot be served; the old model goes on.
+            ModelNotFound, NotReady, ShuttingDown: there is no such model to reload now.
+            InvalidBundle: the bundle's present content cannot be served; the old model stays.
         """
-        self.classifier(name)  # or an error, before there is a lock of that name
+        self.classifier(name)  # raises for an unknown name, before a lock is created for it
         async with self._reloading[name]:
             old = await self._replace(name)
-            # Other models need not wait for what this one has begun; the next of this name does,
-            # so that no more than two are in memory.
+            # Reloads of other models need not wait until the old model has finished. The next
+            # reload of this model waits, so that at most two of its versions are in memory.
             longest_ms = max(self._settings.drain_ms, self._settings.deadline_ms)
             self._retiring.add(old)
             await old.retire(longest_ms / 1000)
             self._retiring.discard(old)
             del old
             await asyncio.sleep(RUNNERS_END_S)
-            gc.collect()  # it refers to itself, and a model is large
+            gc.collect()  # the old classifier refers to itself, and its model is large
             give_back_memory()
 
     async def _replace(self, name: str) -> Classifier:
-        """Load the named model's bundle and have it answer; gives the one that answered before."""
+        """Load the named model's bundle, let the new model answer, and return the old one."""
         async with self._loading:
             self._lifecycle.check()
             old = self.classifier(name)
@@ -163,7 +163,7 @@ class ServedModels:
             return old
 
     async def _load(self, old: Classifier) -> Classifier:
-        # Not a thread of the event loop, which would wait for it at its end.
+        # Not on one of the event loop's own threads: the loop would wait for it when it ends.
         loader = Worker("loader")
         try:
             steps = load_again(old.model.path, self._settings, self._cpus, old.plan)
@@ -175,9 +175,9 @@ class ServedModels:
         return self._classifier_of(model, plan)
 
     async def drain(self, until: float) -> bool:
-        """Finish what was begun, until that moment of ``time.monotonic``; may be called again.
+        """Finish the requests in progress, until the time ``until`` of ``time.monotonic``.
 
-        Returns whether all of it was finished.
+        May be called again. Returns whether all were finished.
         """
         self._lifecycle.close()
         timeout_s = max(0.0, until - time.monotonic())
@@ -187,13 +187,13 @@ class ServedModels:
         return all(finished)
 
     async def end(self) -> None:
-        """Finish what was begun, in the time that is left, and free the models."""
+        """Finish the requests in progress in the time that is left, and free the models."""
         self._lifecycle.stop()
         await self.drain(self._lifecycle.stop_by)
         self.classifiers.clear()
         self._stream_gates.clear()
 
     def summary(self) -> str:
-        """The models and what computes them, in a few words."""
+        """The models, each with its precision and its provider, in one line."""
         models = (classifier.model for classifier in self.classifiers.values())
         return ", ".join(f"{model.name} ({model.precision}, {model.provider})" for model in models)

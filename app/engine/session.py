@@ -14,16 +14,16 @@ NO_CUDA = (
     "CUDA was asked for and cannot be used: it needs an NVIDIA GPU with its driver and the "
     "'gpu' extra (onnxruntime-gpu); --device cpu serves without"
 )
-# Fusions that lose on a CPU. SkipLayerNormalization takes ten times as long as the Add and
-# LayerNormalization that it replaces; BiasGelu, longer than Add and Gelu.
+# Graph fusions that are slower on a CPU. SkipLayerNormalization takes ten times as long as the Add
+# and LayerNormalization that it replaces. BiasGelu takes longer than Add and Gelu.
 SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]
 
-# U8S8 multiplies uint8 activations with the int8 weights as they are. U8U8 makes the weights
-# uint8 when the session opens, and is half as fast on a CPU with VNNI.
+# U8S8 multiplies uint8 activations with the int8 weights as they are. U8U8 converts the weights to
+# uint8 when the session opens. It is half as fast on a CPU with VNNI.
 Int8Kernels = Literal["U8S8", "U8U8"]
 
-# The ONNX model y = MatMulInteger(a: uint8 [m, k], b: int8 [k, n]), which a test builds with
-# the package onnx: serving does without it.
+# The bytes of the ONNX model y = MatMulInteger(a: uint8 [m, k], b: int8 [k, n]). A test builds the
+# model with the package onnx, which is not needed for serving.
 MATMUL_INTEGER = (
     b'\x08\x05:P\n\x18\n\x01a\n\x01b\x12\x01y"\rMatMulInteger\x12\x01pZ\x0f\n\x01a\x12\n\n\x08\x08'
     b"\x02\x12\x04\n\x00\n\x00Z\x0f\n\x01b\x12\n\n\x08\x08\x03\x12\x04\n\x00\n\x00b\x0f\n\x01y\x12\n"
@@ -34,10 +34,10 @@ _ROWS, _DEPTH, _COLUMNS = 4, 64, 16
 
 @cache
 def int8_kernels() -> Int8Kernels:
-    """The faster of the int8 kernels that are exact on this CPU; it is asked once, by computing.
+    """The faster of the int8 kernels that are exact on this CPU, found once by a computation.
 
-    x86 CPUs with AVX2 or AVX-512 but without VNNI add pairs of uint8 x int8 products in 16 bits,
-    which saturate (ONNX Runtime's documentation: "Quantize ONNX Models", S8S8 and U8S8).
+    x86 CPUs with AVX2 or AVX-512 but without VNNI add pairs of uint8 x int8 products in 16 bits.
+    These sums saturate (ONNX Runtime's documentation: "Quantize ONNX Models", S8S8 and U8S8).
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
@@ -54,17 +54,19 @@ def int8_kernels() -> Int8Kernels:
 def open_session(
     path: Path, provider: str, *, threads: int, kernels: Int8Kernels | None
 ) -> ort.InferenceSession:
-    """A session with ``threads`` intra-op threads (0: one a core) and these int8 kernels, if any.
+    """Open a session with ``threads`` intra-op threads (0: one per core).
+
+    ``kernels`` are the int8 kernels to use, if any.
 
     Raises:
-        UserError: the file cannot be loaded, or the provider cannot be had.
+        UserError: the file cannot be loaded, or the provider cannot be used.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     # A spinning thread takes the core that the event loop needs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if kernels == "U8U8":
-        # Only where it is needed: it takes effect on every x86 CPU with AVX2, VNNI or not.
+        # Set only when needed: it takes effect on every x86 CPU with AVX2, with VNNI or without.
         options.add_session_config_entry("session.x64quantprecision", "1")
     try:
         session = ort.InferenceSession(
@@ -75,6 +77,6 @@ def open_session(
         )
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise UserError(f"ONNX Runtime cannot load {path}: {first_line(error)}") from error
-    if session.get_providers()[0] != provider:  # it falls back to the CPU without a word
+    if session.get_providers()[0] != provider:  # ONNX Runtime falls back to the CPU silently
         raise UserError(NO_CUDA)
     return session

@@ -1,9 +1,10 @@
-"""How the CPUs are shared and how large a batch may be, measured on the machine that serves.
+"""Choose how to share the CPUs and how large a batch may be, by measuring on the serving machine.
 
-More runners answer more texts a second, more threads a runner answer one text sooner, and by how
-much depends on the model, the CPU and its neighbours. So the costs of a few batches are measured
-before the service is ready, in bounded time, and kept in a cache directory for the next start.
-Under load the budget is corrected by what live batches cost. What is set by hand is taken as it is.
+More runners answer more texts per second. More threads per runner answer a single text sooner. The
+size of both effects depends on the model, the CPU and the other processes. So the service measures
+the costs of a few batches before it is ready, in bounded time, and keeps them in a cache directory
+for the next start. Under load, the costs of live batches correct the budget. Values that the
+operator sets are used as they are.
 """
 
 import hashlib
@@ -28,10 +29,10 @@ from app.engine.model import Model
 from app.engine.session import CUDA
 from app.settings import Settings
 
-# Of the highest throughput: a larger batch may cost the rest.
+# A larger batch is worth it if it keeps at least this share of the highest throughput.
 GOOD_ENOUGH = 0.97
-# One thread a runner has nothing to synchronise, so it is taken unless another way is faster by
-# this share and by more than the spread of both.
+# With one thread per runner there is nothing to synchronise. So this way is chosen, unless another
+# way is faster by this share and by more than the spread of both.
 CLEARLY = 0.05
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a model is served with, and why."""
+    """The runners, threads and budget that a model is served with, and the reason."""
 
     runners: int
     threads: int
@@ -48,7 +49,7 @@ class Plan:
     reason: str
 
     def summary(self) -> str:
-        """The plan in a line."""
+        """The plan in one line."""
         now, before = self.budget.tokens, self.max_batch_tokens
         live = f" (live batches were better than with {before})" if now != before else ""
         return (
@@ -58,9 +59,9 @@ class Plan:
 
 
 class _Kept(BaseModel):
-    """The file in the cache directory; ``key`` is what the costs hold for.
+    """The content of the cache file. The costs are valid for ``key`` only.
 
-    ``max_batch_tokens`` is what live batches have corrected the budget to.
+    ``max_batch_tokens`` is the budget after its correction by live batches.
     """
 
     key: str
@@ -69,7 +70,7 @@ class _Kept(BaseModel):
 
 
 def tune(model: Model, settings: Settings, cpus: float) -> Plan:
-    """The settings' runners, threads and budget; what they leave open is measured."""
+    """The plan with the settings' runners, threads and budget. What is not set is measured."""
     if model.provider == CUDA:
         ways = [(settings.runners or 2, settings.threads or 1)]  # one computes, one is prepared
     else:
@@ -92,7 +93,8 @@ def tune(model: Model, settings: Settings, cpus: float) -> Plan:
     tokens = settings.max_batch_tokens or texts * TEXT_TOKENS
     budget = TokenBudget(tokens)
     if not (settings.max_batch_tokens or settings.target_latency_ms):
-        # Twice what was measured only on a CPU: a GPU's memory may not hold it.
+        # On a CPU the budget may grow to twice the largest measured batch. On a GPU it may not,
+        # because the GPU's memory may be too small.
         largest = max(cost.seconds) if model.provider == CUDA else 2 * max(BATCHES)
         most = TEXT_TOKENS * largest
         budget = TokenBudget(
@@ -106,12 +108,12 @@ def tune(model: Model, settings: Settings, cpus: float) -> Plan:
 
 
 def choose(costs: Sequence[Cost], target_s: float) -> tuple[Cost, int]:
-    """The way to share the CPUs with the highest throughput, and the texts in a batch.
+    """Choose the way to share the CPUs with the highest throughput, and the texts in a batch.
 
-    The last way has one thread a runner, and is taken unless another is clearly better. Batches
-    are as large as they may be without losing much: what waits has lengths of its own, and more
-    of it fits together. With a target, only what keeps within it counts; if nothing does, the way
-    that answers a lone text soonest.
+    The last way has one thread per runner. It is chosen unless another way is clearly better. The
+    batch is the largest that loses little throughput: waiting texts differ in length, and a large
+    batch can combine more of them. With a target latency, only batches that meet it count. If none
+    does, the way that answers a single text soonest is chosen.
     """
     within = {
         index: [n for n in cost.seconds if not target_s or cost.latency(n) <= target_s]
@@ -142,7 +144,7 @@ def _figures(cost: Cost, texts: int | None = None) -> str:
 
 
 def _key(model: Model, cpus: float, ways: Sequence[tuple[int, int]]) -> str:
-    """What the costs depend on; anything else in it is measured again."""
+    """Everything that the costs depend on, as one string. If it differs, measure again."""
     flags = hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()[:16]
     return (
         f"{model.sha256} {model.provider} {model.kernels} {onnxruntime.__version__} "
@@ -151,7 +153,7 @@ def _key(model: Model, cpus: float, ways: Sequence[tuple[int, int]]) -> str:
 
 
 def _file(settings: Settings, key: str) -> Path | None:
-    """Where the costs are kept; None if the system has no place for caches."""
+    """The cache file for the costs; None if the system has no place for caches."""
     if settings.cache_dir is not None:
         directory = settings.cache_dir
     else:
@@ -162,18 +164,19 @@ def _file(settings: Settings, key: str) -> Path | None:
 
 
 def _read(file: Path | None, key: str) -> _Kept | None:
-    """What an earlier start kept for the same model and machine."""
+    """What an earlier start saved for the same model and machine, or None."""
     try:
         kept = _Kept.model_validate_json(file.read_bytes()) if file and file.is_file() else None
     except (OSError, ValueError):
-        return None  # damaged: it is measured again
+        return None  # the file is damaged: measure again
     return kept if kept and kept.key == key else None
 
 
 def _write(file: Path | None, kept: _Kept) -> None:
     if file is None:
         return
-    # Not by process id: containers that share the directory may have the same.
+    # The name is random. Process ids would not do: in containers that share the directory, two
+    # processes may have the same id.
     written = file.with_name(f".{file.name}.{uuid4().hex}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +189,7 @@ def _write(file: Path | None, kept: _Kept) -> None:
 
 
 def _correct(file: Path | None, kept: _Kept, tokens: int) -> None:
-    """Have the next start begin with the budget that live batches have found."""
+    """Save the budget that live batches have found, so that the next start begins with it."""
     corrected = kept.model_copy(update={"max_batch_tokens": tokens})
     # A slow disk must not hold up the runner, which has results to deliver.
     threading.Thread(target=_write, args=(file, corrected), daemon=True).start()

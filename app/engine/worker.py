@@ -1,8 +1,8 @@
 """One thread for the long work of many requests, which take turns on it.
 
-A first-in-first-out thread would have a short list of texts wait until megabytes before it are
-done. Here the work of a request is a job of small steps, and the thread takes a step of each job
-in turn. One thread does all of it, so that the event loop competes with one.
+If the thread did one request after the other, a short list of texts would wait behind megabytes of
+text. So the work of a request is a job of small steps, and the thread takes one step of each job in
+turn. There is only one such thread, so that the event loop competes with only one.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from app.errors import DeadlineExceeded, ShuttingDown
 
 T = TypeVar("T")
 
-# Work that may be left off wherever it yields, and its result.
+# Work that may be stopped at each yield. It returns its result at the end.
 Steps = Generator[None, None, T]
 
 logger = logging.getLogger(__name__)
 
 
 def finish(steps: Steps[T]) -> T:
-    """All the steps at once, here and now."""
+    """Run all the steps now, on this thread, and return their result."""
     while True:
         try:
             next(steps)
@@ -36,25 +36,26 @@ def finish(steps: Steps[T]) -> T:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
     steps: Steps[Any]
-    result: asyncio.Future[Any]  # of the event loop that waits for it
+    result: asyncio.Future[Any]  # belongs to the event loop that waits for it
 
 
 class Worker:
-    """The thread. It runs from the beginning, until ``close``."""
+    """Runs jobs on its own thread. The thread starts at once and ends after ``close``."""
 
     def __init__(self, name: str) -> None:
         self._condition = threading.Condition()
-        self._jobs: deque[_Job] = deque()  # the first is the next
+        self._jobs: deque[_Job] = deque()  # the first one is next
         self._closed = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     async def run(self, steps: Steps[T], *, deadline: float) -> T:
-        """The result of the steps, or what one of them raises.
+        """Run the steps on the thread. Return their result, or raise what one of them raises.
 
-        Cancelled, or past the ``deadline`` (by the event loop's clock), no further step is taken.
+        If this call is cancelled, or when ``deadline`` (on the event loop's clock) has passed, no
+        further step is taken.
 
         Raises:
-            DeadlineExceeded: they were not done in time.
+            DeadlineExceeded: the steps were not done in time.
             ShuttingDown: the worker is closed.
         """
         job = _Job(steps, asyncio.get_running_loop().create_future())
@@ -72,7 +73,7 @@ class Worker:
             raise DeadlineExceeded("the request was not prepared in the time allowed") from None
 
     def close(self) -> None:
-        """Take no further step: whoever waits is told so, and the thread ends. At once."""
+        """Take no further step. Waiting callers get ``ShuttingDown`` at once; the thread ends."""
         with self._condition:
             self._closed = True
             self._condition.notify()
@@ -82,12 +83,12 @@ class Worker:
         while more:
             try:
                 more = self._take_turn()
-            except Exception:  # memory is short, perhaps: a job runs into its deadline
+            except Exception:  # perhaps out of memory: the job's deadline will pass
                 with suppress(MemoryError):
                     logger.exception("a job was lost")
 
     def _take_turn(self) -> bool:
-        """Wait for a job and take a step of it; False when there will be none."""
+        """Wait for a job and take one step of it. Returns False when no more jobs will come."""
         with self._condition:
             while not self._jobs and not self._closed:
                 self._condition.wait()
@@ -125,5 +126,5 @@ def _settle(job: _Job, *, result: object = None, error: Exception | None = None)
         else:
             job.result.set_exception(error)
 
-    with suppress(RuntimeError):  # the loop is closed, and with it whoever waited
+    with suppress(RuntimeError):  # the loop is closed: nothing waits for the result
         job.result.get_loop().call_soon_threadsafe(settle)

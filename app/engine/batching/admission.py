@@ -1,4 +1,4 @@
-"""Who is admitted to the queue: its limit, and the wait that the measured speed predicts."""
+"""Decide which requests enter the queue, by its limit and by the predicted wait."""
 
 from collections.abc import Callable
 
@@ -6,26 +6,28 @@ from app.engine.batching.budget import TokenBudget
 from app.engine.batching.fair_queue import LOOK_AHEAD
 from app.errors import Overloaded, TooManyTexts
 
-# The part of the queue that a single request may fill: the rest is for others, whose turn comes
-# before most of it.
+# The share of the queue that a single request may fill. The rest is for other requests, which are
+# served before most of a large request.
 REQUEST_SHARE = 0.5
 
-# What a finished batch weighs in the measured speed when the next one is done: about the last ten
-# count.
+# Each finished batch multiplies the weight of all earlier batches in the measured speed by this.
+# So about the last ten batches count.
 SPEED_DECAY = 0.9
 
-# On the predicted wait: a machine may become slower while one waits, and an answer after its
-# deadline is work for nothing, while one request less in the queue costs nothing.
+# The predicted wait is multiplied by this. The machine may become slower while a request waits, and
+# an answer after its deadline is wasted work. One request less in the queue costs nothing.
 CAUTION = 1.15
 
-# The advice when the wait cannot be computed: nothing was measured yet, or the process goes away.
+# What clients are told when the wait cannot be computed, because nothing was measured yet or the
+# process is about to end.
 RETRY_AFTER_S = 1.0
 
 
 class Admission:
-    """Measures how fast batches are done, and turns away what would wait in vain. No lock.
+    """Measures how fast batches are computed, and refuses requests that would wait in vain.
 
-    ``runners`` tells how many of them work at this moment: one or more.
+    It has no lock of its own. ``runners()`` is the number of runners that work at this moment, at
+    least 1.
     """
 
     def __init__(
@@ -34,21 +36,23 @@ class Admission:
         self._runners = runners
         self._budget = budget
         self._max_queue_tokens = max_queue_tokens
-        self._batches = 0.0  # these decay alike: their ratios are what is measured
+        self._batches = 0.0  # these three decay together; only their ratios matter
         self._tokens = 0.0
         self._seconds = 0.0
 
     def learn(self, *, tokens: int, seconds: float) -> None:
-        """Take in what a batch was and took."""
+        """Update the measured speed with a batch of ``tokens`` that took ``seconds``."""
         self._batches = SPEED_DECAY * self._batches + 1
         self._tokens = SPEED_DECAY * self._tokens + tokens
         self._seconds = SPEED_DECAY * self._seconds + seconds
 
     def check(self, tokens: int, *, queued: int, ahead: int, timeout_s: float) -> None:
-        """Let a request of that many tokens pass; ``ahead`` of those queued come before it.
+        """Return if a request of ``tokens`` tokens may enter the queue.
+
+        ``queued`` tokens are in the queue. ``ahead`` of them are served before this request.
 
         Raises:
-            TooManyTexts: it would fill more than its part of the queue.
+            TooManyTexts: the request would fill more than its share of the queue.
             Overloaded: the queue is full, or the answer would come after ``timeout_s`` seconds.
         """
         limit = self._max_queue_tokens
@@ -74,19 +78,22 @@ class Admission:
             )
 
     def _predicted_wait_s(self, ahead: int, tokens: int) -> float:
-        """Until the answer, rather too long than too short; 0 where nobody is ahead."""
+        """Estimated seconds until the answer, rather too many than too few.
+
+        0 if nothing is ahead, or before the first batch.
+        """
         if not ahead or not self._batches:
             return 0.0
-        # Later texts fill the batches that those ahead lead, so as many may come first; and the
-        # answer is there when the last batch ends.
+        # Texts that arrive later can fill up the batches of the texts ahead, so up to as many
+        # tokens again may be served first. The answer is complete when the last batch ends.
         overtaking = min(ahead, LOOK_AHEAD * self._budget.tokens)
         batch_s = self._seconds / self._batches
         return CAUTION * (self._seconds_for(ahead + overtaking + tokens) + batch_s)
 
     def batch_seconds(self, tokens: int) -> float:
-        """How long a runner takes for a batch of that many tokens; 0 before the first batch."""
+        """Seconds that a runner needs for a batch of ``tokens``; 0 before the first batch."""
         return tokens * self._seconds / self._tokens if self._tokens else 0.0
 
     def _seconds_for(self, tokens: int) -> float:
-        """How long all runners together take for that many tokens; 0 before the first batch."""
+        """Seconds that all runners together need for ``tokens``; 0 before the first batch."""
         return self.batch_seconds(tokens) / self._runners()

@@ -1,11 +1,11 @@
-"""Dynamic micro-batching: many small requests in, few large batches through inference.
+"""Dynamic micro-batching: combine many small requests into few large batches for inference.
 
-A request's items wait in one fair queue, from which runner threads pull. A batch is formed when
-a runner is free, from what waits at that moment: no timer, so an idle service sleeps and a busy
-one batches by itself. Admission is decided at once. What items are is not known here: an item
-has a length, in tokens.
+The items of all requests wait in one fair queue. When a runner thread is free, it forms a batch
+from the items that wait at that moment. There is no timer: an idle service sleeps, and under load
+batches fill up by themselves. Admission is decided at once. The batcher knows only one thing about
+an item: its length in tokens.
 
-The queue and the measurements belong to the condition's lock, requests to the event loop.
+The condition's lock protects the queue and the measurements. Requests belong to the event loop.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ from app.engine.batching.report import BatchReport
 from app.engine.batching.runners import Runner, Runners
 from app.errors import DeadlineExceeded, InferenceFailed, NotReady, ServiceError, ShuttingDown
 
-# Batches in a row without one answer before inference counts as failing: a bad text that comes
-# alone is a batch of one, and should not take the service down.
+# After this many batches in a row without a single answer, inference counts as failing. One batch
+# is not enough: a bad text that comes alone is a batch of one, and must not take the service down.
 FAILING_AFTER = 3
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True, eq=False)
 class _Text(Entry, Generic[Item, Result]):
-    """One item in the queue, and the place of its result."""
+    """One item in the queue. ``index`` is the place of its result in the request."""
 
     item: Item
     request: PendingRequest[Result]
@@ -46,15 +46,17 @@ class _Text(Entry, Generic[Item, Result]):
 
 
 class MicroBatcher(Generic[Item, Result]):
-    """Batches the items of concurrent requests for ``infer``, which runner threads call.
+    """Combines the items of concurrent requests into batches and calls ``infer`` on each batch.
 
-    ``infer`` gets at most ``budget`` padded tokens at a time (or one longer item) and gives a
-    result an item, in order; a ``ServiceError`` among them fails its item. ``on_batch``
-    is called on a runner's thread after each batch, before its results are delivered; ``on_lag``
-    on the event loop, with the seconds for which the results waited for its turn; ``on_loss``
-    there, too, whenever a runner's thread was lost and is to be replaced.
+    Runner threads call ``infer``, with at most ``budget`` padded tokens at a time, or with one
+    longer item. It returns one result per item, in order. A result that is a ``ServiceError``
+    fails only its own item.
 
-    Create it on the event loop that submits. The runners wait from then on, until ``drain``.
+    ``on_batch`` is called on a runner's thread after each batch, before its results are delivered.
+    ``on_lag`` is called on the event loop, with the seconds for which results waited for the loop.
+    ``on_loss`` is called on the event loop when a runner's thread was lost and will be replaced.
+
+    Create it on the event loop that submits. The runners then wait for batches until ``drain``.
     """
 
     def __init__(
@@ -96,33 +98,32 @@ class MicroBatcher(Generic[Item, Result]):
 
     @property
     def queued_texts(self) -> int:
-        """Texts waiting; those in a running batch wait no more."""
+        """The number of waiting texts. Texts in a running batch do not count."""
         return len(self._queue)
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens waiting, without padding."""
+        """The number of tokens of the waiting texts, without padding."""
         return self._queue.tokens
 
     @property
     def failing(self) -> bool:
-        """Whether the latest batches, several in a row, gave not one answer, or did not end."""
+        """Whether the latest ``FAILING_AFTER`` batches had no answer, or no runner can answer."""
         return self._failed_in_a_row >= FAILING_AFTER or self.runners.hopeless
 
     async def submit(
         self, items: Sequence[Item], *, timeout_s: float, tag: object = None
     ) -> Answer[Result]:
-        """Have the items inferred, beside those of other requests.
+        """Infer the items, in batches with the items of other requests.
 
-        The reports of the batches that they are in have the ``tag``. Returns within ``timeout_s``
-        seconds. Whatever befalls an item once admitted stands in its place in the answer:
-        ``DeadlineExceeded`` where no result came in time, ``InferenceFailed``, ``ShuttingDown``,
-        ``NotReady`` where no runner was left to compute it. Cancelled, it takes back the items
-        that still wait.
+        Returns within ``timeout_s`` seconds. The reports of the batches that contain these items
+        carry the ``tag``. If an admitted item fails, its error stands in its place in the answer:
+        ``DeadlineExceeded`` (no result in time), ``InferenceFailed``, ``ShuttingDown`` or
+        ``NotReady`` (no runner was left to compute it). If the caller is cancelled, the items that
+        still wait are removed from the queue.
 
-        Raises ``Overloaded``, ``TooManyTexts`` (more tokens than one request may queue),
-        ``NotReady`` (all runners hang) or ``ShuttingDown``, at once, when the request is not
-        admitted.
+        Raises at once, when the request is not admitted: ``Overloaded``, ``TooManyTexts`` (more
+        tokens than one request may queue), ``NotReady`` (all runners hang) or ``ShuttingDown``.
         """
         if not items:
             return Answer([], 0.0, 0.0)
@@ -153,12 +154,12 @@ class MicroBatcher(Generic[Item, Result]):
         return request.answer()
 
     def check_admission(self, tokens: int, *, timeout_s: float) -> None:
-        """Raise what ``submit`` would, at this moment, for a request of that many tokens."""
+        """Raise the error that ``submit`` would raise now for a request of ``tokens`` tokens."""
         if self._closed:
             raise ShuttingDown()
         if self.runners.all_stuck:
             raise _not_ready()
-        with self._condition:  # submit has entered it already: it may be entered twice
+        with self._condition:  # reentrant: submit already holds it
             self._admission.check(
                 tokens,
                 queued=self._queue.tokens,
@@ -167,10 +168,10 @@ class MicroBatcher(Generic[Item, Result]):
             )
 
     async def drain(self, timeout_s: float) -> bool:
-        """Admit nothing more, finish what was admitted, end the runners.
+        """Admit no more requests, finish the admitted ones, and end the runners.
 
-        What is unfinished after ``timeout_s`` seconds fails with ``ShuttingDown``. A runner still
-        inside ``infer`` is left to itself then. May be called again.
+        Items without a result after ``timeout_s`` seconds fail with ``ShuttingDown``. A runner that
+        is still inside ``infer`` then is no longer waited for. May be called again.
 
         Returns whether all runners have ended.
         """
@@ -191,21 +192,25 @@ class MicroBatcher(Generic[Item, Result]):
         request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:.3g} s"), time.monotonic())
 
     def _take_back(self, texts: list[_Text[Item, Result]]) -> None:
-        """Have those that still wait never computed."""
+        """Remove the texts that still wait from the queue, so that they are never computed."""
         with self._condition:
             self._queue.remove(texts)
 
     def _serve(self, runner: Runner[_Text[Item, Result]]) -> None:
-        """A runner's life: batch after batch."""
+        """Compute batch after batch on a runner's thread, until no more batches will come."""
         while max_tokens := self._take_batch(runner):
             self._process(runner, max_tokens)
 
     def _take_batch(self, runner: Runner[_Text[Item, Result]]) -> int | None:
-        """Have the runner wait for a batch; its budget, or None when there will be none."""
+        """Wait until the runner has a batch, and return the batch's token budget.
+
+        Returns None when no more batches will come.
+        """
         with self._condition:
             while True:
                 max_tokens = self._budget.next(self._queue.tokens)
-                # Nothing may fail between queue and runner: one of them has each text.
+                # Nothing may fail between the queue and the runner: each text must always be in
+                # one of the two.
                 runner.batch = self._queue.take_batch(
                     max_tokens=max_tokens,
                     share=self._queue.tokens / self.runners.idle,
@@ -242,20 +247,20 @@ class MicroBatcher(Generic[Item, Result]):
         self._finish(runner, report)
         try:
             self._on_batch(report)
-        except BaseException:  # even SystemExit: the runner has work to deliver, and more to do
+        except BaseException:  # even SystemExit: the runner must deliver results and go on
             logger.exception("on_batch raised")
         self.runners.call_on_loop(self._deliver, batch, results, computing.ended)
         runner.batch = ()
 
     def _finish(self, runner: Runner[_Text[Item, Result]], report: BatchReport) -> None:
-        """Learn from a finished batch; its runner is free."""
+        """Mark the runner as free, and update the measurements with its finished batch."""
         with self._condition:
             self.runners.done(runner)
             if report.failed < report.texts:
                 self._failed_in_a_row = 0
             else:
                 self._failed_in_a_row += 1
-            # Neither retries nor a runner that hung tell anything of the speed.
+            # A batch with retries, or of a runner that hung, says nothing about the normal speed.
             if not (report.failed or runner.stuck):
                 self._admission.learn(tokens=report.tokens, seconds=report.inference_seconds)
 
@@ -271,13 +276,13 @@ class MicroBatcher(Generic[Item, Result]):
             text.request.settle(text.index, result, done_at)
 
     def _fail(self, batch: Sequence[_Text[Item, Result]]) -> None:
-        """On the event loop: a runner hangs with this batch, or was lost with it."""
+        """On the event loop: fail the texts of a batch whose runner hangs or was lost."""
         now = time.monotonic()
         for text in batch:
             error = InferenceFailed("inference did not end on this text, or on one beside it")
             text.request.settle(text.index, error, now)
         with self._condition:
-            # Those who wait may have been woken by the runner that is lost.
+            # Wake another runner: the lost one may have received the wake-up for waiting texts.
             self._condition.notify()
             waiting = self._queue.clear() if self.runners.hopeless else ()
         for text in waiting:

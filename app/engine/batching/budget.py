@@ -1,4 +1,4 @@
-"""How many tokens a batch may have, corrected by what batches cost while the service is busy."""
+"""The token budget of batches, corrected by what batches cost while the service is busy."""
 
 import logging
 import threading
@@ -6,27 +6,27 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from statistics import median
 
-# Every so many batches, one tries half or twice the budget.
+# One batch in this many tries half or twice the budget.
 TRY_EVERY = 8
-# Its speed is divided by the median of the latest so many full batches of today's size: machines
-# drift, and what is compared must have run at the same time.
+# The speed of such a trial is divided by the median speed of this many latest full batches of the
+# current size. A machine's speed drifts, so only batches of about the same time are compared.
 BESIDE = 8
-# The latest so many of these ratios decide, by their median ...
+# The median of this many latest ratios decides ...
 TRIALS = 32
-# ... and another size is taken when it is faster by this share: less is noise.
+# ... and the other size is taken if it is faster by this share. A smaller gain is noise.
 BETTER_BY = 0.05
-# The share of its budget that a full batch fills.
+# A batch is full if it fills more than this share of its budget.
 FULL = 0.75
 
 logger = logging.getLogger(__name__)
 
 
 class TokenBudget:
-    """Padded tokens (texts x longest) that a batch may have.
+    """The number of padded tokens (texts x longest) that a batch may have.
 
-    A ``fixed`` budget stays. Another goes up or down by a factor of 2, between ``least`` and
-    ``most``, when full batches of that size compute more tokens a second than those of today's;
-    ``on_change`` is called with the new one, on a runner's thread.
+    A ``fixed`` budget never changes. Any other budget doubles or halves, between ``least`` and
+    ``most``, when full batches of the new size compute more tokens per second than those of the
+    current size. ``on_change`` is then called with the new budget, on a runner's thread.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class TokenBudget:
         self._least, self._most = least, most
         self._on_change = on_change
         self._batches = 0
-        self._lock = threading.Lock()  # around what follows
-        self._speeds: deque[float] = deque(maxlen=BESIDE)  # of today's size
+        self._lock = threading.Lock()  # protects the attributes below
+        self._speeds: deque[float] = deque(maxlen=BESIDE)  # of the current size
         self._ratios = defaultdict[int, deque[float]](lambda: deque(maxlen=TRIALS))
 
     def again(self) -> "TokenBudget":
-        """The same budget for another model, whose batches change this one only."""
+        """A copy of this budget for another model, whose batches then change only the copy."""
         return TokenBudget(self.tokens, fixed=self.fixed, least=self._least, most=self._most)
 
     def next(self, waiting: int) -> int:
-        """The budget of the next batch, for which so many tokens wait; one caller at a time."""
+        """The budget of the next batch, while ``waiting`` tokens wait. One caller at a time."""
         self._batches += 1
         turn, other = divmod(self._batches, TRY_EVERY)
         if self.fixed or other:
@@ -62,10 +62,10 @@ class TokenBudget:
         return size if possible and waiting >= 2 * self.tokens else self.tokens
 
     def learn(self, size: int, *, texts: int, longest: int, tokens: int, seconds: float) -> None:
-        """Take in a batch whose budget was ``size``, computed while others waited.
+        """Learn from a batch whose budget was ``size``, computed while other texts waited.
 
-        Only a full one counts. One with a text that does not fit half of today's budget does not:
-        smaller batches never have such a text, so they could not be compared.
+        Only full batches count. A batch with a text longer than half of the current budget does
+        not count: smaller batches never have such a text, so the two cannot be compared.
         """
         full = FULL * size < texts * longest <= size
         if self.fixed or not full or longest > self.tokens // 2 or seconds <= 0:

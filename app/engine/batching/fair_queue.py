@@ -1,9 +1,9 @@
-"""What waits for inference, and whose turn it is: no threads, no clock, no event loop.
+"""The queue of texts that wait for inference. It uses no threads, no clock and no event loop.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996) with every request as a flow of its own.
-An entry starts, in virtual time, when the entries of its own request before it would have ended:
-the hundredth text of a list stands behind as many tokens of newcomers as of its own list, and
-requests of a single text are served in the order in which they came.
+The order is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each request is its own flow.
+In virtual time, an entry starts when the earlier entries of its own request would have ended. So
+the hundredth text of a list waits for as many tokens of newcomers as of its own list. Requests of
+a single text are served in the order in which they arrived.
 """
 
 from bisect import bisect_left, insort
@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-# Tokens considered for a batch, in batches: enough to find neighbours of like length among tweets,
-# few enough that what is taken out of turn does not keep others waiting for long.
+# How many tokens are considered for a batch, as a multiple of its budget. This is enough to find
+# tweets of similar length, and so few that texts taken out of turn do not delay others for long.
 LOOK_AHEAD = 4
 
-# The share of a batch that may be padding. Padding costs time in attention, a small batch costs
-# time in loading the weights: with tweets of 5 to 45 tokens, 6 to 15 % lose about the same.
+# The share of a batch that may be padding. Padding costs time in attention. Small batches cost time
+# in loading the weights. With tweets of 5 to 45 tokens, shares of 6 to 15 % lose about the same.
 MAX_PADDING = 0.07
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One text that waits: its length in tokens, and until when (on the caller's clock)."""
+    """One waiting text: its length in tokens, and its deadline on the caller's clock."""
 
     tokens: int
     deadline: float
@@ -35,7 +35,7 @@ E = TypeVar("E", bound=Entry)
 
 
 class FairQueue(Generic[E]):
-    """Entries in the order of their turns; batches are taken from the front of it."""
+    """Entries in the order of their turns. Batches are taken from the front."""
 
     def __init__(self) -> None:
         self._waiting: list[E] = []  # sorted by turn
@@ -48,14 +48,14 @@ class FairQueue(Generic[E]):
 
     @property
     def tokens(self) -> int:
-        """Tokens waiting, without padding."""
+        """The number of tokens of the waiting entries, without padding."""
         return self._tokens
 
     def tokens_before(self, tokens: int) -> int:
-        """Tokens that are served before a newcomer of ``tokens`` tokens has all its turns."""
+        """Tokens that are served before a new request of ``tokens`` tokens has its last turn."""
         last_turn = (self._virtual_time + tokens, 0)
         ahead = bisect_left(self._waiting, last_turn, key=_turn)
-        # What comes after is less, if anything, but for a long list.
+        # Sum the entries after that turn: they are few or none, except when a long list waits.
         return self._tokens - sum(entry.tokens for entry in self._waiting[ahead:])
 
     def add(self, request: Iterable[E]) -> None:
@@ -69,7 +69,7 @@ class FairQueue(Generic[E]):
             self._arrivals += 1
 
     def remove(self, entries: Iterable[E]) -> None:
-        """Forget those of the entries that still wait."""
+        """Remove those of the entries that still wait."""
         for entry in entries:
             index = bisect_left(self._waiting, entry.turn, key=_turn)
             if index < len(self._waiting) and self._waiting[index] is entry:
@@ -77,19 +77,20 @@ class FairQueue(Generic[E]):
                 self._tokens -= entry.tokens
 
     def clear(self) -> list[E]:
-        """Forget all that waits, and return it."""
+        """Remove all waiting entries and return them."""
         cleared, self._waiting = self._waiting, []
         self._tokens = 0
         return cleared
 
     def take_batch(self, *, max_tokens: int, share: float, now: float) -> list[E]:
-        """Remove and return the next batch: the entry whose turn it is, then those like it.
+        """Remove and return the next batch: the entry whose turn it is, and others of like length.
 
-        Count × longest stays within ``max_tokens``; a longer entry goes alone. A batch of
-        ``share`` tokens takes no more: the rest is for others who are free. Entries whose
-        deadline has come by ``now`` are dropped. Empty when nothing is left.
+        Number of entries × longest stays within ``max_tokens``; a longer entry goes alone. A batch
+        takes no more entries once it has ``share`` tokens: the rest is for other idle runners.
+        Entries whose deadline is ``now`` or earlier are dropped. The batch is empty if no entry is
+        left.
 
-        Whatever is raised, such as MemoryError: no entry is lost, and none is counted wrongly.
+        If an error is raised, such as MemoryError, no entry is lost and the counts stay correct.
         """
         window: list[E] = []
         seen = tokens = 0
@@ -108,24 +109,26 @@ class FairQueue(Generic[E]):
         passed_over = [entry for entry in window if entry not in taken]
         virtual_time = self._virtual_time
         if batch:
-            # To the leader's end, not to its start: every request is a new flow, and time that
-            # stood still while newcomers lead would let them hold a long list back for ever.
+            # Virtual time moves to the leader's end, not to its start. Every request is a new
+            # flow. If time stood still while newcomers lead, they could block a long list forever.
             leader = batch[0]
             virtual_time = max(virtual_time, leader.turn[0] + leader.tokens)
-        # All that can fail is done: a list's slice is replaced as a whole or not at all.
+        # Everything before this line may fail. From here, the slice is replaced as a whole or
+        # not at all, and the other assignments cannot fail.
         self._waiting[:seen] = passed_over
         self._tokens, self._virtual_time = left, virtual_time
         return batch
 
 
 def _fill(window: Sequence[E], max_tokens: int, share: float) -> list[E]:
-    """The first of the window, and of the rest the nearest to it in length that fit beside it."""
+    """The first entry of the window, and those nearest to it in length that fit in its batch."""
     leader = window[0]
     batch = [leader]
     tokens = longest = leader.tokens
 
     def distance(entry: E) -> tuple[int, int]:
-        # With the length itself, those of one length stay together, and in turn: sorts are stable.
+        # The length as second key keeps entries of the same length together. Their order stays,
+        # because the sort is stable.
         return abs(entry.tokens - leader.tokens), entry.tokens
 
     for entry in sorted(window[1:], key=distance):

@@ -1,4 +1,4 @@
-"""A batch that fails is computed again in parts, so that only what is at fault fails."""
+"""Compute a failed batch again in parts, so that only the items that cause the failure fail."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -18,9 +18,10 @@ def infer_each(
     *,
     retry: bool = False,
 ) -> list[Result | ServiceError]:
-    """A result or an error for each item, whatever ``infer`` does.
+    """Return a result or an error for each item, even if ``infer`` raises.
 
-    A batch that raises is retried in halves, and those in halves: only the culprits fail.
+    If ``infer`` raises on a batch, each half of the batch is computed separately, and so on with
+    the halves of a half. Only the items that cause the failure fail.
     """
     try:
         results = list(infer(items))

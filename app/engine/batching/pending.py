@@ -1,4 +1,4 @@
-"""A request between admission and answer: the results that came, and where its time went."""
+"""A request between admission and answer: its results so far, and how its time was spent."""
 
 import asyncio
 import math
@@ -12,10 +12,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[Result]):
-    """What became of a request's items, in their order: an item that failed is its error.
+    """The results of a request's items, in their order. A failed item has its error as result.
 
-    ``inference_seconds`` is the time in which at least one item was in a batch being computed,
-    ``queue_seconds`` the rest of the time until the last was done: together they are all of it.
+    ``inference_seconds`` is the time in which a batch with at least one of the items was computed.
+    ``queue_seconds`` is the rest of the time until the last item was done.
     """
 
     results: list[Result | ServiceError]
@@ -25,7 +25,7 @@ class Answer(Generic[Result]):
 
 @dataclass(slots=True, eq=False)
 class Computing:
-    """The time in which a batch is computed."""
+    """When the computation of a batch started and ended."""
 
     started: float
     ended: float = math.inf
@@ -33,9 +33,9 @@ class Computing:
 
 @dataclass(slots=True, eq=False)
 class PendingRequest(Generic[Result]):
-    """A request that waits for the results of its items, and what its time went into.
+    """A request that waits for the results of its items, and the times of its batches.
 
-    It belongs to the event loop; only ``batches`` is appended to by the runners.
+    Only the event loop uses it, except that the runners append to ``batches``.
     """
 
     texts: int
@@ -47,7 +47,7 @@ class PendingRequest(Generic[Result]):
     ended_at: float = 0.0
 
     def settle(self, index: int, result: Result | ServiceError, at: float) -> None:
-        """Give an item its result, unless it has one: what comes first stands."""
+        """Give an item its result. If it already has one, the first result stays."""
         if self.done.done():
             return
         self.results.setdefault(index, result)
@@ -61,14 +61,14 @@ class PendingRequest(Generic[Result]):
             self.settle(index, error, at)
 
     def answer(self) -> Answer[Result]:
-        """The results in the order of the items; all must be there."""
+        """The results in the order of the items. Every item must have one."""
         results = [self.results[index] for index in range(self.texts)]
         inference_seconds = self._inference_seconds()
         waited = self.ended_at - self.queued_at - inference_seconds
         return Answer(results, max(0.0, waited), inference_seconds)
 
     def _inference_seconds(self) -> float:
-        """The time that the batches cover, once where they overlap."""
+        """The time that the batches cover. Time in which they overlap counts once."""
         seconds, covered = 0.0, self.queued_at
         for batch in sorted(self.batches, key=lambda batch: batch.started):
             # A batch may still run when its request has expired.

@@ -1,17 +1,17 @@
-"""What the batcher tells of its batches."""
+"""The report that the batcher makes of each batch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """What one batch was and took."""
+    """What one batch contained, and how long it took."""
 
     texts: int
     tokens: int
     padded_tokens: int  # texts × longest
     max_tokens: int  # the budget, in padded tokens
     inference_seconds: float
-    failed: int  # texts
-    others_waited: bool  # when it was done
-    tags: tuple[object, ...] = ()  # those of the requests
+    failed: int  # number of texts that failed
+    others_waited: bool  # whether other texts waited when the batch was done
+    tags: tuple[object, ...] = ()  # of the requests in the batch

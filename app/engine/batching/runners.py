@@ -1,7 +1,7 @@
-"""The threads that compute batches: one that ends is replaced, one that hangs is noticed.
+"""The threads that compute batches. A lost thread is replaced, and a hanging one is detected.
 
-A thread writes down what it does in plain attributes of its runner, which cannot fail. The event
-loop reads them when a thread has told it to, and now and then while something is computed.
+A thread records what it does in plain attributes of its runner, because setting them cannot fail.
+The event loop reads them when a thread tells it to, and regularly while a batch is computed.
 """
 
 import asyncio
@@ -12,17 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-# Seconds between the end of a thread and the start of the next: a fault that comes back at once
-# must not keep a CPU and the log busy.
+# Seconds between the end of a thread and the start of the next. Without the pause, a fault that
+# comes back at once would keep a CPU and the log busy.
 RESTART_PAUSE_S = 0.5
 
-# Threads lost for each runner, without one batch done since, until none counts as able to answer.
+# After this many lost threads per runner, with no batch done in between, the runners count as
+# unable to answer.
 HOPELESS_AFTER = 3
 
-# A batch counts as hung when it takes this many times what was predicted ...
+# A batch counts as hung when it takes this many times the predicted time ...
 STUCK_FACTOR = 20
-# ... and at least so many seconds: before the first batch nothing is predicted, and twenty times
-# the milliseconds of a small one is nothing on a busy machine.
+# ... and at least this many seconds. Before the first batch there is no prediction. A small batch
+# takes milliseconds, and on a busy machine twenty times as long is nothing unusual.
 STUCK_LEAST_S = 5.0
 
 # Seconds between two looks at the runners.
@@ -35,16 +36,16 @@ Text = TypeVar("Text")
 
 @dataclass(slots=True, eq=False)
 class Runner(Generic[Text]):
-    """One place at which batches are computed, by one thread after the other."""
+    """Computes batches on one thread at a time. If the thread is lost, a new one follows."""
 
     name: str
-    end: asyncio.Future[None]  # of all its threads
-    # These are written by its thread, and before it starts:
-    batch: Sequence[Text] = ()  # that it has taken, until the results are on their way
+    end: asyncio.Future[None]  # done when its last thread has ended
+    # Written by its thread, and by the event loop while it has no thread:
+    batch: Sequence[Text] = ()  # the batch that it has taken, until its results are sent
     idle: bool = False  # it can take a batch
     running: bool = False  # the thread has not ended
-    dismissed: bool = False  # it ended as it should
-    # These by the event loop:
+    dismissed: bool = False  # the thread ended normally, and needs no successor
+    # Written by the event loop:
     restart: asyncio.TimerHandle | None = None
     watched: Sequence[Text] = ()  # the batch at the latest look ...
     looks: int = 0  # ... and how many looks ago it was first seen
@@ -52,13 +53,15 @@ class Runner(Generic[Text]):
 
 
 class Runners(Generic[Text]):
-    """So many threads; each calls ``serve`` with its runner, which returns when it shall end.
+    """``count`` runners. The thread of each calls ``serve``, which returns when it should end.
 
-    ``expected_s`` predicts how long one of them takes for a batch. ``pending`` says whether there
-    are requests without an answer: only then, and while a batch is computed, the runners are
-    watched. ``on_failure`` is called on the event loop with a batch that will have no results,
-    or may have none, because its thread ended or hangs (an empty one where the thread had none);
-    ``on_loss`` whenever a thread ended by an exception, or could not be started.
+    ``expected_s`` predicts the seconds that a runner needs for a batch. ``pending`` says whether
+    there are requests without an answer. The runners are watched only then, and while a batch is
+    computed.
+
+    Both callbacks are called on the event loop. ``on_failure`` gets the batch of a thread that has
+    ended or hangs: the batch will have no results, or may have none. It is empty if the thread had
+    no batch. ``on_loss`` is called when a thread ended with an exception or could not be started.
     """
 
     def __init__(
@@ -80,39 +83,39 @@ class Runners(Generic[Text]):
         self._all = [
             Runner[Text](f"runner-{number}", self._loop.create_future()) for number in range(count)
         ]
-        self.stuck = 0  # how many hang
-        self._losses = 0  # since a batch was done
+        self.stuck = 0  # number of runners that hang
+        self._losses = 0  # threads lost since the last finished batch
         self._watching: asyncio.TimerHandle | None = None
         self._given_up = False
 
     @property
     def idle(self) -> int:
-        """How many can take a batch."""
+        """The number of runners that can take a batch."""
         return sum(runner.idle for runner in self._all)
 
     @property
     def working(self) -> int:
-        """How many do not hang; at least 1."""
+        """The number of runners that do not hang; at least 1."""
         return max(1, len(self._all) - self.stuck)
 
     @property
     def all_stuck(self) -> bool:
-        """Whether every one hangs."""
+        """Whether every runner hangs."""
         return self.stuck == len(self._all)
 
     @property
     def complete(self) -> bool:
-        """Whether every one has a thread, and none hangs."""
+        """Whether every runner has a thread, and none hangs."""
         return all(runner.running and not runner.stuck for runner in self._all)
 
     @property
     def running(self) -> bool:
-        """Whether any has a thread that has not ended."""
+        """Whether any runner has a thread that has not ended."""
         return any(runner.running for runner in self._all)
 
     @property
     def hopeless(self) -> bool:
-        """Whether none is left that can answer: all hang, or end without one batch done."""
+        """Whether no runner can answer: all hang, or their threads end before a batch is done."""
         return self.all_stuck or self._losses >= HOPELESS_AFTER * len(self._all)
 
     def start(self) -> None:
@@ -121,19 +124,19 @@ class Runners(Generic[Text]):
             self._start(runner)
 
     def done(self, runner: Runner[Text]) -> None:
-        """On its thread: it has computed a batch, and can take another."""
+        """Called on the runner's thread: it has computed a batch and can take another."""
         runner.idle = True
         self._losses = 0
 
     def watch(self) -> None:
-        """Look at the runners from now on, until no request is pending and no batch computed."""
+        """Check the runners regularly, until no request is pending and no batch is computed."""
         if self._watching is None and not self._given_up:
             self._watching = self._loop.call_later(WATCH_S, self._look)
 
     async def join(self, timeout_s: float) -> bool:
-        """Wait until all have ended; after ``timeout_s`` seconds no lost thread is waited for.
+        """Wait until all runners have ended, for at most ``timeout_s`` seconds.
 
-        Returns whether all have ended.
+        After that, a runner whose thread was lost counts as ended. Returns whether all have ended.
         """
         await asyncio.wait([runner.end for runner in self._all], timeout=timeout_s)
         self._given_up = True
@@ -145,7 +148,7 @@ class Runners(Generic[Text]):
         return not self.running
 
     def call_on_loop(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Have the event loop call it soon, unless it is closed: nobody is left to tell then."""
+        """Make the event loop call ``callback`` soon. If the loop is closed, do nothing."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
 
@@ -156,24 +159,24 @@ class Runners(Generic[Text]):
             threading.Thread(
                 target=self._run, args=(runner,), name=runner.name, daemon=True
             ).start()
-        except Exception:  # there are too many threads, or there is no memory for one
+        except Exception:  # there are too many threads, or too little memory
             logger.exception("no thread can be started for %s", runner.name)
             runner.running = runner.idle = False
             self._replace(runner)
 
     def _run(self, runner: Runner[Text]) -> None:
-        """A thread's life."""
+        """What each thread runs, from its start to its end."""
         try:
             self._serve(runner)
             runner.dismissed = True
-        except BaseException:  # even SystemExit: there is work for another thread
+        except BaseException:  # even SystemExit: another thread must go on
             logger.exception("the thread of %s ended; another takes its place", runner.name)
         finally:
             runner.running = runner.idle = False
             self.call_on_loop(self._replace, runner)
 
     def _replace(self, runner: Runner[Text]) -> None:
-        """Start another thread soon, unless the runner shall end. May be called again."""
+        """Start another thread soon if the runner lost its thread. May be called repeatedly."""
         if runner.running or runner.restart is not None:
             return
         if runner.dismissed or self._given_up:
@@ -190,11 +193,11 @@ class Runners(Generic[Text]):
             runner.end.set_result(None)
 
     def _look(self) -> None:
-        """See which runners hang, and which are back."""
+        """Find out which runners hang, and which have recovered."""
         self._watching = None
         for runner in self._all:
             self._look_at(runner)
-            # It has told so itself, unless there was no memory even for that.
+            # A thread that ends asks for this itself, unless there was no memory even for that.
             self._replace(runner)
         if self._pending() or any(runner.batch for runner in self._all):
             self.watch()
@@ -207,8 +210,8 @@ class Runners(Generic[Text]):
                 logger.warning("%s does not hang any more", runner.name)
             runner.watched, runner.looks, runner.stuck = batch, 0, False
             return
-        # Looks are counted, not seconds: those in which the whole process stood still are none of
-        # the batch's.
+        # Looks are counted, not seconds: time in which the whole process stood still does not
+        # count for the batch.
         runner.looks += 1
         seconds = runner.looks * WATCH_S
         expected_s = self._expected_s(batch)

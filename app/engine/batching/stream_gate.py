@@ -1,4 +1,4 @@
-"""The gate between the streams and the queue: they take turns there, and share a part of it."""
+"""The gate between streams and the queue. Streams take turns at it and share part of the queue."""
 
 import asyncio
 import math
@@ -9,36 +9,37 @@ from app.engine.batching.batcher import Item, MicroBatcher, Result
 from app.engine.batching.pending import Answer
 from app.errors import Overloaded, ShuttingDown
 
-# Before a queue that was full is asked again whether it takes more.
+# The shortest and longest wait before a full queue is asked again whether it has room.
 MIN_WAIT_S = 0.01
 MAX_WAIT_S = 1.0
-# Of a line, with its JSON: tweets in English have about four, and what is longer or in other
-# scripts makes groups that are a little larger or smaller than they should be.
+# Bytes per token of a line, its JSON included. Tweets in English have about four. With longer texts
+# or other scripts, groups become a little larger or smaller than they should be.
 BYTES_PER_TOKEN = 4
 
-# That fit together even of one stream: while one comes and goes, the others are computed.
+# So many groups fit at the same time, even if all come from one stream: while one group arrives or
+# leaves, the others are computed.
 LEAST_GROUPS = 4
 
 
 class StreamGate:
-    """Where groups of lines wait for room in the queue, first come, first served.
+    """Groups of lines wait here for room in the queue, first come, first served.
 
-    ``max_tokens()`` is what all of them together may have in the queue and in batches: what waits
-    here delays nobody else. A group has no deadline: it is admitted when its turn has come, and
-    then computed however long that takes.
+    ``max_tokens()`` is the number of tokens that all streams together may have in the queue and in
+    batches. Groups that wait here delay no other request. A group has no deadline: it is admitted
+    when its turn has come, and then computed, however long that takes.
     """
 
     def __init__(self, max_tokens: Callable[[], int]) -> None:
         self._max_tokens = max_tokens
-        self._tokens = 0  # admitted
-        self._waiting = 0  # groups
-        self._turn = asyncio.Lock()  # that of who came first
+        self._tokens = 0  # of admitted groups
+        self._waiting = 0  # number of groups
+        self._turn = asyncio.Lock()  # held by the group that came first
         self._changed = asyncio.Event()
         self._closed = False
 
     @property
     def group_bytes(self) -> int:
-        """How long the next group should be: all that wait, and some more, fit together."""
+        """The size in bytes of the next group, so that all waiting groups and some more fit."""
         return self._max_tokens() * BYTES_PER_TOKEN // (self._waiting + LEAST_GROUPS)
 
     async def submit(
@@ -49,10 +50,10 @@ class StreamGate:
         *,
         admitted: asyncio.Event,
     ) -> Answer[Result]:
-        """``batcher.submit`` when their turn has come; ``admitted`` is set then.
+        """Wait for the items' turn, then call ``batcher.submit``. ``admitted`` is set in between.
 
         Raises:
-            TooManyTexts: they have more tokens than one request may queue.
+            TooManyTexts: the items have more tokens than one request may queue.
             ShuttingDown: the gate or the batcher was closed before their turn.
         """
         tokens = sum(map(len, items))
@@ -66,7 +67,7 @@ class StreamGate:
                             await self._changed.wait()
         finally:
             self._waiting -= 1
-        # Nobody else has run since there was room.
+        # There is still room: no other task has run since the check.
         self._tokens += tokens
         admitted.set()
         try:
@@ -76,12 +77,12 @@ class StreamGate:
             self._changed.set()
 
     def close(self) -> None:
-        """Let nothing more pass; those that wait fail with ``ShuttingDown`` at once."""
+        """Admit no more groups. Waiting groups fail with ``ShuttingDown`` at once."""
         self._closed = True
         self._changed.set()
 
     def _wait_s(self, batcher: MicroBatcher[Item, Result], tokens: int) -> float:
-        """Before there may be room; 0 where there is."""
+        """Seconds until there may be room; 0 if there is room now."""
         if self._closed:
             raise ShuttingDown()
         if self._tokens and self._tokens + tokens > self._max_tokens():

@@ -1,4 +1,4 @@
-"""The Linux control groups that this process belongs to, and so their limits."""
+"""Find the Linux control groups (cgroups) whose limits apply to this process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +7,8 @@ from pathlib import Path
 def groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
     """The version (1 or 2) and directory of each group that limits this process.
 
-    A parent's limit binds its children, so parents are among them. ``root`` is the directory that
-    holds ``proc`` and ``sys``; elsewhere than on Linux there is nothing.
+    A parent's limit also applies to its children, so parents are included. ``root`` is the
+    directory that holds ``proc`` and ``sys``. On systems other than Linux there are no groups.
     """
     try:
         memberships = (root / "proc/self/cgroup").read_text().splitlines()
@@ -22,8 +22,8 @@ def groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]
             version, mount = 1, root / "sys/fs/cgroup" / controller
         else:
             continue
-        # Inside a container the path may be the host's and not exist here; the walk then ends
-        # at the mount, which is the container's own.
+        # Inside a container the path may be that of the host and not exist here. The loop then
+        # still reaches the mount point, which is the container's own group.
         group = mount / path.lstrip("/")
         for directory in (group, *group.parents):
             if directory.is_relative_to(mount):

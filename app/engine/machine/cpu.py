@@ -8,9 +8,9 @@ from pathlib import Path
 
 from app.engine.machine.cgroups import groups
 
-# More threads for one batch gain nothing on texts.
+# More threads per batch make the inference of texts no faster.
 MAX_THREADS = 8
-# In Linux's spelling: of x86, then of Arm.
+# CPU flags in Linux's spelling: first those of x86, then those of Arm.
 VECTOR_FLAGS = (
     *("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
     *("asimddp", "i8mm", "bf16", "sve", "sve2"),
@@ -18,7 +18,7 @@ VECTOR_FLAGS = (
 
 
 def available_cpus(root: Path = Path("/")) -> float:
-    """CPUs that the scheduler gives this process; may be a fraction under a cgroup quota.
+    """The number of CPUs that this process may use. A cgroup quota can make it a fraction.
 
     ``root`` is the directory that holds ``proc`` and ``sys``.
     """
@@ -27,9 +27,10 @@ def available_cpus(root: Path = Path("/")) -> float:
 
 
 def ways_to_share(cpus: float, *, runners: int, threads: int) -> list[tuple[int, int]]:
-    """Runners and threads a runner whose product fits ``cpus``, those of one thread last.
+    """Pairs (runners, threads per runner) whose product fits ``cpus``.
 
-    What is not 0 is taken as it is, even if it does not fit.
+    The pair with one thread per runner is last. If ``runners`` or ``threads`` is not 0, it is used
+    as given, even if it does not fit.
     """
     if runners:
         return [(runners, threads or max(1, int(cpus / runners)))]
@@ -40,24 +41,24 @@ def ways_to_share(cpus: float, *, runners: int, threads: int) -> list[tuple[int,
 
 
 def cpu_name() -> str:
-    """The processor, as far as the system tells."""
+    """The processor's name, as the system reports it."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
-    """The instruction sets that the system lists, in its spelling; empty where it lists none."""
+    """The instruction sets of the CPU, as the system spells them; empty if it lists none."""
     return frozenset((_cpuinfo("flags", root) or _cpuinfo("Features", root)).split())  # x86, Arm
 
 
 def vector_flags() -> str:
-    """Those of the flags that decide how fast a model is, in a few words."""
+    """The CPU flags that decide how fast a model is, as one string; ``unknown`` if none."""
     flags = cpu_flags()
     return " ".join(flag for flag in VECTOR_FLAGS if flag in flags) or "unknown"
 
 
 @cache
 def _cpuinfo(name: str, root: Path = Path("/")) -> str:
-    """What the first processor's line of that name in Linux's list says; empty if nothing."""
+    """The first value of ``name`` in Linux's ``/proc/cpuinfo``; empty if there is none."""
     with suppress(OSError):
         for line in (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             key, _, value = line.partition(":")
@@ -67,7 +68,7 @@ def _cpuinfo(name: str, root: Path = Path("/")) -> str:
 
 
 def _cgroup_quotas(root: Path) -> list[float]:
-    """CPUs granted by each cgroup that holds this process."""
+    """The number of CPUs that each cgroup of this process allows, where it sets a limit."""
     readers = {1: _read_v1, 2: _read_v2}
     quotas = (readers[version](directory) for version, directory in groups("cpu", root))
     return [quota for quota in quotas if quota is not None]
