@@ -3,7 +3,6 @@
 import argparse
 import importlib.metadata
 import os
-import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Literal, get_args, get_origin
 
 from app import logs
 from app.errors import UserError
+from app.server import signals
 from app.server.process import open_standard_files, raise_file_limit
 from app.settings import Settings, flag, load_settings
 
@@ -134,10 +134,7 @@ def _shown(default: object) -> object:
 
 
 def _serve(settings: Settings) -> int:
-    # Until the server sets its own handlers. By default, process 1 of a container ignores SIGTERM,
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    # and SIGHUP, which reloads models later, ends the process.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signals.while_starting()
     open_standard_files()
     raise_file_limit()
     logs.configure(settings.log_level, settings.log_format)

@@ -38,7 +38,7 @@ def configure(level: str, log_format: Format) -> None:
     logging.basicConfig(level=level.upper(), handlers=[_lines])
     logging.captureWarnings(True)  # by default, they bypass the log
     # Without this, logging walks the stack for each line to find the caller, which no line shows.
-    logging._srcfile = None
+    logging._srcfile = None  # noqa: SLF001 - as the logging documentation says
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     _writer.start()
 

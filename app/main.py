@@ -10,7 +10,7 @@ from fastapi.security import HTTPBearer
 from fastapi.telemetry import TelemetryConfig
 from starlette_compress import CompressMiddleware, add_compress_type
 
-from app.api import native, operations, page, stream
+from app.api import classify, operations, page, stream
 from app.api.middleware.observation import OTHER_METHOD
 from app.api.middleware.request import RequestMiddleware
 from app.api.problems import HANDLERS
@@ -36,7 +36,7 @@ The Open Inference Protocol's `POST /v2/models/{name}/infer` is described by tha
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 ROUTERS = [
     module.router
-    for module in (native, stream, huggingface, tei, open_inference, vllm, operations, page)
+    for module in (classify, stream, huggingface, tei, open_inference, vllm, operations, page)
 ]
 
 

@@ -67,9 +67,9 @@ def lone_ms(model: Model, texts: Sequence[str]) -> list[float]:
     """Milliseconds of a plain ``session.run`` for each text; its arrays are made beforehand."""
     milliseconds = []
     for text in texts:
-        feeds = model._feeds([model.encode(text)])
+        feeds = model.feeds([model.encode(text)])
         started = time.perf_counter()
-        model._session.run(None, feeds)
+        model.session.run(None, feeds)
         milliseconds.append((time.perf_counter() - started) * 1000)
     return milliseconds
 

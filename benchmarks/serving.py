@@ -68,7 +68,7 @@ class Subject:
     @cached_property
     def texts(self) -> list[str]:
         """As long as tweets are."""
-        return texts_of(self.model._tokenizer, tweet_lengths(self.count))
+        return texts_of(self.model.tokenizer, tweet_lengths(self.count))
 
     @cached_property
     def ideal(self) -> Ideal:
@@ -192,7 +192,7 @@ def overload(subject: Subject, rounds: int) -> Iterator[Row | Goal]:
 def mixed(subject: Subject, rounds: int) -> Iterator[Row | Goal]:
     """Interactive requests beside a bulk client, and without it at the same total load."""
     ratios, rows = [], []
-    long = texts_of(subject.model._tokenizer, [subject.model.max_tokens] * 8)
+    long = texts_of(subject.model.tokenizer, [subject.model.max_tokens] * 8)
     tokens = statistics.mean(len(subject.model.encode(text)) for text in subject.texts)
     with subject.serve() as service:
         run(subject.load(service, subject.connections, seconds=1.0))
@@ -283,7 +283,7 @@ def growth(subject: Subject) -> Iterator[Row | Goal]:
     """Throughput and memory by the length of texts."""
     with subject.serve() as service:
         for length in LENGTHS:
-            wanted = texts_of(subject.model._tokenizer, [length] * 64)
+            wanted = texts_of(subject.model.tokenizer, [length] * 64)
             outcome = run(subject.load(service, 32, wanted=wanted))
             yield {
                 "model": subject.name,

@@ -12,8 +12,8 @@ import numpy as np
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
-from app.api.collector import collector_paused
 from app.api.decoding import decoder
+from app.api.garbage_collection import collector_paused
 from app.api.service import Service
 from app.engine.worker import Steps
 from app.errors import (

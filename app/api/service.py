@@ -20,7 +20,7 @@ from app.engine.tuning import Plan
 from app.engine.worker import Worker
 from app.lifecycle import Lifecycle
 from app.observability.metrics import Metrics
-from app.observability.observer import ModelObserver
+from app.observability.model_observer import ModelObserver
 from app.observability.traces import Tracer
 from app.settings import Settings
 

@@ -89,15 +89,15 @@ class Model:
         self.path = bundle.path
         self.sha256 = manifest.variants[precision].sha256
         self._file = bundle.path / manifest.variants[precision].file
-        self._session = session
+        self.session = session
         self._input_names = [node.name for node in session.get_inputs()]
         self._pad_token_id = bundle.pad_token_id
-        self._tokenizer = _load_tokenizer(bundle)
-        self._special_tokens: int = self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        known = map(self._tokenizer.token_to_id, ("[UNK]", "<unk>"))
+        self.tokenizer = _load_tokenizer(bundle)
+        self._special_tokens: int = self.tokenizer.num_special_tokens_to_add(is_pair=False)
+        known = map(self.tokenizer.token_to_id, ("[UNK]", "<unk>"))
         self._unknown_id = next((token for token in known if token is not None), None)
         self._stride = int((self.max_tokens - self._special_tokens) * WINDOW_OVERLAP)
-        self._tokenizer.enable_truncation(self.max_tokens, stride=self._stride)
+        self.tokenizer.enable_truncation(self.max_tokens, stride=self._stride)
 
     @classmethod
     def load(
@@ -141,7 +141,7 @@ class Model:
             return self
         other = copy(self)
         other.threads = threads
-        other._session = open_session(
+        other.session = open_session(
             self._file, self.provider, threads=threads, kernels=self.kernels
         )
         return other
@@ -169,7 +169,7 @@ class Model:
             for text, fault in zip(texts, faults, strict=True)
             if fault is None
         ]
-        encodings = iter(self._tokenizer.encode_batch_fast(sound))
+        encodings = iter(self.tokenizer.encode_batch_fast(sound))
         return [fault or self._encoding(next(encodings)) for fault in faults]
 
     def _encoding(self, encoding: tokenizers.Encoding) -> Encoding | EmptyText:
@@ -189,14 +189,14 @@ class Model:
 
         A text whose logits are not finite gets an error; the other texts get their logits.
         """
-        (logits,) = self._session.run(None, self._feeds(encodings), SILENT)
+        (logits,) = self.session.run(None, self.feeds(encodings), SILENT)
         finite = np.isfinite(logits).all(axis=1)
         return [
             row if ok else InferenceFailed("the model gave no finite logits for this text")
             for row, ok in zip(logits, finite, strict=True)
         ]
 
-    def _feeds(self, encodings: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
+    def feeds(self, encodings: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
         """The session's inputs, each of shape [texts, tokens of the longest text]."""
         shape = (len(encodings), max(len(encoding) for encoding in encodings))
         ids = np.full(shape, self._pad_token_id, dtype=np.int64)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Self
 
 from app.errors import UserError
-from app.files.classifier import ClassifiedChunk, Classifier
 from app.files.job import Job, Tally
 from app.files.outputs import CsvOutput, JsonlOutput, LinesOutput, Output, ResultsOutput
-from app.files.progress import Progress, summary
+from app.files.progress_bar import Progress, summary
+from app.files.table_classifier import ClassifiedChunk, Classifier
 from app.files.tables import CHUNK_ROWS, Table
 from app.files.text_tables import Csv, Jsonl, Lines, TextStream, read_lines
 from app.files.unicode import SURROGATEESCAPE_OR_REPLACE

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import UserError
-from app.files.classifier import ResultItem
 from app.files.outputs import Output
+from app.files.table_classifier import ResultItem
 from app.files.tables import Chunk
 
 IDENTITY, WHOLE = "job.json", "whole.part"

@@ -24,7 +24,7 @@ from app.engine.predictions import (
 from app.engine.results import item
 from app.engine.tuning import tune
 from app.errors import ServiceError, UserError, first_line
-from app.files.classifier import ClassifiedChunk
+from app.files.table_classifier import ClassifiedChunk
 from app.files.tables import Chunk
 from app.settings import Settings
 

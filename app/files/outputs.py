@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.files.classifier import ResultItem
+from app.files.table_classifier import ResultItem
 from app.files.tables import Chunk, Table
 from app.files.unicode import SURROGATEESCAPE_OR_REPLACE
 

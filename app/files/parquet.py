@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from app.errors import EmptyText, UserError
-from app.files.classifier import ResultItem
 from app.files.outputs import Output, result_columns, result_values
+from app.files.table_classifier import ResultItem
 from app.files.tables import CHUNK_ROWS, Chunk, Table, Text, check_is_file, column_index
 from app.files.unicode import well_formed
 

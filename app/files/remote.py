@@ -6,7 +6,7 @@ from itertools import tee
 from typing import Any
 
 from app.errors import ServiceError, UserError
-from app.files.classifier import ClassifiedChunk, ResultItem
+from app.files.table_classifier import ClassifiedChunk, ResultItem
 from app.files.tables import Chunk, Text
 from sentiment_client import Client, ItemError, Outcome, SentimentError
 

@@ -22,10 +22,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from app.api.middleware.access import plain_address
 from app.api.middleware.identity import new_request_id
 from app.errors import BadRequest, HeadersTooLarge, ServiceError
-from app.server.kernel import has_unread, unread_seconds
+from app.server.linux_sockets import has_unread, unread_seconds
 from app.server.refusals import answer, refusal
+from app.server.request_scheduler import Turns
 from app.server.transport import ResponseTransport
-from app.server.turns import Turns
 
 # The methods of uvicorn's protocol that HttpProtocol overrides, and why. A test compares this list
 # with the class. The other methods are used as they are.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from app.errors import UserError
-from app.server.kernel import take_no_handshake
+from app.server.linux_sockets import take_no_handshake
 
 # Connections that the kernel completes while the service is busy. The kernel's own limit applies
 # if it is lower.

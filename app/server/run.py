@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 import time
@@ -21,9 +20,10 @@ from app.api.middleware.access import IPV4_MAPPED
 from app.api.middleware.observation import note_refusal
 from app.api.service import Service
 from app.errors import ServiceError, UserError
+from app.server import signals
 from app.server.http_protocol import QUIET_S, HttpProtocol
 from app.server.listener import Listener, bind
-from app.server.turns import Turns
+from app.server.request_scheduler import Turns
 from app.settings import Settings
 
 # Longer than load balancers keep idle connections (mostly 60 s): the side that sends requests must
@@ -57,7 +57,7 @@ def run(settings: Settings) -> int:
         UserError: an address or a bundle cannot be used.
     """
     hangups: list[int] = []
-    signal.signal(signal.SIGHUP, lambda number, _: hangups.append(number))
+    signals.note_hangups(hangups)
     with ExitStack() as sockets:
         ports = [settings.port, *([settings.metrics_port] if settings.metrics_port else [])]
         listeners = [sockets.enter_context(bind(settings.host, port)) for port in ports]
@@ -69,10 +69,7 @@ def run(settings: Settings) -> int:
         # The models stay in memory, so the garbage collector need not scan them again and again.
         gc.freeze()
         server = Server(sites, service, hangups)
-        # For the time when uvicorn does not handle SIGTERM: before its loop, and after it.
-        signal.signal(
-            signal.SIGTERM, lambda number, _: lifecycle.stopping or sys.exit(128 + number)
-        )
+        signals.outside_the_event_loop(lifecycle)
         server.run()
     if lifecycle.results_lost:
         logger.error("drain-ms was over before every request had its result; some got 503")
@@ -136,11 +133,7 @@ class Server(uvicorn.Server):
         self.started = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at the first signal; a second Ctrl-C ends the process as it is."""
-        if self.should_exit and sig == signal.SIGINT:
-            # A runner inside a native call cannot be interrupted, so do not wait for it.
-            os._exit(128 + sig)
-        self._service.lifecycle.stop()
+        signals.stop(self._service.lifecycle, sig)
         # uvicorn's own handler is not called: it raises the signal again after a graceful end, so
         # the exit code would report a failure.
         self.should_exit = True

@@ -40,7 +40,7 @@ class Truth:
         self._max_chars = Settings().max_text_chars
         self._known: dict[tuple[str, Options], Any] = {}
         self._explained: dict[str, Any] = {}
-        tokenizer = self.model._tokenizer
+        tokenizer = self.model.tokenizer
         tweets = texts_of(tokenizer, tweet_lengths(texts, seed=seed), seed=seed)
         self.tweets = list(dict.fromkeys(tweets))
         # Long texts are made of words, because the tokenizer cuts texts off at the model's limit.

@@ -50,7 +50,7 @@ def _load(precision: Any = "int8") -> Model:
 
 
 def _option(model: Model) -> str | None:
-    options = model._session.get_session_options()
+    options = model.session.get_session_options()
     try:
         value: str = options.get_session_config_entry(OPTION)
     except RuntimeError:  # it is not set

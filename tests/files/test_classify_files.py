@@ -22,9 +22,9 @@ import pytest
 import app.files
 from app.cli import main
 from app.files import tables
-from app.files.classifier import ClassifiedChunk, ResultItem
 from app.files.job import Job
 from app.files.outputs import CsvOutput
+from app.files.table_classifier import ClassifiedChunk, ResultItem
 from app.files.tables import Chunk
 from app.files.text_tables import Csv
 from tests.support import serving

@@ -12,9 +12,9 @@ import pytest
 
 from app.errors import ServiceError, UserError
 from app.files import tables, text_tables
-from app.files.classifier import ResultItem
 from app.files.outputs import CsvOutput, JsonlOutput, LinesOutput, Output
 from app.files.parquet import Parquet, ParquetOutput
+from app.files.table_classifier import ResultItem
 from app.files.tables import Table
 from app.files.text_tables import Csv, Jsonl, Lines
 

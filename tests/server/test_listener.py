@@ -13,7 +13,7 @@ import pytest
 from app.cli import main
 from app.errors import UserError
 from app.server.listener import Listener, bind
-from app.server.turns import STARTS_A_TURN, Turns
+from app.server.request_scheduler import STARTS_A_TURN, Turns
 from tests.api.test_stream import FLAGS
 from tests.support.serving import Process, exchange
 

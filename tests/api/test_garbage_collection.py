@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.api.body import DECODER, parse
-from app.api.collector import collector_paused
+from app.api.garbage_collection import collector_paused
 
 
 @pytest.fixture(autouse=True)
