@@ -168,7 +168,7 @@ class Settings(BaseSettings):
     @classmethod
     def _is_another_port(cls, value: int, info: ValidationInfo) -> int:
         if 0 < value == info.data.get("port"):
-            raise ValueError("the service itself listens there (--port)")
+            raise ValueError("give another port than the service's own (--port)")
         return value
 
     @field_validator("cache_dir", mode="before")

@@ -137,7 +137,7 @@ def _decompressed(request: Request, body: bytes, encoding: str) -> bytes:
     for piece in stream.decode(body):
         size += len(piece)
         if size > max_bytes:
-            raise PayloadTooLarge(f"decompressed, the body has more than {max_bytes} bytes")
+            raise PayloadTooLarge(f"the decompressed body has more than {max_bytes} bytes")
         request.state.body.hold(len(piece))
         pieces.append(piece)
     stream.end()

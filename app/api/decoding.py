@@ -36,7 +36,8 @@ class Decoder(ABC):
             self._given += len(piece)
             if self._given > max(UNSUSPICIOUS_BYTES, MAX_RATIO * self._taken):
                 raise PayloadTooLarge(
-                    f"decompressed, the body is more than {MAX_RATIO} times as long"
+                    f"the decompressed body is more than {MAX_RATIO} times as long as the "
+                    "compressed one"
                 )
             yield piece
 
@@ -47,7 +48,7 @@ class Decoder(ABC):
             InvalidRequest: the end of the body is missing.
         """
         if self._taken and not self._is_complete():
-            raise InvalidRequest(f"the end of the body's {self.name} is missing")
+            raise InvalidRequest(f"the body is incomplete: its {self.name} data has no end")
 
     @abstractmethod
     def _pieces(self, data: bytes) -> Iterator[bytes]: ...
@@ -71,7 +72,7 @@ def decoder(content_encoding: str) -> Decoder:
             return _Zlib("deflate", zlib.MAX_WBITS)
         case "br":
             return _Brotli()
-    raise UnsupportedMediaType("accepted as content-encoding are gzip, br and deflate")
+    raise UnsupportedMediaType("content-encoding must be gzip, br or deflate")
 
 
 class _Identity(Decoder):
@@ -97,7 +98,9 @@ class _Zlib(Decoder):
                 # Only one member is accepted: with many tiny ones, the rest of the data would
                 # be copied for each of them.
                 if self._stream.eof:
-                    raise InvalidRequest(f"the body goes on after the end of its {self.name}")
+                    raise InvalidRequest(
+                        f"the body has more bytes after the end of its {self.name} data"
+                    )
                 yield self._stream.decompress(data, PIECE_BYTES)
                 data = self._stream.unconsumed_tail or self._stream.unused_data
         except zlib.error:

@@ -115,7 +115,8 @@ class LineReader:
         else:
             self._drop(
                 Overloaded(
-                    f"line {self._number} found no room: too many bytes are in flight",
+                    f"line {self._number} was dropped: request bodies take too much memory; "
+                    "send it again",
                     reason="inflight_bytes",
                     retry_after_s=1.0,
                 )

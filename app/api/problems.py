@@ -53,7 +53,7 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
         answer.headers["allow"] = allowed
         return answer
     docs = "; /docs lists the routes" if request.app.openapi_url else ""
-    return await _on_service_error(request, NotFound(f"nothing is here{docs}"))
+    return await _on_service_error(request, NotFound(f"no route has this path{docs}"))
 
 
 HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Any]] = {

@@ -39,7 +39,7 @@ class RequestBody(BaseModel):
             if name not in cls.model_fields:
                 raise PydanticCustomError(
                     "unknown_field",
-                    "unknown field {name}; accepted are {accepted}",
+                    "unknown field {name}; the accepted fields are {accepted}",
                     {"name": ascii(name[:40]), "accepted": ", ".join(cls.model_fields)},
                 )
         return body
@@ -77,7 +77,7 @@ class ClassifyRequest(RequestBody):
     """One text, or a list of texts."""
 
     inputs: Texts = Field(
-        description="one text, or a list, which is always that many documents",
+        description="one text, or a list of separate texts (never a pair)",
         examples=[["I love this!", "worst service ever", "The meeting is at 3pm."]],
     )
     model: str | None = Field(default=None, description="name of a served model")
@@ -92,7 +92,7 @@ class ClassifyRequest(RequestBody):
     language: Annotated[str, AfterValidator(_language_tag)] = Field(
         default="en",
         json_schema_extra={"pattern": f"^{LANGUAGE_TAG.pattern}$"},
-        description="language whose abbreviations end no sentence, as BCP 47 tag",
+        description="language of the text, as a BCP 47 tag; its abbreviations end no sentence",
         examples=["en", "pt-BR"],
     )
 
@@ -180,8 +180,8 @@ class Info(TypedDict):
     int8_kernels: Annotated[
         Int8Kernels | None,
         Field(
-            description="ONNX Runtime's kernels of the default model: U8U8 where the faster U8S8 "
-            "would saturate, which a probe at start finds out; null unless it is int8 on a CPU"
+            description="ONNX Runtime's kernels of the default model: U8U8 if a test at start shows "
+            "that the faster U8S8 saturates; null if the model is not int8 on a CPU"
         ),
     ]
     runners: Annotated[int, Field(description="batches of the default model computed at once")]

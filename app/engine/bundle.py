@@ -110,7 +110,7 @@ class Bundle:
         if labels != manifest.labels:
             raise UserError(
                 f"bundle {path} contradicts itself: {MANIFEST} has the labels "
-                f"{manifest.labels}, config.json {labels}"
+                f"{manifest.labels}, but config.json has {labels}"
             )
         return cls(path, manifest, config)
 

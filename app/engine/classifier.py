@@ -155,7 +155,10 @@ class Classifier:
             try:
                 done = await self.attempt(texts, DEFAULTS, deadline=deadline)
             except TooManyTexts as error:
-                raise TextTooLong(f"without each of its {len(spans)} words, {error}") from None
+                raise TextTooLong(
+                    f"the text and its {len(spans)} copies, each without one word, are too long: "
+                    f"{error}"
+                ) from None
             whole, *without = done.outcomes
             if isinstance(whole, ServiceError):
                 raise whole

@@ -130,7 +130,7 @@ class Model:
         outputs = session.get_outputs()[0].shape[-1]
         if outputs != len(bundle.manifest.labels):
             raise UserError(
-                f"bundle {bundle.path}: the {chosen} model has {outputs} outputs, the "
+                f"bundle {bundle.path}: the {chosen} model has {outputs} outputs, but the "
                 f"manifest {len(bundle.manifest.labels)} labels"
             )
         return cls(bundle, chosen, session, threads=threads, kernels=kernels)

@@ -36,7 +36,7 @@ class LabelScores(TypedDict):
     ]
     truncated: Annotated[bool, Field(description="whether the end of the text was cut off")]
     windows: NotRequired[
-        Annotated[int, Field(description="with overflow window: how many were classified")]
+        Annotated[int, Field(description="number of classified windows, if overflow is window")]
     ]
 
 
@@ -44,7 +44,7 @@ class Span(TypedDict):
     """A part of a text. Positions count characters (Unicode code points)."""
 
     start: int
-    end: Annotated[int, Field(description="the character after its last")]
+    end: Annotated[int, Field(description="position of the character after the last one")]
 
 
 class Sentence(Span, LabelScores):
@@ -60,7 +60,8 @@ class Prediction(LabelScores):
 
     sentences: NotRequired[
         Annotated[
-            list[Sentence | FailedSentence], Field(description="with split: each, in their order")
+            list[Sentence | FailedSentence],
+            Field(description="the sentences in order, if split is set"),
         ]
     ]
 

@@ -68,7 +68,7 @@ class ServedModels:
             return self.classifiers[name]
         except KeyError:
             raise ModelNotFound(
-                f"there is no model of that name; served are: {', '.join(self.classifiers)}"
+                f"no model has that name; the served models are: {', '.join(self.classifiers)}"
             ) from None
 
     def stream_gate(self, model: str | None) -> StreamGate:
@@ -153,8 +153,10 @@ class ServedModels:
             try:
                 new = await self._load(old)
             except UserError as error:
-                logger.error("%s was not loaded again: %s", name, error)
-                raise InvalidBundle("it cannot be served; the service's log says why") from None
+                logger.error("%s could not be reloaded: %s", name, error)
+                raise InvalidBundle(
+                    "the new bundle cannot be served; the service's log says why"
+                ) from None
             if self._lifecycle.stopping:
                 await new.retire(0)
                 self._lifecycle.check()

@@ -11,8 +11,8 @@ from app.errors import UserError, first_line
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 NO_CUDA = (
-    "CUDA was asked for and cannot be used: it needs an NVIDIA GPU with its driver and the "
-    "'gpu' extra (onnxruntime-gpu); --device cpu serves without"
+    "CUDA was requested, but it cannot be used: it needs an NVIDIA GPU with its driver and the "
+    "'gpu' extra (onnxruntime-gpu); use --device cpu to serve without a GPU"
 )
 # Graph fusions that are slower on a CPU. SkipLayerNormalization takes ten times as long as the Add
 # and LayerNormalization that it replaces. BiasGelu takes longer than Add and Gelu.

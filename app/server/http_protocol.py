@@ -292,7 +292,7 @@ class HttpProtocol(HttpToolsProtocol):
             elif name == b"transfer-encoding":
                 self._body_left = None
         if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
-            raise BadRequest("a request of HTTP/1.1 has one Host header")
+            raise BadRequest("an HTTP/1.1 request must have exactly one Host header")
         self._unheard = self._transport.dropped = 0
         super().on_headers_complete()
         self._stage = Stage.BODY

@@ -12,7 +12,7 @@ def refusal(cause: BaseException | None) -> ServiceError:
         return cause
     if isinstance(cause, MemoryError):
         return NotReady("there is no memory for this request", retry_after_s=1.0)
-    return BadRequest("what arrived is not HTTP/1.1")
+    return BadRequest("the request is not valid HTTP/1.1")
 
 
 def answer(error: ServiceError, request_id: str) -> bytes:

@@ -151,7 +151,7 @@ class Server(uvicorn.Server):
         except ServiceError:
             pass  # the log says why, or the service shuts down
         except Exception:
-            logger.exception("%s was not loaded again", name)
+            logger.exception("%s could not be reloaded", name)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer accepted requests, refuse new ones, then close; all within drain-ms."""

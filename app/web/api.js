@@ -47,7 +47,7 @@ async function send(path, body, signal) {
 
 function problem(response, { title, detail, request_id: requestId }) {
   const { status, headers } = response;
-  return new Problem(title ?? "No readable answer", detail ?? "A proxy answered, not the service.", {
+  return new Problem(title ?? "No readable answer", detail ?? "The answer did not come from the service. A proxy may have sent it.", {
     status,
     requestId: requestId ?? headers.get("x-request-id") ?? "",
     retryAfter: headers.get("retry-after") ?? "",

@@ -196,7 +196,7 @@ function refresh() {
     command.length > CURL_SHOWN ? `${command.slice(0, CURL_SHOWN)} …` : command;
   $("copy").value = command;
   $("curl-note").hidden = first.length === all.length;
-  $("curl-note").textContent = `With the first ${count(first.length, "text")}: one request takes no more.`;
+  $("curl-note").textContent = `This command sends only the first ${count(first.length, "text")}: one request may not have more.`;
 }
 
 async function copy() {

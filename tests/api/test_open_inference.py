@@ -156,7 +156,7 @@ def test_the_client_shows_what_was_wrong(client: triton.InferenceServerClient) -
     """The client's exceptions have the service's status and detail."""
     love = _tensor(["love"])
     for model, version, says in (
-        ("other", "", "no model of that name; served are: tiny"),
+        ("other", "", "no model has that name; the served models are: tiny"),
         ("tiny", "2", "tiny is served in version 1 only"),
     ):
         with pytest.raises(InferenceServerException, match=says) as caught:
@@ -333,10 +333,10 @@ LOVE = _element(b"love")
 @pytest.mark.parametrize(
     ("binary", "changes", "says"),
     [
-        (_element(b"love", 2**32 - 1), {}, "is to have 4294967295 bytes; 4 are left"),
-        (_element(b"love", 5), {}, "element 0 of the binary data, counted from 0, is to have 5"),
-        (_element(b"love", 3), {}, "ends within the length of an element"),
-        (LOVE[:3], {}, "ends within the length of an element"),
+        (_element(b"love", 2**32 - 1), {}, "should have 4294967295 bytes, but only 4 are left"),
+        (_element(b"love", 5), {}, "element 0 of the binary data, counted from 0, should have 5"),
+        (_element(b"love", 3), {}, "ends in the middle of an element's length"),
+        (LOVE[:3], {}, "ends in the middle of an element's length"),
         (LOVE + _element(b"\xc3"), {"shape": 2}, "element 1 of the binary data, counted from 0"),
         (LOVE, {"shape": 2}, "shape says 2 texts; there are 1"),
         (LOVE * 2, {}, "shape says 1 texts; there are 2"),

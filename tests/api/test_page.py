@@ -504,7 +504,7 @@ def test_an_answer_of_a_proxy(page: Page) -> None:
 
     page.route("**/classify", bad_gateway)
     classify(page, "love")
-    expect(page.get_by_role("alert")).to_contain_text("A proxy answered, not the service.")
+    expect(page.get_by_role("alert")).to_contain_text("A proxy may have sent it.")
 
 
 @pytest.mark.parametrize("path", ["/", "/web/page.js", "/web/style.css", "/web/icon.svg"])

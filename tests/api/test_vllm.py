@@ -134,7 +134,7 @@ def test_an_unknown_model_and_a_wrong_key_are_the_clients_own_exceptions(
     client: OpenAI, url: str
 ) -> None:
     """404 names the served models; 401 says what to send."""
-    with pytest.raises(NotFoundError, match="served are: tiny"):
+    with pytest.raises(NotFoundError, match="served models are: tiny"):
         _classify(client, model="gpt", input="love")
     with (
         OpenAI(base_url=f"{url}/v1", api_key="another", max_retries=0) as other,

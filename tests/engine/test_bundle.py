@@ -135,4 +135,4 @@ def test_cuda_that_cannot_be_had(bundle: Path, capsys: pytest.CaptureFixture[str
         pytest.skip("this machine may have CUDA")
     assert main(["serve", "--model", str(bundle), "--device", "cuda", "--port", "0"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "CUDA was asked for" in line
+    assert "CUDA was requested" in line

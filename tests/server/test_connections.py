@@ -142,9 +142,9 @@ def test_what_follows_a_body_in_chunks_is_left(open_process: Process) -> None:
 @pytest.mark.parametrize(
     ("head", "reason"),
     [
-        (b"GET /health/live HTTP/1.1\r\n\r\n", "one Host"),
-        (b"GET /health/live HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", "one Host"),
-        (b"GET /health/live HTTP/1.0\r\nhost: x\r\nhost: y\r\n\r\n", "one Host"),
+        (b"GET /health/live HTTP/1.1\r\n\r\n", "exactly one Host"),
+        (b"GET /health/live HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", "exactly one Host"),
+        (b"GET /health/live HTTP/1.0\r\nhost: x\r\nhost: y\r\n\r\n", "exactly one Host"),
         (b"GET /health/live HTTP/1.1\nhost: x\n\n", "CR LF"),
         (b"GET /health/live\n", "CR LF"),
     ],

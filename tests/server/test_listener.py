@@ -192,4 +192,4 @@ def test_one_port_for_both_is_wrong_usage(
 ) -> None:
     """One port for both gives exit code 2 and one line, before anything is loaded."""
     assert main(["serve", *flags]) == 2
-    assert "--metrics-port: the service itself listens there" in capsys.readouterr().err
+    assert "--metrics-port: give another port than the service's own" in capsys.readouterr().err

@@ -43,8 +43,8 @@ class Access:
         if scope["method"] == "POST" and scope["path"].startswith(ADMIN):
             if not self._admin_digests:
                 raise Unauthorized(
-                    "this service has no admin keys, so it reloads on the signal SIGHUP only; "
-                    "whoever runs it can set SENTIMENT_ADMIN_KEYS"
+                    "this service has no admin keys, so only the signal SIGHUP reloads models; "
+                    "to allow this request, the operator must set SENTIMENT_ADMIN_KEYS"
                 )
             _key_digest(scope, self._admin_digests)
             return
@@ -53,7 +53,10 @@ class Access:
         address = (scope["client"] or ("",))[0]
         who = _key_digest(scope, self._digests) if self._digests else address
         if self._rate and (wait_s := self._window.hit(who)):
-            raise RateLimited(f"at most {self._rate} are accepted", retry_after_s=wait_s)
+            raise RateLimited(
+                f"the rate limit is {self._rate}; wait as long as Retry-After says",
+                retry_after_s=wait_s,
+            )
 
 
 class MovingWindow:

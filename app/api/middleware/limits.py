@@ -53,7 +53,9 @@ class Body:
         self._received += size
         max_bytes = self._service.settings.max_body_bytes
         if self._received > max_bytes:
-            raise PayloadTooLarge(f"the body has more than the {max_bytes} bytes accepted")
+            raise PayloadTooLarge(
+                f"the body has more than {max_bytes} bytes, the most that is accepted"
+            )
         self.hold(size)
         return message
 
@@ -83,7 +85,9 @@ class Body:
         self._asked = True
         max_bytes = self._service.settings.max_body_bytes
         if self._announced > max_bytes:
-            raise PayloadTooLarge(f"the body has {self._announced} bytes, of {max_bytes} accepted")
+            raise PayloadTooLarge(
+                f"the body has {self._announced} bytes; at most {max_bytes} are accepted"
+            )
         if self._announced > LONG_BYTES:
             if self._announced > self._service.inflight.left:
                 raise self._no_room()

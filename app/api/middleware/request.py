@@ -89,7 +89,7 @@ class RequestMiddleware:
                 scope["route"] = direct
             self._access.check(scope)
             if direct is None and CONTROL.search(scope["path"]):
-                raise NotFound("nothing is here: the path has control characters")
+                raise NotFound("no route has this path: it contains control characters")
             state["deadline"] = identity.deadline(
                 scope, headers, longest_ms=self._service.settings.deadline_ms
             )
@@ -128,4 +128,4 @@ def _last_resort(error: BaseException, request_id: str) -> ServiceError:
         # The server cancels unfinished requests when its time to stop is over.
         return ShuttingDown("the service shut down before the answer", retry_after_s=1.0)
     logger.error("request %s failed", request_id, exc_info=error)
-    return InferenceFailed("unexpected failure; the service's log has it under the request id")
+    return InferenceFailed("unexpected error; search the service's log for the request_id")

@@ -25,13 +25,13 @@ def unpack(data: bytes) -> list[str]:
     while start < len(data):
         begin = start + _LENGTH.size
         if begin > len(data):
-            raise InvalidRequest("the binary data ends within the length of an element")
+            raise InvalidRequest("the binary data ends in the middle of an element's length field")
         (length,) = _LENGTH.unpack_from(data, start)
         start = begin + length
         if start > len(data):
             raise InvalidRequest(
-                f"element {len(texts)} of the binary data, counted from 0, is to have {length} "
-                f"bytes; {len(data) - begin} are left"
+                f"element {len(texts)} of the binary data, counted from 0, should have {length} "
+                f"bytes, but only {len(data) - begin} are left"
             )
         try:
             texts.append(data[begin:start].decode())

@@ -26,7 +26,8 @@ class Parameters(BaseModel):
         default=None, description="labels in the answer; all unless given"
     )
     function_to_apply: Function | None = Field(
-        default=None, description="what makes scores of logits; the model's own unless given"
+        default=None,
+        description="function that turns logits into scores; if not given, the model's own",
     )
 
 
@@ -37,7 +38,7 @@ class TextClassification(BaseModel):
         json_schema_extra={"examples": [{"inputs": "I love this!", "parameters": {"top_k": 1}}]}
     )
 
-    inputs: AllTexts = Field(description="one text, or a list, which is always that many documents")
+    inputs: AllTexts = Field(description="one text, or a list of separate texts (never a pair)")
     parameters: Parameters | None = None
 
 

@@ -124,7 +124,8 @@ class RequestParameters(BaseModel):
         description="what to do with a text of more tokens than the model takes",
     )
     binary_data_output: StrictBool = Field(
-        default=False, description="answer the outputs as bytes that do not say otherwise"
+        default=False,
+        description="send outputs as bytes, except those that set binary_data themselves",
     )
 
 
@@ -185,7 +186,8 @@ def _json_length(request: Request, content: bytes) -> int:
         return len(content)
     if not re.fullmatch("[0-9]{1,9}", header) or int(header) > len(content):
         raise InvalidRequest(
-            f"{JSON_LENGTH} must be the length of the JSON, of the {len(content)} bytes of the body"
+            f"{JSON_LENGTH} must be the number of bytes of the JSON; the body has "
+            f"{len(content)} bytes"
         )
     return int(header)
 
@@ -193,7 +195,7 @@ def _json_length(request: Request, content: bytes) -> int:
 def _unpacked(binary: bytes, size: int) -> list[str]:
     if len(binary) != size:
         raise InvalidRequest(
-            f"inputs.0: binary_data_size is {size}, but {len(binary)} bytes follow the JSON, "
-            f"whose length {JSON_LENGTH} says"
+            f"inputs.0: binary_data_size is {size}, but {len(binary)} bytes follow the JSON; "
+            f"{JSON_LENGTH} gives the length of the JSON"
         )
     return unpack(binary)

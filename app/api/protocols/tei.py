@@ -89,7 +89,7 @@ class PredictRequest(BaseModel):
         default=None, description="false: refuse a text of more tokens than the model takes"
     )
     truncation_direction: Literal["right", "Right"] = Field(
-        default="right", description="the end of a text is what is cut off"
+        default="right", description="only 'right' is accepted: the end of a text is cut off"
     )
 
 

@@ -25,13 +25,14 @@ class ClassificationRequest(BaseModel):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"input": "I love this!"}]})
 
-    input: AllTexts = Field(description="one text, or a list, which is always that many documents")
+    input: AllTexts = Field(description="one text, or a list of separate texts (never a pair)")
     model: str | None = Field(default=None, description="name of a served model")
     truncate_prompt_tokens: Literal[-1] | None = Field(
-        default=None, description="texts are cut to what the model takes, and to nothing less"
+        default=None,
+        description="only -1 is accepted: texts are cut to the maximum length of the model",
     )
     truncation_side: Literal["right"] | None = Field(
-        default=None, description="the end of a text is what is cut off"
+        default=None, description="only 'right' is accepted: the end of a text is cut off"
     )
     use_activation: StrictBool | None = Field(
         default=None,

@@ -71,8 +71,8 @@ class Admission:
         wait_s = self._predicted_wait_s(ahead, tokens)
         if wait_s > timeout_s:
             raise Overloaded(
-                f"{ahead} tokens come before these, in about {wait_s:.1f} s; "
-                f"this request has {timeout_s:.3g} s",
+                f"{ahead} tokens are ahead of this request; the predicted wait is {wait_s:.1f} s, "
+                f"but the request may take at most {timeout_s:.3g} s",
                 reason="deadline",
                 retry_after_s=wait_s - timeout_s,
             )

@@ -279,7 +279,9 @@ class MicroBatcher(Generic[Item, Result]):
         """On the event loop: fail the texts of a batch whose runner hangs or was lost."""
         now = time.monotonic()
         for text in batch:
-            error = InferenceFailed("inference did not end on this text, or on one beside it")
+            error = InferenceFailed(
+                "inference did not end for this text, or for another text in its batch"
+            )
             text.request.settle(text.index, error, now)
         with self._condition:
             # Wake another runner: the lost one may have received the wake-up for waiting texts.
