@@ -180,8 +180,8 @@ class Info(TypedDict):
     int8_kernels: Annotated[
         Int8Kernels | None,
         Field(
-            description="ONNX Runtime's kernels of the default model: U8U8 if a test at start shows "
-            "that the faster U8S8 saturates; null if the model is not int8 on a CPU"
+            description="ONNX Runtime's kernels of the default model: U8U8 if a test at start "
+            "shows that the faster U8S8 saturates; null if the model is not int8 on a CPU"
         ),
     ]
     runners: Annotated[int, Field(description="batches of the default model computed at once")]
