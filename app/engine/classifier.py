@@ -1,4 +1,7 @@
-"""One served model: it turns texts into predictions, and counts and times its work."""
+"""One served model: it turns texts into predictions, and counts and times its work.
+
+The module is long because tokenising, the batcher, the model's health and counting meet here.
+"""
 
 import asyncio
 import time

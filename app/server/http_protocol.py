@@ -7,6 +7,8 @@ uvicorn alone parses everything that arrives. That has four faults, which this m
 - A connection may stay silent without limit.
 - If a request offers to upgrade to HTTP/2 in clear text, its body is lost. Java's HttpClient
   makes this offer by default.
+
+The module is long because uvicorn wants a connection in one class, and its parts share one state.
 """
 
 import asyncio
