@@ -35,8 +35,9 @@ The Open Inference Protocol's `POST /v2/models/{name}/infer` is described by tha
 # FastAPI's telemetry is off. The service has its own, without the paths and queries of clients.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 ROUTERS = [
-    module.router
-    for module in (classify, stream, huggingface, tei, open_inference, vllm, operations, page)
+    *(module.router for module in (classify, stream, huggingface, tei, vllm)),
+    open_inference.classifying,
+    *(module.router for module in (open_inference, operations, page)),
 ]
 
 

@@ -30,6 +30,34 @@ class StreamRoute(DirectRoute):
     """A direct route that reads a body of any length, without a deadline."""
 
 
+class DirectRoutes:
+    """Finds the direct route of a request, by its path or, with parameters in it, by pattern."""
+
+    def __init__(self, routes: Sequence[APIRoute]) -> None:
+        direct = [route for route in routes if isinstance(route, DirectRoute)]
+        self._by_pattern = [route for route in direct if "{" in route.path]
+        self._by_path = {
+            (method, route.path): route
+            for route in direct
+            if route not in self._by_pattern  # a client may send its template as a path
+            for method in route.methods or ()
+        }
+
+    def find(self, scope: Scope) -> DirectRoute | None:
+        """The route, which the scope then has, with the values of its path's parameters."""
+        found = self._by_path.get((scope["method"], scope["path"]))
+        if found is None and not CONTROL.search(scope["path"]):
+            for route in self._by_pattern:
+                match, matched = route.matches(scope)
+                if match is Match.FULL:
+                    scope.update(matched)
+                    found = route
+                    break
+        if found is not None:
+            scope["route"] = found
+        return found
+
+
 async def call_directly(route: DirectRoute, scope: Scope, receive: Receive, send: Send) -> None:
     """Have the route's endpoint answer."""
     request = Request(scope, receive, send)

@@ -41,7 +41,7 @@ ACCEPTED = (
 # few enough that one stream has few turns in the queue, where each group has its own turn.
 WAITING_GROUPS = 2
 IDLE_S = 300.0  # the longest silence of a client that has not ended its body
-FAREWELL_S = 0.1  # to send the last line to a client that may not read
+LAST_LINE_S = 0.1  # to send the last line to a client that may not read
 
 router = APIRouter(tags=["classification"], route_class=StreamRoute)
 
@@ -125,7 +125,7 @@ class StreamedAnswers(Response):
         self._messages: asyncio.Queue[Message] = asyncio.Queue(1)
         # In the order of their lines; None marks the end.
         self._groups: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(WAITING_GROUPS)
-        self._last_words = b""  # the error, if not everything was read
+        self._last_error = b""  # the error, if not everything was read
         self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,10 +137,10 @@ class StreamedAnswers(Response):
             # The time for accepted work is over. Some answers are missing, but a client that reads
             # still gets the last line.
             if not self._ended:
-                last_words = _last_line(_shutting_down())
+                last_line = _last_line(_shutting_down())
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(FAREWELL_S):
-                        await send({"type": "http.response.body", "body": last_words})
+                    async with asyncio.timeout(LAST_LINE_S):
+                        await send({"type": "http.response.body", "body": last_line})
         finally:
             self._lines.close()
 
@@ -161,7 +161,7 @@ class StreamedAnswers(Response):
                 while (group := await self._groups.get()) is not None:
                     body = await group
                     await send({"type": "http.response.body", "body": body, "more_body": True})
-                await send({"type": "http.response.body", "body": self._last_words})
+                await send({"type": "http.response.body", "body": self._last_error})
                 self._ended = True
                 for task in watching:
                     task.cancel()
@@ -202,7 +202,7 @@ class StreamedAnswers(Response):
                     # A few bytes may expand to many pieces without a line: let other tasks run.
                     await asyncio.sleep(0)
         except ServiceError as error:  # nothing more can be read
-            self._last_words = _last_line(error)
+            self._last_error = _last_line(error)
         await self._groups.put(None)
 
     async def _answer(self, group: StreamGroup) -> bytes:

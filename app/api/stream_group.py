@@ -53,13 +53,13 @@ class StreamGroup:
             return []
         try:
             with self._classifier.counting_failures(len(texts)):
-                outcomes = await self._insist(texts)
+                outcomes = await self._across_reloads(texts)
         except ServiceError as error:
             return [error] * len(texts)
         self._classifier.count(outcomes)
         return outcomes
 
-    async def _insist(self, texts: Sequence[str]) -> Sequence[Outcome]:
+    async def _across_reloads(self, texts: Sequence[str]) -> Sequence[Outcome]:
         """The outcome of each text. Texts that a replaced model left undone go to the new one."""
         outcomes = await self._attempt(texts)
         if self._service.lifecycle.stopping:
@@ -67,7 +67,7 @@ class StreamGroup:
         left = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ShuttingDown)]
         if not left:
             return outcomes
-        again = await self._insist([texts[n] for n in left])
+        again = await self._across_reloads([texts[n] for n in left])
         by_number = dict(zip(left, again, strict=True))
         return [by_number.get(n, outcome) for n, outcome in enumerate(outcomes)]
 

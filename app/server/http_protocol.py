@@ -106,7 +106,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_begun = False
         self._head_length = 0  # bytes; set when the head is complete
         self._body_left: int | None = 0  # bytes; None while it comes in chunks
-        self._unheard = 0  # bytes of chunk framing and trailers since the last bytes of body
+        self._framing_bytes = 0  # bytes of chunk framing and trailers since the last bytes of body
         self._half_closed = False
         self._unsent: asyncio.TimerHandle | None = None  # runs while the write buffer is full
         self._idle_since = self.loop.time()
@@ -244,9 +244,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _take_body(self, data: bytes) -> None:
         if self._body_left is None:
-            self._unheard += len(data)
+            self._framing_bytes += len(data)
             self._parse(data)
-            if self._unheard > self._max_header_bytes and self._stage is Stage.BODY:
+            if self._framing_bytes > self._max_header_bytes and self._stage is Stage.BODY:
                 self._refuse(self._too_large())
             return
         piece, rest = data[: self._body_left], data[self._body_left :]
@@ -295,12 +295,12 @@ class HttpProtocol(HttpToolsProtocol):
                 self._body_left = None
         if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
             raise BadRequest("an HTTP/1.1 request must have exactly one Host header")
-        self._unheard = self._transport.dropped = 0
+        self._framing_bytes = self._transport.dropped = 0
         super().on_headers_complete()
         self._stage = Stage.BODY
 
     def on_body(self, body: bytes) -> None:
-        self._unheard = 0
+        self._framing_bytes = 0
         if self.cycle.response_complete:
             self._transport.drop(len(body))
         else:

@@ -32,8 +32,8 @@ KEEP_ALIVE_S = 75
 # The share of drain-ms after which the listeners close, even if clients still connect.
 ACCEPTING_SHARE = 0.5
 # The last share of drain-ms, in which requests that have no result yet get an error.
-FAREWELL_SHARE = 0.1
-MAX_FAREWELL_S = 1.0
+REFUSING_SHARE = 0.1
+MAX_REFUSING_S = 1.0
 LOOK_S = 0.05  # between two checks of the connections
 
 # The methods of uvicorn's server that Server overrides, and why. A test compares this list with
@@ -160,7 +160,7 @@ class Server(uvicorn.Server):
         lifecycle.stop()  # a signal may have done this already
         drain_s = self._service.settings.drain_ms / 1000
         stop_by = lifecycle.stop_by
-        results_by = stop_by - min(MAX_FAREWELL_S, FAREWELL_SHARE * drain_s)
+        results_by = stop_by - min(MAX_REFUSING_S, REFUSING_SHARE * drain_s)
         draining = asyncio.create_task(self._service.models.drain(results_by))
         await self._close_what_is_quiet(stop_by - ACCEPTING_SHARE * drain_s, results_by)
         for listener in self._listeners:

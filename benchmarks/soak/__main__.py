@@ -25,7 +25,7 @@ from benchmarks.soak import report
 from benchmarks.soak.calls import Calls
 from benchmarks.soak.faults import ADMIN_KEY, Faults
 from benchmarks.soak.tally import Tally
-from benchmarks.soak.traffic import FAREWELL_S, Traffic
+from benchmarks.soak.traffic import FINAL_LOAD_S, Traffic
 from benchmarks.soak.truth import Truth
 from benchmarks.soak.watch import MEASURES, Sample, Watch
 
@@ -108,12 +108,12 @@ async def _ask(
     watching.cancel()
     await asyncio.sleep(REST_S)
     at_rest = watch.look()
-    await traffic.farewell(_terminate(service))
+    await traffic.final_load(_terminate(service))
     return capacity, at_rest
 
 
 async def _terminate(service: Service) -> None:
-    await asyncio.sleep(FAREWELL_S)
+    await asyncio.sleep(FINAL_LOAD_S)
     service.signal(signal.SIGTERM)
 
 

@@ -22,7 +22,7 @@ USUAL = frozenset({200, 429})
 AFTERMATH_S = 12.0  # after a burst or a pause, in which answers may still be late
 CLIENTS = 32  # in closed loops
 CAPACITY_S = 8.0
-FAREWELL_S = 2.0  # of closed-loop load before the signal
+FINAL_LOAD_S = 2.0  # of closed-loop load before the signal
 
 
 class Traffic:
@@ -99,7 +99,7 @@ class Traffic:
         else:
             self._unused.append((connection, time.monotonic()))
 
-    async def farewell(self, end: Coroutine[Any, Any, None]) -> None:
+    async def final_load(self, end: Coroutine[Any, Any, None]) -> None:
         """Run closed loops on kept and on new connections, while ``end`` sends the signal."""
         asking = [self._until_refused(kept=number % 2 == 0) for number in range(CLIENTS)]
         await asyncio.gather(end, *asking)

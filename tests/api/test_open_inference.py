@@ -353,11 +353,11 @@ LOVE = _element(b"love")
         (LOVE, {"header": None}, "not valid JSON: Extra data"),
         (LOVE, {"header": "0"}, "not valid JSON"),
         (LOVE, {"header": "9"}, "not valid JSON"),
-        (LOVE, {"header": "999999999"}, "must be the length of the JSON"),
-        (LOVE, {"header": "9" * 5_000}, "must be the length of the JSON"),
-        (LOVE, {"header": "-1"}, "must be the length of the JSON"),
-        (LOVE, {"header": "1e2"}, "must be the length of the JSON"),
-        (LOVE, {"header": ""}, "must be the length of the JSON"),
+        (LOVE, {"header": "999999999"}, "must be the number of bytes of the JSON"),
+        (LOVE, {"header": "9" * 5_000}, "must be the number of bytes of the JSON"),
+        (LOVE, {"header": "-1"}, "must be the number of bytes of the JSON"),
+        (LOVE, {"header": "1e2"}, "must be the number of bytes of the JSON"),
+        (LOVE, {"header": ""}, "must be the number of bytes of the JSON"),
     ],
 )
 def test_bad_binary_data_is_a_clear_problem(

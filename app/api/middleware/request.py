@@ -15,7 +15,7 @@ from app.api.middleware.access import Access, plain_address
 from app.api.middleware.limits import Body
 from app.api.middleware.observation import is_logged, log_request, method_label
 from app.api.problems import problem
-from app.api.routing import CONTROL, DirectRoute, StreamRoute, call_directly, template
+from app.api.routing import CONTROL, DirectRoutes, StreamRoute, call_directly, template
 from app.api.service import Service
 from app.errors import InferenceFailed, NotFound, ServiceError, ShuttingDown
 from app.observability.traces import trace_id
@@ -38,12 +38,7 @@ class RequestMiddleware:
         self._routes = routes
         self._access = Access(service.settings)
         self._logs = is_logged(service)
-        self._direct = {
-            (method, route.path): route
-            for route in routes
-            if isinstance(route, DirectRoute)
-            for method in route.methods or ()
-        }
+        self._direct = DirectRoutes(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,9 +79,7 @@ class RequestMiddleware:
         metrics.requests_in_flight += 1
         started = time.perf_counter()
         try:
-            direct = self._direct.get((scope["method"], scope["path"]))
-            if direct is not None:
-                scope["route"] = direct
+            direct = self._direct.find(scope)
             self._access.check(scope)
             if direct is None and CONTROL.search(scope["path"]):
                 raise NotFound("no route has this path: it contains control characters")

@@ -14,13 +14,14 @@ from app.api.protocols.inference_response import (
     infer_response,
     tensor_metadata,
 )
+from app.api.routing import DirectRoute
 from app.api.service import Service
 from app.engine.classifier import Classifier
 from app.engine.predictions import Options
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 
-# Not DirectRoute: it supports only paths without parameters.
 router = APIRouter(prefix="/v2", tags=["compatibility"])
+classifying = APIRouter(prefix="/v2", tags=["compatibility"], route_class=DirectRoute)
 
 
 class ServerMetadata(TypedDict):
@@ -141,12 +142,12 @@ async def model_ready(request: Request) -> ModelReady:
 
 # Not in our OpenAPI document: JSON Schema cannot say that data must have as many texts as shape
 # says, nor that bytes may follow the JSON. The protocol has its own description.
-@router.post(
+@classifying.post(
     "/models/{name}/versions/{version}/infer",
     responses=documented(*ERRORS),
     include_in_schema=False,
 )
-@router.post("/models/{name}/infer", responses=documented(*ERRORS), include_in_schema=False)
+@classifying.post("/models/{name}/infer", responses=documented(*ERRORS), include_in_schema=False)
 async def infer(request: Request) -> Response:
     """Labels, scores and logits of a tensor of texts.
 
