@@ -131,7 +131,7 @@ class Model:
         if outputs != len(bundle.manifest.labels):
             raise UserError(
                 f"bundle {bundle.path}: the {chosen} model has {outputs} outputs, but the "
-                f"manifest {len(bundle.manifest.labels)} labels"
+                f"manifest has {len(bundle.manifest.labels)} labels"
             )
         return cls(bundle, chosen, session, threads=threads, kernels=kernels)
 

@@ -71,7 +71,11 @@ def test_one_space_goes_with_its_word() -> None:
         ("nan", "inference_failed", "no finite logits"),
         ("a " * (MAX_WORDS + 1), "text_too_long", f"at most {MAX_WORDS}"),
         ("a" * (MAX_CHARS + 1), "text_too_long", f"at most {MAX_CHARS}"),
-        ("a " * 14, "text_too_long", "without each of its 14 words, the texts have more"),
+        (
+            "a " * 14,
+            "text_too_long",
+            "the text and its 14 copies, each without one word, are too long",
+        ),
     ],
 )
 def test_what_cannot_be_explained(serve: Serve, text: str, code: str, says: str) -> None:

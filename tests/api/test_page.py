@@ -320,7 +320,7 @@ def test_the_servers_limits_hold(
         assert [row[0] for row in rows(page)] == ["positive"] * len(texts)
         expect(page.get_by_role("alert")).to_be_empty()
         page.get_by_text("The same request with curl").click()
-        expect(page.get_by_text("With the first 10 texts")).to_be_visible(visible=len(texts) > 10)
+        expect(page.get_by_text("only the first 10 texts")).to_be_visible(visible=len(texts) > 10)
 
 
 def test_text_is_never_markup(page: Page) -> None:

@@ -455,7 +455,7 @@ def test_a_request_that_cannot_make_its_deadline_is_refused(
                 tasks += [await queued(batcher, "x")]
                 await gate.entered()
             tasks += [await queued(batcher, "x" * 30)]
-            with pytest.raises(Overloaded, match="30 tokens come before") as refusal:
+            with pytest.raises(Overloaded, match="30 tokens are ahead of this request") as refusal:
                 await ask(batcher, "x", timeout_s=wait_s - 0.5)
             assert refusal.value.rejection == "deadline"
             assert refusal.value.retry_after_s == pytest.approx(0.5)

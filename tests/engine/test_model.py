@@ -201,7 +201,7 @@ def test_scores_of_a_multi_label_model_are_sigmoids(tmp_path: Path) -> None:
 def test_a_model_that_does_not_fit_the_labels_is_refused(tmp_path: Path) -> None:
     """A model with two outputs does not fit three labels and is refused."""
     path = make_bundle(tmp_path / "two", outputs=2)
-    with pytest.raises(UserError, match="fp32 model has 2 outputs, the manifest 3 labels"):
+    with pytest.raises(UserError, match="fp32 model has 2 outputs, but the manifest has 3 labels"):
         _load(path)
 
 

@@ -164,8 +164,8 @@ def test_a_load_that_is_under_way_does_not_hold_the_process(
     bundle: Path, load_s: int, drain_ms: int
 ) -> None:
     """SIGTERM during a reload drops the new model, whether or not it gets ready in time."""
-    slow = f"import time, app.main as main; load, loads = main._load, []; wait = {load_s}; "
-    slow += "main._load = lambda *a, **k: "
+    slow = "import time, app.engine.loading as loading; load, loads = loading.load, []; "
+    slow += f"wait = {load_s}; loading.load = lambda *a, **k: "
     slow += "(loads and time.sleep(wait), loads.append(1), load(*a, **k))[2]; "
     command = [*COMMAND[:2], slow + COMMAND[2]]
     flags = ["--drain-ms", str(drain_ms), *FLAGS]
