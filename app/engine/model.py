@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from app.engine.bundle import Bundle, Precision
 from app.engine.preprocessing import VISIBLE, preprocess
 from app.engine.session import CPU, CUDA, NO_CUDA, Int8Kernels, int8_kernels, open_session
+from app.engine.word_cache import WordCache
 from app.errors import EmptyText, InferenceFailed, InvalidRequest, ServiceError, UserError
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -98,6 +99,7 @@ class Model:
         self._unknown_id = next((token for token in known if token is not None), None)
         self._stride = int((self.max_tokens - self._special_tokens) * WINDOW_OVERLAP)
         self.tokenizer.enable_truncation(self.max_tokens, stride=self._stride)
+        self._words = WordCache(self.tokenizer, max_tokens=self.max_tokens)
 
     @classmethod
     def load(
@@ -169,8 +171,14 @@ class Model:
             for text, fault in zip(texts, faults, strict=True)
             if fault is None
         ]
-        encodings = iter(self.tokenizer.encode_batch_fast(sound))
-        return [fault or self._encoding(next(encodings)) for fault in faults]
+        known = self._words.encode(sound)
+        whole = [text for text, ids in zip(sound, known, strict=True) if ids is None]
+        tokenised = iter(self.tokenizer.encode_batch_fast(whole) if whole else ())
+        encodings = iter(
+            self._encoding(next(tokenised)) if ids is None else Encoding(ids, len(ids))
+            for ids in known
+        )
+        return [fault or next(encodings) for fault in faults]
 
     def _encoding(self, encoding: tokenizers.Encoding) -> Encoding | EmptyText:
         ids: list[int] = encoding.ids

@@ -18,6 +18,7 @@ from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 from transformers import AutoTokenizer
 
 from app.engine.preprocessing import normalise_tweet
+from app.engine.word_cache import WordCache
 from app.errors import UserError
 from model_export.checkpoint.tokenizer import load_tokenizer
 
@@ -133,7 +134,7 @@ def test_ids_equal_those_of_the_slow_reference(
     checkpoints: Path, family: str, tmp_path: Path
 ) -> None:
     """Fast ids equal the slow tokenizer's on every text, and so do those of the tokenizer.json
-    that we write, read by the library that serves."""
+    that we write, read by the library that serves, and those of the cache of words."""
     fast = load_tokenizer(checkpoints / family)
     slow = AutoTokenizer.from_pretrained(checkpoints / family, use_fast=False)
     assert not slow.is_fast
@@ -147,6 +148,13 @@ def test_ids_equal_those_of_the_slow_reference(
     assert differing == []
     assert served_ids == expected
     assert len({tuple(ids) for ids in expected}) > 4000
+    served.enable_truncation(512, stride=64)
+    cached = WordCache(served, max_tokens=512).encode(texts)
+    whole = [encoding.ids for encoding in served.encode_batch(texts)]
+    assert [ids for ids in cached if ids is not None] == [
+        ids for ids, known in zip(whole, cached, strict=True) if known is not None
+    ]
+    assert sum(ids is not None for ids in cached) > 1000
 
 
 def test_bert_that_keeps_case_equals_the_reference_too(checkpoints: Path, tmp_path: Path) -> None:
