@@ -2,20 +2,22 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from fastapi.telemetry import TelemetryConfig
-from starlette_compress import CompressMiddleware, add_compress_type
+from starlette.types import ASGIApp
+from starlette_compress import CompressMiddleware
 
 from app.api import classify, operations, page, stream
 from app.api.middleware.observation import OTHER_METHOD
 from app.api.middleware.request import RequestMiddleware
 from app.api.problems import HANDLERS
 from app.api.protocols import huggingface, open_inference, tei, vllm
-from app.api.routing import UNMATCHED
+from app.api.routing import COMPRESS_BYTES, UNMATCHED
 from app.api.service import Service
 from app.engine.bundle import EMBEDDED_BUNDLE
 from app.engine.loading import load_all
@@ -24,8 +26,6 @@ from app.observability.metrics import Metrics
 from app.observability.traces import require_sdk
 from app.settings import Settings
 
-# Smaller responses are not compressed, because compression takes time on the event loop.
-COMPRESS_BYTES = 8_192
 DESCRIPTION = """
 Errors are `application/problem+json` with a stable `code`. `x-request-id` is echoed, or made.
 `x-request-timeout-ms` asks for an answer within fewer milliseconds than `/info` says.
@@ -64,21 +64,47 @@ def create_app(settings: Settings) -> FastAPI:
             models.clear()
             yield
 
-    app = FastAPI(
+    app = Application(
+        service,
         title="Sentiment service",
         description=DESCRIPTION,
         version=service.version,
         lifespan=lifespan,
-        exception_handlers=HANDLERS,
         redirect_slashes=False,
         openapi_url="/openapi.json" if settings.docs == "on" else None,
         redoc_url=None,
-        telemetry=NO_TELEMETRY,
     )
-    app.state.service = service
     _add_routes(app, service)
-    _add_middleware(app, service)
     return app
+
+
+class Application(FastAPI):
+    """FastAPI with the service's middleware outside of FastAPI's own layers.
+
+    So a request of a direct route is answered without those layers, which it does not need.
+    """
+
+    def __init__(self, service: Service, **options: Any) -> None:
+        super().__init__(exception_handlers=HANDLERS, telemetry=NO_TELEMETRY, **options)
+        self.state.service = service
+        self.state.routes = []
+        self.add_middleware(CompressMiddleware, minimum_size=COMPRESS_BYTES)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """The layers that each request passes, from the outside to the inside."""
+        service = self.state.service
+        stack: ASGIApp = RequestMiddleware(
+            super().build_middleware_stack(), service=service, routes=self.state.routes
+        )
+        if service.settings.cors_origins:
+            stack = CORSMiddleware(
+                stack,
+                allow_origins=service.settings.cors_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "server-timing", "retry-after"],
+            )
+        return stack
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
@@ -95,29 +121,11 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         service.metrics.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)
 
 
-def _add_middleware(app: FastAPI, service: Service) -> None:
-    """Add the middleware. The one that is added last sees each request first."""
-    app.add_middleware(RequestMiddleware, service=service, routes=app.state.routes)
-    add_compress_type("application/problem+json")
-    add_compress_type("application/x-ndjson", streaming=True)
-    app.add_middleware(CompressMiddleware, minimum_size=COMPRESS_BYTES)
-    if service.settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=service.settings.cors_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "server-timing", "retry-after"],
-        )
-
-
 def create_metrics_app(service: Service) -> FastAPI:
     """An application that serves only the service's metrics, for a separate port."""
-    app = FastAPI(openapi_url=None, exception_handlers=HANDLERS, telemetry=NO_TELEMETRY)
-    app.state.service = service
+    app = Application(service, openapi_url=None)
     app.include_router(operations.metrics_router)
     app.state.routes = operations.metrics_router.routes
-    app.add_middleware(RequestMiddleware, service=service, routes=app.state.routes)
     return app
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.routing import Match
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette_compress import CompressMiddleware, add_compress_type
 
 from app.api.problems import problem
 from app.errors import ServiceError
@@ -15,6 +16,10 @@ from app.errors import ServiceError
 # at its end.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 UNMATCHED = "unmatched"  # requests that match no route
+# Shorter responses are not compressed, because compression takes time on the event loop.
+COMPRESS_BYTES = 8_192
+add_compress_type("application/problem+json")
+add_compress_type("application/x-ndjson", streaming=True)
 
 
 class DirectRoute(APIRoute):
@@ -65,7 +70,10 @@ async def call_directly(route: DirectRoute, scope: Scope, receive: Receive, send
         response = await route.endpoint(request)
     except ServiceError as error:
         response = problem(error, request.state.request_id)
-    await response(scope, receive, send)
+    answer: ASGIApp = response
+    if isinstance(route, StreamRoute) or len(response.body) >= COMPRESS_BYTES:
+        answer = CompressMiddleware(response, minimum_size=COMPRESS_BYTES)
+    await answer(scope, receive, send)
 
 
 def template(scope: Scope, routes: Sequence[APIRoute]) -> str:
