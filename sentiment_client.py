@@ -10,6 +10,8 @@
 
 If the service cannot be reached or is overloaded, the client tries again until the deadline.
 Texts are sent in batches, several batches at a time. The results are in the order of the texts.
+
+The file is long because users copy it, so it must not need other files of this project.
 """
 
 import asyncio

@@ -74,9 +74,10 @@ def _add_classify(classify: argparse.ArgumentParser) -> None:
     classify.description = (
         "Print one line for each text: label, score, text. If a text cannot be classified, its "
         "line is 'error', the error code and the text. With --output, write a file instead: the "
-        "columns of --input, then label, score, score_<label> and error. If the input already has "
-        "a column of that name, the new column gets the prefix 'predicted_'. The ending of FILE "
-        f"decides its format: {' '.join(SUFFIXES)}."
+        "columns of --input, then label, score, a score_<label> for each label (in JSONL, one "
+        "object named scores), and error. If the input already has a column of the same name, the "
+        "new column gets the prefix 'predicted_'. The ending of FILE decides its format: "
+        f"{' '.join(SUFFIXES)}."
     )
     classify.add_argument(
         "texts",
@@ -89,8 +90,7 @@ def _add_classify(classify: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="write the results to a file; it appears only when the job is complete, before that "
-        "they are in FILE.partial",
+        help="write the results to a file; until the job is complete, they are in FILE.partial",
     )
     classify.add_argument(
         "--column", metavar="NAME", help="column of --input with the texts [default: text]"
@@ -103,7 +103,7 @@ def _add_classify(classify: argparse.ArgumentParser) -> None:
     classify.add_argument(
         "--json",
         action="store_true",
-        help="print the JSON results of POST /classify instead",
+        help="print each result as a line of JSON, in the format of POST /classify",
     )
     classify.add_argument(
         "--url",

@@ -2,6 +2,9 @@
 
 from typing import ClassVar, Literal, get_args
 
+# The seconds that a client is told to wait if nothing says how long it should.
+RETRY_AFTER_S = 1.0
+
 
 class UserError(Exception):
     """A command failed. The user sees the message as one line, and the exit code is 1."""
@@ -108,7 +111,7 @@ class Overloaded(ServiceError):
 
     status, code, title = 429, "overloaded", "Overloaded"
 
-    def __init__(self, detail: str, *, reason: Full, retry_after_s: float) -> None:
+    def __init__(self, detail: str, *, reason: Full, retry_after_s: float = RETRY_AFTER_S) -> None:
         super().__init__(detail, retry_after_s=retry_after_s)
         self.rejection = reason
 
@@ -126,13 +129,19 @@ class NotReady(ServiceError):
     status, code, title = 503, "not_ready", "Not ready"
     rejection = code
 
+    def __init__(self, detail: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
+        super().__init__(detail, retry_after_s=retry_after_s)
+
 
 class ShuttingDown(ServiceError):
     status, code, title = 503, "shutting_down", "Shutting down"
     rejection = code
 
     def __init__(
-        self, detail: str = "the service is shutting down", *, retry_after_s: float = 1.0
+        self,
+        detail: str = "the service is shutting down",
+        *,
+        retry_after_s: float = RETRY_AFTER_S,
     ) -> None:
         super().__init__(detail, retry_after_s=retry_after_s)
 

@@ -53,7 +53,7 @@ class Lifecycle:
             ShuttingDown: the service is stopping or has stopped.
         """
         if self.stage is Stage.STARTING:
-            raise NotReady("the service is starting", retry_after_s=1.0)
+            raise NotReady("the service is starting")
         if self.stopping:
             raise ShuttingDown()
 

@@ -30,8 +30,9 @@ class Settings(BaseSettings):
 
     model: Annotated[tuple[Path, ...], NoDecode] = Field(
         default=(),
-        description="bundle to load; repeat the option to serve several, the first is the default "
-        f"(in the environment, separate them by '{os.pathsep}') [default: the embedded model]",
+        description="bundle to load; to serve several, repeat the option (in the environment, "
+        f"separate them by '{os.pathsep}'); requests that name no model go to the first [default: "
+        "the embedded model]",
     )
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(
@@ -67,8 +68,8 @@ class Settings(BaseSettings):
         default=0,
         ge=0,
         description="milliseconds in which a short text should be answered under load; the "
-        "measurement at start then chooses the highest throughput that allows this; 0 means: the "
-        "highest throughput, at any latency",
+        "measurement at start chooses the settings with the highest throughput that meet this "
+        "target; 0 means: no target",
     )
     max_queue_tokens: int = Field(
         default=65_536,
@@ -113,8 +114,8 @@ class Settings(BaseSettings):
     admin_keys: KeyDigests = Field(
         default=(),
         repr=False,
-        description="keys, separated by ',', for POST /models/{name}/reload; set them in the "
-        "environment as well; without keys, only the signal SIGHUP reloads models",
+        description="keys, separated by ',', for POST /models/{name}/reload; like --api-keys, set "
+        "them in the environment; without keys, only the signal SIGHUP reloads models",
     )
     rate_limit: str = Field(
         default="",

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from app.engine.bundle import EMBEDDED_BUNDLE
-from benchmarks import int8_speed, peers_speed, report, serving
+from benchmarks import int8_speed, overload, peers_speed, report, serving
 from benchmarks.conditions import conditions
 from benchmarks.first_starts import first_starts
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
-from benchmarks.serving import Goal, Row, Subject
+from benchmarks.subject import Goal, Row, Subject
 
 RESULTS = Path(__file__).parent / "results"
 SHAPE = "RoBERTa-base"
@@ -64,8 +64,8 @@ def main() -> None:
         "fp32 by connections": lambda: serving.sweep(fp32),
         "lone request": lambda: serving.lone(int8, rounds, most=1.12),
         "embedded, lone request": lambda: serving.lone(embedded, rounds, most=None),
-        "overload": lambda: serving.overload(int8, rounds),
-        "mixed traffic": lambda: serving.mixed(int8, rounds),
+        "overload": lambda: overload.overload(int8, rounds),
+        "mixed traffic": lambda: overload.mixed(int8, rounds),
         "first starts": lambda: first_starts(embedded, rounds, least=19),
         "start and memory": lambda: (
             row for subject in (embedded, int8, fp32) for row in serving.start(subject)

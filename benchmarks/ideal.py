@@ -8,9 +8,10 @@ in sorted order would all have texts of similar lengths.
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from app.engine.model import Encoding, Model
+from app.engine.model import Model
+from app.files.local import sorted_batches
 
 BATCH_TOKENS = (128, 256, 512)
 
@@ -41,7 +42,7 @@ class Ideal:
         if threads not in self._models:
             self._models[threads] = next(iter(self._models.values())).with_threads(threads)
         model = self._models[threads]
-        shuffled = list(_batches(self._encodings, tokens))
+        shuffled = list(sorted_batches(self._encodings, tokens))
         random.Random(0).shuffle(shuffled)
         batches = iter(shuffled)
         lock = threading.Lock()
@@ -72,15 +73,3 @@ def lone_ms(model: Model, texts: Sequence[str]) -> list[float]:
         model.session.run(None, feeds)
         milliseconds.append((time.perf_counter() - started) * 1000)
     return milliseconds
-
-
-def _batches(encodings: Sequence[Encoding], tokens: int) -> Iterator[list[Encoding]]:
-    """Batches of at most ``tokens`` tokens with padding, or of one longer text."""
-    batch: list[Encoding] = []
-    for encoding in encodings:
-        if batch and len(batch[0]) * (len(batch) + 1) > tokens:
-            yield batch
-            batch = []
-        batch.append(encoding)
-    if batch:
-        yield batch

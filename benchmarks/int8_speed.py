@@ -27,7 +27,7 @@ from app.engine.bundle import Bundle, Precision
 from app.engine.machine.cpu import cpu_name, vector_flags
 from app.engine.session import CPU, int8_kernels, open_session
 from benchmarks.random_checkpoint import SHAPES, random_checkpoint, timed_export
-from benchmarks.serving import Goal, Row, Subject
+from benchmarks.subject import Goal, Row, Subject
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.graph.variants import export_graph
 
@@ -133,8 +133,7 @@ def sessions(subject: Subject, checkpoint: Path | None, rounds: int) -> Iterator
         if other in rates:
             ratios = [a / b for a, b in zip(rates[OURS], rates[other], strict=True)]
             name = f"{subject.name}, 8 texts of 32 tokens: the service's session ÷ {other}"
-            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-            yield Goal(name, statistics.median(ratios), least, remark=spread)
+            yield Goal.of_rounds(name, ratios, least)
 
 
 def _speed(sessions: Sessions, rounds: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.load import Load, Outcome, run
 from benchmarks.peer_servers import PEERS, Peer, PeerError, serving
-from benchmarks.serving import Goal, Row, Subject
+from benchmarks.subject import Goal, Row, Subject
 
 CONNECTIONS = 32
 SECONDS, WARM_UP_SECONDS = 20.0, 6.0  # torch in fp32 takes 8 s for a batch of 32
@@ -45,9 +45,9 @@ def measure(
                 ours.append(run(load).ok_per_second())
                 ratios.append(ours[-1] / theirs[-1])
         yield {"server": f"ours, {subject.name}", "texts/s": statistics.median(ours)}
-        spread = f"{statistics.median(theirs):.0f} texts/s; {min(ratios):.2f} to {max(ratios):.2f}"
         name = f"{subject.name} ÷ best peer ({best.name})"
-        yield Goal(name, statistics.median(ratios), LEAST, remark=spread)
+        remark = f"peer: {statistics.median(theirs):.0f} texts/s"
+        yield Goal.of_rounds(name, ratios, LEAST, remark=remark)
 
 
 def _serving(peer: Peer, checkpoint: Path, home: Path) -> AbstractContextManager[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-from benchmarks.serving import Goal, Row
+from benchmarks.subject import Goal, Row
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

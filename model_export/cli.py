@@ -201,10 +201,17 @@ def _finetune(words: list[str]) -> None:
         "--epochs", type=int, default=2, help="passes over the texts (default: %(default)s)"
     )
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[0, 1], help="one model per seed (default: 0 1)"
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[0, 1],
+        help="random seeds; each trains one model (default: 0 1)",
     )
     parser.add_argument(
-        "--learning-rate", type=float, default=1e-4, help="highest rate (default: %(default)s)"
+        "--learning-rate",
+        type=float,
+        default=1e-4,
+        help="highest learning rate (default: %(default)s)",
     )
     parser.add_argument(
         "--batch-size", type=int, default=32, help="texts per step (default: %(default)s)"

@@ -118,7 +118,6 @@ class LineReader:
                     f"line {self._number} was dropped: request bodies take too much memory; "
                     "send it again",
                     reason="inflight_bytes",
-                    retry_after_s=1.0,
                 )
             )
 

@@ -65,7 +65,8 @@ Submit = Callable[
 PROBE_TEXT = "ready?"
 PROBE_TIMEOUT_S = 1.0
 
-RUNNERS_END_S = 0.1  # idle runners get at least this long to end
+# Idle runners get at least this long to end, also if ``retire`` has no time left.
+LEAST_DRAIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +190,7 @@ class Classifier:
             NotReady: no runner can. Only a new process can help.
         """
         if self._batcher.runners.hopeless:
-            raise NotReady(
-                f"every runner of {self.model.name} hangs or has failed", retry_after_s=1.0
-            )
+            raise NotReady(f"every runner of {self.model.name} hangs or has failed")
 
     async def check(self) -> None:
         """Return if inference works and no runner hangs or is lost.
@@ -203,7 +202,7 @@ class Classifier:
             NotReady: a runner hangs or is lost, or inference keeps failing.
         """
         if not self._batcher.runners.complete:
-            raise NotReady(f"a runner of {self.model.name} hangs or was lost", retry_after_s=1.0)
+            raise NotReady(f"a runner of {self.model.name} hangs or was lost")
         if not self._batcher.failing:
             return
         try:
@@ -214,7 +213,7 @@ class Classifier:
         except Overloaded:
             works = False
         if not works:
-            raise NotReady(f"inference with {self.model.name} keeps failing", retry_after_s=1.0)
+            raise NotReady(f"inference with {self.model.name} keeps failing")
 
     async def retire(self, timeout_s: float) -> bool:
         """Finish the requests in progress, for at most ``timeout_s`` seconds, then end the runners.
@@ -228,7 +227,7 @@ class Classifier:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._unused.wait(), timeout_s)
         finished = not self._attempts
-        return await self._batcher.drain(max(RUNNERS_END_S, until - time.monotonic())) and finished
+        return await self._batcher.drain(max(LEAST_DRAIN_S, until - time.monotonic())) and finished
 
     @property
     def computing(self) -> bool:

@@ -19,8 +19,9 @@ from app.errors import InvalidBundle, ModelNotFound, ServiceError, UserError
 from app.lifecycle import Lifecycle
 from app.settings import Settings
 
-# A runner whose thread is ending keeps its batcher in memory a moment longer.
-RUNNERS_END_S = 0.1
+# The pause before the memory of a replaced model is given back: a runner whose thread is ending
+# keeps its batcher, and so the model, in memory a moment longer.
+FREE_AFTER_S = 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ class ServedModels:
             await old.retire(longest_ms / 1000)
             self._retiring.discard(old)
             del old
-            await asyncio.sleep(RUNNERS_END_S)
+            await asyncio.sleep(FREE_AFTER_S)
             gc.collect()  # the old classifier refers to itself, and its model is large
             give_back_memory()
 

@@ -111,7 +111,7 @@ class LocalClassifier:
         order = sorted(range(len(to_infer)), key=lambda index: len(to_infer[index]), reverse=True)
         batches = [
             runners.submit(self._infer, batch)
-            for batch in _batches([to_infer[index] for index in order], self._max_tokens)
+            for batch in sorted_batches([to_infer[index] for index in order], self._max_tokens)
         ]
         return _TokenizedChunk(encoded, order, batches)
 
@@ -140,8 +140,11 @@ class LocalClassifier:
         ]
 
 
-def _batches(encodings: Iterable[Encoding], max_tokens: int) -> Iterator[list[Encoding]]:
-    """Batches of at most ``max_tokens`` tokens with padding. The longest encoding comes first."""
+def sorted_batches(encodings: Iterable[Encoding], max_tokens: int) -> Iterator[list[Encoding]]:
+    """Batches of at most ``max_tokens`` tokens with padding, or of one longer text.
+
+    The encodings must be sorted by length, the longest first.
+    """
     batch: list[Encoding] = []
     for encoding in encodings:
         if batch and (len(batch) + 1) * len(batch[0]) > max_tokens:

@@ -11,7 +11,7 @@ def refusal(cause: BaseException | None) -> ServiceError:
     if isinstance(cause, ServiceError):
         return cause
     if isinstance(cause, MemoryError):
-        return NotReady("there is no memory for this request", retry_after_s=1.0)
+        return NotReady("there is no memory for this request")
     return BadRequest("the request is not valid HTTP/1.1")
 
 

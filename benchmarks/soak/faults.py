@@ -23,7 +23,10 @@ CROWD = 100
 IDLE = 20
 
 # What a client saw, if it was not a status.
-LEFT, CLOSED, RIGHT, WRONG, LOST, DONE = "left", "closed", "right", "wrong", "no answer", "done"
+CORRECT, WRONG, LOST = "correct", "wrong", "no answer"
+CLOSED = "closed"  # the server closed the connection instead of answering
+DISCONNECTED = "disconnected"  # the client did
+DONE = "done"  # the fault has no answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +47,28 @@ class Faults:
         self._schedule = random.Random(seed)  # decides which fault happens when
         self._order = random.Random(seed)
         self._reload = RELOAD.replace(b"{name}", name.encode())
-        answered = {RIGHT, "429"}
+        answered = {CORRECT, "429"}
         self._faults = {
-            "leaves before its answer": Fault(5, self._leaves, {LEFT}),
-            "leaves within its body": Fault(5, self._half_a_body, {LEFT}),
-            "never reads": Fault(2, self._never_reads, {LEFT, CLOSED}),
-            "closes its sending side": Fault(3, self._half_closed, {*answered, CLOSED}),
-            "pipelines": Fault(5, self._pipelines, answered),
-            "sends garbage": Fault(3, self._garbage, {"400"}),
-            "sends a huge head": Fault(3, self._huge_head, {"431"}),
-            "sends too large a body, then closes": Fault(3, self._too_large, {"413"}),
-            "sends broken JSON": Fault(3, self._broken_json, {"422", "429"}),
-            "sends broken Unicode": Fault(3, self._broken_unicode, {"422", "429"}),
-            "sends a bomb": Fault(2, self._bomb, {"413"}),
-            "sends its body slowly": Fault(5, self._slowly, answered),
-            "sends its body too slowly": Fault(2, self._too_slowly, {"504"}),
-            "has no patience": Fault(5, self._impatient, {*answered, "504"}),
-            "asks for what is not there": Fault(3, self._nowhere, {"404"}),
-            "a crowd of new connections": Fault(1, self._crowd, {DONE}),
-            "idle connections": Fault(1, self._idle, {DONE}),
-            "reload by HTTP": Fault(1, self._reloads, {"200"}),
-            "reload by SIGHUP": Fault(1, self._hangs_up, {DONE}),
-            "SIGSTOP for a second": Fault(0.5, self._pauses, {DONE}),
+            "disconnects before its answer": Fault(5, self._disconnects, {DISCONNECTED}),
+            "disconnects in the middle of its body": Fault(5, self._half_a_body, {DISCONNECTED}),
+            "never reads its answers": Fault(2, self._never_reads, {DISCONNECTED, CLOSED}),
+            "closes its sending side": Fault(3, self._half_closes, {*answered, CLOSED}),
+            "pipelines several requests": Fault(5, self._pipelines, answered),
+            "sends bytes that are not HTTP": Fault(3, self._not_http, {"400"}),
+            "sends a header of 100 KB": Fault(3, self._large_header, {"431"}),
+            "sends a body above the limit": Fault(3, self._large_body, {"413"}),
+            "sends an invalid request body": Fault(3, self._invalid_body, {"422", "429"}),
+            "sends invalid Unicode": Fault(3, self._invalid_unicode, {"422", "429"}),
+            "sends a decompression bomb": Fault(2, self._bomb, {"413"}),
+            "sends its body slowly": Fault(5, self._slow_body, answered),
+            "never finishes its body": Fault(2, self._unfinished_body, {"504"}),
+            "sets a timeout of 1 to 30 ms": Fault(5, self._short_timeout, {*answered, "504"}),
+            "requests an unknown path or model": Fault(3, self._unknown, {"404"}),
+            f"{CROWD} new connections at once": Fault(1, self._many_connections, {DONE}),
+            f"{IDLE} idle connections": Fault(1, self._idle_connections, {DONE}),
+            "reload by HTTP": Fault(1, self._reload_by_http, {"200"}),
+            "reload by SIGHUP": Fault(1, self._reload_by_sighup, {DONE}),
+            "SIGSTOP for a second": Fault(0.5, self._stop_for_a_second, {DONE}),
         }
 
     async def run(self, until: float) -> None:
@@ -95,24 +98,24 @@ class Faults:
             return "504"
         if answer.status != 200:
             return str(answer.status)
-        return RIGHT if self._traffic.tally.checked(call, answer) else WRONG
+        return CORRECT if self._traffic.tally.checked(call, answer) else WRONG
 
     async def _status(self, sent: bytes) -> str:
         async with await self._open() as connection:
             return str((await connection.ask(sent)).status)
 
-    async def _leaves(self) -> str:
+    async def _disconnects(self) -> str:
         async with await self._open() as connection:
             await connection.send(self._traffic.calls.draw().request)
             await asyncio.sleep(self._order.uniform(0, 0.05))
-        return LEFT
+        return DISCONNECTED
 
     async def _half_a_body(self) -> str:
         sent = self._traffic.calls.several().request
         async with await self._open() as connection:
             await connection.send(sent[: -self._order.randint(1, 100)])
             await asyncio.sleep(self._order.uniform(0, 1))
-        return LEFT
+        return DISCONNECTED
 
     async def _never_reads(self) -> str:
         """Ask for more answers than the buffers of the sockets can hold."""
@@ -122,12 +125,12 @@ class Faults:
                     for _ in range(200):
                         await connection.send(request("GET", "/openapi.json") * 10)
             except TimeoutError:
-                return LEFT
+                return DISCONNECTED
             except Lost:
                 return CLOSED  # allowed, because it read nothing
-        return LEFT
+        return DISCONNECTED
 
-    async def _half_closed(self) -> str:
+    async def _half_closes(self) -> str:
         call = self._traffic.calls.one()
         async with await self._open() as connection:
             await connection.send(call.request)
@@ -142,28 +145,28 @@ class Faults:
         async with await self._open() as connection:
             await connection.send(b"".join(call.request for call in calls))
             seen = {self._seen(call, await connection.answer()) for call in calls}
-        return max(seen, key=lambda outcome: outcome != RIGHT)
+        return max(seen, key=lambda outcome: outcome != CORRECT)
 
-    async def _garbage(self) -> str:
+    async def _not_http(self) -> str:
         return await self._status(
             self._order.randbytes(self._order.randint(20, 2_000)) + b"\r\n\r\n"
         )
 
-    async def _huge_head(self) -> str:
+    async def _large_header(self) -> str:
         return await self._status(request("GET", "/health", x_long="a" * 100_000))
 
-    async def _too_large(self) -> str:
+    async def _large_body(self) -> str:
         size = self._order.randint(2_200_000, 8_000_000)
         sent = request("POST", "/classify", bytes(size), connection="close", content_type=JSON)
         async with await self._open() as connection:
             await connection.send(sent)  # many clients send the whole body before they read
             return str((await connection.answer()).status)
 
-    async def _broken_json(self) -> str:
+    async def _invalid_body(self) -> str:
         body = self._order.choice([b'{"inputs": "love"', b"[" * 100_000, b'{"inputs": NaN}', b"{}"])
         return await self._status(request("POST", "/classify", body, content_type=JSON))
 
-    async def _broken_unicode(self) -> str:
+    async def _invalid_unicode(self) -> str:
         body = self._order.choice([b'{"inputs": "\xff\xfe"}', rb'{"inputs": "\ud800"}'])
         return await self._status(request("POST", "/classify", body, content_type=JSON))
 
@@ -171,7 +174,7 @@ class Faults:
         headers = {"content_type": JSON, "content_encoding": "gzip"}
         return await self._status(request("POST", "/classify", BOMB, **headers))
 
-    async def _slowly(self) -> str:
+    async def _slow_body(self) -> str:
         call = self._traffic.calls.several()
         async with await self._open() as connection:
             step = len(call.request) // 10 + 1
@@ -180,14 +183,14 @@ class Faults:
                 await asyncio.sleep(self._order.uniform(0, 0.5))
             return self._seen(call, await connection.answer())
 
-    async def _too_slowly(self) -> str:
+    async def _unfinished_body(self) -> str:
         headers = {"content_type": JSON, "x_request_timeout_ms": "300"}
         sent = request("POST", "/classify", b'{"inputs": "love"}', **headers)
         async with await self._open() as connection:
             await connection.send(sent[:-5])
             return str((await connection.answer()).status)
 
-    async def _impatient(self) -> str:
+    async def _short_timeout(self) -> str:
         call = self._traffic.calls.several()
         wanted = f"POST /classify HTTP/1.1\r\nx-request-timeout-ms: {self._order.randint(1, 30)}"
         sent = call.request.replace(b"POST /classify HTTP/1.1", wanted.encode(), 1)
@@ -195,37 +198,37 @@ class Faults:
             answer = await connection.ask(sent)
         return self._seen(call, answer)
 
-    async def _nowhere(self) -> str:
+    async def _unknown(self) -> str:
         body = json.dumps({"inputs": "love", "model": "none"}).encode()
         unknown = request("POST", "/classify", body, content_type=JSON)
         return await self._status(self._order.choice([unknown, request("GET", "/nowhere")]))
 
-    async def _crowd(self) -> str:
+    async def _many_connections(self) -> str:
         self._traffic.may_be_late()
-        await asyncio.gather(*(self._comes_and_goes() for _ in range(CROWD)))
+        await asyncio.gather(*(self._one_connection() for _ in range(CROWD)))
         return DONE
 
-    async def _comes_and_goes(self) -> None:
+    async def _one_connection(self) -> None:
         call = self._traffic.calls.one()
         async with await self._open() as connection:
             answer = await connection.ask(call.request)
         self._traffic.tally.answered(call, answer, {429, 504})
 
-    async def _idle(self) -> str:
+    async def _idle_connections(self) -> str:
         async with AsyncExitStack() as stack:
             for _ in range(IDLE):
                 await stack.enter_async_context(await self._open())
             await asyncio.sleep(self._order.uniform(5, 30))
         return DONE
 
-    async def _reloads(self) -> str:
+    async def _reload_by_http(self) -> str:
         return await self._status(self._reload)
 
-    async def _hangs_up(self) -> str:
+    async def _reload_by_sighup(self) -> str:
         os.kill(self._pid, signal.SIGHUP)
         return DONE
 
-    async def _pauses(self) -> str:
+    async def _stop_for_a_second(self) -> str:
         self._traffic.may_be_late()
         os.kill(self._pid, signal.SIGSTOP)
         await asyncio.sleep(1)

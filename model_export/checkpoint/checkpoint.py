@@ -13,20 +13,20 @@ from transformers.modeling_utils import no_init_weights
 from app.engine.bundle import sha256
 from app.engine.preprocessing import Preprocessing
 from app.errors import UserError, first_line
-from model_export.checkpoint.layout import choose_files, shards
+from model_export.checkpoint.layout import check_directory, choose_files, shards
 from model_export.checkpoint.source import origin
 from model_export.checkpoint.tokenizer import load_tokenizer
 from model_export.checkpoint.weights import Fit, load_weights
 
 # Position ids of these start at padding_idx + 1, so the rows before it are never used.
 OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"}
-CANONICAL = ["negative", "neutral", "positive"]
 SPELLINGS = {
     "negative": {"negative", "neg"},
     "neutral": {"neutral", "neu"},
     "positive": {"positive", "pos"},
 }
-# The first cardiffnlp checkpoints number the three sentiments in the order of CANONICAL.
+SENTIMENTS = list(SPELLINGS)
+# The first cardiffnlp checkpoints number the three sentiments in the order of SENTIMENTS.
 NUMBERED = ["label_0", "label_1", "label_2"]
 
 
@@ -68,8 +68,7 @@ def load_checkpoint(
         UserError: a file is missing or damaged, the weights do not match config.json, or the
             model is not a sequence classifier.
     """
-    if not path.is_dir():
-        raise UserError(f"{path} is not a directory; give a local checkpoint directory")
+    check_directory(path)
     side_files, weights = choose_files((file.name for file in path.iterdir()), str(path))
     model = empty_classifier(path)
     spelled = [model.config.id2label[index] for index in range(model.config.num_labels)]
@@ -135,11 +134,11 @@ def canonical_labels(labels: list[str]) -> list[str]:
     """
     lower = [label.lower() for label in labels]
     if lower == NUMBERED:
-        return CANONICAL
-    found = [next((name for name in CANONICAL if word in SPELLINGS[name]), "") for word in lower]
+        return SENTIMENTS
+    found = [next((name for name in SENTIMENTS if word in SPELLINGS[name]), "") for word in lower]
     distinct = len(set(found)) == len(found)
     return (
-        found if distinct and {"negative", "positive"} <= set(found) <= set(CANONICAL) else labels
+        found if distinct and {"negative", "positive"} <= set(found) <= set(SENTIMENTS) else labels
     )
 
 

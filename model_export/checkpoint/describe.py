@@ -21,7 +21,7 @@ from model_export.checkpoint.checkpoint import (
     trained_preprocessing,
 )
 from model_export.checkpoint.description import Description, length_limit, shortened
-from model_export.checkpoint.layout import CONFIG_FILE, choose_files
+from model_export.checkpoint.layout import CONFIG_FILE, check_directory, choose_files
 from model_export.checkpoint.metadata import (
     KINDS_BY_FILES,
     TensorInfo,
@@ -44,8 +44,7 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     Raises:
         UserError: a needed file is missing or damaged, or the architecture is unknown.
     """
-    if not path.is_dir():
-        raise UserError(f"{path} is not a directory; give a local checkpoint directory")
+    check_directory(path)
     present = sorted(file.name for file in path.iterdir() if file.is_file())
     _, weights = choose_files(present, str(path))
     tensors = list_tensors(path / weights)

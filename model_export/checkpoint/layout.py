@@ -27,6 +27,16 @@ WEIGHT_FILES = (
 )
 
 
+def check_directory(path: Path) -> None:
+    """Return if ``path`` is a directory.
+
+    Raises:
+        UserError: it is not.
+    """
+    if not path.is_dir():
+        raise UserError(f"{path} is not a directory; give a local checkpoint directory")
+
+
 def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
     """Choose the files to read from the file names of a checkpoint.
 

@@ -11,6 +11,7 @@ import onnxruntime as ort
 import transformers
 from optimum.exporters.onnx import onnx_export_from_model
 
+from app.engine.session import CPU
 from model_export.checkpoint.checkpoint import Checkpoint
 from model_export.graph.passes.first_token import keep_first_token
 from model_export.graph.passes.half_precision import to_half_precision
@@ -46,7 +47,7 @@ def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
     external = "session.optimized_model_external_initializers_"
     options.add_session_config_entry(external + "file_name", "plain.onnx_data")
     options.add_session_config_entry(external + "min_size_in_bytes", str(2**20))
-    ort.InferenceSession(directory / "model.onnx", options, providers=["CPUExecutionProvider"])
+    ort.InferenceSession(directory / "model.onnx", options, providers=[CPU])
     for exported in directory.glob("model.onnx*"):
         exported.unlink()
     return plain

@@ -18,6 +18,7 @@ import onnxruntime as ort
 import torch
 
 from app.engine.bundle import Precision
+from app.engine.session import CPU
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import Checkpoint
 
@@ -140,7 +141,7 @@ def _run(model: ir.Model, values: dict[str, ir.Value], ids: list[int]) -> dict[s
         path = Path(directory) / "model.onnx"
         # The weights go into a separate file, which a graph of over 2 GB needs.
         ir.save(model, path, external_data="model.onnx.data")
-        session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(path, options, providers=[CPU])
         wanted = {node.name: feeds[node.name] for node in session.get_inputs()}
         arrays = session.run([value.name for value in values.values()], wanted)
     return dict(zip(values, map(np.asarray, arrays), strict=True))

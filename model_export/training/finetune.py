@@ -13,9 +13,11 @@ import torch
 from transformers import AutoTokenizer
 
 from app.errors import UserError
+from model_export.checkpoint.checkpoint import SENTIMENTS
+from model_export.checkpoint.layout import check_directory
 from model_export.quality.labelled import Example, read_examples
 from model_export.quality.scores import Scores
-from model_export.training.recipe import LABELS, Recipe
+from model_export.training.recipe import Recipe
 from model_export.training.run import Run, evaluate, load_base
 from model_export.training.training_data import Tokenised, tokenise, without_leaks
 
@@ -33,12 +35,11 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
         UserError: ``base`` is not a directory, a labelled file cannot be read, a label has no
             training text, or no validation text is left.
     """
-    if not recipe.base.is_dir():
-        raise UserError(f"{recipe.base} is not a directory; give a local checkpoint directory")
+    check_directory(recipe.base)
     tokenizer = AutoTokenizer.from_pretrained(recipe.base, trust_remote_code=False)
     train, validation = _labelled_texts(recipe, say)
-    train_set = tokenise(train, LABELS, tokenizer)
-    validation_set = tokenise(validation, LABELS, tokenizer)
+    train_set = tokenise(train, SENTIMENTS, tokenizer)
+    validation_set = tokenise(validation, SENTIMENTS, tokenizer)
     work = output.with_name(output.name + ".training")
     work.mkdir(parents=True, exist_ok=True)
 
@@ -66,10 +67,10 @@ def _labelled_texts(
     recipe: Recipe, say: Callable[[str], None]
 ) -> tuple[list[Example], list[Example]]:
     """The training texts, and the validation texts that are not among them."""
-    train = [example for path in recipe.train for example in read_examples(path, LABELS)]
-    rows = read_examples(recipe.validation, LABELS)
+    train = [example for path in recipe.train for example in read_examples(path, SENTIMENTS)]
+    rows = read_examples(recipe.validation, SENTIMENTS)
     validation = without_leaks(rows, train)
-    for label in LABELS:
+    for label in SENTIMENTS:
         if not any(example.label == label for example in train):
             raise UserError(f"no training text has the label {label}")
     if not validation:

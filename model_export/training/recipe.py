@@ -6,7 +6,6 @@ from typing import Any
 
 from model_export.training.training_data import MAX_TOKENS
 
-LABELS = ["negative", "neutral", "positive"]
 WARMUP_SHARE = 0.06
 LABEL_SMOOTHING = 0.05
 

@@ -10,8 +10,9 @@ from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 
 from model_export.batches import batches
+from model_export.checkpoint.checkpoint import SENTIMENTS
 from model_export.quality.scores import Scores, score
-from model_export.training.recipe import LABEL_SMOOTHING, LABELS, WARMUP_SHARE, Recipe
+from model_export.training.recipe import LABEL_SMOOTHING, WARMUP_SHARE, Recipe
 from model_export.training.training_data import (
     Tokenised,
     balanced_weights,
@@ -125,12 +126,12 @@ class Run:
 
 
 def load_base(base: Path) -> Any:
-    """The pretrained encoder with a classifier for ``LABELS``."""
+    """The pretrained encoder with a classifier for ``SENTIMENTS``."""
     return AutoModelForSequenceClassification.from_pretrained(
         base,
         trust_remote_code=False,
-        id2label=dict(enumerate(LABELS)),
-        label2id={label: index for index, label in enumerate(LABELS)},
+        id2label=dict(enumerate(SENTIMENTS)),
+        label2id={label: index for index, label in enumerate(SENTIMENTS)},
         ignore_mismatched_sizes=True,  # replaces a classifier for other labels
     )
 
@@ -151,5 +152,5 @@ def evaluate(model: torch.nn.Module, data: Tokenised, batch_size: int) -> Scores
     for batch in batches(rows, batch_size):
         inputs, _ = collate(data, batch)
         for row, index in zip(batch, model(**inputs).logits.argmax(-1).tolist(), strict=True):
-            predicted[row] = LABELS[index]
-    return score([LABELS[label] for label in data.labels], predicted, LABELS)
+            predicted[row] = SENTIMENTS[index]
+    return score([SENTIMENTS[label] for label in data.labels], predicted, SENTIMENTS)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.batching.admission import CAUTION, REQUEST_SHARE, RETRY_AFTER_S, SPEED_DECAY
+from app.engine.batching.admission import CAUTION, REQUEST_SHARE, SPEED_DECAY
 from app.engine.batching.batcher import FAILING_AFTER, MicroBatcher
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.fair_queue import LOOK_AHEAD
@@ -26,6 +26,7 @@ from app.engine.batching.pending import Answer
 from app.engine.batching.report import BatchReport
 from app.engine.batching.runners import HOPELESS_AFTER
 from app.errors import (
+    RETRY_AFTER_S,
     DeadlineExceeded,
     InferenceFailed,
     NotReady,

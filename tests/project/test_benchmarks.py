@@ -15,7 +15,7 @@ from app.main import create_app
 from app.settings import Settings
 from benchmarks import report
 from benchmarks.load import Load, run
-from benchmarks.serving import Goal
+from benchmarks.subject import Goal
 from benchmarks.texts import PERCENTILES, TOKENS, texts_of, tweet_lengths
 from tests.conftest import SET_BY_HAND
 from tests.support.serving import listening

@@ -101,7 +101,7 @@ def test_what_must_not_happen_is_a_failure(calls: Calls) -> None:
     tally.lost(call, "reset")
     tally.answered(call, Answer(500, {}, b""), {200, 429})
     tally.answered(call, Answer(200, {}, b"{}"), {200, 429})
-    tally.fault("sends garbage", "none", {"400"})
+    tally.fault("sends bytes that are not HTTP", "none", {"400"})
     tally.failed("tracebacks in the log", "Traceback ...")
     assert set(tally.failures) == set(report.FAILURES)
 
@@ -111,8 +111,16 @@ def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Proc
     tally = Tally()
     traffic = Traffic(process.port, calls, tally, random.Random(1))
     faults = Faults(traffic, process.pid, "minilm-l6-tweet-sentiment", seed=1)
-    asked = ["sends garbage", "sends a huge head", "sends broken JSON", "sends broken Unicode"]
-    asked += ["sends a bomb", "asks for what is not there", "pipelines", "reload by HTTP"]
+    asked = [
+        "sends bytes that are not HTTP",
+        "sends a header of 100 KB",
+        "sends an invalid request body",
+        "sends invalid Unicode",
+        "sends a decompression bomb",
+        "requests an unknown path or model",
+        "pipelines several requests",
+        "reload by HTTP",
+    ]
 
     async def inflict() -> None:
         await asyncio.gather(*map(faults.inflict, asked))
@@ -134,7 +142,7 @@ def test_the_outcome_stands_between_the_marks_of_the_page(tmp_path: Path) -> Non
         "seed": 3,
         "capacity_tokens_per_second": 9_000.0,
         "requests": {"GET /health": {"200": 12_345}},
-        "faults": {"sends garbage": {"400": 2}},
+        "faults": {"sends bytes that are not HTTP": {"400": 2}},
         "texts_compared": 99,
         "failures": {"wrong answers": 1},
         "exit_code": 0,

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from app.engine.model import Encoding
+from app.engine.session import CPU
 from tests.support.checkpoints import MAX_TOKENS
 
 # Every tokenizer of checkpoints.py has at least as many ids.
@@ -25,7 +26,7 @@ def session(model: ir.Model, *, optimised: bool = True) -> ort.InferenceSession:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.onnx"
         ir.save(model, path)
-        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(path, options, providers=[CPU])
 
 
 def run(

@@ -11,7 +11,6 @@ from app.errors import DeadlineExceeded, Overloaded, PayloadTooLarge
 # If a body's content-length is above this, the body is read only if the queue has room. Otherwise
 # it would be read and parsed in vain. A shorter body has usually arrived with the headers.
 LONG_BYTES = 65_536
-RETRY_AFTER_S = 1.0
 
 
 class Body:
@@ -100,5 +99,4 @@ class Body:
         return Overloaded(
             f"request bodies in flight take {inflight.taken} of the {inflight.limit} bytes allowed",
             reason="inflight_bytes",
-            retry_after_s=RETRY_AFTER_S,
         )

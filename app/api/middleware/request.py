@@ -119,6 +119,6 @@ def _last_resort(error: BaseException, request_id: str) -> ServiceError:
     """The error that a client sees for an exception that no handler knows."""
     if isinstance(error, asyncio.CancelledError):
         # The server cancels unfinished requests when its time to stop is over.
-        return ShuttingDown("the service shut down before the answer", retry_after_s=1.0)
+        return ShuttingDown("the service shut down before the answer")
     logger.error("request %s failed", request_id, exc_info=error)
     return InferenceFailed("unexpected error; search the service's log for the request_id")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.fair_queue import LOOK_AHEAD
-from app.errors import Overloaded, TooManyTexts
+from app.errors import RETRY_AFTER_S, Overloaded, TooManyTexts
 
 # The share of the queue that a single request may fill. The rest is for other requests, which are
 # served before most of a large request.
@@ -17,10 +17,6 @@ SPEED_DECAY = 0.9
 # The predicted wait is multiplied by this. The machine may become slower while a request waits, and
 # an answer after its deadline is wasted work. One request less in the queue costs nothing.
 CAUTION = 1.15
-
-# What clients are told when the wait cannot be computed, because nothing was measured yet or the
-# process is about to end.
-RETRY_AFTER_S = 1.0
 
 
 class Admission:

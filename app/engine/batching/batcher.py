@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from app.engine.batching.admission import RETRY_AFTER_S, Admission
+from app.engine.batching.admission import Admission
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.fair_queue import Entry, FairQueue
 from app.engine.batching.isolation import infer_each
@@ -296,4 +296,4 @@ def _tokens(texts: Sequence[Entry]) -> int:
 
 
 def _not_ready() -> NotReady:
-    return NotReady("every runner hangs or has failed", retry_after_s=RETRY_AFTER_S)
+    return NotReady("every runner hangs or has failed")

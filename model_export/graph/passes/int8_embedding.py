@@ -11,6 +11,7 @@ from onnx_ir.tape import Tape
 
 from app.errors import UserError
 from model_export.graph.encoder_layers import array_of
+from model_export.graph.passes.editor import Editor
 from model_export.graph.passes.int8 import quantize_matrix
 
 
@@ -26,21 +27,14 @@ def quantize_word_embedding(model: ir.Model) -> None:
     lookup, largest = max(lookups, key=lambda pair: pair[1].size)
     weight, scale = quantize_matrix(largest, axis=1)
 
-    tape = Tape()
-    table = tape.initializer(ir.tensor(weight, name="int8.word_embedding"))
-    scales = tape.initializer(ir.tensor(scale[:, np.newaxis], name="int8.word_embedding_scale"))
-    for initializer in tape.initializers:
-        model.graph.register_initializer(initializer)
+    edit, tape = Editor(model.graph, "int8"), Tape()
+    table = edit.constant("word_embedding", weight)
+    scales = edit.constant("word_embedding_scale", scale[:, np.newaxis])
     ids = lookup.inputs[1]
     values = tape.op("Cast", [tape.op("Gather", [table, ids])], {"to": ir.DataType.FLOAT})
     rows = tape.op("Mul", [values, tape.op("Gather", [scales, ids])])
-    scope = str(lookup.name).rpartition("/")[0]
-    for number, node in enumerate(tape.nodes):
-        node.name = f"{scope}/{node.op_type}_{number}"
-    model.graph.insert_before(lookup, tape.nodes)
-    for use in tuple(lookup.outputs[0].uses()):
-        use.node.replace_input_with(use.idx, rows)
-    model.graph.remove(lookup, safe=True)
+    edit.insert_before(lookup, tape, str(lookup.name).rpartition("/")[0])
+    edit.replace(lookup, rows)
     RemoveUnusedNodesPass()(model)
 
 

@@ -1,0 +1,104 @@
+"""Measures the service under overload, and interactive requests beside bulk requests.
+
+Each measurement yields rows for the tables, and a ``Goal`` if it has one.
+"""
+
+import statistics
+from collections.abc import Iterator
+
+from benchmarks.load import Generator, run
+from benchmarks.subject import Goal, Row, Subject, latencies
+from benchmarks.texts import texts_of
+
+OFFERED = (0.5, 0.8, 1.0, 1.5, 3.0)
+DEADLINE_MS = 2_000  # during overload; long enough to see how the queue fills
+INTERACTIVE, BULK = 0.2, 0.6  # shares of the capacity in mixed traffic
+MIXED_SECONDS = 6.0
+
+
+def overload(subject: Subject, rounds: int) -> Iterator[Row | Goal]:
+    """Open arrivals at fractions and multiples of the best throughput."""
+    rejects: list[float] = []
+    accepted: list[float] = []
+    ratios: list[float] = []
+    with subject.serve("--deadline-ms", str(DEADLINE_MS)) as service:
+        run(subject.load(service, subject.connections, seconds=1.0))
+        best = subject.best(service)
+        for offered in OFFERED:
+            for _ in range(rounds if offered == max(OFFERED) else 1):
+                if offered == max(OFFERED):
+                    best = subject.best(service)  # again, because the machine's speed changes
+                outcome = run(
+                    subject.load(
+                        service,
+                        64,
+                        rate=offered * best,
+                        seconds=max(8.0, subject.seconds),
+                        warm_up_seconds=2 * DEADLINE_MS / 1000,
+                    )
+                )
+                if offered == max(OFFERED):
+                    rejects.append(outcome.percentile_ms(99, "429"))
+                    accepted.append(outcome.percentile_ms(99))
+                    ratios.append(outcome.ok_per_second() / best)
+            total = sum(map(len, outcome.latencies.values()))
+            yield {
+                "model": subject.name,
+                "offered": f"{offered:.0%}",
+                "goodput ÷ best": outcome.ok_per_second() / best,
+                **latencies(outcome),
+                "rejected": len(outcome.latencies.get("429", ())) / total,
+                "late (504)": len(outcome.latencies.get("504", ())) / total,
+                "p99 ms to reject": outcome.percentile_ms(99, "429"),
+            }
+    name = f"{subject.name}, 300 % offered"
+    yield Goal.of_rounds(f"{name}: goodput ÷ best throughput", ratios, 0.95)
+    yield Goal(f"{name}: p99 ms to reject", statistics.median(rejects), 20, most=True)
+    yield Goal(
+        f"{name}: p99 ms of accepted (deadline {DEADLINE_MS})",
+        statistics.median(accepted),
+        DEADLINE_MS,
+        most=True,
+    )
+
+
+def mixed(subject: Subject, rounds: int) -> Iterator[Row | Goal]:
+    """Interactive requests beside a bulk client, and without it at the same total load."""
+    ratios, rows = [], []
+    long = texts_of(subject.model.tokenizer, [subject.model.max_tokens] * 8)
+    tokens = statistics.mean(len(subject.model.encode(text)) for text in subject.texts)
+    with subject.serve() as service:
+        run(subject.load(service, subject.connections, seconds=1.0))
+        for _ in range(rounds):
+            best = subject.best(service)
+            alone = run(
+                subject.load(service, 32, rate=best * (INTERACTIVE + BULK), seconds=MIXED_SECONDS)
+            )
+            interactive = subject.load(service, 32, rate=best * INTERACTIVE, seconds=MIXED_SECONDS)
+            bulk = subject.load(service, 1, 64, rate=best * BULK / 64, seconds=MIXED_SECONDS)
+            with Generator(bulk) as other:
+                beside = run(interactive)
+                other.outcome()
+            rate = best * BULK * tokens / subject.model.max_tokens
+            with Generator(
+                subject.load(service, 4, rate=rate, wanted=long, seconds=MIXED_SECONDS)
+            ) as other:
+                beside_long = run(interactive)
+                other.outcome()
+            with Generator(subject.load(service, 1, 256, seconds=MIXED_SECONDS)) as other:
+                beside_all = run(interactive)
+                other.outcome()
+            ratios.append(beside.percentile_ms(99) / alone.percentile_ms(99))
+            rows = [
+                ("alone, at 80 % of capacity", alone),
+                ("at 20 %, beside requests of 64 texts at 60 %", beside),
+                (
+                    f"at 20 %, beside texts of {subject.model.max_tokens} tokens at 60 %",
+                    beside_long,
+                ),
+                ("at 20 %, beside one client that always has 256 texts waiting", beside_all),
+            ]
+    for name, outcome in rows:
+        yield {"model": subject.name, "interactive requests": name, **latencies(outcome)}
+    name = f"{subject.name}, interactive p99 beside bulk ÷ alone at the same load"
+    yield Goal.of_rounds(name, ratios, 2.0, most=True)

@@ -1,0 +1,93 @@
+"""What a benchmark of the service measures, and the rows and goals that it yields."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from app.engine.bundle import Bundle, Precision
+from app.engine.machine.cpu import available_cpus
+from app.engine.model import Model
+from benchmarks.ideal import Ideal
+from benchmarks.load import Load, Outcome, run
+from benchmarks.service import Service
+from benchmarks.texts import texts_of, tweet_lengths
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A row of the table of goals. With ``most``, the bound is an upper one."""
+
+    name: str
+    value: float
+    bound: float
+    most: bool = False
+    remark: str = ""
+
+    @classmethod
+    def of_rounds(
+        cls, name: str, values: Sequence[float], bound: float, most: bool = False, remark: str = ""
+    ) -> Self:
+        """The median of the rounds. The lowest and the highest stand before the ``remark``."""
+        spread = f"{min(values):.2f} to {max(values):.2f}"
+        remark = f"{spread}; {remark}" if remark else spread
+        return cls(name, statistics.median(values), bound, most, remark)
+
+    @property
+    def reached(self) -> bool:
+        """Whether the value keeps the bound."""
+        return self.value <= self.bound if self.most else self.value >= self.bound
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to measure, and its texts."""
+
+    name: str
+    bundle: Path
+    precision: Precision
+    count: int  # texts in one pass; they take some two seconds
+    seconds: float  # duration of one measurement
+    connections: int  # for which the goal is set
+
+    @cached_property
+    def model(self) -> Model:
+        """The model in this process."""
+        bundle = Bundle.open(self.bundle)
+        return Model.load(bundle, device="cpu", precision=self.precision, threads=1)
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """As long as tweets are."""
+        return texts_of(self.model.tokenizer, tweet_lengths(self.count))
+
+    @cached_property
+    def ideal(self) -> Ideal:
+        """ONNX Runtime alone, with the same model and texts."""
+        return Ideal(self.model, self.texts, max(1, int(available_cpus())))
+
+    def serve(self, *flags: str) -> Service:
+        """Start the service with this model."""
+        return Service(self.bundle, "--precision", self.precision, *flags)
+
+    def load(self, service: Service, connections: int, texts: int = 1, **options: Any) -> Load:
+        """A load whose requests have ``texts`` texts each."""
+        wanted = options.pop("wanted", self.texts)
+        lists = [wanted[start : start + texts] for start in range(0, len(wanted), texts)]
+        bodies = [json.dumps({"inputs": one[0] if texts == 1 else one}) for one in lists]
+        options = {"seconds": self.seconds} | options
+        return Load(service.port, "/classify", bodies, connections, **options)
+
+    def best(self, service: Service) -> float:
+        """Requests of one text per second, of a closed loop with many connections."""
+        return run(self.load(service, 64)).ok_per_second()
+
+
+def latencies(outcome: Outcome) -> Row:
+    """The cells of a row for the percentiles of the latency."""
+    return {f"p{percent} ms": outcome.percentile_ms(percent) for percent in (50, 95, 99)}
