@@ -4,20 +4,13 @@ Series whose labels are known in advance are exported from the first scrape on.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-)
+from prometheus_client import CollectorRegistry, Gauge, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from app import logs
+from app.observability.series import Counter, Histogram
 
 # The buckets cover the ranges in which values were measured; see docs/operations.md.
 SECONDS = (
@@ -50,10 +43,6 @@ class Metrics:
         self.request_seconds = self._histogram(
             "http_request_duration_seconds", "From headers to answer.", ["route"], SECONDS
         )
-        # Looking up a series by its labels costs more than counting, so series are cached. The
-        # cache stays small: a path or method that a client makes up does not become a label.
-        self._answers = cache(self.requests.labels)
-        self._durations = cache(self.request_seconds.labels)
         self.requests_in_flight = 0  # a Gauge would take a lock twice per request
         in_flight = self._gauge("http_requests_in_flight", "HTTP requests being answered.", [])
         in_flight.set_function(lambda: self.requests_in_flight)
@@ -127,12 +116,12 @@ class Metrics:
         self, route: str, method: str, status: int, seconds: float, trace_id: str | None
     ) -> None:
         """Count an answered request. Its trace id, if any, is the exemplar of its duration."""
-        self._answers(route, method, status).inc()
+        self.requests.labels(route, method, status).value += 1
         exemplar = {"trace_id": trace_id} if trace_id else None
-        self._durations(route).observe(seconds, exemplar)
+        self.request_seconds.labels(route).observe(seconds, exemplar)
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
-        return Counter(f"sentiment_{name}", text, labels, registry=self.registry)
+        return Counter(f"sentiment_{name}", text, labels, self.registry)
 
     def _gauge(self, name: str, text: str, labels: Sequence[str]) -> Gauge:
         return Gauge(f"sentiment_{name}", text, labels, registry=self.registry)
@@ -140,7 +129,7 @@ class Metrics:
     def _histogram(
         self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]
     ) -> Histogram:
-        return Histogram(f"sentiment_{name}", text, labels, buckets=buckets, registry=self.registry)
+        return Histogram(f"sentiment_{name}", text, labels, self.registry, buckets)
 
 
 class _LogCollector(Collector):
