@@ -1,8 +1,9 @@
-"""Counters and histograms that take no lock, which is what most of the cost of counting would be.
+"""Counters and histograms that take no locks.
 
-The classes of prometheus_client take locks, because any thread may change their series at any time.
-A series of this module is changed by one thread at a time; almost all are changed on the event loop
-only. The output of a scrape is the same, but without the times at which series were created.
+The classes of prometheus_client take two or three locks for each value, because any thread may
+change their series. Here, one thread at a time changes a series: almost always the event loop,
+which also answers the scrapes. A scrape shows the same as with prometheus_client, but not when the
+series were created.
 """
 
 import time
