@@ -1,6 +1,6 @@
 """Build the FastAPI application from the settings."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from app.api.middleware.observation import OTHER_METHOD
 from app.api.middleware.request import RequestMiddleware
 from app.api.problems import HANDLERS
 from app.api.protocols import huggingface, open_inference, tei, vllm
-from app.api.routing import COMPRESS_BYTES, UNMATCHED
+from app.api.routing import COMPRESS_BYTES, UNMATCHED, DirectRoute
 from app.api.service import Service
 from app.engine.bundle import EMBEDDED_BUNDLE
 from app.engine.loading import load_all
@@ -115,8 +115,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         app.include_router(router, dependencies=keys)
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     app.state.routes = routes
-    for route in routes:
-        _expect_requests(service.metrics, route)
+    _expect_requests(service.metrics, routes)
     for refusal in (BadRequest, HeadersTooLarge):
         service.metrics.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)
 
@@ -129,11 +128,14 @@ def create_metrics_app(service: Service) -> FastAPI:
     return app
 
 
-def _expect_requests(metrics: Metrics, route: APIRoute) -> None:
-    """Create the metric series of the route's requests at 0, before the first request.
+def _expect_requests(metrics: Metrics, routes: Iterable[APIRoute]) -> None:
+    """Create the metric series of requests for answers at 0, before the first request.
 
-    There is one series for each documented status, and one for clients that disconnect.
+    Alerts and dashboard read them, and a rate misses the first increase of a series that did not
+    exist before. Each route has a series for each documented status, and one for clients that
+    disconnect. The series of other routes appear with their first request.
     """
-    for method in route.methods or ():
-        for status in (200, ClientDisconnected.status, *route.responses):
-            metrics.expect_request(route.path, method, int(status))
+    for route in routes:
+        if isinstance(route, DirectRoute) and route.methods == {"POST"}:
+            for status in (200, ClientDisconnected.status, *route.responses):
+                metrics.expect_request(route.path, "POST", int(status))

@@ -332,13 +332,4 @@ class Classifier:
 
     def count(self, outcomes: Iterable[Outcome]) -> None:
         """Count the outcome of each text."""
-        for outcome in outcomes:
-            if isinstance(outcome, ServiceError):
-                self._observer.failure(outcome.code)
-            else:
-                self._observer.prediction(
-                    outcome["label"],
-                    outcome["score"],
-                    tokens=outcome["tokens"],
-                    truncated=outcome["truncated"],
-                )
+        self._observer.predictions(outcomes)

@@ -3,10 +3,11 @@
 The engine itself does not depend on metrics or traces.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from app.engine.batching.report import BatchReport
+from app.engine.results import Outcome
 
 
 class Observer(Protocol):
@@ -34,8 +35,8 @@ class Observer(Protocol):
         ``begun_ns`` is when the first stage began, as Unix time in nanoseconds.
         """
 
-    def prediction(self, label: str, score: float, *, tokens: int, truncated: bool) -> None:
-        """A text got a prediction."""
+    def predictions(self, outcomes: Iterable[Outcome]) -> None:
+        """Each text got a prediction, or the error that takes its place."""
 
     def failure(self, outcome: str, texts: int = 1) -> None:
         """This many texts got no prediction. ``outcome`` is the code of the error."""

@@ -1,57 +1,49 @@
 """Metrics and traces of one model, from what the engine reports about its work."""
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
-
-from prometheus_client import Counter, Histogram
+import threading
+from collections.abc import Callable, Iterable, Sequence
 
 from app.engine.batching.report import BatchReport
 from app.engine.classifier import STAGES
 from app.engine.model import Model
-from app.errors import OUTCOMES, REJECTIONS
+from app.engine.results import Outcome
+from app.errors import OUTCOMES, REJECTIONS, ServiceError
 from app.observability.metrics import Metrics
 from app.observability.traces import Tracer, current_tag
 
 
 class ModelObserver:
-    """Counts the work of one model, and records its spans. Implements the engine's ``Observer``.
-
-    Each series is looked up once, because ``labels()`` costs as much as counting.
-    """
+    """Counts the work of one model, and records its spans. Implements the engine's ``Observer``."""
 
     def __init__(
         self, metrics: Metrics, tracer: Tracer | None, model: Model, *, version: str
     ) -> None:
         name = model.name
         self._name, self._metrics, self._tracer = name, metrics, tracer
-        self._texts = cache(partial(metrics.texts.labels, name))
+        # A series exists from its first lookup on, so all are looked up here.
         for outcome in OUTCOMES:
-            self._texts(outcome)
-        self._predictions: dict[str, tuple[Counter, Histogram]] = {}
+            metrics.texts.labels(name, outcome)
+        for reason in REJECTIONS:
+            metrics.rejections.labels(name, reason)
+        for stage in STAGES:
+            metrics.stage_seconds.labels(name, stage)
         for label in model.labels:
-            self._expect_label(label)
+            metrics.predictions.labels(name, label)
+            metrics.score.labels(name, label)
+        self._answered = metrics.texts.labels(name, "ok")
         self._text_tokens = metrics.text_tokens.labels(name)
         self._truncated = metrics.truncated.labels(name)
-        self._stages = cache(partial(metrics.stage_seconds.labels, name))
-        for stage in STAGES:
-            self._stages(stage)
+        self._batch_lock = threading.Lock()  # several runners may report at the same time
         self._batch_texts = metrics.batch_texts.labels(name)
         self._batch_tokens = metrics.batch_tokens.labels(name)
         self._padding_ratio = metrics.padding_ratio.labels(name)
         self._loop_lag = metrics.loop_lag.labels(name)
         self._queue_texts = metrics.queue_texts.labels(name)
         self._queue_tokens = metrics.queue_tokens.labels(name)
-        self._rejections = cache(partial(metrics.rejections.labels, name))
-        for reason in REJECTIONS:
-            self._rejections(reason)
         self._runners_stuck = metrics.runners_stuck.labels(name)
         self._runners_lost = metrics.runners_lost.labels(name)
         self._ready = metrics.model_ready.labels(name)
         metrics.show_model(name, model.revision or "", model.precision, model.provider, version)
-
-    def _expect_label(self, label: str) -> None:
-        counter = self._metrics.predictions.labels(self._name, label)
-        self._predictions[label] = counter, self._metrics.score.labels(self._name, label)
 
     def watch(
         self,
@@ -67,25 +59,27 @@ class ModelObserver:
         self._runners_stuck.set_function(runners_stuck)
         self._ready.set_function(ready)
 
-    def prediction(self, label: str, score: float, *, tokens: int, truncated: bool) -> None:
-        """Count a text that was answered."""
-        if label not in self._predictions:  # a label of the model before a reload
-            self._expect_label(label)
-        predictions, scores = self._predictions[label]
-        predictions.inc()
-        scores.observe(score)
-        self._texts("ok").inc()
-        self._text_tokens.observe(tokens)
-        if truncated:
-            self._truncated.inc()
+    def predictions(self, outcomes: Iterable[Outcome]) -> None:
+        """Count texts by what became of each."""
+        name, metrics = self._name, self._metrics
+        for outcome in outcomes:
+            if isinstance(outcome, ServiceError):
+                self.failure(outcome.code)
+                continue
+            label = outcome["label"]
+            self._answered.value += 1
+            metrics.predictions.labels(name, label).value += 1
+            metrics.score.labels(name, label).observe(outcome["score"])
+            self._text_tokens.observe(outcome["tokens"])
+            self._truncated.value += outcome["truncated"]
 
     def failure(self, outcome: str, texts: int = 1) -> None:
         """Count texts that were not answered; ``outcome`` is the code of the error."""
-        self._texts(outcome).inc(texts)
+        self._metrics.texts.labels(self._name, outcome).value += texts
 
     def rejection(self, reason: str) -> None:
         """Count a request that was not admitted."""
-        self._rejections(reason).inc()
+        self._metrics.rejections.labels(self._name, reason).value += 1
 
     def tag(self) -> object:
         """The span context of the current request; None if it is not traced."""
@@ -94,7 +88,7 @@ class ModelObserver:
     def stages(self, stages: Sequence[tuple[str, float]], *, begun_ns: int, tag: object) -> None:
         """Record the stages of a request; each is a name and its seconds."""
         for stage, seconds in stages:
-            self._stages(stage).observe(seconds)
+            self._metrics.stage_seconds.labels(self._name, stage).observe(seconds)
         if self._tracer is not None and tag is not None:
             self._tracer.stages(self._name, begun_ns, stages)
 
@@ -104,12 +98,13 @@ class ModelObserver:
 
     def runner_lost(self) -> None:
         """Count a runner whose thread ended and will be replaced."""
-        self._runners_lost.inc()
+        self._runners_lost.value += 1
 
     def batch(self, report: BatchReport) -> None:
         """Record a batch; called on the runners' threads."""
-        self._batch_texts.observe(report.texts)
-        self._batch_tokens.observe(report.padded_tokens)
-        self._padding_ratio.observe(1 - report.tokens / report.padded_tokens)
+        with self._batch_lock:
+            self._batch_texts.observe(report.texts)
+            self._batch_tokens.observe(report.padded_tokens)
+            self._padding_ratio.observe(1 - report.tokens / report.padded_tokens)
         if self._tracer is not None:
             self._tracer.batch(self._name, report)

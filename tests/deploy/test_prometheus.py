@@ -150,6 +150,17 @@ def test_every_query_gives_data(prometheus: httpx2.Client) -> None:
     raise AssertionError("no data: " + "\n".join(missing.values()))
 
 
+def test_a_limit_of_a_quantile_is_the_bound_of_a_bucket(prometheus: httpx2.Client) -> None:
+    """An alert that compares a quantile with a limit does not depend on an interpolated value."""
+    quantiles = [rule["expr"] for rule in _rules("alert") if "histogram_quantile" in rule["expr"]]
+    assert quantiles
+    for expression in quantiles:
+        limit = re.search(r"(sentiment_\w+_bucket)\{[^}]*\}\[5m\]\s*\)\)\) > ([0-9.]+)", expression)
+        assert limit, expression
+        bucket = f'{limit[1]}{{le=~"{float(limit[2])}|{float(limit[2]):g}"}}'
+        assert _values(prometheus, bucket), bucket
+
+
 def test_a_healthy_service_fires_no_alert(prometheus: httpx2.Client) -> None:
     """The target is up, every rule is evaluated without an error, and no alert fires."""
     (target,) = prometheus.get("/targets").json()["data"]["activeTargets"]

@@ -1,6 +1,9 @@
 """GET /metrics: what is there from the first scrape, and what is counted."""
 
+from typing import cast
+
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -33,11 +36,11 @@ CONTRACT = {
 
 
 def _series(client: TestClient) -> dict[str, list[dict[str, str]]]:
-    """Label sets by name, of all series but buckets and creation times."""
+    """Label sets by name, of all series but buckets."""
     series: dict[str, list[dict[str, str]]] = {}
     for family in text_string_to_metric_families(client.get("/metrics").text):
         for sample in family.samples:
-            if not sample.name.endswith(("_bucket", "_created")):
+            if not sample.name.endswith("_bucket"):
                 series.setdefault(sample.name, []).append(sample.labels)
     return series
 
@@ -61,10 +64,36 @@ def test_every_series_exists_from_the_first_scrape(client: TestClient) -> None:
         {"tokenize", "queue", "inference"},
         {"queue_full", "deadline", "inflight_bytes", "not_ready", "shutting_down"},
     ]
-    for status in ("200", "429", "499"):
-        requests = {"route": "/classify", "method": "POST", "status": status}
-        assert requests in series["sentiment_http_requests_total"]
     assert "process_resident_memory_bytes" in series
+
+
+def test_requests_for_answers_have_series_from_the_first_scrape(client: TestClient) -> None:
+    """A rate sees the first request of each documented status. Routes that no alert reads wait."""
+    routes = cast(FastAPI, client.app).state.routes
+    asked = [route for route in routes if route.methods == {"POST"} and "reload" not in route.path]
+    expected = {
+        (route.path, "POST", status)
+        for route in asked
+        for status in ("200", "499", *map(str, route.responses))
+    }
+    for status in ("401", "404", "413", "422", "429", "500", "503", "504"):
+        assert {(route.path, "POST", status) for route in asked} <= expected
+    expected |= {("unmatched", "other", "400"), ("unmatched", "other", "431")}
+    series = _series(client)
+    requests = series["sentiment_http_requests_total"]
+    assert {(one["route"], one["method"], one["status"]) for one in requests} == expected
+    durations = series["sentiment_http_request_duration_seconds_count"]
+    assert {one["route"] for one in durations} == {route for route, _, _ in expected}
+
+
+def test_other_routes_have_series_from_their_first_request_on(client: TestClient) -> None:
+    """A probe is counted, and its duration too."""
+    labels = {"route": "/health/ready", "method": "GET", "status": "200"}
+    assert labels not in _series(client)["sentiment_http_requests_total"]
+    client.get("/health/ready")
+    assert metric(client, "sentiment_http_requests_total", **labels) == 1
+    duration = "sentiment_http_request_duration_seconds_count"
+    assert metric(client, duration, route="/health/ready") == 1
 
 
 def test_a_request_is_counted_once(client: TestClient) -> None:
@@ -106,6 +135,12 @@ def test_a_client_cannot_make_up_series(
     """Paths and methods of a client's own invention are counted together."""
     client.request(method, path)
     assert metric(client, "sentiment_http_requests_total", **labels) == 1
+
+
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])
+def test_no_series_says_when_another_was_created(client: TestClient, accept: str) -> None:
+    """Prometheus does not need the series ``_created``; they would be a third of a scrape."""
+    assert "_created" not in client.get("/metrics", headers={"accept": accept}).text
 
 
 def test_openmetrics_for_those_who_ask(client: TestClient) -> None:
