@@ -1,0 +1,83 @@
+"""Compares two recordings."""
+
+from collections.abc import Iterator
+from itertools import zip_longest
+
+from benchmarks.replay.recording import NUMBER, Record, RecordedAnswer, Recording, shortened
+
+SHOWN = 300  # characters of a difference
+CONTEXT = 60  # characters before it
+
+
+def differences(before: Recording, after: Recording, *, tolerance: float = 0.0) -> Iterator[str]:
+    """A description of each request whose answers are not the same.
+
+    If ``tolerance`` is above 0, numbers in a body may differ by that much, and the body's length
+    with them.
+    """
+    for name in {**before, **after}:
+        if name not in before or name not in after:
+            yield f"{name}\n  is only in {'the first' if name in before else 'the second'}"
+            continue
+        found = list(_of_record(before[name], after[name], tolerance))
+        if found:
+            yield "\n".join([name, *(f"  {line}" for line in found)])
+
+
+def _of_record(before: Record, after: Record, tolerance: float) -> Iterator[str]:
+    if before["connection"] != after["connection"]:
+        yield from _change("connection", before["connection"], after["connection"])
+    if len(before["answers"]) != len(after["answers"]):
+        yield from _change(
+            "answers",
+            " | ".join(answer["status"] for answer in before["answers"]),
+            " | ".join(answer["status"] for answer in after["answers"]),
+        )
+        return
+    for one, other in zip(before["answers"], after["answers"], strict=True):
+        if "long_body" in one or "long_body" in other:
+            one, other = shortened(one), shortened(other)
+        yield from _of_answer(one, other, tolerance)
+
+
+def _of_answer(one: RecordedAnswer, other: RecordedAnswer, tolerance: float) -> Iterator[str]:
+    if one["status"] != other["status"]:
+        yield from _change("status", one["status"], other["status"])
+    body, other_body = _body(one), _body(other)
+    is_close = tolerance > 0 and _is_close(one, other, tolerance)
+    if body != other_body and not is_close:
+        yield from _change("body", body, other_body)
+    for header, other_header in zip_longest(one["headers"], other["headers"], fillvalue=""):
+        is_length = header.startswith("content-length") and other_header.startswith(
+            "content-length"
+        )
+        if header != other_header and not (is_length and is_close):
+            yield from _change("header", header, other_header)
+
+
+def _body(answer: RecordedAnswer) -> str:
+    if "long_body" in answer:
+        return f"{answer['long_body']['bytes']} bytes, sha256 {answer['long_body']['sha256']}"
+    return answer["body"]
+
+
+def _is_close(one: RecordedAnswer, other: RecordedAnswer, tolerance: float) -> bool:
+    """Whether the bodies are the same but for small differences of their numbers."""
+    if "long_body" in one and "long_body" in other:
+        return one["long_body"]["frame"] == other["long_body"]["frame"]
+    body, other_body = _body(one), _body(other)
+    if NUMBER.sub("", body) != NUMBER.sub("", other_body):
+        return False
+    numbers = zip(NUMBER.findall(body), NUMBER.findall(other_body), strict=False)
+    return all(abs(float(first) - float(second)) <= tolerance for first, second in numbers)
+
+
+def _change(what: str, before: str, after: str) -> Iterator[str]:
+    same = next(
+        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b),
+        min(len(before), len(after)),
+    )
+    start = max(0, same - CONTEXT)
+    yield f"{what}, from character {start}:" if start else f"{what}:"
+    yield f"  - {before[start : start + SHOWN]!r}"
+    yield f"  + {after[start : start + SHOWN]!r}"
