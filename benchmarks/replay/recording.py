@@ -1,17 +1,17 @@
 """What is kept of an exchange: the answers, without the parts that differ from run to run.
 
-A recording is a file of JSON lines, one for each request, so that a change of answers can be
-reviewed as a diff.
+A recording is a JSON file. Requests that have the same answers share an entry there, and each name
+has a line, so that a change of answers can be reviewed as a diff.
 """
 
 import gzip
 import hashlib
 import json
 import re
-import zlib
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import NotRequired
 
 import brotli
 from typing_extensions import TypedDict
@@ -22,6 +22,11 @@ from benchmarks.replay.request import Request
 LONG = 2_000  # longer bodies are kept as digests
 MASK = "#"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+FP32 = struct.Struct("<f")
+# The length of the answer to HEAD is that of a body with such fields or figures.
+HEAD_OF_FIGURES = re.compile(rb"HEAD /(info|models|metrics|v1/models) ")
+MADE_ID = re.compile("[0-9a-f]{32}")
+METRICS = ("text/plain; version", "application/openmetrics-text")
 FRACTION = re.compile(r"-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)")
 # Headers whose value says when or how fast the answer was made, or when a file was written.
 MASKED_HEADERS = re.compile("etag|last-modified|x-[a-z]+-time")
@@ -52,12 +57,11 @@ class RecordedAnswer(TypedDict):
 class Record(TypedDict):
     """All answers to one request, and what became of the connection after them."""
 
-    request: str
     answers: list[RecordedAnswer]
     connection: str
 
 
-Recording = dict[str, Record]
+Recording = dict[str, Record]  # by the names of the requests
 
 
 def recorded(url: str, requests: Iterable[Request]) -> Recording:
@@ -67,7 +71,6 @@ def recorded(url: str, requests: Iterable[Request]) -> Recording:
 
 def _record(one: Exchange) -> Record:
     return {
-        "request": one.request.name,
         "answers": [_recorded(one.request, answer) for answer in one.answers],
         "connection": one.connection,
     }
@@ -83,32 +86,32 @@ def shortened(answer: RecordedAnswer) -> RecordedAnswer:
     return {"status": answer["status"], "headers": answer["headers"], "long_body": digest}
 
 
-def write(file: Path, recording: Iterable[Record]) -> None:
+def write(file: Path, recording: Recording) -> None:
     """Write a recording, with digests of long bodies."""
-    with file.open("w", encoding="ascii") as lines:
-        for one in recording:
-            short = {**one, "answers": [shortened(answer) for answer in one["answers"]]}
-            lines.write(json.dumps(short) + "\n")
+    entries: dict[str, list[str]] = {}
+    for name, one in recording.items():
+        short = {**one, "answers": [shortened(answer) for answer in one["answers"]]}
+        entries.setdefault(json.dumps(short), []).append(name)
+    content = [{"requests": names, **json.loads(entry)} for entry, names in entries.items()]
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="ascii")
 
 
 def read(file: Path) -> Recording:
-    """The records of a file, by the names of their requests."""
-    records: list[Record] = [json.loads(line) for line in file.read_text("ascii").splitlines()]
-    return {one["request"]: one for one in records}
+    """A recording that ``write`` wrote."""
+    entries = json.loads(file.read_text(encoding="ascii"))
+    return {
+        name: {"answers": entry["answers"], "connection": entry["connection"]}
+        for entry in entries
+        for name in entry["requests"]
+    }
 
 
 def _recorded(request: Request, answer: Answer) -> RecordedAnswer:
-    body = _decoded(answer)
-    text = body.decode("utf-8", "surrogateescape")
-    own_id = answer.header("x-request-id")
-    if own_id.encode() not in request.data:
-        text = text.replace(own_id, MASK)
-    if "text/plain; version" in answer.header("content-type") or "openmetrics" in answer.header(
-        "content-type"
-    ):
-        text = "".join(line for line in text.splitlines(True) if line.startswith("#"))
-    text = MASKED_FIELDS.sub(rf"\1{MASK}", text)
-    is_changed = _bytes(text) != answer.body
+    text = _text(answer)
+    made_id = MADE_ID.search(answer.header("x-request-id") or text)
+    if made_id:
+        text = text.replace(made_id[0], MASK)
+    is_changed = _bytes(text) != answer.body or HEAD_OF_FIGURES.match(request.data)
     headers = []
     for name, value in answer.headers:
         match name.lower():
@@ -118,7 +121,7 @@ def _recorded(request: Request, answer: Answer) -> RecordedAnswer:
                 value = re.sub(r"[\d.]+", MASK, value)
             case "content-length" if is_changed:
                 value = MASK
-            case "x-request-id" if value.encode() not in request.data:
+            case "x-request-id" if made_id:
                 value = MASK
             case lower if MASKED_HEADERS.fullmatch(lower):
                 value = MASK
@@ -126,16 +129,34 @@ def _recorded(request: Request, answer: Answer) -> RecordedAnswer:
     return {"status": answer.status, "headers": headers, "body": text}
 
 
-def _decoded(answer: Answer) -> bytes:
-    match answer.header("content-encoding"):
+def _text(answer: Answer) -> str:
+    """The body, decompressed and without what differs from run to run."""
+    body = answer.body
+    match answer.header("content-encoding") if body else "":
         case "gzip":
-            return gzip.decompress(answer.body) if answer.body else b""
-        case "deflate":
-            return zlib.decompress(answer.body) if answer.body else b""
+            body = gzip.decompress(body)
         case "br":
-            decoded: Any = brotli.decompress(answer.body) if answer.body else b""
-            return bytes(decoded)
-    return answer.body
+            body = bytes(brotli.decompress(body))
+        case "zstd":
+            return MASK  # Python can decompress it from 3.14 on
+    if length := answer.header("inference-header-content-length"):
+        body, tail = body[: int(length)], body[int(length) :]
+        return body.decode() + "".join(f"\n{values}" for values in _tensors(body, tail))
+    text = body.decode("utf-8", "surrogateescape")
+    if answer.header("content-type").startswith(METRICS):
+        return "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+    return MASKED_FIELDS.sub(rf"\1{MASK}", text)
+
+
+def _tensors(document: bytes, tail: bytes) -> Iterator[str]:
+    """The outputs that follow the JSON as bytes, readable, so that figures can be compared."""
+    for output in json.loads(document)["outputs"]:
+        if size := output.get("parameters", {}).get("binary_data_size"):
+            data, tail = tail[:size], tail[size:]
+            is_text = output["datatype"] == "BYTES"
+            yield ascii(data) if is_text else str([value for (value,) in FP32.iter_unpack(data)])
+    if tail:
+        yield f"and {len(tail)} more bytes"
 
 
 def _bytes(text: str) -> bytes:

@@ -1,24 +1,33 @@
-"""All answers to a corpus of requests, odd ones included, are the recorded ones."""
+"""All answers to a corpus of requests, odd ones included, are the recorded ones.
+
+If an answer is meant to change, record all answers again and review the diff (CONTRIBUTING.md).
+"""
 
 from pathlib import Path
 
 from benchmarks.replay.comparison import differences
-from benchmarks.replay.corpus import CORPUS
+from benchmarks.replay.corpus import CORPUS, GUARDED
+from benchmarks.replay.corpus.guarded import GUARDED_FLAGS
 from benchmarks.replay.recording import read, recorded
 from tests.support.serving import Process
 
-RECORDING = Path(__file__).with_name("recorded_answers.jsonl")
-# For logits of a CPU whose kernels round in another way.
+HERE = Path(__file__).parent
+SET_BY_HAND = ("--runners", "2", "--threads", "1", "--max-batch-tokens", "512")
+# The logits of CPUs whose kernels round in another way may differ by this much.
 TOLERANCE = 1e-4
 
 
 def test_the_answers_are_the_recorded_ones() -> None:
-    """Status, headers and body stay as they are.
-
-    If a change of answers is meant, record them again and review the diff:
-    ``python -m benchmarks.replay record http://127.0.0.1:8000 tests/api/recorded_answers.jsonl``.
-    """
-    with Process("--runners", "2", "--threads", "1", "--max-batch-tokens", "512") as service:
+    """Status, headers and body are as recorded, and so is whether the connection stays open."""
+    with Process(*SET_BY_HAND) as service:
         answers = recorded(service.url, CORPUS)
-    found = list(differences(read(RECORDING), answers, tolerance=TOLERANCE))
-    assert not found, "\n".join(found)
+    before = read(HERE / "recorded_answers.json")
+    assert list(differences(before, answers, tolerance=TOLERANCE)) == []
+
+
+def test_the_answers_with_keys_and_cors_are_the_recorded_ones() -> None:
+    """Keys are checked, and origins get their headers, as recorded."""
+    with Process(*SET_BY_HAND, *GUARDED_FLAGS) as service:
+        answers = recorded(service.url, GUARDED)
+    before = read(HERE / "recorded_answers_guarded.json")
+    assert list(differences(before, answers, tolerance=TOLERANCE)) == []

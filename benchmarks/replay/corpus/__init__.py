@@ -1,8 +1,31 @@
-"""The requests. To add one, add a line to the module of its subject."""
+"""The requests. To add one, add a line to the module of its subject.
 
-from benchmarks.replay.corpus import classify, json_documents
+``CORPUS`` is for a server with its default settings, ``GUARDED`` for one with keys and CORS.
+"""
 
-CORPUS = [*classify.REQUESTS, *json_documents.REQUESTS]
+from collections import Counter
 
-_names = [one.name for one in CORPUS]
-assert len(set(_names)) == len(_names), {name for name in _names if _names.count(name) > 1}
+from benchmarks.replay.corpus import (
+    bodies,
+    classify,
+    http,
+    json_documents,
+    protocols,
+    streams,
+)
+from benchmarks.replay.corpus.guarded import GUARDED
+
+__all__ = ["CORPUS", "GUARDED"]
+
+CORPUS = [
+    *classify.REQUESTS,
+    *json_documents.REQUESTS,
+    *protocols.REQUESTS,
+    *streams.REQUESTS,
+    *bodies.REQUESTS,
+    *http.REQUESTS,
+]
+
+_names = Counter(one.name for one in (*CORPUS, *GUARDED))
+_twice = [name for name, count in _names.items() if count > 1]
+assert not _twice, f"these names are given twice: {_twice}"
