@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from benchmarks.replay.request import Request
 
 TIMEOUT_S = 20.0
+CUT_OFF = "cut off"
 PROBE_ID = b"replay-probe"
 PROBE = (
     b"GET /health/live HTTP/1.1\r\nhost: replay\r\nconnection: close\r\nx-request-id: %b\r\n\r\n"
@@ -19,7 +20,7 @@ PROBE = (
 class Answer:
     """One HTTP answer. ``body`` is without the framing of chunks."""
 
-    status: str  # the whole status line
+    status: str  # the whole status line; says so if the answer was cut off
     headers: list[tuple[str, str]]
     body: bytes
 
@@ -86,12 +87,11 @@ class _Reader:
                 self._head_only = False
                 return True
         if self._received:
-            self.answers.append(Answer("an answer that was cut off", [], self._received))
+            self.answers.append(Answer(CUT_OFF, [], self._received))
             self._received = b""
         return False
 
     def _read_answer(self) -> Answer | None:
-        start = self._received
         head = self._until(b"\r\n\r\n")
         if head is None:
             return None
@@ -100,8 +100,7 @@ class _Reader:
         answer = Answer(status, [(name, value.strip()) for name, _, value in named], b"")
         body = self._body(answer)
         if body is None:
-            self._received = start + self._received
-            return None
+            status, body, self._received = f"{status} ({CUT_OFF})", self._received, b""
         return Answer(status, answer.headers, body)
 
     def _body(self, answer: Answer) -> bytes | None:

@@ -25,7 +25,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 FP32 = struct.Struct("<f")
 # The length of the answer to HEAD is that of a body with such fields or figures.
 HEAD_OF_FIGURES = re.compile(rb"HEAD /(info|models|metrics|v1/models) ")
-MADE_ID = re.compile("[0-9a-f]{32}")
+MADE_ID = re.compile(r"\b[0-9a-f]{32}\b")
 METRICS = ("text/plain; version", "application/openmetrics-text")
 FRACTION = re.compile(r"-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)")
 # Headers whose value says when or how fast the answer was made, or when a file was written.

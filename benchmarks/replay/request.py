@@ -1,11 +1,14 @@
 """One request of the corpus: its name and its exact bytes."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 JSON = "content-type: application/json"
 OWN_ID = "x-request-id: own"
+MODEL = "minilm-l6-tweet-sentiment"  # the embedded one
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,11 @@ def post(
 ) -> Request:
     """A POST of JSON."""
     return request(name, f"POST {target}", [JSON, *headers], body, incomplete=incomplete)
+
+
+def post_value(name: str, target: str, value: Any) -> Request:
+    """A POST of this value as JSON in ASCII."""
+    return post(name, target, json.dumps(value))
 
 
 def chunked(*chunks: bytes, trailers: bytes = b"") -> bytes:

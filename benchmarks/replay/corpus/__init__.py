@@ -10,6 +10,7 @@ from benchmarks.replay.corpus import (
     classify,
     http,
     json_documents,
+    open_inference,
     protocols,
     streams,
 )
@@ -21,6 +22,7 @@ CORPUS = [
     *classify.REQUESTS,
     *json_documents.REQUESTS,
     *protocols.REQUESTS,
+    *open_inference.REQUESTS,
     *streams.REQUESTS,
     *bodies.REQUESTS,
     *http.REQUESTS,

@@ -1,4 +1,4 @@
-"""Bodies as they are sent: compressed, in chunks, too long, cut off; and compressed answers."""
+"""Media types, and bodies compressed, in chunks, too long or cut off; and compressed answers."""
 
 import gzip
 import json
@@ -77,6 +77,32 @@ ACCEPT_ENCODINGS = [
     "gzip;q=2", "br ; q = 1", "gzipx",
 ]  # fmt: skip
 
+# Content-types of a good body. None: there is no such header.
+MEDIA_TYPES = {
+    "none": None,
+    "empty": "",
+    "with charset": "application/json; charset=utf-8",
+    "with charset latin-1": "application/json; charset=latin-1",
+    "problem+json": "application/problem+json",
+    "foo+json": "application/foo+json; charset=x",
+    "foo+JSON in capitals": "APPLICATION/FOO+JSON",
+    "+json": "application/+json",
+    "space before the semicolon": "application/json ;charset=utf-8",
+    "json without main type": "json",
+    "json with slash": "/json",
+    "text/json": "text/json",
+    "text/plain": "text/plain",
+    "form": "application/x-www-form-urlencoded",
+    "jsonl": "application/jsonl",
+    "json5": "application/json5",
+    "two types": "application/json, text/plain",
+    "comma before": ",application/json",
+    "three parts": "application/json/x",
+    "star": "*/*",
+    "high bytes": "application/json\xff",
+    "quoted": '"application/json"',
+}
+
 
 def _in_chunks(name: str, body: bytes, *headers: str, incomplete: bool = False) -> Request:
     usual = ["host: replay", "x-request-id: own", JSON, "transfer-encoding: chunked"]
@@ -89,6 +115,29 @@ def _length(name: str, length: str, body: bytes, *, incomplete: bool = False) ->
 
 
 REQUESTS = [
+    *(
+        request(
+            f"media type: {name}",
+            "POST /classify",
+            [] if media_type is None else [f"content-type: {media_type}"],
+            LOVE,
+        )
+        for name, media_type in MEDIA_TYPES.items()
+    ),
+    request("media type: wrong, and no body", "POST /classify", ["content-type: text/plain"], b""),
+    request("media type: twice", "POST /classify", ["content-type: text/plain"] * 2, LOVE),
+    request(
+        "media type: wrong, then right",
+        "POST /classify",
+        ["content-type: text/plain", "content-type: application/json"],
+        LOVE,
+    ),
+    request(
+        "media type: right, then wrong",
+        "POST /classify",
+        ["content-type: application/json", "content-type: text/plain"],
+        LOVE,
+    ),
     *(
         post(f"compressed: {name}", "/classify", body, f"content-encoding: {encoding}")
         for name, encoding, body in compressions(LOVE)

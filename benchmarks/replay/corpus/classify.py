@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from benchmarks.replay.request import Request, post
+from benchmarks.replay.request import post, post_value
 
 GOOD = "I love this!"
 LONG = "It was a long day and nothing went wrong. " * 54
@@ -176,31 +176,27 @@ EXPLAIN: dict[str, Any] = {
 }
 
 
-def _post(name: str, target: str, value: Any) -> Request:
-    return post(name, target, json.dumps(value))
-
-
 REQUESTS = [
-    *(_post(f"text: {name}", "/classify", {"inputs": text}) for name, text in TEXTS.items()),
+    *(post_value(f"text: {name}", "/classify", {"inputs": text}) for name, text in TEXTS.items()),
     *(
         post(f"text, raw: {name}", "/classify", json.dumps({"inputs": text}, ensure_ascii=False))
         for name, text in TEXTS.items()
         if not text.isascii() and len(text) < 1_000
     ),
     *(
-        _post(f"text in a list: {name}", "/classify", {"inputs": [text, GOOD]})
+        post_value(f"text in a list: {name}", "/classify", {"inputs": [text, GOOD]})
         for name, text in TEXTS.items()
         if len(text) < 100
     ),
-    *(_post(f"classify: {name}", "/classify", body) for name, body in BODIES.items()),
+    *(post_value(f"classify: {name}", "/classify", body) for name, body in BODIES.items()),
     *(
-        _post(
+        post_value(
             f"language {tag!a}",
             "/classify",
             {"inputs": "It's e.g. Dr. No. 5. So bad! Gut.", "split": "sentences", "language": tag},
         )
         for tag in LANGUAGES
     ),
-    *(_post(f"options {number}", "/classify", body) for number, body in enumerate(OPTIONS)),
-    *(_post(f"explain: {name}", "/explain", body) for name, body in EXPLAIN.items()),
+    *(post_value(f"options {number}", "/classify", body) for number, body in enumerate(OPTIONS)),
+    *(post_value(f"explain: {name}", "/explain", body) for name, body in EXPLAIN.items()),
 ]

@@ -2,9 +2,8 @@
 
 import json
 
-from benchmarks.replay.request import Request, post, request
+from benchmarks.replay.request import MODEL, Request, post, request
 
-MODEL = "minilm-l6-tweet-sentiment"
 KEY, ADMIN_KEY = "replay-key", "replay-admin-key"
 ORIGIN = "https://example.org"
 GUARDED_FLAGS = (

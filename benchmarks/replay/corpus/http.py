@@ -1,10 +1,9 @@
 """Routes, methods, paths and headers."""
 
-from benchmarks.replay.request import JSON, OWN_ID, Request, post, raw, request
+from benchmarks.replay.request import JSON, MODEL, OWN_ID, Request, post, raw, request
 
 LOVE = '{"inputs": "I love this!"}'
 VLLM = '{"input": "I love this!"}'
-MODEL = "minilm-l6-tweet-sentiment"
 ROUTES = [
     "/", "/classify", "/classify/stream", "/explain", "/predict", "/v1/classify", "/v1/models",
     "/v2", "/v2/health/live", "/v2/health/ready", f"/v2/models/{MODEL}",

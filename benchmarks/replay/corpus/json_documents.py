@@ -1,6 +1,6 @@
 """Bodies that a JSON parser may take in another way than the present one does."""
 
-from benchmarks.replay.request import post, request
+from benchmarks.replay.request import post
 
 LOVE = '{"inputs": "I love this!"}'
 DEEP = 3_000  # more brackets than Python's parser takes
@@ -182,32 +182,6 @@ ENCODED = {
     "MessagePack": b"\x81\xa6inputs\xa1a",
 }
 
-# Content-types of a good body. None: there is no such header.
-MEDIA_TYPES = {
-    "none": None,
-    "empty": "",
-    "with charset": "application/json; charset=utf-8",
-    "with charset latin-1": "application/json; charset=latin-1",
-    "problem+json": "application/problem+json",
-    "foo+json": "application/foo+json; charset=x",
-    "foo+JSON in capitals": "APPLICATION/FOO+JSON",
-    "+json": "application/+json",
-    "space before the semicolon": "application/json ;charset=utf-8",
-    "json without main type": "json",
-    "json with slash": "/json",
-    "text/json": "text/json",
-    "text/plain": "text/plain",
-    "form": "application/x-www-form-urlencoded",
-    "jsonl": "application/jsonl",
-    "json5": "application/json5",
-    "two types": "application/json, text/plain",
-    "comma before": ",application/json",
-    "three parts": "application/json/x",
-    "star": "*/*",
-    "high bytes": "application/json\xff",
-    "quoted": '"application/json"',
-}
-
 REQUESTS = [
     *(
         post(f"json value: {name}", "/classify", f'{{"inputs": "I love this!", "model": {value}}}')
@@ -222,29 +196,6 @@ REQUESTS = [
         for name, document in DOCUMENTS.items()
     ),
     *(post(f"json bytes: {name}", "/classify", data) for name, data in ENCODED.items()),
-    *(
-        request(
-            f"media type: {name}",
-            "POST /classify",
-            [] if media_type is None else [f"content-type: {media_type}"],
-            LOVE,
-        )
-        for name, media_type in MEDIA_TYPES.items()
-    ),
-    request("media type: wrong, and no body", "POST /classify", ["content-type: text/plain"], b""),
-    request("media type: twice", "POST /classify", ["content-type: text/plain"] * 2, LOVE),
-    request(
-        "media type: wrong, then right",
-        "POST /classify",
-        ["content-type: text/plain", "content-type: application/json"],
-        LOVE,
-    ),
-    request(
-        "media type: right, then wrong",
-        "POST /classify",
-        ["content-type: application/json", "content-type: text/plain"],
-        LOVE,
-    ),
     *(
         post(f"long json document: {name}", "/classify", " " * 70_000 + document)
         for name, document in {
