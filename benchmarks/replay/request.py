@@ -29,8 +29,6 @@ def request(
     line: str,
     headers: Sequence[str] = (),
     body: bytes | str | None = None,
-    *,
-    incomplete: bool = False,
 ) -> Request:
     """A request with the usual headers: host, the client's own request id, and the body's length.
 
@@ -43,7 +41,7 @@ def request(
     usual = ["host: replay", OWN_ID]
     if body is not None:
         usual.append(f"content-length: {len(body)}")
-    return raw(name, line, [*usual, *headers], body or b"", incomplete=incomplete)
+    return raw(name, line, [*usual, *headers], body or b"")
 
 
 def raw(
@@ -55,11 +53,9 @@ def raw(
     return Request(name, head.encode("latin-1") + body, incomplete)
 
 
-def post(
-    name: str, target: str, body: bytes | str, *headers: str, incomplete: bool = False
-) -> Request:
+def post(name: str, target: str, body: bytes | str, *headers: str) -> Request:
     """A POST of JSON."""
-    return request(name, f"POST {target}", [JSON, *headers], body, incomplete=incomplete)
+    return request(name, f"POST {target}", [JSON, *headers], body)
 
 
 def post_value(name: str, target: str, value: Any) -> Request:

@@ -47,7 +47,7 @@ LINES = {
     "text raw half of a pair": b'{"id": 1, "text": "a\xed\xa0\xbd"}\n',
     "text in UTF-8": '{"id": 1, "text": "très bon 😀"}\n'.encode(),
     "text too long": b'{"id": 1, "text": "%b"}\n' % (b"x" * 50_001),
-    "text of many tokens": b'{"id": 1, "text": "%b"}\n' % (b"so good " * 400),
+    "text of many tokens": b'{"id": 1, "text": "%b"}\n' % (b"so good " * 256),
     "bad, then good": b"{\n" + GOOD,
     "good, bad, good": GOOD + b"nonsense\n" + GOOD,
     "NaN": b'{"id": NaN, "text": "a"}\n',
@@ -91,11 +91,9 @@ QUERIES = [
 ]  # fmt: skip
 
 
-def _stream(
-    name: str, body: bytes, *headers: str, query: str = "", incomplete: bool = False
-) -> Request:
+def _stream(name: str, body: bytes, *headers: str, query: str = "") -> Request:
     target = STREAM + (f"?{query}" if query else "")
-    return request(f"stream: {name}", target, [MEDIA_TYPE, *headers], body, incomplete=incomplete)
+    return request(f"stream: {name}", target, [MEDIA_TYPE, *headers], body)
 
 
 def _in_chunks(name: str, headers: Sequence[str], body: bytes) -> Request:
@@ -111,7 +109,7 @@ REQUESTS = [
     ),
     request("stream without a content-type", STREAM, [], GOOD),
     *(
-        _stream(f"?{query}", b'{"id": 1, "text": "%b"}\n' % (b"so good " * 400), query=query)
+        _stream(f"?{query}", b'{"id": 1, "text": "%b"}\n' % (b"so good " * 256), query=query)
         for query in QUERIES
     ),
     *(
