@@ -65,7 +65,9 @@ def _body(answer: RecordedAnswer) -> str:
 def _is_close(one: RecordedAnswer, other: RecordedAnswer, tolerance: float) -> bool:
     """Whether the bodies are the same but for small differences of their numbers."""
     if "long_body" in one and "long_body" in other:
-        return one["long_body"]["frame"] == other["long_body"]["frame"]
+        digest, other_digest = one["long_body"], other["long_body"]
+        is_near = abs(digest["mean"] - other_digest["mean"]) <= tolerance
+        return is_near and digest["frame"] == other_digest["frame"]
     body, other_body = _body(one), _body(other)
     if NUMBER.sub("", body) != NUMBER.sub("", other_body):
         return False

@@ -20,7 +20,7 @@ PROBE = (
 class Answer:
     """One HTTP answer. ``body`` is without the framing of chunks."""
 
-    status: str  # the whole status line; says so if the answer was cut off
+    status: str  # the status line; says so if the answer was cut off
     headers: list[tuple[str, str]]
     body: bytes
 

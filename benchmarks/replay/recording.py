@@ -23,10 +23,11 @@ LONG = 2_000  # longer bodies are kept as digests
 MASK = "#"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 FP32 = struct.Struct("<f")
+METRICS = ("text/plain; version", "application/openmetrics-text")
 # The length of the answer to HEAD is that of a body with such fields or figures.
 HEAD_OF_FIGURES = re.compile(rb"HEAD /(info|models|metrics|v1/models) ")
 MADE_ID = re.compile(r"\b[0-9a-f]{32}\b")
-METRICS = ("text/plain; version", "application/openmetrics-text")
+REASON = re.compile(r"(?<= \d{3}) [A-Z][A-Za-z -]*[A-Za-z]")  # versions of Python differ in it
 FRACTION = re.compile(r"-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)")
 # Headers whose value says when or how fast the answer was made, or when a file was written.
 MASKED_HEADERS = re.compile("etag|last-modified|x-[a-z]+-time")
@@ -38,11 +39,16 @@ MASKED_FIELDS = re.compile(
 
 
 class Digest(TypedDict):
-    """Stands for a long body. ``frame`` is the digest of the body without its fractions."""
+    """Stands for a long body.
+
+    ``frame`` is the digest of the body without its fractions, and ``mean`` is their mean, weighted
+    by their place, so that it changes if two of them are exchanged.
+    """
 
     bytes: int
     sha256: str
     frame: str
+    mean: float
 
 
 class RecordedAnswer(TypedDict):
@@ -81,8 +87,14 @@ def shortened(answer: RecordedAnswer) -> RecordedAnswer:
     body = answer.get("body", "")
     if len(body) <= LONG:
         return answer
-    frame = FRACTION.sub(MASK, body)
-    digest: Digest = {"bytes": len(_bytes(body)), "sha256": _sha(body), "frame": _sha(frame)}
+    fractions = [float(found) for found in FRACTION.findall(body)]
+    weighted = sum(place * value for place, value in enumerate(fractions, start=1))
+    digest: Digest = {
+        "bytes": len(_bytes(body)),
+        "sha256": _sha(body),
+        "frame": _sha(FRACTION.sub(MASK, body)),
+        "mean": weighted / max(1, len(fractions)) ** 2,
+    }
     return {"status": answer["status"], "headers": answer["headers"], "long_body": digest}
 
 
@@ -126,7 +138,8 @@ def _recorded(request: Request, answer: Answer) -> RecordedAnswer:
             case lower if MASKED_HEADERS.fullmatch(lower):
                 value = MASK
         headers.append(f"{name}: {value}")
-    return {"status": answer.status, "headers": headers, "body": text}
+    status = REASON.sub("", answer.status)
+    return {"status": status, "headers": headers, "body": text}
 
 
 def _text(answer: Answer) -> str:

@@ -51,13 +51,18 @@ def test_a_changed_answer_is_found(after: Record, what: str, tolerance: float) -
 
 @pytest.mark.parametrize("padding", ["", "x" * LONG])
 def test_the_tolerance_is_for_fractions(tmp_path: Path, padding: str) -> None:
-    """Nearly the same score passes with a tolerance only, in a body kept as a digest as well."""
+    """Nearly the same score passes with a tolerance only, in a body kept as a digest as well.
+
+    Another score never passes.
+    """
     body = f'{BODY[:-1]}, "padding": "{padding}"}}'
     close = {"a": _record(body.replace("0.95", "0.95001"))}
     write(tmp_path / "recording", {"a": _record(body)})
     before = read(tmp_path / "recording")
     assert list(differences(before, close, tolerance=1e-4)) == []
     assert len(list(differences(before, close))) == 1
+    other = {"a": _record(body.replace("0.95", "0.96"))}
+    assert len(list(differences(before, other, tolerance=1e-4))) == 1
 
 
 def test_a_request_that_only_one_recording_has_is_found() -> None:

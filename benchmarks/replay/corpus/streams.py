@@ -66,7 +66,7 @@ LINES = {
     "U+2028 in a text": '{"id": 1, "text": "a\u2028b"}\n'.encode(),
     "carriage return between lines": GOOD.strip() + b"\r" + GOOD,
     "form feed around": b"\f" + GOOD.strip() + b"\f\n",
-    "deep": b"[" * 3_000 + b"]" * 3_000 + b"\n",
+    "deep": b"[" * 40_000 + b"]" * 40_000 + b"\n",
     "300 lines": b"".join(b'{"id": %d, "text": "good %d"}\n' % (i, i) for i in range(300)),
     "300 bad lines": b"{}\n" * 300,
     "line of 101,000 values": b'{"id": [%b], "text": "a"}\n' % b",".join([b"1"] * 101_000),
