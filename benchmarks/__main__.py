@@ -15,6 +15,7 @@ from pathlib import Path
 from app.engine.bundle import EMBEDDED_BUNDLE
 from benchmarks import int8_speed, peers_speed, report, serving
 from benchmarks.conditions import conditions
+from benchmarks.event_loop.totals import totals
 from benchmarks.first_starts import first_starts
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
 from benchmarks.serving import Goal, Row, Subject
@@ -59,6 +60,7 @@ def main() -> None:
             for subject, checkpoint in ((embedded, None), (int8, options.work / SHAPE))
             for row in int8_speed.sessions(subject, checkpoint, max(rounds, 9))
         ),
+        "event loop": lambda: totals(embedded, rounds),
         "embedded by connections": lambda: serving.sweep(embedded),
         "int8 by connections": lambda: serving.sweep(int8),
         "fp32 by connections": lambda: serving.sweep(fp32),

@@ -7,7 +7,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -75,15 +75,19 @@ class Subject:
         """ONNX Runtime alone, with the same model and texts."""
         return Ideal(self.model, self.texts, max(1, int(available_cpus())))
 
-    def serve(self, *flags: str) -> Service:
-        """Start the service with this model."""
-        return Service(self.bundle, "--precision", self.precision, *flags)
+    def serve(self, *flags: str, **options: Any) -> Service:
+        """Start the service with this model; the options are those of ``Service``."""
+        return Service(self.bundle, "--precision", self.precision, *flags, **options)
+
+    def bodies(self, texts: int, wanted: Sequence[str] = ()) -> list[str]:
+        """The bodies of requests for ``texts`` texts each: the wanted ones, or those of a pass."""
+        wanted = wanted or self.texts
+        lists = [wanted[start : start + texts] for start in range(0, len(wanted), texts)]
+        return [json.dumps({"inputs": one[0] if texts == 1 else one}) for one in lists]
 
     def load(self, service: Service, connections: int, texts: int = 1, **options: Any) -> Load:
         """A load whose requests have ``texts`` texts each."""
-        wanted = options.pop("wanted", self.texts)
-        lists = [wanted[start : start + texts] for start in range(0, len(wanted), texts)]
-        bodies = [json.dumps({"inputs": one[0] if texts == 1 else one}) for one in lists]
+        bodies = self.bodies(texts, options.pop("wanted", ()))
         options = {"seconds": self.seconds} | options
         return Load(service.port, "/classify", bodies, connections, **options)
 
