@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from app.engine.bundle import Bundle, Precision
+from app.engine.bundle import EMBEDDED_BUNDLE, Bundle, Precision
 from app.engine.machine.cpu import available_cpus
 from app.engine.model import Model
 from benchmarks.ideal import Ideal, lone_ms
@@ -90,6 +90,9 @@ class Subject:
         bodies = self.bodies(texts, options.pop("wanted", ()))
         options = {"seconds": self.seconds} | options
         return Load(service.port, "/classify", bodies, connections, **options)
+
+
+EMBEDDED = Subject("embedded int8", EMBEDDED_BUNDLE, "int8", 2_000, 4.0, 64)
 
 
 def against_ideal(subject: Subject, rounds: int, goals: dict[int, float]) -> Iterator[Row | Goal]:

@@ -1,19 +1,21 @@
 """Shows how much CPU time the event loop uses for each request.
 
-    python -m benchmarks.event_loop [--rounds N] [--seconds S] [--against PYTHONPATH]
+    python -m benchmarks.event_loop [--rounds N] [--seconds S] [--load CxN]... [--against TREE]
 
 The servers run at once, each in a process of its own, and get load in turn. Median and quartiles
 of the rounds are printed; a ratio is computed within each round. ``python -m benchmarks --only
-"event loop"`` measures the same and keeps the figures.
+"event loop" --only "event loop by part"`` measures the same and keeps the figures.
 """
 
 import argparse
+from itertools import chain
 
-from app.engine.bundle import EMBEDDED_BUNDLE
 from benchmarks import report
 from benchmarks.conditions import conditions
-from benchmarks.event_loop.totals import LOADS, SLICE_SECONDS, against, totals
-from benchmarks.serving import Subject
+from benchmarks.event_loop.parts import by_part
+from benchmarks.event_loop.slices import LOADS, Load, Plan
+from benchmarks.event_loop.totals import beside_bare, beside_other_tree
+from benchmarks.serving import EMBEDDED
 
 
 def main() -> None:
@@ -29,32 +31,36 @@ def main() -> None:
     parser.add_argument(
         "--seconds",
         type=float,
-        default=SLICE_SECONDS,
+        default=1.0,
         help="seconds of load for each server in a round (default: %(default)s)",
     )
     parser.add_argument(
         "--load",
         action="append",
         type=_load,
-        metavar="CONNECTIONSxTEXTS",
-        help="measure only this many connections and texts a request; repeat it for several",
+        metavar="CxN",
+        help="C connections with N texts a request (default: 64x1, 64x16 and 1x1)",
     )
     parser.add_argument(
         "--against",
-        metavar="PYTHONPATH",
-        help="compare the service with that of another tree instead of with bare servers",
+        metavar="TREE",
+        help="compare only with the service of another tree; TREE is put into its PYTHONPATH",
     )
     options = parser.parse_args()
-    subject = Subject("embedded int8", EMBEDDED_BUNDLE, "int8", 2_000, 4.0, 64)
-    how = subject, options.rounds, options.seconds, options.load or LOADS
+    plan = Plan(EMBEDDED, options.rounds, options.seconds, options.load or LOADS)
     print(". ".join(conditions().values()), flush=True)
-    for row in against(options.against, *how) if options.against else totals(*how):
+    rows = (
+        beside_other_tree(plan, options.against)
+        if options.against
+        else chain(beside_bare(plan), by_part(plan))
+    )
+    for row in rows:
         print(report.line(row), flush=True)
 
 
-def _load(text: str) -> tuple[int, int]:
+def _load(text: str) -> Load:
     connections, _, texts = text.partition("x")
-    return int(connections), int(texts)
+    return Load(int(connections), int(texts))
 
 
 if __name__ == "__main__":

@@ -4,23 +4,27 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from benchmarks.load import Connection, prebuilt
 
 WARM_UP = '{"inputs": "good"}'  # the first request of each connection, which is not measured
 
 
+# What was read of a server: CPU times in nanoseconds.
+Times = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
 @dataclass(frozen=True)
 class Slice:
-    """The requests that were sent and answered, and what they took."""
+    """The requests that were sent and answered, and what they took.
+
+    ``cpu_us`` has CPU times for each answer, in microseconds: some parts, and then the whole.
+    """
 
     answers: int
     seconds: float
-    cpu_ns: int
-
-    @property
-    def cpu_us(self) -> float:
-        """CPU time for each answer, in microseconds."""
-        return self.cpu_ns / 1000 / self.answers
+    cpu_us: np.ndarray[tuple[int], np.dtype[np.float64]]
 
     @property
     def per_second(self) -> float:
@@ -35,11 +39,11 @@ async def send_slice(
     *,
     connections: int,
     seconds: float,
-    cpu_ns: Callable[[], int],
+    cpu_ns: Callable[[], Times],
 ) -> Slice:
     """Keep every connection busy for ``seconds``, then wait for the answers that are missing.
 
-    ``cpu_ns`` reads the server's CPU time. It is called while the server has no request, so all
+    ``cpu_ns`` reads the server's CPU times. It is called while the server has no request, so all
     requests between two readings are complete.
 
     Raises:
@@ -47,14 +51,16 @@ async def send_slice(
     """
     loop = asyncio.get_running_loop()
     client = _Client(loop)
-    for _ in range(connections):
-        await loop.create_connection(client.connection, "127.0.0.1", port)
-    await client.run(prebuilt(port, path, [WARM_UP]), until=loop.time())
-    before, started = cpu_ns(), loop.time()
-    answers = await client.run(prebuilt(port, path, bodies), until=started + seconds)
-    took, used = loop.time() - started, cpu_ns() - before
-    client.close()
-    return Slice(answers, took, used)
+    try:
+        for _ in range(connections):
+            await loop.create_connection(client.connection, "127.0.0.1", port)
+        await client.run(prebuilt(port, path, [WARM_UP]), until=loop.time())
+        before, started = cpu_ns(), loop.time()
+        answers = await client.run(prebuilt(port, path, bodies), until=started + seconds)
+        took, used = loop.time() - started, cpu_ns() - before
+    finally:
+        client.close()
+    return Slice(answers, took, used / 1000 / answers)
 
 
 class _Client:
@@ -64,7 +70,7 @@ class _Client:
         self._answers = self._waiting = 0
         self._requests: Iterator[bytes]
         self._until: float
-        self._done: asyncio.Future[None]
+        self._done: asyncio.Future[None] = loop.create_future()
 
     def connection(self) -> Connection:
         self._connections.append(Connection(self))

@@ -1,17 +1,20 @@
 """Servers to compare with the service. Each is a process of its own.
 
     python benchmarks/event_loop/servers.py bare raw|fastapi
-    python benchmarks/event_loop/servers.py alone serve [FLAG]...
+    python benchmarks/event_loop/servers.py computing|alone serve [FLAG]...
+    python benchmarks/event_loop/servers.py timed FILE computing|alone serve [FLAG]...
 
 ``bare raw`` is an ASGI callable, and ``bare fastapi`` is one FastAPI route, both with uvicorn and
 without middleware. They read the body and answer with what the service would answer for as many
-texts. ``alone`` is the service, but ``Model.infer`` returns fixed logits.
+texts. ``computing`` is the service. ``alone`` is the service, too, but ``Model.infer`` returns
+fixed logits. ``timed`` writes the CPU time of the event loop's parts to the file.
 """
 
 import gc
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +26,8 @@ from starlette.types import Receive, Scope, Send
 
 from app import cli
 from app.engine.model import Encoding, Logits, Model
+from benchmarks.event_loop.seams import PARTS, replace_all
+from benchmarks.event_loop.timers import Timers
 
 # As the service has them.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
@@ -112,16 +117,24 @@ def _fixed_logits(model: Model, encodings: Sequence[Encoding]) -> list[Logits]:
     return [LOGITS] * len(encodings)
 
 
+def _time_parts(file: Path) -> None:
+    import app.server.run  # noqa: F401 - all modules of the service must be there
+
+    replace_all(Timers(file, PARTS).timed)
+
+
 def main() -> int:
     """Serve what the arguments say, until SIGTERM."""
     kind, *arguments = sys.argv[1:]
     if kind == "bare":
         serve_bare({"raw": Raw, "fastapi": fastapi_app}[arguments[0]]())
         return 0
+    if kind == "timed":
+        file, kind, *arguments = arguments
+        _time_parts(Path(file))
     if kind == "alone":
         Model.infer = _fixed_logits  # type: ignore[assignment,method-assign]
-        return cli.main(arguments)
-    raise SystemExit(f"there is no server {kind!r}")
+    return cli.main(arguments)
 
 
 if __name__ == "__main__":
