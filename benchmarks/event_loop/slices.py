@@ -16,7 +16,10 @@ from benchmarks.serving import Row, Subject
 
 # By path and with -P, so that the service is imported from PYTHONPATH and not from here.
 SERVERS = (sys.executable, "-P", str(Path(__file__).with_name("servers.py")))
-FLAGS = ("--runners", "2", "--threads", "1", "--max-batch-tokens", "512")
+FLAGS = (
+    *("--runners", "2", "--threads", "1", "--max-batch-tokens", "512"),
+    *("--deadline-ms", "60000"),  # nothing is refused, however slow the machine is
+)
 LOGGED = (*FLAGS, "--access-log", "on")
 
 
