@@ -26,8 +26,6 @@ from starlette.types import Receive, Scope, Send
 
 from app import cli
 from app.engine.model import Encoding, Logits, Model
-from benchmarks.event_loop.seams import PARTS, replace_all
-from benchmarks.event_loop.timers import Timers
 
 # As the service has them.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
@@ -119,6 +117,10 @@ def _fixed_logits(model: Model, encodings: Sequence[Encoding]) -> list[Logits]:
 
 def _time_parts(file: Path) -> None:
     import app.server.run  # noqa: F401 - all modules of the service must be there
+
+    # Imported here, because the tree of another service need not have them.
+    from benchmarks.event_loop.seams import PARTS, replace_all
+    from benchmarks.event_loop.timers import Timers
 
     replace_all(Timers(file, PARTS).timed)
 

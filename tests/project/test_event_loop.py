@@ -1,6 +1,7 @@
 """The benchmark of the event loop: its seams, its timers and that it runs."""
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from benchmarks.event_loop.slices import Load, Plan
 from benchmarks.event_loop.timers import Timers, read
 from benchmarks.event_loop.totals import beside_bare, beside_other_tree
 from benchmarks.serving import Row, Subject
+from tests.support.serving import ROOT
 
 
 @pytest.fixture
@@ -150,11 +152,17 @@ def test_the_totals_are_measured(plan: Plan) -> None:
     assert {row["÷ bare FastAPI"] for row in rows if "FastAPI" in row["server"]} == {1.0}
 
 
-def test_another_tree_is_compared(plan: Plan) -> None:
-    """The service of a directory is started from its own modules."""
-    rows = list(beside_other_tree(plan, str(Path(__file__).parents[2])))
+def test_another_tree_is_compared(plan: Plan, tmp_path: Path) -> None:
+    """The service of a directory runs its own modules. The tree need not have this benchmark."""
+    shutil.copytree(ROOT / "app", tmp_path / "app")
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()
+    mark = tmp_path / "imported"
+    (tmp_path / "app" / "__init__.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    rows = list(beside_other_tree(plan, str(tmp_path)))
     assert len(rows) == 2 * 4
     assert {row["÷ other tree"] for row in rows if "other" in row["server"]} == {1.0}
+    assert mark.exists()
 
 
 def test_the_parts_add_up(plan: Plan) -> None:
