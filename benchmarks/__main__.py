@@ -10,14 +10,17 @@ round, and the result is the median of the rounds.
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
-from app.engine.bundle import EMBEDDED_BUNDLE
 from benchmarks import int8_speed, overload, peers_speed, report, serving
 from benchmarks.conditions import conditions
+from benchmarks.event_loop.parts import by_part
+from benchmarks.event_loop.slices import Plan
+from benchmarks.event_loop.totals import beside_bare
 from benchmarks.first_starts import first_starts
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
-from benchmarks.subject import Goal, Row, Subject
+from benchmarks.subject import EMBEDDED, Goal, Row, Subject
 
 RESULTS = Path(__file__).parent / "results"
 SHAPE = "RoBERTa-base"
@@ -47,35 +50,39 @@ def main() -> None:
         help="directory for models and the peers' environments (default: %(default)s)",
     )
     options = parser.parse_args()
-    embedded, int8, fp32 = _subjects(options.work)
+    # These are functions, because not every section needs their bundle, which is exported once.
+    int8 = cache(lambda: Subject(f"{SHAPE} int8", _exported(options.work), "int8", 384, 8.0, 32))
+    fp32 = cache(lambda: Subject(f"{SHAPE} fp32", _exported(options.work), "fp32", 128, 12.0, 32))
     rounds = options.rounds
     sections: dict[str, Callable[[], Iterator[Row | Goal]]] = {
         "embedded against ideal": lambda: serving.against_ideal(
-            embedded, rounds, {1: 0.75, 16: 0.93}
+            EMBEDDED, rounds, {1: 0.75, 16: 0.93}
         ),
-        "int8 against ideal": lambda: serving.against_ideal(int8, rounds, {1: 0.93, 16: 0.96}),
+        "int8 against ideal": lambda: serving.against_ideal(int8(), rounds, {1: 0.93, 16: 0.96}),
         "sessions": lambda: (
             row
-            for subject, checkpoint in ((embedded, None), (int8, options.work / SHAPE))
+            for subject, checkpoint in ((EMBEDDED, None), (int8(), options.work / SHAPE))
             for row in int8_speed.sessions(subject, checkpoint, max(rounds, 9))
         ),
-        "embedded by connections": lambda: serving.sweep(embedded),
-        "int8 by connections": lambda: serving.sweep(int8),
-        "fp32 by connections": lambda: serving.sweep(fp32),
-        "lone request": lambda: serving.lone(int8, rounds, most=1.12),
-        "embedded, lone request": lambda: serving.lone(embedded, rounds, most=None),
-        "overload": lambda: overload.overload(int8, rounds),
-        "mixed traffic": lambda: overload.mixed(int8, rounds),
-        "first starts": lambda: first_starts(embedded, rounds, least=19),
+        "event loop": lambda: beside_bare(Plan(EMBEDDED, max(rounds, 9))),
+        "event loop by part": lambda: by_part(Plan(EMBEDDED, max(rounds, 9))),
+        "embedded by connections": lambda: serving.sweep(EMBEDDED),
+        "int8 by connections": lambda: serving.sweep(int8()),
+        "fp32 by connections": lambda: serving.sweep(fp32()),
+        "lone request": lambda: serving.lone(int8(), rounds, most=1.12),
+        "embedded, lone request": lambda: serving.lone(EMBEDDED, rounds, most=None),
+        "overload": lambda: overload.overload(int8(), rounds),
+        "mixed traffic": lambda: overload.mixed(int8(), rounds),
+        "first starts": lambda: first_starts(EMBEDDED, rounds, least=19),
         "start and memory": lambda: (
-            row for subject in (embedded, int8, fp32) for row in serving.start(subject)
+            row for subject in (EMBEDDED, int8(), fp32()) for row in serving.start(subject)
         ),
-        "growth by length": lambda: serving.growth(int8),
-        "growth by depth": lambda: serving.depth(int8),
+        "growth by length": lambda: serving.growth(int8()),
+        "growth by depth": lambda: serving.depth(int8()),
     }
     if options.peers:
         sections["peers"] = lambda: peers_speed.measure(
-            (int8, fp32), options.work / SHAPE, options.work / "peers", rounds
+            (int8(), fp32()), options.work / SHAPE, options.work / "peers", rounds
         )
     for name in options.only or sections:
         if name not in sections:
@@ -90,8 +97,8 @@ def main() -> None:
     report.write(RESULTS)
 
 
-def _subjects(work: Path) -> tuple[Subject, Subject, Subject]:
-    """The embedded model, and RoBERTa-base's shape in int8 and fp32. They are exported once."""
+def _exported(work: Path) -> Path:
+    """The bundle of a model with the shape of RoBERTa-base."""
     bundle = work / f"{SHAPE}-bundle"
     if not bundle.exists():
         work.mkdir(parents=True, exist_ok=True)
@@ -99,11 +106,7 @@ def _subjects(work: Path) -> tuple[Subject, Subject, Subject]:
         if not checkpoint.exists():
             random_checkpoint(checkpoint, SHAPE, layers=12)
         timed_export(checkpoint, bundle)
-    return (
-        Subject("embedded int8", EMBEDDED_BUNDLE, "int8", 2_000, 4.0, 64),
-        Subject(f"{SHAPE} int8", bundle, "int8", 384, 8.0, 32),
-        Subject(f"{SHAPE} fp32", bundle, "fp32", 128, 12.0, 32),
-    )
+    return bundle
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self, cast
 
 import httptools
 import numpy as np
@@ -102,10 +102,28 @@ def run(load: Load) -> Outcome:
         return generator.outcome()
 
 
-class _Connection(asyncio.Protocol):
+class Driver(Protocol):
+    """What a connection calls."""
+
+    def answered(self, connection: "Connection", status: int, *, reusable: bool) -> None:
+        """The request that was sent last has its answer."""
+
+    def lost(self, connection: "Connection") -> None:
+        """The connection is closed."""
+
+
+def prebuilt(port: int, path: str, bodies: Sequence[str]) -> Iterator[bytes]:
+    """The requests that send the bodies to this path, again and again."""
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n"
+    head += "content-type: application/json\r\ncontent-length: "
+    encoded = [body.encode() for body in bodies]
+    return cycle([f"{head}{len(body)}\r\n\r\n".encode() + body for body in encoded])
+
+
+class Connection(asyncio.Protocol):
     """One keep-alive connection; its answers go to the driver."""
 
-    def __init__(self, driver: "_Driver") -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._parser = httptools.HttpResponseParser(self)
         self.due = 0.0
@@ -126,26 +144,23 @@ class _Connection(asyncio.Protocol):
         self._driver.lost(self)
 
     def send(self, request: bytes, due: float) -> None:
+        """Send a request that was due at this time."""
         self.due = due
         self._transport.write(request)
 
     def close(self) -> None:
+        """Close at once."""
         self._transport.abort()
 
 
 class _Driver:
     def __init__(self, load: Load) -> None:
         self._load = load
-        head = f"POST {load.path} HTTP/1.1\r\nhost: 127.0.0.1:{load.port}\r\n"
-        head += "content-type: application/json\r\ncontent-length: "
-        bodies = [body.encode() for body in load.bodies]
-        self._requests: Iterator[bytes] = cycle(
-            [f"{head}{len(body)}\r\n\r\n".encode() + body for body in bodies]
-        )
-        self._free: list[_Connection] = []
+        self._requests = prebuilt(load.port, load.path, load.bodies)
+        self._free: list[Connection] = []
         self._waiting: deque[float] = deque()  # due times of arrivals that wait for a connection
         self._open = 0
-        self._busy: set[_Connection] = set()
+        self._busy: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop keeps weak references only
         self._latencies: dict[int | str, list[float]] = defaultdict(list)
         self._closed = load.rate is None
@@ -196,17 +211,17 @@ class _Driver:
         self._open += 1
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
-            lambda: _Connection(self), "127.0.0.1", self._load.port
+            lambda: Connection(self), "127.0.0.1", self._load.port
         )
         self._release(connection)
 
-    def _release(self, connection: _Connection) -> None:
+    def _release(self, connection: Connection) -> None:
         if self._waiting:
             self._send(connection, self._waiting.popleft())
         else:
             self._free.append(connection)
 
-    def _send(self, connection: _Connection, due: float) -> None:
+    def _send(self, connection: Connection, due: float) -> None:
         self._busy.add(connection)
         connection.send(next(self._requests), due)
 
@@ -217,7 +232,7 @@ class _Driver:
             self._latencies[status].append(now - due)
         return now
 
-    def answered(self, connection: _Connection, status: int, *, reusable: bool) -> None:
+    def answered(self, connection: Connection, status: int, *, reusable: bool) -> None:
         now = self._note(status, connection.due)
         if not reusable:
             connection.close()
@@ -227,7 +242,7 @@ class _Driver:
             self._busy.discard(connection)
             self._release(connection)
 
-    def lost(self, connection: _Connection) -> None:
+    def lost(self, connection: Connection) -> None:
         self._open -= 1
         if connection in self._busy:
             self._busy.discard(connection)

@@ -1,4 +1,4 @@
-"""Runs our service in a separate process and reads its CPU time, memory and metrics."""
+"""Runs a server in a separate process and reads its CPU time and memory, and our metrics."""
 
 import os
 import re
@@ -8,7 +8,7 @@ import threading
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,30 +19,36 @@ from prometheus_client.samples import Sample
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Service:
-    """``sentiment serve`` on a free port. The end of the ``with`` block stops it."""
+class Server:
+    """A server that logs its address to standard error. The end of the ``with`` block stops it.
 
-    def __init__(self, bundle: Path, *flags: str) -> None:
-        command = (str(Path(sys.executable).with_name("sentiment")), "serve", "--port", "0")
+    ``python_path`` is put before the directories from which it imports modules.
+    """
+
+    def __init__(self, *command: str, python_path: str | None = None) -> None:
+        environment = os.environ | ({"PYTHONPATH": python_path} if python_path else {})
         started = time.perf_counter()
         self._process = subprocess.Popen(
-            [*command, "--access-log", "off", "--model", str(bundle), *flags],
-            stderr=subprocess.PIPE,
-            text=True,
+            command, stderr=subprocess.PIPE, text=True, env=environment
         )
         assert self._process.stderr is not None
-        self.log = ""
+        self._lines: list[str] = []
         while not (address := re.search(r"http://127\.0\.0\.1:(\d+)", self.log)):
             line = self._process.stderr.readline()
             if not line:
-                raise RuntimeError(f"the service did not start: {self.log}")
-            self.log += line
+                raise RuntimeError(f"the server did not start: {self.log}")
+            self._lines.append(line)
         self.start_seconds = time.perf_counter() - started
         self.port = int(address[1])
         self.pid = self._process.pid
-        # If nobody read the pipe, it would fill up and block the service.
+        # If nobody read the pipe, it would fill up and block the server.
         self._reading = threading.Thread(target=self._read_log, daemon=True)
         self._reading.start()
+
+    @property
+    def log(self) -> str:
+        """What it has logged until now."""
+        return "".join(self._lines)
 
     def __enter__(self) -> Self:
         return self
@@ -59,8 +65,7 @@ class Service:
     def _read_log(self) -> None:
         assert self._process.stderr is not None
         with self._process.stderr as lines:
-            for line in lines:
-                self.log += line
+            self._lines.extend(lines)
 
     def signal(self, number: int) -> None:
         """Send a signal to the process."""
@@ -77,11 +82,34 @@ class Service:
         stat = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(stat[11]) + int(stat[12])) / TICKS
 
+    def event_loop_ns(self) -> int:
+        """CPU time of the main thread, which runs the event loop, until now."""
+        stat = Path(f"/proc/{self.pid}/task/{self.pid}/schedstat").read_text()
+        return int(stat.split()[0])
+
     def memory_mb(self) -> dict[str, float]:
         """Resident and proportional set size of the process, in MB."""
         rollup = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text()
         fields = re.findall(r"^(Rss|Pss): +(\d+) kB", rollup, re.MULTILINE)
         return {name: int(kb) * 1024 / 1e6 for name, kb in fields}
+
+
+class Service(Server):
+    """``sentiment serve`` on a free port, with the access log off unless a flag says otherwise.
+
+    ``program`` runs in its place if given; it takes the same arguments.
+    """
+
+    def __init__(
+        self,
+        bundle: Path,
+        *flags: str,
+        program: Sequence[str] = (str(Path(sys.executable).with_name("sentiment")),),
+        python_path: str | None = None,
+    ) -> None:
+        where = ("--port", "0", "--model", str(bundle))
+        command = (*program, "serve", *where, "--access-log", "off", *flags)
+        super().__init__(*command, python_path=python_path)
 
     def metrics(self) -> dict[str, float]:
         """The value of each metric, summed over its labels."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from app.engine.bundle import Bundle, Precision
+from app.engine.bundle import EMBEDDED_BUNDLE, Bundle, Precision
 from app.engine.machine.cpu import available_cpus
 from app.engine.model import Model
 from benchmarks.ideal import Ideal
@@ -71,21 +71,28 @@ class Subject:
         """ONNX Runtime alone, with the same model and texts."""
         return Ideal(self.model, self.texts, max(1, int(available_cpus())))
 
-    def serve(self, *flags: str) -> Service:
-        """Start the service with this model."""
-        return Service(self.bundle, "--precision", self.precision, *flags)
+    def serve(self, *flags: str, **options: Any) -> Service:
+        """Start the service with this model; the options are those of ``Service``."""
+        return Service(self.bundle, "--precision", self.precision, *flags, **options)
+
+    def bodies(self, texts: int, wanted: Sequence[str] = ()) -> list[str]:
+        """The bodies of requests for ``texts`` texts each: the wanted ones, or those of a pass."""
+        wanted = wanted or self.texts
+        lists = [wanted[start : start + texts] for start in range(0, len(wanted), texts)]
+        return [json.dumps({"inputs": one[0] if texts == 1 else one}) for one in lists]
 
     def load(self, service: Service, connections: int, texts: int = 1, **options: Any) -> Load:
         """A load whose requests have ``texts`` texts each."""
-        wanted = options.pop("wanted", self.texts)
-        lists = [wanted[start : start + texts] for start in range(0, len(wanted), texts)]
-        bodies = [json.dumps({"inputs": one[0] if texts == 1 else one}) for one in lists]
+        bodies = self.bodies(texts, options.pop("wanted", ()))
         options = {"seconds": self.seconds} | options
         return Load(service.port, "/classify", bodies, connections, **options)
 
     def best(self, service: Service) -> float:
         """Requests of one text per second, of a closed loop with many connections."""
         return run(self.load(service, 64)).ok_per_second()
+
+
+EMBEDDED = Subject("embedded int8", EMBEDDED_BUNDLE, "int8", 2_000, 4.0, 64)
 
 
 def latencies(outcome: Outcome) -> Row:

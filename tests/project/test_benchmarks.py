@@ -1,5 +1,6 @@
 """What the figures rest on: the load generator, the texts, the report."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -14,6 +15,7 @@ from app.engine.bundle import EMBEDDED_BUNDLE
 from app.main import create_app
 from app.settings import Settings
 from benchmarks import report
+from benchmarks.event_loop.client import send_slice
 from benchmarks.load import Load, run
 from benchmarks.subject import Goal
 from benchmarks.texts import PERCENTILES, TOKENS, texts_of, tweet_lengths
@@ -71,6 +73,35 @@ def test_connections_that_break_are_counted_and_replaced() -> None:
         thread.join(10)
     assert len(outcome.latencies["lost"]) >= 5
     assert seen[0].startswith(b"POST / HTTP/1.1\r\nhost: 127.0.0.1:")
+
+
+def test_a_slice_counts_complete_answers(port: int) -> None:
+    """CPU time is read before the first request and after the last answer, and shared out."""
+    readings = iter((np.array([0, 10_000]), np.array([2_000, 30_000])))
+    found = asyncio.run(
+        send_slice(
+            *(port, "/classify", BODIES),
+            connections=3,
+            seconds=0.2,
+            cpu_ns=lambda: next(readings),
+        )
+    )
+    assert found.answers >= 3
+    assert found.cpu_us * found.answers == pytest.approx([2.0, 20.0])
+    assert found.per_second == found.answers / found.seconds
+
+
+def test_a_refused_request_ends_a_slice(port: int) -> None:
+    """The cost of an error is not taken for that of an answer."""
+    with pytest.raises(RuntimeError, match="an answer has status 404"):
+        asyncio.run(
+            send_slice(
+                *(port, "/nowhere", BODIES),
+                connections=1,
+                seconds=0.2,
+                cpu_ns=lambda: np.array([0]),
+            )
+        )
 
 
 def test_lengths_are_those_of_tweets() -> None:
