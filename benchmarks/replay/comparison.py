@@ -48,8 +48,12 @@ def _of_answer(one: RecordedAnswer, other: RecordedAnswer, tolerance: float) -> 
     is_close = tolerance > 0 and body != other_body and _is_close(one, other, tolerance)
     if body != other_body and not is_close:
         yield from _change("body", body, other_body)
+    # The order of headers with different names has no meaning (RFC 9110, section 5.3).
     headers, other_headers = (
-        [line for line in answer["headers"] if not (is_close and LENGTH.match(line))]
+        sorted(
+            (line for line in answer["headers"] if not (is_close and LENGTH.match(line))),
+            key=lambda line: line.partition(":")[0],
+        )
         for answer in (one, other)
     )
     if headers != other_headers:
