@@ -8,6 +8,7 @@ import json
 import math
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
@@ -59,6 +60,7 @@ def _finite(digits: str) -> float:
     return value
 
 
+_FAST_DECODER = msgspec.json.Decoder()
 # Like json.loads, but it refuses NaN and Infinity, which are not JSON, and numbers such as 1e999,
 # which would become Infinity.
 DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
@@ -77,7 +79,7 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
     body = await read_bytes(request)
     if not body:
         raise InvalidRequest("the body must be a JSON object")
-    if not _is_json(request.headers.get("content-type", "")):
+    if not _is_json(request.state.headers.get(b"content-type", b"")):
         raise UnsupportedMediaType("send JSON, with content-type: application/json")
     return await validated(request, body, schema)
 
@@ -125,8 +127,8 @@ async def read_bytes(request: Request) -> bytes:
         chunks.append(message.get("body", b""))
         more = message.get("more_body", False)
     body = b"".join(chunks)
-    encoding = request.headers.get("content-encoding")
-    return _decompressed(request, body, encoding) if encoding else body
+    encoding = request.state.headers.get(b"content-encoding")
+    return _decompressed(request, body, encoding.decode("latin-1")) if encoding else body
 
 
 def _decompressed(request: Request, body: bytes, encoding: str) -> bytes:
@@ -144,8 +146,8 @@ def _decompressed(request: Request, body: bytes, encoding: str) -> bytes:
     return b"".join(pieces)
 
 
-def _is_json(content_type: str) -> bool:
-    media_type = content_type.partition(";")[0].strip().lower()
+def _is_json(content_type: bytes) -> bool:
+    media_type = content_type.decode("latin-1").partition(";")[0].strip().lower()
     main, _, sub = media_type.partition("/")
     return main == "application" and (sub == "json" or sub.endswith("+json"))
 
@@ -156,12 +158,16 @@ def parse(content: bytes, what: str, *, max_values: int = MAX_VALUES) -> Any:
     Raises:
         InvalidRequest: it is not JSON, or has more than ``max_values`` values, names and brackets.
     """
+    if len(content) <= INLINE_BYTES:
+        try:
+            return _FAST_DECODER.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass  # the parser below says what is wrong, or accepts it
     try:
         text = content.decode(json.detect_encoding(content), "surrogatepass")
         if len(text) > max_values and _values(text) > max_values:
             raise InvalidRequest(f"{what} has more than {max_values} values, names and brackets")
-        # Not pydantic's parser: half of a surrogate pair in one text makes it refuse the whole
-        # body, and only that text should fail.
+        # A surrogate pair may be halved in one of the texts. Then only this text should fail.
         with collector_paused():
             return DECODER.decode(text)
     except json.JSONDecodeError as error:

@@ -10,36 +10,26 @@ from app.errors import ClientDisconnected
 
 T = TypeVar("T")
 
-# Shorter work is finished even if the client has left: to watch the connection takes a task.
-LOOK_AFTER_S = 0.1
-
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which is cancelled if the client disconnects first.
 
-    ASGI does not cancel a request when its client disconnects. Call this only after the request's
-    body has been read.
+    ASGI does not cancel a request when its client disconnects, and to wait for its message takes a
+    task. So our server calls ``on_disconnect``, which it finds in the request's state.
 
     Raises:
         ClientDisconnected: the client disconnected.
     """
-    loop = asyncio.get_running_loop()
     working = cast(asyncio.Task[Any], asyncio.current_task())
-    watching: asyncio.Task[None] | None = None
     left = False
 
-    async def watch() -> None:
+    def leave() -> None:
         nonlocal left
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
         left = True
         working.cancel()
 
-    def begin() -> None:
-        nonlocal watching
-        watching = loop.create_task(watch())
-
-    look = loop.call_later(LOOK_AFTER_S, begin)
+    state = request.scope["state"]
+    state["on_disconnect"] = leave
     try:
         return await work
     except asyncio.CancelledError:
@@ -47,6 +37,4 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
             raise ClientDisconnected("the client closed the connection before its answer") from None
         raise
     finally:
-        look.cancel()
-        if watching is not None:
-            watching.cancel()
+        del state["on_disconnect"]

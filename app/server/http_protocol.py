@@ -33,7 +33,7 @@ from app.server.transport import ResponseTransport
 # with the class. The other methods are used as they are.
 OVERRIDDEN = {
     "connection_made": "closing lingers; silence is timed from the start",
-    "connection_lost": "timers end, whatever the reason",
+    "connection_lost": "timers end, whatever the reason; the request's work is cancelled",
     "data_received": "the parser gets one request, and the next one after its answer",
     "eof_received": "a client that has ended its side may get its answer",
     "on_message_begin": "nothing is parsed behind a request in chunks",
@@ -127,6 +127,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_waiting_for_reader()
         self._transport.stop()
         super().connection_lost(exc)
+        if self.scope is not None and "on_disconnect" in self.scope["state"]:
+            self.scope["state"]["on_disconnect"]()
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():
@@ -231,7 +233,12 @@ class HttpProtocol(HttpToolsProtocol):
         end = self._head_length
         head, rest = bytes(self._received[:end]), bytes(self._received[end:])
         self._received.clear()
-        if self._parse(UPGRADE.sub(b"", head)):
+        if b"\r\nupgrade:" in head.lower():
+            head = UPGRADE.sub(b"", head)
+        if self._parse(head):
+            if self._stage is Stage.TURN:  # the parser saw no end of the head
+                self._refuse(BadRequest("HTTP/2 is not supported; send HTTP/1.1"))
+                return
             state = self.scope["state"]
             state["arrived"] = self._arrived
             if rest:
@@ -280,8 +287,12 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._stage is Stage.TURN:
-            super().on_header(name, value)
+        if self._stage is not Stage.TURN:
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         hosts = 0
@@ -357,7 +368,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
 
     def _stop_timer(self) -> None:
-        super()._unset_keepalive_if_required()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
 
     def _unset_keepalive_if_required(self) -> None:
         """Do nothing: the timers are ours, and uvicorn would stop them whenever data arrives."""
