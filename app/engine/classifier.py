@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.batching.batcher import MicroBatcher
@@ -102,6 +103,7 @@ class Classifier:
         self._unused = asyncio.Event()
         self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
             partial(infer, model),
+            key=attrgetter("key"),
             runners=plan.runners,
             budget=plan.budget,
             max_queue_tokens=settings.max_queue_tokens,
