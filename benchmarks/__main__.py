@@ -17,6 +17,7 @@ from benchmarks import int8_speed, peers_speed, report, serving
 from benchmarks.conditions import conditions
 from benchmarks.first_starts import first_starts
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
+from benchmarks.repeats import repeats
 from benchmarks.serving import Goal, Row, Subject
 
 RESULTS = Path(__file__).parent / "results"
@@ -66,6 +67,7 @@ def main() -> None:
         "embedded, lone request": lambda: serving.lone(embedded, rounds, most=None),
         "overload": lambda: serving.overload(int8, rounds),
         "mixed traffic": lambda: serving.mixed(int8, rounds),
+        "repeats": lambda: repeats(embedded, rounds),
         "first starts": lambda: first_starts(embedded, rounds, least=19),
         "start and memory": lambda: (
             row for subject in (embedded, int8, fp32) for row in serving.start(subject)
