@@ -77,6 +77,13 @@ class Settings(BaseSettings):
         description="maximum tokens that wait in the queue; one request may use at most half of "
         "them; a request that does not fit gets 429",
     )
+    cache_mb: int = Field(
+        default=0,
+        ge=0,
+        description="megabytes in which each model keeps the results of its latest texts, so that "
+        "a text that comes again is not computed again; on a GPU, where a result can change with "
+        "the batch, such a text gets its earlier result; 0 means: keep none",
+    )
     max_texts: int = Field(default=1_000, ge=1, description="maximum texts in one request")
     max_text_chars: int = Field(default=50_000, ge=1, description="maximum characters in one text")
     max_body_bytes: int = Field(

@@ -20,6 +20,7 @@ from benchmarks.event_loop.slices import Plan
 from benchmarks.event_loop.totals import beside_bare
 from benchmarks.first_starts import first_starts
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
+from benchmarks.repeats import repeats
 from benchmarks.subject import EMBEDDED, Goal, Row, Subject
 
 RESULTS = Path(__file__).parent / "results"
@@ -73,6 +74,7 @@ def main() -> None:
         "embedded, lone request": lambda: serving.lone(EMBEDDED, rounds, most=None),
         "overload": lambda: overload.overload(int8(), rounds),
         "mixed traffic": lambda: overload.mixed(int8(), rounds),
+        "repeats": lambda: repeats(EMBEDDED, rounds),
         "first starts": lambda: first_starts(EMBEDDED, rounds, least=19),
         "start and memory": lambda: (
             row for subject in (EMBEDDED, int8(), fp32()) for row in serving.start(subject)

@@ -13,7 +13,7 @@ from benchmarks.ideal import lone_ms
 from benchmarks.load import Generator, run
 from benchmarks.service import Service
 from benchmarks.subject import Goal, Row, Subject, latencies
-from benchmarks.texts import texts_of
+from benchmarks.texts import texts_of, tweet_lengths
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
@@ -55,20 +55,22 @@ def against_ideal(subject: Subject, rounds: int, goals: dict[int, float]) -> Ite
 
 def sweep(subject: Subject) -> Iterator[Row | Goal]:
     """Throughput and latency by the number of connections, with one text per request."""
+    # More texts than wait at the same time: equal ones would be computed once.
+    texts = texts_of(subject.model.tokenizer, tweet_lengths(8 * max(CONCURRENCIES)))
     with subject.serve() as service:
         for connections in CONCURRENCIES:
             before, cpu, lag = service.metrics(), service.cpu_seconds(), service.lag_buckets()
-            outcome = run(subject.load(service, connections))
+            outcome = run(subject.load(service, connections, wanted=texts))
             after, used = service.metrics(), service.cpu_seconds() - cpu
-            texts = after["batch_texts_sum"] - before["batch_texts_sum"]
+            computed = after["batch_texts_sum"] - before["batch_texts_sum"]
             yield {
                 "model": subject.name,
                 "connections": connections,
                 "texts/s": outcome.ok_per_second(),
                 **latencies(outcome),
-                "texts a batch": texts / _grown("batch_texts_count", before, after),
+                "texts a batch": computed / _grown("batch_texts_count", before, after),
                 "padding": _mean("batch_padding_ratio", before, after),
-                "CPU ms a text": used / texts * 1000,
+                "CPU ms a text": used / computed * 1000,
                 "p99 loop lag ms ≤": service.lag_percentile_ms(99, lag),
             }
 
@@ -136,9 +138,11 @@ def growth(subject: Subject) -> Iterator[Row | Goal]:
 
 def depth(subject: Subject) -> Iterator[Row | Goal]:
     """Latency and memory by the depth of the queue."""
+    # More texts than wait at the same time: equal ones would be computed once.
+    texts = texts_of(subject.model.tokenizer, tweet_lengths(2 * max(DEPTHS)))
     with subject.serve() as service:
         for connections in DEPTHS:
-            outcome = run(subject.load(service, connections, warm_up_seconds=3.0))
+            outcome = run(subject.load(service, connections, wanted=texts, warm_up_seconds=3.0))
             yield {
                 "model": subject.name,
                 "texts in flight": connections,

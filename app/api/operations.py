@@ -66,6 +66,7 @@ async def info(request: Request) -> Info:
         "limits": {
             "max_batch_tokens": default.plan.budget.tokens,
             "max_queue_tokens": settings.max_queue_tokens,
+            "cache_mb": settings.cache_mb,
             "max_texts": settings.max_texts,
             "max_text_chars": settings.max_text_chars,
             "max_body_bytes": settings.max_body_bytes,

@@ -156,6 +156,7 @@ class Limits(TypedDict):
 
     max_batch_tokens: int
     max_queue_tokens: int
+    cache_mb: int
     max_texts: int
     max_text_chars: int
     max_body_bytes: int

@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.fair_queue import LOOK_AHEAD
 from app.engine.batching.pending import Answer
 from app.engine.batching.report import BatchReport
+from app.engine.cache import ResultCache
 from app.engine.explanation import contributions, without_each, word_spans
 from app.engine.model import Encoding, Model
 from app.engine.observer import Observer
@@ -103,6 +105,7 @@ class Classifier:
         self._unused = asyncio.Event()
         self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
             partial(infer, model),
+            key=attrgetter("key"),
             runners=plan.runners,
             budget=plan.budget,
             max_queue_tokens=settings.max_queue_tokens,
@@ -110,11 +113,17 @@ class Classifier:
             on_lag=observer.lag,
             on_loss=observer.runner_lost,
         )
+        self._cache: ResultCache | None = None
+        if settings.cache_mb:
+            self._cache = ResultCache(
+                settings.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
+            )
         runners = self._batcher.runners
         observer.watch(
             queue_texts=lambda: self._batcher.queued_texts,
             queue_tokens=lambda: self._batcher.queued_tokens,
             runners_stuck=lambda: runners.stuck,
+            cache_bytes=lambda: self._cache.size if self._cache is not None else 0,
             ready=lambda: runners.complete and not (lifecycle.stopping or self._batcher.failing),
         )
 
@@ -263,19 +272,26 @@ class Classifier:
         begun_ns, started = time.time_ns(), time.perf_counter()
         if (left_s := deadline - loop.time()) <= 0:
             raise DeadlineExceeded("the time allowed was over when the request was read")
-        if submit is None:
+        if submit is None and self._cache is None:
             # Check before tokenising, which would be a third of the cost of refusing a request.
+            # With a cache, a full queue need not refuse: only the token ids tell what is missing.
             self._batcher.check_admission(len(texts), timeout_s=left_s)
         encoded = await self._encode(texts, options, deadline)
         tokenize_seconds = time.perf_counter() - started
         tag, items = self._observer.tag(), encodings(encoded)
-        if submit is None:
+
+        def compute(items: Sequence[Encoding]) -> Awaitable[Answer[Scored]]:
+            if submit is not None:
+                return submit(self._batcher, items, tag)
             timeout_s = max(0.0, deadline - loop.time())
-            answer = await self._batcher.submit(items, timeout_s=timeout_s, tag=tag)
+            return self._batcher.submit(items, timeout_s=timeout_s, tag=tag)
+
+        if self._cache is None:
+            answer = await compute(items)
         else:
-            answer = await submit(self._batcher, items, tag)
+            answer = await self._cache.answer(items, compute)
         seconds = [tokenize_seconds]
-        if answer.results:
+        if answer.queue_seconds or answer.inference_seconds:
             seconds += [answer.queue_seconds, answer.inference_seconds]
         stages = list(zip(STAGES, seconds, strict=False))
         self._observer.stages(stages, begun_ns=begun_ns, tag=tag)
@@ -295,12 +311,17 @@ class Classifier:
         if cost * (SPLIT_COST if options.split else 1) <= INLINE_CHARS:
             return encode(self.model, texts, max_chars=max_chars, options=options)
         loop = asyncio.get_running_loop()
+        tokens = 0
 
-        def check(tokens: int) -> None:
+        def check(found: Sequence[Encoding]) -> None:
             # ``submit`` makes this check later. Made here as well, it stops the tokenising of a
             # request that would be refused.
-            left_s = max(0.0, deadline - loop.time())
-            self._batcher.check_admission(tokens, timeout_s=left_s)
+            nonlocal tokens
+            missing = found if self._cache is None else self._cache.missing(found)
+            tokens += sum(map(len, missing))
+            if missing:
+                left_s = max(0.0, deadline - loop.time())
+                self._batcher.check_admission(tokens, timeout_s=left_s)
 
         steps = encode_steps(self.model, texts, max_chars=max_chars, options=options, check=check)
         return await self._worker.run(steps, deadline=deadline)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import struct
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -54,6 +55,12 @@ class Encoding:
     def truncated(self) -> bool:
         """Whether the end of the text was cut off."""
         return bool(self.overflow)
+
+    @property
+    def key(self) -> bytes:
+        """The ids as bytes. Encodings with equal keys have equal logits."""
+        # Bytes, because Python computes their hash once, and for a tuple again at each use.
+        return struct.pack(f"{len(self.ids)}i", *self.ids)
 
     @property
     def windows(self) -> list["Encoding"]:

@@ -22,6 +22,7 @@ class Observer(Protocol):
         queue_texts: Callable[[], float],
         queue_tokens: Callable[[], float],
         runners_stuck: Callable[[], float],
+        cache_bytes: Callable[[], float],
         ready: Callable[[], float],
     ) -> None:
         """Keep these functions, and call them whenever their current values are needed."""
@@ -43,6 +44,9 @@ class Observer(Protocol):
 
     def rejection(self, reason: str) -> None:
         """A request was not admitted."""
+
+    def cache_lookup(self, hits: int, misses: int) -> None:
+        """A request was looked up in the cache. Windows and sentences count as texts."""
 
     def lag(self, seconds: float) -> None:
         """The results of a batch waited this many seconds for the event loop."""

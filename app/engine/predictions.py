@@ -77,20 +77,18 @@ def encode_steps(
     *,
     max_chars: int,
     options: Options,
-    check: Callable[[int], None],
+    check: Callable[[Sequence[Encoding]], None],
 ) -> Steps[list[EncodedText | ServiceError]]:
     """``encode`` in steps: a few short texts, one long text or one window of sentences at a time.
 
-    After each step, ``check`` is called with the number of tokens to infer so far. If it raises an
-    error, the work ends with this error.
+    After each step, ``check`` is called with the new encodings to infer. If it raises an error, the
+    work ends with this error.
     """
     encoded: list[EncodedText | ServiceError] = []
-    tokens = 0
     for group in _groups(texts):
         wholes = _encoded(model, group, max_chars, options)
         encoded += wholes
-        tokens += sum(map(len, encodings(wholes)))
-        check(tokens)
+        check(encodings(wholes))
         yield
     if options.split:
         for index, text in enumerate(encoded):
@@ -100,8 +98,7 @@ def encode_steps(
             for spans in sentence_spans(texts[index], options.language):
                 found = _sentences(model, texts[index], spans, options)
                 sentences += found
-                tokens += sum(map(len, encodings([sentence.text for sentence in found])))
-                check(tokens)
+                check(encodings([sentence.text for sentence in found]))
                 yield
             encoded[index] = replace(text, sentences=sentences)
     return encoded
@@ -140,8 +137,8 @@ def predict(
     ]
 
 
-def _unlimited(tokens: int) -> None:
-    """Accept any number of tokens."""
+def _unlimited(encodings: Sequence[Encoding]) -> None:
+    """Accept any number of encodings."""
 
 
 def _groups(texts: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -82,6 +82,18 @@ class Metrics:
         self.padding_ratio = self._histogram(
             "batch_padding_ratio", "Share of a batch that is padding.", ["model"], PADDING
         )
+        self.texts_shared = self._counter(
+            "texts_shared", "Texts answered by the result of an equal text's row.", ["model"]
+        )
+        self.cache_hits = self._counter(
+            "cache_hits", "Texts whose result was in the cache (--cache-mb).", ["model"]
+        )
+        self.cache_misses = self._counter(
+            "cache_misses", "Texts whose result was not in the cache.", ["model"]
+        )
+        self.cache_bytes = self._gauge(
+            "cache_bytes", "Bytes that the results in the cache take.", ["model"]
+        )
         self.queue_texts = self._gauge("queue_texts", "Texts waiting for a batch.", ["model"])
         self.queue_tokens = self._gauge("queue_tokens", "Tokens waiting for a batch.", ["model"])
         self.rejections = self._counter(

@@ -42,6 +42,10 @@ class ModelObserver:
         self._queue_tokens = metrics.queue_tokens.labels(name)
         self._runners_stuck = metrics.runners_stuck.labels(name)
         self._runners_lost = metrics.runners_lost.labels(name)
+        self._cache_hits = metrics.cache_hits.labels(name)
+        self._cache_misses = metrics.cache_misses.labels(name)
+        self._cache_bytes = metrics.cache_bytes.labels(name)
+        self._texts_shared = metrics.texts_shared.labels(name)
         self._ready = metrics.model_ready.labels(name)
         metrics.show_model(name, model.revision or "", model.precision, model.provider, version)
 
@@ -51,12 +55,14 @@ class ModelObserver:
         queue_texts: Callable[[], float],
         queue_tokens: Callable[[], float],
         runners_stuck: Callable[[], float],
+        cache_bytes: Callable[[], float],
         ready: Callable[[], float],
     ) -> None:
         """Set the functions that give the values of the gauges at each scrape."""
         self._queue_texts.set_function(queue_texts)
         self._queue_tokens.set_function(queue_tokens)
         self._runners_stuck.set_function(runners_stuck)
+        self._cache_bytes.set_function(cache_bytes)
         self._ready.set_function(ready)
 
     def predictions(self, outcomes: Iterable[Outcome]) -> None:
@@ -92,6 +98,11 @@ class ModelObserver:
         if self._tracer is not None and tag is not None:
             self._tracer.stages(self._name, begun_ns, stages)
 
+    def cache_lookup(self, hits: int, misses: int) -> None:
+        """Count the texts of a request that were found in the cache, and the others."""
+        self._cache_hits.value += hits
+        self._cache_misses.value += misses
+
     def lag(self, seconds: float) -> None:
         """Record how long finished work waited for the event loop."""
         self._loop_lag.observe(seconds)
@@ -106,5 +117,6 @@ class ModelObserver:
             self._batch_texts.observe(report.texts)
             self._batch_tokens.observe(report.padded_tokens)
             self._padding_ratio.observe(1 - report.tokens / report.padded_tokens)
+            self._texts_shared.value += report.shared
         if self._tracer is not None:
             self._tracer.batch(self._name, report)

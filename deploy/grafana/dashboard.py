@@ -240,6 +240,38 @@ def batching() -> Panels:
     ]
 
 
+def repeats() -> Panels:
+    """What is answered without computing it again."""
+    hits = rate("sentiment_cache_hits_total", MODEL, "model")
+    misses = rate("sentiment_cache_misses_total", MODEL, "model")
+    return [
+        graph(
+            "Cache hits",
+            "Share of the texts whose result was in the cache. It is empty without --cache-mb.",
+            "percentunit",
+            (f"{hits} / ({hits} + {misses})", "{{model}}"),
+        )
+        .max(1)
+        .span(THIRD),
+        graph(
+            "Size of the cache",
+            "Bytes that the results of each model take. --cache-mb is the limit. If hits are many"
+            " at the limit, a larger cache may have more.",
+            "bytes",
+            (
+                f"sum by (instance, model) (sentiment_cache_bytes{{{MODEL}}})",
+                "{{model}} {{instance}}",
+            ),
+        ).span(THIRD),
+        graph(
+            "Shared texts",
+            "Texts that waited with an equal text and were answered by its result.",
+            "suffix: texts/s",
+            (rate("sentiment_texts_shared_total", MODEL, "model"), "{{model}}"),
+        ).span(THIRD),
+    ]
+
+
 def predictions() -> Panels:
     """What the model predicts, and whether that changes."""
     labels, all_labels = (rate("sentiment_predictions_total", MODEL, by) for by in ("label", ""))
@@ -510,6 +542,7 @@ def dashboard() -> Dashboard:
         "Traffic": traffic(),
         "Latency": latency(),
         "Batching": batching(),
+        "Repeated texts": repeats(),
         "Predictions": predictions(),
         "Saturation": saturation(),
         "Errors and rejections": errors(),

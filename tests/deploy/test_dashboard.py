@@ -22,7 +22,7 @@ def test_rows_cover_what_operators_ask() -> None:
     """All rows are there and expanded, and each is followed by a panel."""
     rows = [panel for panel in DASHBOARD["panels"] if panel["type"] == "row"]
     assert [row["title"] for row in rows] == [
-        *("Traffic", "Latency", "Batching", "Predictions", "Saturation"),
+        *("Traffic", "Latency", "Batching", "Repeated texts", "Predictions", "Saturation"),
         *("Errors and rejections", "Models"),
     ]
     assert not any(row["panels"] or row["collapsed"] for row in rows)

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -36,6 +36,11 @@ Infer = Callable[[Sequence[str]], Sequence[str | ServiceError]]
 
 def capitals(items: Sequence[str]) -> list[str | ServiceError]:
     return [item.upper() for item in items]
+
+
+def distinct(item: str) -> Hashable:
+    """A key that is equal to no other key, so that each item is computed."""
+    return object()
 
 
 class Gate:
@@ -101,6 +106,7 @@ def jump(seconds: float) -> None:
 async def batching(
     infer: Infer = capitals,
     *,
+    key: Callable[[str], Hashable] = distinct,
     runners: int = 1,
     max_batch_tokens: int = 1000,
     budget: TokenBudget | None = None,
@@ -110,6 +116,7 @@ async def batching(
 ) -> AsyncIterator[MicroBatcher[str, str]]:
     batcher = MicroBatcher(
         infer,
+        key=key,
         runners=runners,
         budget=budget or TokenBudget(max_batch_tokens),
         max_queue_tokens=max_queue_tokens,
@@ -274,6 +281,206 @@ def test_a_long_request_does_not_hold_up_a_short_one() -> None:
             assert await single == ["SOLO"]
             await bulk
         assert "solo" in gate.items[:30]
+
+    run(scenario())
+
+
+# Equal texts
+
+
+def test_equal_texts_that_wait_are_computed_once() -> None:
+    """Equal texts of several requests and of one list are one row, and each gets the result."""
+
+    async def scenario() -> None:
+        reports: list[BatchReport] = []
+        gate = Gate()
+        async with batching(gate, key=str, on_batch=reports.append) as batcher:
+            first = await queued(batcher, "first")
+            await gate.entered()
+            tasks = [await queued(batcher, *items) for items in ("ab", "bb", "b", "cab")]
+            assert (batcher.queued_texts, batcher.queued_tokens) == (8, 8)
+            gate.open()
+            assert await asyncio.gather(*tasks) == [["A", "B"], ["B"] * 2, ["B"], ["C", "A", "B"]]
+            await first
+        assert [sorted(batch) for batch in gate.batches] == [["first"], ["a", "b", "c"]]
+        assert [(report.texts, report.tokens, report.shared) for report in reports] == [
+            (1, 5, 0),
+            (3, 3, 5),
+        ]
+
+    run(scenario())
+
+
+def test_a_text_that_equals_one_being_computed_is_in_the_next_batch() -> None:
+    """A text that comes while an equal one is computed is computed itself."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate, key=str) as batcher:
+            first = await queued(batcher, "a")
+            await gate.entered()
+            second = await queued(batcher, "a")
+            gate.open()
+            assert (await first, await second) == (["A"], ["A"])
+        assert gate.batches == [["a"], ["a"]]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("leaving", [0, 1])
+@pytest.mark.parametrize("computing", [False, True])
+def test_one_of_two_equal_texts_is_cancelled(*, leaving: int, computing: bool) -> None:
+    """Whichever client leaves, before or during the batch, the other one is answered."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate, key=str) as batcher:
+            first = await queued(batcher, "first")
+            await gate.entered()
+            tasks = [await queued(batcher, "a"), await queued(batcher, "a")]
+            if computing:
+                gate.open(1)
+                await gate.entered()
+            tasks[leaving].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await tasks[leaving]
+            gate.open()
+            assert await tasks[1 - leaving] == ["A"]
+            await first
+        assert gate.batches == [["first"], ["a"]]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("expiring", [0, 1])
+@pytest.mark.parametrize("computing", [False, True])
+def test_one_of_two_equal_texts_expires(*, expiring: int, computing: bool) -> None:
+    """Each of two equal texts keeps its own deadline, before and during the batch."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate, key=str) as batcher:
+            first = await queued(batcher, "first")
+            await gate.entered()
+            times = [10.0**6] * 2
+            times[expiring] = 5.0
+            tasks = [await queued(batcher, "a", timeout_s=timeout_s) for timeout_s in times]
+            if computing:
+                gate.open(1)
+                await gate.entered()
+            jump(5)
+            assert kinds(await tasks[expiring]) == [DeadlineExceeded]
+            gate.open()
+            assert await tasks[1 - expiring] == ["A"]
+            await first
+        assert gate.batches == [["first"], ["a"]]
+
+    run(scenario())
+
+
+def test_equal_texts_fail_together_and_alone_of_their_batch() -> None:
+    """If a row fails, each text that shares it gets the error, and the other rows are computed."""
+    calls: list[list[str]] = []
+
+    def infer(items: Sequence[str]) -> list[str | ServiceError]:
+        calls.append(list(items))
+        if "evil" in items:
+            raise ValueError
+        return capitals(items)
+
+    async def scenario() -> None:
+        async with batching(infer, key=str) as batcher:
+            results = await ask(batcher, "good", "evil", "evil", "good", "fine")
+            expected = ["GOOD", InferenceFailed, InferenceFailed, "GOOD", "FINE"]
+            assert kinds(results) == expected
+            assert await ask(batcher, "after") == ["AFTER"]
+
+    run(scenario())
+    assert calls[0] == ["good", "evil", "fine"]
+
+
+def test_equal_texts_of_a_lost_runner_fail(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the runner is lost, all texts that share a row fail at once; later ones are computed."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate, key=str) as batcher:
+            first = await queued(batcher, "first")
+            await gate.entered()
+            shared = [await queued(batcher, "a", "b"), await queued(batcher, "a")]
+            gate.open(1)
+            await first
+            await gate.entered()
+            later = await queued(batcher, "a")
+            raising(monkeypatch, Admission, "learn", MemoryError, 1)
+            gate.open()
+            assert [kinds(await task) for task in shared] == [
+                [InferenceFailed] * 2,
+                [InferenceFailed],
+            ]
+            assert await later == ["A"]
+
+    run(scenario())
+
+
+def test_equal_texts_of_a_hanging_runner_fail(quick: None, clock: Clock) -> None:
+    """The time that a batch may take is that of its rows, however many texts share them."""
+
+    async def scenario() -> None:
+        gate = Gate(clock.ten_tokens_a_second)
+        async with batching(gate, key=str) as batcher:
+            gate.open(1)
+            await ask(batcher, "x" * 10)  # a second
+            await gate.entered()
+            first = await queued(batcher, "first")
+            await gate.entered()
+            shared = await queued(batcher, *["a"] * 500)  # a tenth of a second in one row
+            gate.open(1)
+            await first
+            await gate.entered()
+            assert kinds(await shared) == [InferenceFailed] * 500
+            assert batcher.runners.stuck == 1
+            gate.open()
+            await until(lambda: batcher.runners.complete)
+
+    run(scenario())
+
+
+def test_the_time_of_a_shared_row_counts_for_each_request(clock: Clock) -> None:
+    """Each request of a shared row has its inference time and is named in the batch's report."""
+
+    async def scenario() -> None:
+        reports: list[BatchReport] = []
+        gate = Gate(clock.ten_tokens_a_second)
+        async with batching(gate, key=str, on_batch=reports.append) as batcher:
+            first = await queued(batcher, "first")
+            await gate.entered()
+            tasks = [
+                asyncio.create_task(batcher.submit(["x" * 20], timeout_s=PATIENCE_S, tag=tag))
+                for tag in ("one", "two")
+            ]
+            await asyncio.sleep(0)
+            gate.open()
+            answers = await asyncio.gather(*tasks)
+            await first
+        assert [answer.inference_seconds for answer in answers] == [pytest.approx(2.0)] * 2
+        assert reports[1].tags == ("one", "two")
+
+    run(scenario())
+
+
+def test_equal_texts_end_with_the_batcher() -> None:
+    """At the end of drain, equal texts that wait or are computed fail, and nobody waits on."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        async with batching(gate, key=str) as batcher:
+            computed = await queued(batcher, "a", "a")
+            await gate.entered()
+            waiting = [await queued(batcher, "a"), await queued(batcher, "a")]
+            assert not await batcher.drain(0.01)
+            assert kinds(await computed) == [ShuttingDown] * 2
+            assert [kinds(await task) for task in waiting] == [[ShuttingDown]] * 2
 
     run(scenario())
 
@@ -696,6 +903,7 @@ def test_a_closed_loop_does_not_end_the_runner() -> None:
     async def scenario() -> list[asyncio.Task[list[str | ServiceError]]]:
         batcher = MicroBatcher(
             gate,
+            key=distinct,
             runners=1,
             budget=TokenBudget(4),
             max_queue_tokens=100,
@@ -994,6 +1202,7 @@ def test_an_idle_batcher_sets_no_timer() -> None:
     async def scenario() -> None:
         batcher = MicroBatcher(
             capitals,
+            key=distinct,
             runners=2,
             budget=TokenBudget(100),
             max_queue_tokens=100,

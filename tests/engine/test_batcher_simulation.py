@@ -65,6 +65,11 @@ class Text:
     def __len__(self) -> int:
         return self.tokens
 
+    @property
+    def kind(self) -> tuple[int, Fate]:
+        """What equal texts have in common in scenarios in which texts repeat."""
+        return self.tokens, self.fate
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -94,6 +99,7 @@ class Scenario:
     hang_s: float = math.inf
     lost_takes: frozenset[int] = frozenset()  # a runner is lost while it takes: of all, in order
     lost_batches: frozenset[int] = frozenset()  # and after it has computed
+    repeats: bool = False  # texts of one kind are equal
     eager: bool = True
     work_first: bool = True
 
@@ -139,6 +145,7 @@ def scenarios(
     limits: st.SearchStrategy[int] = limits,
     hangs: st.SearchStrategy[float] = no_hangs,
     losses: st.SearchStrategy[frozenset[int]] = no_losses,
+    repeats: bool = False,
 ) -> Scenario:
     asks = []
     now = 0.0
@@ -161,6 +168,7 @@ def scenarios(
         hang_s=draw(hangs),
         lost_takes=draw(losses),
         lost_batches=draw(losses),
+        repeats=repeats,
         eager=draw(st.booleans()),
         work_first=draw(st.booleans()),
     )
@@ -340,6 +348,7 @@ class Record:
         scenario = self.scenario
         batcher: MicroBatcher[Text, Done] = MicroBatcher(
             self._infer,
+            key=(lambda text: text.kind) if scenario.repeats else (lambda text: text),
             runners=scenario.runners,
             budget=self.budget,
             max_queue_tokens=scenario.max_queue_tokens,
@@ -808,6 +817,31 @@ def check_the_stuck_are_known(record: Record) -> None:
     assert record.complete == (record.hanging == 0)
 
 
+# Where texts repeat
+
+
+def check_every_item_gets_an_equal_texts_answer(record: Record) -> None:
+    """Each item of an admitted request gets one result or error, that of an equal text."""
+    for visit in record.admitted:
+        if visit.answer is None:
+            assert visit.left.time == visit.ask.at + visit.ask.goes_after_s
+            continue
+        assert len(visit.answer.results) == len(visit.ask.texts)
+        for text, result in zip(visit.ask.texts, visit.answer.results, strict=True):
+            assert text.fate == "good" or isinstance(result, ServiceError)
+            assert isinstance(result, ServiceError) or result.text.kind == text.kind
+
+
+def check_what_waits_at_once_is_computed_once(record: Record) -> None:
+    """After a batch has begun, only texts that came later need a row of the same kind."""
+    begun: dict[tuple[int, Fate], Moment] = {}
+    for batch in record.batches:
+        assert len({text.kind for text in batch.texts}) == len(batch.texts)
+        for text in batch.texts:
+            assert begun.get(text.kind, Moment(-1, 0.0)) < record.visit_of[text].asked
+            begun[text.kind] = batch.started
+
+
 CHECKS = (
     check_nothing_is_raised_where_nobody_looks,
     check_every_item_gets_its_own_answer,
@@ -929,6 +963,59 @@ def test_runners_that_hang_or_are_lost(scenario: Scenario) -> None:
         check_the_budget_is_kept,
         check_nobody_is_stranded,
         check_each_text_is_answered_or_told_why,
+        check_the_lost_are_replaced,
+        check_the_stuck_are_known,
+    ):
+        check(record)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    scenarios(
+        lengths=st.lists(st.sampled_from([1, 2, 10]), max_size=20),
+        fates=st.sampled_from([*["good"] * 6, "culprit", "refused"]),
+        repeats=True,
+    )
+)
+def test_equal_texts(scenario: Scenario) -> None:
+    """With many equal texts, each is answered at the right moment, and none is computed twice."""
+    record = Record(scenario)
+    for check in (
+        check_nothing_is_raised_where_nobody_looks,
+        check_every_item_gets_an_equal_texts_answer,
+        check_what_waits_at_once_is_computed_once,
+        check_each_text_is_computed_once,
+        check_the_budget_is_kept,
+        check_nothing_is_computed_in_vain,
+        check_no_runner_idles_while_a_text_waits,
+        check_only_culprits_fail,
+        check_drain,
+    ):
+        check(record)
+
+
+@settings(deadline=None)
+@given(
+    scenarios(
+        timeouts=st.just(math.inf),
+        departures=departures,
+        lengths=st.lists(st.sampled_from([1, 2, 10]), max_size=20),
+        fates=st.sampled_from([*["good"] * 8, "culprit", "hangs"]),
+        hangs=st.sampled_from([2 * KNOWN_AFTER_S, ENOUGH_S]),
+        losses=st.frozensets(st.integers(0, 20), max_size=8),
+        drains=st.just([]),
+        repeats=True,
+    )
+)
+def test_equal_texts_where_runners_hang_or_are_lost(scenario: Scenario) -> None:
+    """Whatever happens to the runners, no client with equal texts waits for ever."""
+    record = Record(scenario)
+    for check in (
+        check_nothing_is_raised_where_nobody_looks,
+        check_every_item_gets_an_equal_texts_answer,
+        check_each_text_is_computed_once,
+        check_the_budget_is_kept,
+        check_nobody_is_stranded,
         check_the_lost_are_replaced,
         check_the_stuck_are_known,
     ):

@@ -17,17 +17,25 @@ budgets = st.integers(min_value=1, max_value=5 * LONGEST)
 
 
 def entries(*tokens: int, deadline: float = math.inf) -> list[Entry]:
-    return [Entry(count, deadline) for count in tokens]
+    return [Entry(count, deadline, object()) for count in tokens]
 
 
-def take(
+def equals(key: str, count: int, *, tokens: int = 10, deadline: float = math.inf) -> list[Entry]:
+    return [Entry(tokens, deadline, key) for _ in range(count)]
+
+
+def take_rows(
     queue: FairQueue[Entry],
     *,
     max_tokens: int = 10_000,
     share: float = math.inf,
     now: float = 0.0,
-) -> list[Entry]:
+) -> list[list[Entry]]:
     return queue.take_batch(max_tokens=max_tokens, share=share, now=now)
+
+
+def take(queue: FairQueue[Entry], **options: Any) -> list[Entry]:
+    return [entry for row in take_rows(queue, **options) for entry in row]
 
 
 def take_all(queue: FairQueue[Entry], *, max_tokens: int = 10_000) -> list[list[Entry]]:
@@ -226,9 +234,10 @@ def test_a_fault_while_taking_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Fragile, "reads_left", math.inf)
     faults = 0
     while True:
-        waiting: list[Entry] = [Fragile(tokens, 9.0) for tokens in (3, 5, 4, 5, 20)]
-        expired: list[Entry] = [Fragile(tokens, 1.0) for tokens in (2, 5)]
-        queue = queue_of(expired, waiting)
+        waiting: list[Entry] = [Fragile(tokens, 9.0, tokens) for tokens in (3, 5, 4, 5, 20)]
+        behind: list[Entry] = [Fragile(3, 9.0, 3), Fragile(3, 1.0, 3)]
+        expired: list[Entry] = [Fragile(tokens, 1.0, tokens) for tokens in (2, 5)]
+        queue = queue_of(expired, [*waiting, *behind])
         Fragile.reads_left = faults
         try:
             take(queue, max_tokens=15, now=5.0)
@@ -237,11 +246,101 @@ def test_a_fault_while_taking_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> 
             faults += 1
         finally:
             Fragile.reads_left = math.inf
-        assert (len(queue), queue.tokens) == (7, 44)
-        first = take(queue, max_tokens=15, now=5.0)
-        assert {*first, *(entry for batch in take_all(queue) for entry in batch)} == {*waiting}
+        assert (len(queue), queue.tokens) == (9, 50)
+        taken = []
+        while batch := take(queue, max_tokens=15, now=5.0):
+            taken += batch
+        assert len(taken) == 6
+        assert {*taken} == {*waiting, behind[0]}
         assert (len(queue), queue.tokens) == (0, 0)
     assert faults > 20
+
+
+# Equal entries
+
+
+def test_equal_entries_are_taken_as_one_row() -> None:
+    """All entries that equal a chosen one come with it, even from far behind, and cost nothing."""
+    first, other, last = equals("a", 1), equals("b", 1), equals("a", 2)
+    queue = queue_of(first, other, *([one] for one in entries(*[10] * 400)), last)
+    rows = take_rows(queue, max_tokens=20)
+    assert rows == [[*first, *last], other]
+    assert (len(queue), queue.tokens) == (400, 4000)
+
+
+def test_an_entry_that_equals_a_long_lists_entry_keeps_its_own_turn() -> None:
+    """A newcomer leads when it is its turn, and the equal entry of the list comes with it."""
+    bulk = [*entries(*[10] * 50), *equals("a", 1)]
+    queue = queue_of(bulk)
+    take(queue, max_tokens=10)
+    newcomer = equals("a", 1)
+    queue.add(newcomer)
+    take(queue, max_tokens=10)
+    assert take_rows(queue, max_tokens=10) == [[*newcomer, bulk[-1]]]
+
+
+def test_entries_that_come_later_are_a_row_of_their_own() -> None:
+    """An entry that was added after an equal one was taken waits for the next batch."""
+    queue = queue_of(equals("a", 1))
+    take(queue)
+    late = equals("a", 2)
+    queue.add(late)
+    assert take_rows(queue) == [late]
+
+
+def test_an_expired_entry_shares_no_row() -> None:
+    """Expired entries are dropped, before and behind an equal entry that is taken."""
+    expired = [equals("a", 1, deadline=5.0) for _ in range(2)]
+    live = equals("a", 1, deadline=5.1)
+    queue = queue_of(expired[0], live, *([one] for one in entries(*[10] * 400)), expired[1])
+    assert take_rows(queue, max_tokens=10, now=5.0) == [live]
+    assert (len(queue), queue.tokens) == (400, 4000)
+
+
+def test_a_removed_entry_shares_no_row() -> None:
+    """If one of several equal entries is removed, the others are still one row."""
+    first, second, third = request = equals("a", 3)
+    queue = queue_of(request)
+    queue.remove([second])
+    assert take_rows(queue) == [[first, third]]
+
+
+def test_an_emptied_queue_keeps_no_keys() -> None:
+    """Keys are forgotten with their entries: when taken, removed, expired or cleared."""
+    queue = queue_of(equals("a", 2), equals("b", 2), equals("c", 2, deadline=1.0), equals("d", 2))
+    [gone] = added = equals("e", 1)
+    queue.add(added)
+    queue.remove([gone])
+    take(queue, max_tokens=20, now=2.0)
+    assert queue._equals.keys() == {"d"}
+    queue.clear()
+    assert queue._equals == {}
+
+
+@anytime
+@given(
+    st.lists(st.lists(st.tuples(lengths, st.integers(0, 2)), min_size=1, max_size=30), max_size=8),
+    budgets,
+    st.data(),
+)
+def test_rows_hold_all_equal_entries(
+    lists: list[list[tuple[int, int]]], budget: int, data: st.DataObject
+) -> None:
+    """Each waiting entry comes out once, with all that equal it, and batches keep the budget."""
+    added = [[Entry(key[0], math.inf, key) for key in request] for request in lists]
+    queue = queue_of(*added)
+    everything = [entry for request in added for entry in request]
+    removed = {entry for entry in everything if data.draw(st.booleans())}
+    queue.remove(removed)
+    waiting = set(everything) - removed
+    while rows := take_rows(queue, max_tokens=budget):
+        assert rows[0][0] is min(waiting, key=lambda entry: entry.turn)
+        for row in rows:
+            assert set(row) == {entry for entry in waiting if entry.key == row[0].key}
+        waiting.difference_update(*rows)
+        assert (len(queue), queue.tokens) == (len(waiting), sum(one.tokens for one in waiting))
+        assert len(rows) == 1 or len(rows) * max(row[0].tokens for row in rows) <= budget
+    assert waiting == set()
 
 
 def test_clear_forgets_everything() -> None:

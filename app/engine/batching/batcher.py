@@ -2,8 +2,10 @@
 
 The items of all requests wait in one fair queue. When a runner thread is free, it forms a batch
 from the items that wait at that moment. There is no timer: an idle service sleeps, and under load
-batches fill up by themselves. Admission is decided at once. The batcher knows only one thing about
-an item: its length in tokens.
+batches fill up by themselves. Admission is decided at once. The batcher knows only two things about
+an item: its length in tokens, and a key that equal items have in common. Items with equal keys that
+wait at the same time are computed once, as one row of a batch. Each of them keeps its own request,
+turn and deadline, so if one of them leaves, nothing changes for the others.
 
 The condition's lock protects the queue and the measurements. Requests belong to the event loop.
 """
@@ -12,9 +14,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Generic, TypeVar
 
 from app.engine.batching.admission import Admission
@@ -45,12 +48,18 @@ class _Text(Entry, Generic[Item, Result]):
     index: int
 
 
+# The texts that share one row of a batch.
+_Row = list[_Text[Item, Result]]
+
+
 class MicroBatcher(Generic[Item, Result]):
     """Combines the items of concurrent requests into batches and calls ``infer`` on each batch.
 
     Runner threads call ``infer``, with at most ``budget`` padded tokens at a time, or with one
     longer item. It returns one result per item, in order. A result that is a ``ServiceError``
     fails only its own item.
+
+    Items with equal ``key`` must have equal results: ``infer`` may get only one of them.
 
     ``on_batch`` is called on a runner's thread after each batch, before its results are delivered.
     ``on_lag`` is called on the event loop, with the seconds for which results waited for the loop.
@@ -63,6 +72,7 @@ class MicroBatcher(Generic[Item, Result]):
         self,
         infer: Callable[[Sequence[Item]], Sequence[Result | ServiceError]],
         *,
+        key: Callable[[Item], Hashable],
         runners: int,
         budget: TokenBudget,
         max_queue_tokens: int,
@@ -71,6 +81,7 @@ class MicroBatcher(Generic[Item, Result]):
         on_loss: Callable[[], None],
     ) -> None:
         self._infer = partial(infer_each, infer)
+        self._key = key
         self._budget = budget
         self._on_batch = on_batch
         self._on_lag = on_lag
@@ -86,10 +97,10 @@ class MicroBatcher(Generic[Item, Result]):
             runners=lambda: self.runners.working, budget=budget, max_queue_tokens=max_queue_tokens
         )
 
-        self.runners: Runners[_Text[Item, Result]] = Runners(
+        self.runners: Runners[_Row[Item, Result]] = Runners(
             runners,
             serve=self._serve,
-            expected_s=lambda batch: self._admission.batch_seconds(_tokens(batch)),
+            expected_s=lambda batch: self._admission.batch_seconds(_tokens(_firsts(batch))),
             pending=lambda: bool(self._requests),
             on_failure=self._fail,
             on_loss=on_loss,
@@ -132,7 +143,7 @@ class MicroBatcher(Generic[Item, Result]):
             len(items), self._loop.create_future(), now, tag
         )
         texts = [
-            _Text(len(item), now + timeout_s, item, request, index)
+            _Text(len(item), now + timeout_s, self._key(item), item, request, index)
             for index, item in enumerate(items)
         ]
         tokens = _tokens(texts)
@@ -196,12 +207,12 @@ class MicroBatcher(Generic[Item, Result]):
         with self._condition:
             self._queue.remove(texts)
 
-    def _serve(self, runner: Runner[_Text[Item, Result]]) -> None:
+    def _serve(self, runner: Runner[_Row[Item, Result]]) -> None:
         """Compute batch after batch on a runner's thread, until no more batches will come."""
         while max_tokens := self._take_batch(runner):
             self._process(runner, max_tokens)
 
-    def _take_batch(self, runner: Runner[_Text[Item, Result]]) -> int | None:
+    def _take_batch(self, runner: Runner[_Row[Item, Result]]) -> int | None:
         """Wait until the runner has a batch, and return the batch's token budget.
 
         Returns None when no more batches will come.
@@ -223,26 +234,28 @@ class MicroBatcher(Generic[Item, Result]):
                     return None
                 self._condition.wait()
 
-    def _process(self, runner: Runner[_Text[Item, Result]], max_tokens: int) -> None:
+    def _process(self, runner: Runner[_Row[Item, Result]], max_tokens: int) -> None:
         """Infer the runner's batch and deliver its results."""
         batch = runner.batch
-        requests = {id(text.request): text.request for text in batch}.values()
+        firsts = _firsts(batch)
+        requests = {id(text.request): text.request for row in batch for text in row}.values()
         computing = Computing(time.monotonic())
         for request in requests:
             request.batches.append(computing)
         try:
-            results = self._infer([text.item for text in batch])
+            results = self._infer([text.item for text in firsts])
         finally:
             computing.ended = time.monotonic()
         report = BatchReport(
             texts=len(batch),
-            tokens=_tokens(batch),
-            padded_tokens=len(batch) * max(text.tokens for text in batch),
+            tokens=_tokens(firsts),
+            padded_tokens=len(batch) * max(text.tokens for text in firsts),
             max_tokens=max_tokens,
             inference_seconds=computing.ended - computing.started,
             failed=sum(isinstance(result, ServiceError) for result in results),
             others_waited=len(self._queue) > 0,
             tags=tuple(request.tag for request in requests if request.tag is not None),
+            shared=sum(map(len, batch)) - len(batch),
         )
         self._finish(runner, report)
         try:
@@ -252,7 +265,7 @@ class MicroBatcher(Generic[Item, Result]):
         self.runners.call_on_loop(self._deliver, batch, results, computing.ended)
         runner.batch = ()
 
-    def _finish(self, runner: Runner[_Text[Item, Result]], report: BatchReport) -> None:
+    def _finish(self, runner: Runner[_Row[Item, Result]], report: BatchReport) -> None:
         """Mark the runner as free, and update the measurements with its finished batch."""
         with self._condition:
             self.runners.done(runner)
@@ -266,19 +279,20 @@ class MicroBatcher(Generic[Item, Result]):
 
     def _deliver(
         self,
-        batch: Sequence[_Text[Item, Result]],
+        batch: Sequence[_Row[Item, Result]],
         results: list[Result | ServiceError],
         done_at: float,
     ) -> None:
         """On the event loop: give each request its results."""
         self._on_lag(time.monotonic() - done_at)
-        for text, result in zip(batch, results, strict=True):
-            text.request.settle(text.index, result, done_at)
+        for row, result in zip(batch, results, strict=True):
+            for text in row:
+                text.request.settle(text.index, result, done_at)
 
-    def _fail(self, batch: Sequence[_Text[Item, Result]]) -> None:
+    def _fail(self, batch: Sequence[_Row[Item, Result]]) -> None:
         """On the event loop: fail the texts of a batch whose runner hangs or was lost."""
         now = time.monotonic()
-        for text in batch:
+        for text in chain.from_iterable(batch):
             error = InferenceFailed(
                 "inference did not end for this text, or for another text in its batch"
             )
@@ -291,7 +305,12 @@ class MicroBatcher(Generic[Item, Result]):
             text.request.settle(text.index, _not_ready(), now)
 
 
-def _tokens(texts: Sequence[Entry]) -> int:
+def _firsts(batch: Iterable[_Row[Item, Result]]) -> list[_Text[Item, Result]]:
+    """The text of each row that is computed."""
+    return [row[0] for row in batch]
+
+
+def _tokens(texts: Iterable[Entry]) -> int:
     return sum(text.tokens for text in texts)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class BatchReport:
     """What one batch contained, and how long it took."""
 
-    texts: int
+    texts: int  # number of rows; equal texts share one
     tokens: int
     padded_tokens: int  # texts × longest
     max_tokens: int  # the budget, in padded tokens
@@ -15,3 +15,4 @@ class BatchReport:
     failed: int  # number of texts that failed
     others_waited: bool  # whether other texts waited when the batch was done
     tags: tuple[object, ...] = ()  # of the requests in the batch
+    shared: int = 0  # number of texts that got the result of an equal text's row

@@ -1,0 +1,308 @@
+"""Texts that come again: in the cache (--cache-mb), and while an equal text waits."""
+
+import gc
+import json
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi.testclient import TestClient
+
+from app.engine.batching.admission import Admission
+from app.engine.cache import ResultCache
+from app.errors import Overloaded
+from tests.conftest import Serve
+from tests.support.serving import Gate, eventually, metric
+from tests.support.tiny_bundle import make_bundle
+
+LONG = "love it " * 600  # tokenised on the thread, beside the event loop
+
+
+@pytest.fixture
+def pool(gate: Gate) -> Iterator[ThreadPoolExecutor]:
+    """A pool of clients in the background, answered at the latest when the test ends."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+        gate.open.set()
+
+
+def _post(client: httpx2.Client, inputs: str | list[str], **body: Any) -> httpx2.Response:
+    return client.post("/classify", json={"inputs": inputs, **body})
+
+
+def _fill_the_queue(
+    client: TestClient, gate: Gate, pool: ThreadPoolExecutor
+) -> "list[Future[httpx2.Response]]":
+    """Close the gate. One batch waits at it, and no more text fits into a queue of 12 tokens."""
+    gate.close()
+    requests = [pool.submit(_post, client, "it is one")]
+    assert gate.reached.wait(30)
+    requests += [pool.submit(_post, client, f"{word} {word} {word} {word}") for word in "ab"]
+    eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 12)
+    return requests
+
+
+def _lookups(client: TestClient, model: str = "tiny") -> tuple[float, float]:
+    names = ("sentiment_cache_hits_total", "sentiment_cache_misses_total")
+    hits, misses = (metric(client, name, model=model) for name in names)
+    return hits, misses
+
+
+def test_a_cached_answer_is_the_computed_one(serve: Serve, gate: Gate) -> None:
+    """The answer from the cache has the same bytes as the computed one, with or without cache."""
+    cached, plain = serve(cache_mb=1), serve()
+    inputs = ["love", "worst it is", "love", "", "love " * 20]
+    expected = _post(plain, inputs).content
+    assert _post(cached, inputs).content == expected
+    gate.fails = True
+    again = _post(cached, inputs)
+    assert again.content == expected
+    assert again.headers["server-timing"].endswith("queue;dur=0.00, inference;dur=0.00")
+
+
+def test_only_what_is_missing_is_computed(serve: Serve, gate: Gate) -> None:
+    """In a list of known and new texts, the new ones are computed."""
+    client = serve(cache_mb=1)
+    _post(client, ["love", "worst"])
+    before = len(gate.seen)
+    results = _post(client, ["it", "love", "worst", "love"]).json()["results"]
+    assert [len(batch) for batch in gate.seen[before:]] == [1]
+    assert [one["label"] for one in results] == ["neutral", "positive", "negative", "positive"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/classify", {"inputs": "love it. it is the worst. " * 4, "overflow": "window"}),
+        ("/classify", {"inputs": "love it. it is the worst.", "split": "sentences"}),
+        ("/explain", {"inputs": "love it now"}),
+        ("/", {"inputs": "love"}),
+        ("/predict", {"inputs": ["love", "worst"]}),
+        ("/v1/classify", {"model": "tiny", "input": "love"}),
+        (
+            "/v2/models/tiny/infer",
+            {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["love"]}]},
+        ),
+    ],
+)
+def test_every_route_uses_the_cache(
+    serve: Serve, gate: Gate, path: str, body: dict[str, Any]
+) -> None:
+    """A request that comes again computes nothing, whatever its route, windows or sentences."""
+    client = serve(cache_mb=1)
+    first = client.post(path, json=body)
+    assert first.status_code == 200
+    gate.fails = True
+    again = client.post(path, json=body)
+    assert again.status_code == 200
+    hits, misses = _lookups(client)
+    assert hits == misses > 0
+
+
+def test_a_stream_uses_the_cache(serve: Serve, gate: Gate, pool: ThreadPoolExecutor) -> None:
+    """Known lines are answered although the queue is full and no runner is free."""
+    client = serve(cache_mb=1, runners=1, max_queue_tokens=12)
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in ("love", "worst", "love"))
+
+    def stream() -> bytes:
+        headers = {"content-type": "application/x-ndjson"}
+        return client.post("/classify/stream", content=lines, headers=headers).content
+
+    first = stream()
+    _fill_the_queue(client, gate, pool)
+    assert stream() == first
+    assert first.count(b'"positive"') >= 2
+
+
+def test_a_full_queue_refuses_only_what_must_be_computed(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor
+) -> None:
+    """Known texts are answered while the queue is full; with a new text, the request gets 429."""
+    client = serve(cache_mb=1, runners=1, max_queue_tokens=12)
+    known = [_post(client, "love"), _post(client, ["worst"])]
+    requests = _fill_the_queue(client, gate, pool)
+    assert [_post(client, "love").content, _post(client, ["worst"]).content] == [
+        answer.content for answer in known
+    ]
+    refused = _post(client, ["love", "new"])
+    assert (refused.status_code, refused.json()["code"]) == (429, "overloaded")
+    gate.open.set()
+    assert [request.result().status_code for request in requests] == [200] * 3
+
+
+@pytest.mark.parametrize("inputs", [LONG, [LONG, "new"]])
+def test_a_long_text_is_refused_only_if_it_must_be_computed(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor, inputs: str | list[str]
+) -> None:
+    """A long request is answered from the cache or refused, like a short one."""
+    client = serve(cache_mb=1, runners=1, max_queue_tokens=40)
+    assert _post(client, LONG).status_code == 200
+    gate.close()
+    requests = [pool.submit(_post, client, "it is one")]
+    assert gate.reached.wait(30)
+    requests += [pool.submit(_post, client, f"{word} " * 18) for word in "abc"]
+    eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") >= 32)
+    requests += [pool.submit(_post, client, f"{word} " * 2) for word in "de"]
+    eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 40)
+    assert _post(client, inputs).status_code == (200 if inputs == LONG else 429)
+
+
+@pytest.mark.parametrize("inputs", ["love", LONG])
+def test_known_texts_need_no_room(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, inputs: str
+) -> None:
+    """Known texts, short or long, are answered when the queue would admit nothing at all."""
+    client = serve(cache_mb=1)
+    expected = _post(client, inputs).content
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise Overloaded("full", reason="queue_full", retry_after_s=1.0)
+
+    monkeypatch.setattr(Admission, "check", refuse)
+    assert _post(client, inputs).content == expected
+    assert _post(client, "worst").status_code == 429
+
+
+def test_without_a_cache_nothing_is_kept(
+    serve: Serve, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default, no digest is computed, each text is computed, and a full queue refuses it."""
+    monkeypatch.setattr("app.engine.cache.blake2b", None)
+    client = serve(runners=1)
+    before = len(gate.seen)
+    for _ in range(3):
+        assert _post(client, "love").status_code == 200
+    assert len(gate.seen) == before + 3
+    assert _lookups(client) == (0, 0)
+    assert metric(client, "sentiment_cache_bytes", model="tiny") == 0
+    assert client.get("/info").json()["limits"]["cache_mb"] == 0
+
+
+def test_a_failed_text_is_computed_again(serve: Serve, gate: Gate) -> None:
+    """An error is not kept, whether the text has no finite logits or the runtime failed."""
+    client = serve(cache_mb=1)
+    before = len(gate.seen)
+    for _ in range(2):
+        assert _post(client, "nan").status_code == 500
+    assert len(gate.seen) == before + 2
+    gate.fails = True
+    assert _post(client, "love").status_code == 500
+    gate.fails = False
+    assert _post(client, "love").status_code == 200
+
+
+def test_what_stops_refuses_known_texts_too(serve: Serve) -> None:
+    """When the service stops, a text in the cache gets 503 like any other."""
+    client = serve(cache_mb=1)
+    assert _post(client, "love").status_code == 200
+    client.app.state.service.lifecycle.stop()  # type: ignore[attr-defined]
+    refused = _post(client, "love")
+    assert (refused.status_code, refused.json()["code"]) == (503, "shutting_down")
+
+
+def test_readiness_is_tested_by_computing(serve: Serve, gate: Gate) -> None:
+    """Known texts are answered while inference fails, but they do not make the service ready."""
+    client = serve(cache_mb=1)
+    assert _post(client, ["love", "ready?"]).status_code == 200
+    gate.fails = True
+    for text in ("love love", "love worst", "worst"):
+        assert _post(client, text).status_code == 500
+    assert _post(client, ["love", "ready?"]).status_code == 200
+    assert client.get("/health/ready").status_code == 503
+
+
+def test_a_reload_empties_the_cache(
+    serve: Serve, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a reload, texts are computed by the new model, and the old results are freed."""
+    caches: list[weakref.ref[ResultCache]] = []
+    initialise = ResultCache.__init__
+
+    def note(cache: ResultCache, *arguments: Any, **options: Any) -> None:
+        caches.append(weakref.ref(cache))
+        initialise(cache, *arguments, **options)
+
+    monkeypatch.setattr(ResultCache, "__init__", note)
+    client = serve(cache_mb=1, admin_keys="admin-key-1")
+    _post(client, "love")
+    assert metric(client, "sentiment_cache_bytes", model="tiny") > 0
+    admin = {"authorization": "Bearer admin-key-1"}
+    assert client.post("/models/tiny/reload", headers=admin).status_code == 200
+    assert metric(client, "sentiment_cache_bytes", model="tiny") == 0
+    before = len(gate.seen)
+    _post(client, "love")
+    assert len(gate.seen) == before + 1
+    assert _lookups(client) == (0, 2)
+
+    def alive() -> int:
+        gc.collect()
+        return sum(cache() is not None for cache in caches)
+
+    eventually(lambda: alive() == 1)
+
+
+def test_each_model_has_its_own_cache(serve: Serve, bundle: Path, tmp_path: Path) -> None:
+    """A text that one model knows is computed by the other one, and counted there."""
+    other = make_bundle(tmp_path / "other", name="other")
+    client = serve(model=(bundle, other), cache_mb=1)
+    for model in ("tiny", "other", "other"):
+        assert _post(client, "love", model=model).json()["model"]["name"] == model
+    assert _lookups(client, "tiny") == (0, 1)
+    assert _lookups(client, "other") == (1, 1)
+
+
+def test_lookups_are_counted(serve: Serve) -> None:
+    """Texts are counted as hits and misses, and answered texts as before; bytes can be seen."""
+    client = serve(cache_mb=2)
+    assert _lookups(client) == (0, 0)
+    for inputs in (["love", "worst"], ["love", "", "it"]):
+        _post(client, inputs)
+    assert _lookups(client) == (1, 3)
+    assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 4
+    assert metric(client, "sentiment_batch_texts_sum", model="tiny") == 3
+    size = metric(client, "sentiment_cache_bytes", model="tiny")
+    assert 0 < size < 3_000
+    assert client.get("/info").json()["limits"]["cache_mb"] == 2
+
+
+def test_equal_texts_of_several_clients_are_computed_once(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor
+) -> None:
+    """Equal texts that wait together are one row; their answers have the same bytes."""
+    client = serve(runners=1)
+    expected = _post(client, "love it").content
+    gate.close()
+    running = pool.submit(_post, client, "worst")
+    assert gate.reached.wait(30)
+    before = len(gate.seen)
+    requests = [pool.submit(_post, client, "love it") for _ in range(5)]
+    eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 5)
+    gate.open.set()
+    assert [request.result().content for request in requests] == [expected] * 5
+    assert running.result().status_code == 200
+    assert [len(batch) for batch in gate.seen[before:]] == [1, 1]
+    assert metric(client, "sentiment_texts_shared_total", model="tiny") == 4
+    assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 7
+
+
+def test_equal_texts_without_a_result_fail_for_each_client(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor
+) -> None:
+    """If the shared row fails, each client gets the error."""
+    client = serve(runners=1)
+    gate.close()
+    running = pool.submit(_post, client, "love")
+    assert gate.reached.wait(30)
+    requests = [pool.submit(_post, client, text) for text in ("nan", "it", "nan", "nan")]
+    eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 4)
+    gate.open.set()
+    assert [request.result().status_code for request in requests] == [500, 200, 500, 500]
+    assert {request.result().json().get("code") for request in requests} == {
+        None,
+        "inference_failed",
+    }
+    assert running.result().status_code == 200
