@@ -36,9 +36,10 @@ logger = logging.getLogger(__name__)
 Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
-@dataclass(frozen=True, slots=True)
+# What is made for each text is not frozen: that takes several times as long.
+@dataclass(slots=True)
 class Encoding:
-    """The token ids of a text, as the model gets them.
+    """The token ids of a text, as the model gets them. Do not change it.
 
     ``tokens`` is the number of tokens before truncation. ``overflow`` has the ids of the following
     windows. Each window overlaps the one before.
@@ -172,20 +173,21 @@ class Model:
 
         Other threads can run meanwhile, because the tokenizer releases Python's global lock.
         """
-        faults = [_fault(text) for text in texts]
+        faults = [*map(_fault, texts)]
         sound = [
             preprocess(text, self.preprocessing)
             for text, fault in zip(texts, faults, strict=True)
             if fault is None
         ]
         known = self._words.encode(sound)
-        whole = [text for text, ids in zip(sound, known, strict=True) if ids is None]
-        tokenised = iter(self.tokenizer.encode_batch_fast(whole) if whole else ())
-        encodings = iter(
+        others = [text for text, ids in zip(sound, known, strict=True) if ids is None]
+        tokenised = iter(self.tokenizer.encode_batch_fast(others) if others else ())
+        encodings = [
             self._encoding(next(tokenised)) if ids is None else Encoding(ids, len(ids))
             for ids in known
-        )
-        return [fault or next(encodings) for fault in faults]
+        ]
+        found = iter(encodings)
+        return [fault or next(found) for fault in faults]
 
     def _encoding(self, encoding: tokenizers.Encoding) -> Encoding | EmptyText:
         ids: list[int] = encoding.ids

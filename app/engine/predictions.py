@@ -46,7 +46,7 @@ class EncodedSentence:
     text: "EncodedText | ServiceError"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EncodedText:
     """A tokenised text: the whole text in ``windows``, and each of its sentences separately."""
 

@@ -10,7 +10,7 @@ from app.errors import ServiceError
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer(Generic[Result]):
     """The results of a request's items, in their order. A failed item has its error as result.
 
