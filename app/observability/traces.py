@@ -94,6 +94,7 @@ class Tracer:
             attributes={
                 "sentiment.model": model,
                 "sentiment.texts": report.texts,
+                "sentiment.shared_texts": report.shared,
                 "sentiment.padded_tokens": report.padded_tokens,
             },
         )

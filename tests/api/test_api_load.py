@@ -20,6 +20,7 @@ from app.main import create_app
 from app.settings import Settings
 from tests.conftest import Serve
 from tests.support.serving import Gate, eventually, listening, metric
+from tests.support.tiny_bundle import different_texts
 
 
 @pytest.fixture
@@ -223,7 +224,7 @@ def test_a_lists_own_computing_is_no_waiting(serve: Serve, monkeypatch: pytest.M
 
     client = serve(runners=1, max_batch_tokens=32)
     monkeypatch.setattr(Model, "infer", slow)
-    answer = _post(client, ["love it"] * 80)  # ten batches
+    answer = _post(client, different_texts(80))  # twenty batches
     stages = dict(re.findall(r"(\w+);dur=([0-9.]+)", answer.headers["server-timing"]))
     assert float(stages["inference"]) >= 200
     assert float(stages["queue"]) < float(stages["inference"]) / 2

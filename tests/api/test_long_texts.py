@@ -13,7 +13,7 @@ from app.engine.model import Model
 from app.engine.sentences import sentence_spans
 from tests.conftest import Serve
 from tests.support.serving import Gate, metric
-from tests.support.tiny_bundle import MAX_TOKENS
+from tests.support.tiny_bundle import MAX_TOKENS, different_texts
 
 LOVE, WORST = (-1.0, 0.0, 4.0), (4.0, 0.0, -1.0)
 
@@ -83,7 +83,7 @@ def test_windows_go_through_the_batcher_like_texts(serve: Serve, gate: Gate) -> 
     """The windows of a text share batches with other texts; no batch exceeds its budget."""
     client = serve(runners=1, max_batch_tokens=32)
     gate.seen.clear()
-    _classify(client, ["worst " * 60, "love it"], overflow="window")
+    _classify(client, [" ".join(different_texts(10)), "love it"], overflow="window")
     assert sum(len(batch) for batch in gate.seen) == 7
     assert all(len(batch) * max(map(len, batch)) <= 32 for batch in gate.seen)
     assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 2

@@ -37,6 +37,7 @@ from tests.support.serving import (
     listening,
     metric,
 )
+from tests.support.tiny_bundle import different_texts
 
 NDJSON = {"content-type": "application/x-ndjson"}
 HEAD = (
@@ -374,7 +375,9 @@ def test_a_full_queue_makes_a_stream_wait(serve: Serve, gate: Gate) -> None:
     client = serve(runners=1, max_batch_tokens=8, max_queue_tokens=64)
     gate.close()
     answers: list[dict[str, Any]] = []
-    thread = threading.Thread(target=lambda: answers.extend(_post(client, _lines(600))))
+    texts = enumerate(different_texts(600))
+    lines = "".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in texts)
+    thread = threading.Thread(target=lambda: answers.extend(_post(client, lines)))
     thread.start()
     eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") > 9)
     time.sleep(0.2)  # others ask in vain

@@ -120,7 +120,9 @@ def test_a_batch_is_linked_to_all_requests_in_it(bundle: Path, collector: Collec
     assert set.union(*linked) == requests
     assert max(map(len, linked)) > 1
     assert all(not batch.parent_span_id for batch in batches)
-    assert sum(_attributes(batch)["sentiment.texts"] for batch in batches) == 24
+    found = [_attributes(batch) for batch in batches]
+    assert sum(one["sentiment.texts"] + one["sentiment.shared_texts"] for one in found) == 24
+    assert all(one["sentiment.texts"] <= 2 for one in found)
 
 
 def test_failures_and_probes_are_spans_too_and_no_text_is_in_any(

@@ -5,6 +5,7 @@ is positive, ``worst`` negative, ``nan`` not a number; all else leans to neutral
 """
 
 import json
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ WORDS: dict[str, list[float]] = {
     "worst": [4, 0, -1],
     "nan": [float("nan"), 0, 0],
 }
+
+
+def different_texts(count: int) -> list[str]:
+    """Texts of six words, each of which is computed: their token ids differ. At most 729."""
+    words = product(("love", "worst", "it"), repeat=6)
+    return [" ".join(text) for text in islice(words, count)]
 
 
 def make_bundle(path: Path, *, name: str = "tiny", outputs: int = 3) -> Path:
