@@ -31,7 +31,7 @@ async def classify_texts(
             f"there are {len(texts)} texts; at most {service.settings.max_texts} are accepted"
         )
     work = service.models.classifier(model).classify(
-        texts, options, deadline=request.state.deadline
+        texts, options, deadline=request.scope["state"]["deadline"]
     )
     return await while_connected(request, work)
 

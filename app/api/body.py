@@ -79,7 +79,7 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
     body = await read_bytes(request)
     if not body:
         raise InvalidRequest("the body must be a JSON object")
-    if not _is_json(request.state.headers.get(b"content-type", b"")):
+    if not _is_json(request.scope["state"]["headers"].get(b"content-type", b"")):
         raise UnsupportedMediaType("send JSON, with content-type: application/json")
     return await validated(request, body, schema)
 
@@ -127,7 +127,7 @@ async def read_bytes(request: Request) -> bytes:
         chunks.append(message.get("body", b""))
         more = message.get("more_body", False)
     body = b"".join(chunks)
-    encoding = request.state.headers.get(b"content-encoding")
+    encoding = request.scope["state"]["headers"].get(b"content-encoding")
     return _decompressed(request, body, encoding.decode("latin-1")) if encoding else body
 
 

@@ -114,6 +114,8 @@ def _whole_failure(outcomes: Sequence[Outcome], *, single: bool) -> ServiceError
 
     It is the error of a single text, or in a list the first server error (5xx).
     """
+    if not isinstance(outcomes[0], ServiceError):  # nearly always
+        return None
     errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
     if len(errors) < len(outcomes):
         return None

@@ -51,7 +51,7 @@ class Service:
     @classmethod
     def of(cls, request: Request) -> "Service":
         """The service that received this request."""
-        return cast(Service, request.app.state.service)
+        return cast(Service, request.scope["app"].state.service)
 
     @asynccontextmanager
     async def running(self, loaded: Mapping[str, Loaded]) -> AsyncIterator[None]:

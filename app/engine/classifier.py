@@ -293,8 +293,7 @@ class Classifier:
         seconds = [tokenize_seconds]
         if answer.queue_seconds or answer.inference_seconds:
             seconds += [answer.queue_seconds, answer.inference_seconds]
-        stages = list(zip(STAGES, seconds, strict=False))
-        self._observer.stages(stages, begun_ns=begun_ns, tag=tag)
+        self._observer.stages([*zip(STAGES, seconds, strict=False)], begun_ns=begun_ns, tag=tag)
         return Classification(
             self.model,
             predict(self.model, encoded, answer.results),

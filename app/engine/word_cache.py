@@ -53,9 +53,12 @@ class WordCache:
         example, or holds a word that depends on its neighbours.
         """
         cut = [self._words(text) for text in texts]
-        if unknown := {word for words in cut for word in words if word not in self._ids}:
+        found = [self._joined(words) for words in cut]
+        left = [words for words, ids in zip(cut, found, strict=True) if ids is None]
+        if unknown := {word for words in left for word in words if word not in self._ids}:
             self._learn([w for w in unknown - self._dependent if len(w) <= MAX_WORD_CHARS])
-        return [self._joined(words) for words in cut]
+            found = [ids or self._joined(words) for words, ids in zip(cut, found, strict=True)]
+        return found
 
     def _words(self, text: str) -> list[str]:
         """The words of the text. There are none if it cannot be cut into words."""

@@ -70,7 +70,10 @@ class PendingRequest(Generic[Result]):
     def _inference_seconds(self) -> float:
         """The time that the batches cover. Time in which they overlap counts once."""
         seconds, covered = 0.0, self.queued_at
-        for batch in sorted(self.batches, key=lambda batch: batch.started):
+        batches = self.batches
+        if len(batches) > 1:
+            batches = sorted(batches, key=lambda batch: batch.started)
+        for batch in batches:
             # A batch may still run when its request has expired.
             ended = min(batch.ended, self.ended_at)
             seconds += max(0.0, ended - max(covered, batch.started))
