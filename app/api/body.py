@@ -40,6 +40,7 @@ _BEFORE_A_VALUE = np.zeros(256, dtype=np.bool_)
 _BEFORE_A_VALUE[list(b"[{,:")] = True
 
 
+NO_OBJECT = "the body must be a JSON object"
 # By pydantic's types of faults.
 FAULTS = {
     "missing": "is required",
@@ -77,8 +78,6 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
         DeadlineExceeded, ShuttingDown: there was no time to parse it.
     """
     body = await read_bytes(request)
-    if not body:
-        raise InvalidRequest("the body must be a JSON object")
     if not _is_json(request.state.headers.get(b"content-type", b"")):
         raise UnsupportedMediaType("send JSON, with content-type: application/json")
     return await validated(request, body, schema)
@@ -116,7 +115,8 @@ async def read_bytes(request: Request) -> bytes:
     """The body, decompressed.
 
     Raises:
-        UnsupportedMediaType, PayloadTooLarge, InvalidRequest, ClientDisconnected: as ``read_body``.
+        InvalidRequest: it is empty, or its compressed data is not valid.
+        UnsupportedMediaType, PayloadTooLarge, ClientDisconnected: as ``read_body``.
     """
     chunks = []
     more = True
@@ -127,8 +127,11 @@ async def read_bytes(request: Request) -> bytes:
         chunks.append(message.get("body", b""))
         more = message.get("more_body", False)
     body = b"".join(chunks)
-    encoding = request.state.headers.get(b"content-encoding")
-    return _decompressed(request, body, encoding.decode("latin-1")) if encoding else body
+    if encoding := request.state.headers.get(b"content-encoding"):
+        body = _decompressed(request, body, encoding.decode("latin-1"))
+    if not body:
+        raise InvalidRequest(NO_OBJECT)
+    return body
 
 
 def _decompressed(request: Request, body: bytes, encoding: str) -> bytes:
@@ -171,8 +174,9 @@ def parse(content: bytes, what: str, *, max_values: int = MAX_VALUES) -> Any:
         with collector_paused():
             return DECODER.decode(text)
     except json.JSONDecodeError as error:
+        fault = error.msg.removesuffix(" at")
         raise InvalidRequest(
-            f"{what} is not valid JSON: {error.msg} at character {error.pos}"
+            f"{what} is not valid JSON: {fault} at character {error.pos}"
         ) from None
     except (ValueError, RecursionError):  # invalid UTF-8 raises a ValueError, too
         raise InvalidRequest(
@@ -200,6 +204,7 @@ def _first_fault(error: ValidationError) -> str:
     if place and fault["type"] in FAULTS:
         return f"{place} {FAULTS[fault['type']].format_map(fault.get('ctx', {}))}"
     if place:  # "Input should be a valid string"
-        words = fault["msg"].replace("Input should be", "must be").replace("a valid ", "a ")
+        words = fault["msg"].replace("Input should be", "must be")
+        words = words.replace("a valid integer", "an integer").replace("a valid ", "a ")
         return f"{place} {words}"
-    return fault["msg"] if fault["type"] == "unknown_field" else "the body must be a JSON object"
+    return fault["msg"] if fault["type"] == "unknown_field" else NO_OBJECT
