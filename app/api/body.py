@@ -78,7 +78,7 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
         DeadlineExceeded, ShuttingDown: there was no time to parse it.
     """
     body = await read_bytes(request)
-    if not _is_json(request.state.headers.get(b"content-type", b"")):
+    if not _is_json(request.headers.get("content-type", "")):
         raise UnsupportedMediaType("send JSON, with content-type: application/json")
     return await validated(request, body, schema)
 
@@ -127,8 +127,8 @@ async def read_bytes(request: Request) -> bytes:
         chunks.append(message.get("body", b""))
         more = message.get("more_body", False)
     body = b"".join(chunks)
-    if encoding := request.state.headers.get(b"content-encoding"):
-        body = _decompressed(request, body, encoding.decode("latin-1"))
+    if encoding := request.headers.get("content-encoding"):
+        body = _decompressed(request, body, encoding)
     if not body:
         raise InvalidRequest(NO_OBJECT)
     return body
@@ -149,8 +149,8 @@ def _decompressed(request: Request, body: bytes, encoding: str) -> bytes:
     return b"".join(pieces)
 
 
-def _is_json(content_type: bytes) -> bool:
-    media_type = content_type.decode("latin-1").partition(";")[0].strip().lower()
+def _is_json(content_type: str) -> bool:
+    media_type = content_type.partition(";")[0].strip().lower()
     main, _, sub = media_type.partition("/")
     return main == "application" and (sub == "json" or sub.endswith("+json"))
 

@@ -121,6 +121,16 @@ def test_other_spellings_of_json_are_accepted(client: TestClient, content_type: 
     assert answer.status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/classify", "/v2/models/tiny/infer"])
+def test_the_first_of_two_media_types_counts(client: TestClient, path: str) -> None:
+    """If a request has two media types, each route reads the first."""
+    types = [("content-type", JSON), ("content-type", "text/plain")]
+    statuses = [
+        client.post(path, content="{}", headers=h).status_code for h in (types, types[::-1])
+    ]
+    assert statuses == [422, 415]
+
+
 def test_unknown_routes_and_methods(client: TestClient) -> None:
     """Unknown routes and methods get problems; 405 names the allowed methods."""
     unknown = client.get("/nowhere")
