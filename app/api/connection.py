@@ -15,7 +15,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which is cancelled if the client disconnects first.
 
     ASGI does not cancel a request when its client disconnects, and to wait for its message takes a
-    task. So our server calls ``on_disconnect``, which it finds in the request's state.
+    task. So our server sets ``disconnected`` in the request's state, and calls ``on_disconnect``.
 
     Raises:
         ClientDisconnected: the client disconnected.
@@ -29,6 +29,9 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         working.cancel()
 
     state = request.scope["state"]
+    if state.get("disconnected"):
+        work.close()
+        raise ClientDisconnected("the client closed the connection after its request")
     state["on_disconnect"] = leave
     try:
         return await work

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import Request, Response
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.routing import Match, Route
 
 from app.api.schemas import Problem
 from app.errors import MethodNotAllowed, NotFound, ServiceError, Unauthorized
@@ -46,8 +46,13 @@ async def _on_service_error(request: Request, error: ServiceError) -> Response:
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
     if error.status_code == MethodNotAllowed.status:
         # The methods of all routes of this path: Starlette names only those of the first.
-        routes = [r for r in request.app.state.routes if r.matches(request.scope)[0] != Match.NONE]
-        methods = {method for route in routes for method in route.methods}
+        # FastAPI's own pages are only in ``app.routes``.
+        methods = {
+            method
+            for route in (*request.app.routes, *request.app.state.routes)
+            if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE
+            for method in route.methods or ()
+        }
         allowed = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
         answer = problem(MethodNotAllowed(f"allowed here: {allowed}"), request.state.request_id)
         answer.headers["allow"] = allowed

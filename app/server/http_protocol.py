@@ -37,7 +37,7 @@ OVERRIDDEN = {
     "data_received": "the parser gets one request, and the next one after its answer",
     "eof_received": "a client that has ended its side may get its answer",
     "on_message_begin": "nothing is parsed behind a request in chunks",
-    "on_header": "trailers are dropped",
+    "on_header": "trailers are dropped, and white space behind a value",
     "on_headers_complete": "one Host (RFC 9112, section 3.2); the length of the body is noted",
     "on_body": "chunk framing and trailers are counted, which have no other limit",
     "on_message_complete": "nothing more is parsed until the answer is complete",
@@ -65,7 +65,7 @@ HEAD_END = b"\r\n\r\n"
 # The share of its deadline that a request may wait for its turn. The rest is for the queue and
 # inference.
 PATIENCE = 0.5
-TIMEOUT = re.compile(rb"\r\nx-request-timeout-ms: *([0-9]{1,9})\r\n", re.IGNORECASE)
+TIMEOUT = re.compile(rb"\r\nx-request-timeout-ms:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
 UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 
@@ -127,8 +127,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_waiting_for_reader()
         self._transport.stop()
         super().connection_lost(exc)
-        if self.scope is not None and "on_disconnect" in self.scope["state"]:
-            self.scope["state"]["on_disconnect"]()
+        if self.scope is not None:
+            state = self.scope["state"]
+            state["disconnected"] = True
+            if "on_disconnect" in state:
+                state["on_disconnect"]()
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():
@@ -289,9 +292,10 @@ class HttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._stage is not Stage.TURN:
             return
-        name = name.lower()
+        name, value = name.lower(), value.rstrip(b" \t")  # the parser strips only the front
         if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
+            # A client of HTTP/1.0 does not know interim answers (RFC 9110, section 10.1.1).
+            self.expect_100_continue = self.parser.get_http_version() != "1.0"
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -320,6 +324,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._stage = Stage.ANSWER
         super().on_message_complete()
+        # A long body pauses reading. From here on, only reading tells whether the client leaves.
+        self.flow.resume_reading()
         if self.cycle.response_complete:
             self._transport.stop()
             self._await_head()
@@ -352,7 +358,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True  # the application need not answer
             self.cycle.message_event.set()
         request_id = new_request_id()
-        self.transport.write(answer(error, request_id))
+        self.transport.write(answer(error, request_id, self.server_state.default_headers))
         self._stop_timer()
         self._on_refusal(error, request_id, self.client[0] if self.client else "")
         self.transport.close()

@@ -1,5 +1,7 @@
 """Answers to bytes that are not a valid request: the protocol sends them, without routing."""
 
+from collections.abc import Iterable
+
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from app.api.problems import problem
@@ -15,9 +17,15 @@ def refusal(cause: BaseException | None) -> ServiceError:
     return BadRequest("the request is not valid HTTP/1.1")
 
 
-def answer(error: ServiceError, request_id: str) -> bytes:
-    """The error as an HTTP response that says that the connection closes."""
+def answer(
+    error: ServiceError, request_id: str, default_headers: Iterable[tuple[bytes, bytes]]
+) -> bytes:
+    """The error as an HTTP response that says that the connection closes.
+
+    ``default_headers`` are those of every answer, such as the date.
+    """
     response = problem(error, request_id)
-    headers = [*response.raw_headers, (b"connection", b"close")]
+    own = [(b"x-request-id", request_id.encode()), (b"connection", b"close")]
+    headers = [*default_headers, *response.raw_headers, *own]
     lines = [name + b": " + value + b"\r\n" for name, value in headers]
     return b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)])

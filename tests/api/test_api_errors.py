@@ -69,6 +69,10 @@ BAD = [
     _case("empty body", "", 422, "invalid_request", "must be a JSON object"),
     _case("a list", "[]", 422, "invalid_request", "must be a JSON object"),
     _case("not JSON", '{"inputs": ', 422, "invalid_request", "not valid JSON"),
+    _case("open string", '{"inputs": "', 422, "invalid_request", "starting at character 11"),
+    _case(
+        "raw tab", '{"inputs": "\t"}', 422, "invalid_request", "control character at character 12"
+    ),
     _case("not UTF-8", b'{"inputs": "\xff"}', 422, "invalid_request", "UTF-8"),
     _case("nested", "[" * 100_000, 422, "invalid_request", "nested"),
     _case("NaN", '{"inputs": NaN}', 422, "invalid_request", "NaN"),
@@ -117,6 +121,16 @@ def test_other_spellings_of_json_are_accepted(client: TestClient, content_type: 
     assert answer.status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/classify", "/v2/models/tiny/infer"])
+def test_the_first_of_two_media_types_counts(client: TestClient, path: str) -> None:
+    """If a request has two media types, each route reads the first."""
+    types = [("content-type", JSON), ("content-type", "text/plain")]
+    statuses = [
+        client.post(path, content="{}", headers=h).status_code for h in (types, types[::-1])
+    ]
+    assert statuses == [422, 415]
+
+
 def test_unknown_routes_and_methods(client: TestClient) -> None:
     """Unknown routes and methods get problems; 405 names the allowed methods."""
     unknown = client.get("/nowhere")
@@ -126,6 +140,17 @@ def test_unknown_routes_and_methods(client: TestClient) -> None:
     assert wrong.headers["allow"] == "POST"
     assert client.put("/").headers["allow"] == "GET, HEAD, POST"
     assert client.put("/v2/models/tiny").headers["allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize("path", ["/docs", "/docs/oauth2-redirect", "/openapi.json"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_pages_of_fastapi_say_which_methods_they_have(
+    client: TestClient, method: str, path: str
+) -> None:
+    """405 names GET and HEAD on the pages that FastAPI adds, as on the service's own routes."""
+    answer = client.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert answer.json()["detail"] == "allowed here: GET, HEAD"
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fastapi.testclient import TestClient
 
-from app.api.body import DECODER, parse
+from app.api.body import DECODER, INLINE_BYTES, parse
 from app.api.garbage_collection import collector_paused
 
 
@@ -73,6 +73,6 @@ def test_parsing_pauses_it(monkeypatch: pytest.MonkeyPatch) -> None:
         return json.loads(text)
 
     monkeypatch.setattr(DECODER, "decode", decode)
-    assert parse(b"[[]]", "it") == [[]]
+    assert parse(b"[[]]" + b" " * INLINE_BYTES, "it") == [[]]
     assert seen == [False]
     assert gc.isenabled()

@@ -340,16 +340,17 @@ LOVE = _element(b"love")
         (LOVE + _element(b"\xc3"), {"shape": 2}, "element 1 of the binary data, counted from 0"),
         (LOVE, {"shape": 2}, "shape says 2 texts; there are 1"),
         (LOVE * 2, {}, "shape says 1 texts; there are 2"),
-        (b"", {}, "inputs.0.data is required"),
+        (b"", {}, "binary_data_size must be left out, because no bytes follow the JSON"),
         (_element(b"") * 500_000, {"shape": 500_000}, "there are 500000 texts; at most 1000"),
         (_element(b""), {}, "the text is empty"),
         (LOVE, {"size": 7}, "binary_data_size is 7, but 8 bytes follow the JSON"),
         (LOVE, {"size": 10**12}, "binary_data_size is 1000000000000, but 8 bytes follow"),
         (LOVE, {"size": -8}, "binary_data_size must be greater than or equal to 0"),
-        (LOVE, {"size": "8"}, "binary_data_size must be a integer"),
+        (LOVE, {"size": "8"}, "binary_data_size must be an integer"),
         (LOVE, {"size": None}, "inputs.0.parameters is required"),
         (LOVE, {"tensor": {"data": ["a"]}}, "inputs.0.data must be left out"),
-        (b"", {"size": 8, "header": None}, "inputs.0.data is required"),
+        (b"", {"size": 8, "header": None}, "binary_data_size must be left out, because no bytes"),
+        (b"", {"size": None}, "inputs.0.data is required"),
         (LOVE, {"header": None}, "not valid JSON: Extra data"),
         (LOVE, {"header": "0"}, "not valid JSON"),
         (LOVE, {"header": "9"}, "not valid JSON"),
@@ -366,6 +367,12 @@ def test_bad_binary_data_is_a_clear_problem(
     """Lengths, sizes or shapes that do not fit the received bytes get a clear problem."""
     answer = _binary(url, binary, **changes)
     assert (answer.status_code, says in answer.json()["error"]) == (422, True), answer.text
+
+
+def test_an_empty_body_is_no_json_object(url: str) -> None:
+    """An empty body gets the same message as on the other routes."""
+    answer = httpx2.post(f"{url}/v2/models/tiny/infer", content=b"")
+    assert (answer.status_code, answer.json()["error"]) == (422, "the body must be a JSON object")
 
 
 def test_media_types(url: str) -> None:

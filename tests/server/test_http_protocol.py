@@ -6,6 +6,9 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from http.client import parse_headers
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -69,6 +72,57 @@ def test_what_is_not_http_is_a_problem(process: Process) -> None:
     answer = exchange(process.port, b"\x16\x03\x01 garbage\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert _problem(answer)["code"] == "bad_request"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param([b"PRI * HTTP/2.0\r\n\r\n"], id="its first lines"),
+        pytest.param([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], id="whole"),
+        pytest.param([b"PRI * HTTP/2.0\r\n", b"\r\n", b"SM\r\n\r\n"], id="in pieces"),
+    ],
+)
+def test_the_preface_of_http_2_is_refused(process: Process, parts: list[bytes]) -> None:
+    """A client that begins with HTTP/2's preface gets 400 with the reason, and a close."""
+    answer = exchange(process.port, *parts)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert "HTTP/2 is not supported" in str(_problem(answer)["detail"])
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(b"GET /" + b"a" * 3_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", id="431"),
+        pytest.param(b"GET /health HTTP/1.1\r\n\r\n", id="400, no host"),
+        pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", id="400, a bad chunk"),
+    ],
+)
+def test_a_refusal_has_an_id_and_a_date(process: Process, request_: bytes) -> None:
+    """An answer to an invalid request has x-request-id and date, as every other answer has."""
+    answer = exchange(process.port, request_)
+    with BytesIO(answer.partition(b"\r\n")[2]) as head:
+        headers = parse_headers(head)
+    assert headers["x-request-id"] == _problem(answer)["request_id"]
+    assert parsedate_to_datetime(headers["date"])
+
+
+def test_white_space_around_a_header_s_value_is_not_part_of_it(process: Process) -> None:
+    """Spaces and tabs before and behind a value are ignored (RFC 9110, section 5.5)."""
+    odd = b"x-request-id:\t own \t\r\nx-request-timeout-ms: 5000 \t\r\nconnection:"
+    answer = exchange(process.port, REQUEST.replace(b"connection:", odd))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nx-request-id: own\r\n" in answer
+
+
+@pytest.mark.parametrize(("version", "statuses"), [(b"1.0", [b"200"]), (b"1.1", [b"100", b"200"])])
+def test_only_clients_of_http_1_1_get_100(
+    process: Process, version: bytes, statuses: list[bytes]
+) -> None:
+    """A client of HTTP/1.0 does not know 100, so its Expect is ignored."""
+    head, _, body = REQUEST.partition(b"\r\n\r\n")
+    expecting = head.replace(b"HTTP/1.1", b"HTTP/" + version) + b"\r\nexpect: 100-continue"
+    answer = exchange(process.port, expecting + b"\r\n\r\n", body)
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == statuses
 
 
 @pytest.mark.parametrize("spelling", [b"Upgrade", b"upgrade"])

@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
 import sentencex
 
-from app.api.body import DECODER, MAX_VALUES, parse
+from app.api.body import MAX_VALUES, parse
 from app.engine.model import Model
 from app.errors import InvalidRequest
 from tests.api.test_stream import FLAGS
@@ -172,13 +173,13 @@ def test_sentences_are_found_off_the_event_loop_sooner(
 def parsed_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The name of the thread on which each document was parsed."""
     threads: list[str] = []
-    decode = DECODER.decode
 
-    def note(text: str) -> Any:
+    def note(text: str | bytes) -> Any:
         threads.append(threading.current_thread().name)
-        return decode(text)
+        return json.loads(text)
 
-    monkeypatch.setattr(DECODER, "decode", note)
+    for decoder in ("DECODER", "FAST_DECODER"):
+        monkeypatch.setattr(f"app.api.body.{decoder}", SimpleNamespace(decode=note))
     return threads
 
 

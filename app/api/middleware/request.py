@@ -48,7 +48,6 @@ class RequestMiddleware:
         request_id = identity.request_id(headers)
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        state["headers"] = headers
         if scope["client"]:  # the address may come from a proxy's header
             host, port = scope["client"]
             scope["client"] = plain_address(host), port

@@ -64,21 +64,29 @@ class TextTensor(BaseModel):
     ] = Field(description="[n] or [n, 1] for n texts")
 
 
+def _no_size(value: Any) -> None:
+    if value is not None:
+        raise PydanticCustomError("no_size", "must be left out, because no bytes follow the JSON")
+
+
 class JsonParameters(BaseModel):
     """Parameters of texts that are in the JSON."""
 
-    binary_data_size: None = Field(default=None, description="is for texts that follow the JSON")
+    binary_data_size: Annotated[None, PlainValidator(_no_size, json_schema_input_type=None)] = (
+        Field(default=None, description="is for texts that follow the JSON")
+    )
     shared_memory_region: None = Field(default=None, description="not supported")
 
 
 class JsonTensor(TextTensor):
     """An input tensor with its texts in the JSON."""
 
+    # This is checked before ``data``: if the texts are said to be elsewhere, ``data`` is missing.
+    parameters: JsonParameters = JsonParameters()
     data: Annotated[
         list[str],
         PlainValidator(_data, json_schema_input_type=NonEmpty[Text] | NonEmpty[tuple[Text]]),
     ]
-    parameters: JsonParameters = JsonParameters()
 
 
 class BinaryParameters(BaseModel):

@@ -214,6 +214,7 @@ REQUESTS = [
     post("body: beyond the limit, bad", "/predict", b"x" * (MAX_BYTES + 1)),
     raw("body: none", "POST /classify", ["host: replay", "x-request-id: own", JSON]),
     post("body: Expect", "/classify", LOVE, "expect: 100-continue"),
+    post("body: Expect, then a space", "/classify", LOVE, "expect: 100-continue "),
     post("body: Expect in capitals", "/classify", LOVE, "expect: 100-Continue"),
     post("body: unknown Expect", "/classify", LOVE, "expect: 200-ok"),
     post("body: Expect, refused", "/none", LOVE, "expect: 100-continue"),

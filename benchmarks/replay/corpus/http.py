@@ -45,10 +45,12 @@ VALUES = {
     "x-request-id": [
         "abc", "a" * 128, "a" * 129, "", " ", "a b", "a,b", '"', "\xe9", "\xff", "\x7f", "a\tb",
         "~!",        "{}", "\\", "é".encode().decode("latin-1"),
+        "own ", "own\t", "own \t ",
     ],
     "x-request-timeout-ms": [
         "0", "00", "01", "-1", "+1", "1.5", "1e3", "abc", "", " ", "10000", "10001", "5000 ",
         "9" * 18, "9" * 19, "9" * 5_000, "0x10", "5_000", "5000;", "5000, 5000", "\xd9\xa1",
+        "5000\t", "5000 \t ", "50 00",
     ],
     "connection": [
         "close", "keep-alive", "Close", "KEEP-ALIVE", "close, keep-alive", "keep-alive, close",
@@ -147,6 +149,15 @@ REQUESTS = [
     *(
         request(f"version {version}", f"GET /health {version}")
         for version in ("HTTP/0.9", "HTTP/1.2", "HTTP/2.0", "HTTP/3.0", "HTTP/9.9")
+    ),
+    *(
+        Request(f"preface of HTTP/2: {name}", b"PRI * HTTP/2.0\r\n" + rest)
+        for name, rest in {
+            "first lines": b"\r\n",
+            "whole": b"\r\nSM\r\n\r\n",
+            "with settings": b"\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+            "with a header": b"host: replay\r\n\r\n",
+        }.items()
     ),
     *(
         Request(f"bytes: {name}", data, incomplete=True)

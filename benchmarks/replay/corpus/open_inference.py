@@ -22,6 +22,11 @@ def _one(**changes: Any) -> dict[str, Any]:
     return {"inputs": [tensor(GOOD, "meh", **changes)]}
 
 
+def _in_bytes(size: int) -> dict[str, Any]:
+    given = {"binary_data_size": size}
+    return {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": given}
+
+
 ONE = _one()
 OPEN_INFERENCE: dict[str, Any] = {
     "good": ONE,
@@ -64,6 +69,8 @@ OPEN_INFERENCE: dict[str, Any] = {
     "inputs object": {"inputs": tensor(GOOD)},
     "list": [ONE],
     "binary size in JSON": _one(parameters={"binary_data_size": 4}),
+    "binary size, no data": {"inputs": [_in_bytes(4)]},
+    "binary size 0, no data": {"inputs": [_in_bytes(0)]},
     "shared memory": _one(parameters={"shared_memory_region": "a"}),
     "unknown tensor parameter": _one(parameters={"foo": 1}),
     "output label": {**ONE, "outputs": [{"name": "label"}]},
@@ -202,4 +209,13 @@ REQUESTS = [
     *(post_value(f"open inference: {name}", INFER, body) for name, body in OPEN_INFERENCE.items()),
     *(post_value(f"open inference path: {name}", path, ONE) for name, path in PATHS.items()),
     *BINARY,
+    *(
+        request(
+            f"open inference: {' then '.join(types)}",
+            f"POST {INFER}",
+            [f"content-type: {media_type}" for media_type in types],
+            json.dumps(ONE),
+        )
+        for types in (("application/json", "text/plain"), ("text/plain", "application/json"))
+    ),
 ]
