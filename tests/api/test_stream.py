@@ -70,6 +70,12 @@ def _lines(count: int) -> bytes:
     return b"".join(b'{"id":%d,"text":"%s"}\n' % (n, words[n % 3].encode()) for n in range(count))
 
 
+def _different_lines(count: int) -> bytes:
+    """Lines that share no rows of a batch."""
+    texts = enumerate(different_texts(count))
+    return b"".join(b'{"id":%d,"text":"%s"}\n' % (n, text.encode()) for n, text in texts)
+
+
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
@@ -361,7 +367,7 @@ def test_what_a_client_that_left_had_sent_is_not_computed(gate: Gate, bundle: Pa
         port = int(url.rpartition(":")[2])
         gate.close()
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-            connection.sendall(HEAD + chunk(_lines(1_000)))
+            connection.sendall(HEAD + chunk(_different_lines(1_000)))
             assert gate.reached.wait(30)
             eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") > 0)
         eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 0)
@@ -375,9 +381,7 @@ def test_a_full_queue_makes_a_stream_wait(serve: Serve, gate: Gate) -> None:
     client = serve(runners=1, max_batch_tokens=8, max_queue_tokens=64)
     gate.close()
     answers: list[dict[str, Any]] = []
-    texts = enumerate(different_texts(600))
-    lines = "".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in texts)
-    thread = threading.Thread(target=lambda: answers.extend(_post(client, lines)))
+    thread = threading.Thread(target=lambda: answers.extend(_post(client, _different_lines(600))))
     thread.start()
     eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") > 9)
     time.sleep(0.2)  # others ask in vain
