@@ -14,7 +14,7 @@ from itertools import chain
 from tokenizers import Tokenizer
 
 # When so many words are known, all are forgotten. That is simpler than to find out which ones are
-# still in use, and those are soon known again. A word takes about 300 bytes.
+# still in use, and those are soon known again. A word takes about 200 bytes.
 MAX_WORDS = 65_536
 # Longer words are mostly links, or sentences in a script without spaces. They seldom come again.
 MAX_WORD_CHARS = 24

@@ -8,6 +8,7 @@ wait at the same time are computed once, as one row of a batch. Each of them kee
 turn and deadline, so if one of them leaves, nothing changes for the others.
 
 The condition's lock protects the queue and the measurements. Requests belong to the event loop.
+The module is long because admitting, computing and delivering share this lock and these requests.
 """
 
 import asyncio
