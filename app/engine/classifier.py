@@ -47,9 +47,10 @@ from app.errors import (
 from app.lifecycle import Lifecycle
 from app.settings import Settings
 
-# Requests of up to this many characters are tokenised on the event loop, which takes about a
-# millisecond. Longer requests go to a thread. For a few tweets, switching to a thread and back
-# costs more than tokenising.
+# Requests of up to this many characters are tokenised on the event loop. This takes 0.6 ms for 27
+# tweets whose words are mostly known, 2 ms for one long English text, and 6 ms for a Chinese text
+# or for words that are all new. Longer requests go to a thread. Switching to it and back takes
+# 0.03 to 0.05 ms, so a higher limit would save little time.
 INLINE_CHARS = 4_000
 SPLIT_COST = 8  # finding and tokenising sentences as well takes up to this many times as long
 
