@@ -6,10 +6,10 @@ does not hold Python's global lock meanwhile.
 
 import os
 
-# One thread that looks words up (``word_cache.py``) takes 16 to 27 µs for a tweet. Threads without
-# that take 51 µs ÷ threads, and 7 µs more. So fewer threads are no faster.
-MIN_THREADS = 4
-MAX_THREADS = 8  # more would save less than 1 µs for each tweet
+# One thread that looks words up (``word_cache.py``) takes 17 to 28 µs for a tweet. Threads without
+# that take 7 µs, and 51 µs ÷ threads. So fewer than four are hardly faster, and take twice the CPU
+# time. Sixteen threads would save only 3 µs more than eight.
+MIN_THREADS, MAX_THREADS = 4, 8
 MIN_TEXTS = 32  # a shorter list is not worth handing over
 
 # Without ``use_idle_cpus``, the library would start as many threads as the host has cores, but the
