@@ -7,6 +7,8 @@ from pathlib import Path
 
 from app.engine.bundle import Bundle
 from app.engine.model import Model
+from app.engine.session import CUDA
+from app.engine.tokenizer_threads import use_idle_cpus
 from app.engine.tuning import Plan, tune
 from app.engine.worker import Steps
 from app.errors import ServiceError, UserError, first_line
@@ -64,6 +66,9 @@ def load(path: Path, settings: Settings, cpus: float, plan: Plan | None = None) 
         logger.info("%s: %s", model.name, plan.summary())
     else:
         plan = replace(plan, budget=plan.budget.again())
+    if model.provider == CUDA:
+        # The runners and the event loop use the other CPUs. On the CPU provider, none is idle.
+        model.divides_lists = use_idle_cpus(int(cpus) - plan.runners * plan.threads - 1)
     return model.with_threads(plan.threads), plan
 
 

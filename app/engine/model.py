@@ -1,7 +1,6 @@
 """A bundle loaded into ONNX Runtime: text → encoding → logits → scores."""
 
 import logging
-import os
 import struct
 from collections.abc import Sequence
 from copy import copy
@@ -17,6 +16,7 @@ from tokenizers import Tokenizer
 from app.engine.bundle import Bundle, Precision
 from app.engine.preprocessing import VISIBLE, preprocess
 from app.engine.session import CPU, CUDA, NO_CUDA, Int8Kernels, int8_kernels, open_session
+from app.engine.tokenizer_threads import MIN_TEXTS
 from app.engine.word_cache import WordCache
 from app.errors import EmptyText, InferenceFailed, InvalidRequest, ServiceError, UserError
 
@@ -107,6 +107,7 @@ class Model:
         self._unknown_id = next((token for token in known if token is not None), None)
         self._stride = int((self.max_tokens - self._special_tokens) * WINDOW_OVERLAP)
         self.tokenizer.enable_truncation(self.max_tokens, stride=self._stride)
+        self.divides_lists = False  # whether several threads tokenise a list together
         self._words = WordCache(self.tokenizer, max_tokens=self.max_tokens)
 
     @classmethod
@@ -179,7 +180,11 @@ class Model:
             for text, fault in zip(texts, faults, strict=True)
             if fault is None
         ]
-        known = self._words.encode(sound)
+        known: Sequence[list[int] | None]
+        if self.divides_lists and len(sound) >= MIN_TEXTS:
+            known = [None] * len(sound)
+        else:
+            known = self._words.encode(sound)
         others = [text for text, ids in zip(sound, known, strict=True) if ids is None]
         tokenised = iter(self.tokenizer.encode_batch_fast(others) if others else ())
         encodings = [
@@ -259,9 +264,6 @@ def _preferred(bundle: Bundle, provider: str) -> Precision:
 
 def _load_tokenizer(bundle: Bundle) -> Tokenizer:
     path = bundle.path / "tokenizer.json"
-    # The runners use the CPUs. The tokenizer would start as many threads as the host has cores,
-    # and handing one text to a thread takes as long as tokenising it.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises plain Exception

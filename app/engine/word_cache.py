@@ -111,8 +111,10 @@ class WordCache:
         return _NEIGHBOUR if word.startswith(" ") else ""
 
     def _tokenised(self, texts: Sequence[str]) -> list[list[int]]:
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        # One at a time: to hand a few words over to the tokenizer's threads, if it has any, would
+        # take as long as all the rest for a tweet.
+        encode = self._tokenizer.encode
+        return [encode(text, add_special_tokens=False).ids for text in texts]
 
 
 def _pattern(tokenizer: Tokenizer, max_tokens: int) -> re.Pattern[str] | None:

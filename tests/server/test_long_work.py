@@ -150,7 +150,7 @@ def test_too_many_tokens_are_refused_as_soon_as_they_are_found(
     assert sum(len(text) for call in tokenised[wholes:] for text in call) <= most
 
 
-@pytest.mark.parametrize(("chars", "inline"), [(300, True), (1_000, False)])
+@pytest.mark.parametrize(("chars", "inline"), [(200, True), (1_000, False)])
 def test_sentences_are_found_off_the_event_loop_sooner(
     monkeypatch: pytest.MonkeyPatch, serve: Serve, chars: int, inline: bool
 ) -> None:
