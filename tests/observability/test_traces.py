@@ -107,9 +107,9 @@ def test_a_batch_is_linked_to_all_requests_in_it(bundle: Path, collector: Collec
     """It is a trace of its own: it belongs to several."""
     with _served(bundle, collector.url, command=SLOW_COMMAND) as process:
         with ThreadPoolExecutor(12) as pool:
-            bodies = [{"inputs": ["love " * times, "worst " * times]} for times in range(1, 13)]
+            body = {"inputs": ["love", "worst"]}
             asked = [
-                pool.submit(httpx2.post, f"{process.url}/classify", json=body) for body in bodies
+                pool.submit(httpx2.post, f"{process.url}/classify", json=body) for _ in range(12)
             ]
             assert {answer.result().status_code for answer in asked} == {200}
         process.signal(signal.SIGTERM)
