@@ -224,6 +224,16 @@ class Settings(BaseSettings):
         return value
 
 
+# Pydantic's words, and ours.
+PLAIN = {
+    "Input should be": "must be",
+    "a valid integer": "a whole number",
+    "a valid ": "a ",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
+
+
 def load_settings(flags: dict[str, Any]) -> Settings:
     """Settings from the environment, overridden by ``flags`` (field name to value).
 
@@ -237,7 +247,9 @@ def load_settings(flags: dict[str, Any]) -> Settings:
         name = str(first["loc"][0])
         source = flag(name) if name in flags else f"SENTIMENT_{name.upper()}"
         given = "" if name in ("api_keys", "admin_keys") else f", not {first['input']!r}"
-        message = first["msg"].removeprefix("Value error, ")
+        message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+        for pydantic, ours in PLAIN.items():
+            message = message.replace(pydantic, ours)
         raise ValueError(f"{source}: {message}{given}") from None
 
 

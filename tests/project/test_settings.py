@@ -53,6 +53,24 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, val
         load_settings({})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("port", "x", "must be a whole number"),
+        ("cache_mb", "-1", "must be at least 0"),
+        ("port", "65536", "must be at most 65535"),
+        ("device", "tpu", "must be 'auto', 'cpu' or 'cuda'"),
+    ],
+)
+def test_what_is_accepted_is_said_in_plain_words(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, words: str
+) -> None:
+    """The message says what is accepted, and nothing about how the value was read."""
+    monkeypatch.setenv(f"SENTIMENT_{name.upper()}", value)
+    with pytest.raises(ValueError, match=f"^SENTIMENT_{name.upper()}: {words}, not '{value}'$"):
+        load_settings({})
+
+
 def test_a_bad_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the flag, even if the variable is set as well."""
     monkeypatch.setenv("SENTIMENT_MAX_TEXTS", "5")
