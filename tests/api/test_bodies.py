@@ -12,6 +12,7 @@ import pytest
 import zstandard
 from fastapi.testclient import TestClient
 
+from app.api.body import INLINE_BYTES, parse
 from app.api.decoding import PIECE_BYTES, decoder
 from app.errors import InvalidRequest
 from tests.conftest import Serve
@@ -161,3 +162,45 @@ def test_an_odd_timeout_is_refused(client: TestClient, timeout: str) -> None:
     )
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     assert "x-request-timeout-ms" in answer.json()["detail"]
+
+
+ODD_DOCUMENTS = (
+    r"""
+1e999|-1e999|1.7976931348623159e308|1e-999|-0|-0.0|1E5|1.0|123456789012345678901234567890|5e-324
+NaN|Infinity|01|+1|.5|1.|tru|true false|[1,]|{,}|{"a":1,"a":2}|{"a":1,"b":2,"a":[3]}|{1:2}|{"":1}
+"\ud83d\ude00"|"\ud800"|"\u0000"|"\/"|"\x"|'a'|// c|"a	b"|[[["a"],{}],null,true,false]
+"\u00e9é"|[|"
+""".strip()
+    .replace("\n", "|")
+    .split("|")
+)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        *(document.encode() for document in ODD_DOCUMENTS),
+        *(b"9" * 4_300, b"9" * 4_301, b"1" * 310, b"1" * 400 + b".5"),
+        *(b"[" * depth + b"]" * depth for depth in (190, 5_000)),
+        *(
+            b'"\xed\xa0\x80"',
+            b'"\xff"',
+            b"\xef\xbb\xbf1",
+            "1".encode("utf-16"),
+            b"\x0b1",
+            b"\x00",
+            b" ",
+        ),
+    ],
+)
+def test_short_and_long_bodies_are_read_alike(document: bytes) -> None:
+    """Two parsers read short and long bodies. They accept the same documents, with equal values."""
+
+    def value(content: bytes) -> str:
+        try:
+            return repr(parse(content, "it"))
+        except InvalidRequest:
+            return "refused"
+
+    filling = "utf-16-le" if document.startswith(b"\xff\xfe") else "utf-8"
+    assert value(document) == value(document + (" " * INLINE_BYTES).encode(filling))
