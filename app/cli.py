@@ -2,22 +2,25 @@
 
 import argparse
 import importlib.metadata
+import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from app import logs
+from app import logs, platforms
 from app.errors import UserError
 from app.server import signals
 from app.server.process import open_standard_files, raise_file_limit
-from app.settings import Settings, flag, load_settings
+from app.settings import Settings, flag, load_settings, sources
 
 # The kinds of files that `classify` reads and writes.
 SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".parquet")
 # Settings that apply only when `classify` loads a model itself.
 LOCAL = ("model", "device", "precision")
+
+logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"sentiment: {error}", file=sys.stderr)
         return 2
     try:
-        return _serve(settings) if options.command == "serve" else _classify(options, settings)
+        if options.command == "serve":
+            return _serve(settings, sources(settings, flags))
+        return _classify(options, settings)
     except UserError as error:
         print(f"sentiment: {error}", file=sys.stderr)
         return 1
@@ -133,11 +138,14 @@ def _shown(default: object) -> object:
     return "none" if default in ("", (), None) else default
 
 
-def _serve(settings: Settings) -> int:
+def _serve(settings: Settings, reasons: str) -> int:
     signals.while_starting()
     open_standard_files()
     raise_file_limit()
     logs.configure(settings.log_level, settings.log_format)
+    logger.info("%s", reasons)
+    for mount in platforms.without_bundle(os.environ):
+        logger.warning("%s has files, but no bundle, so no model is loaded from there", mount)
     try:
         from app.server.run import run
 

@@ -166,7 +166,12 @@ class Process:
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment without settings of the service, but for ``changes``."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SENTIMENT_")}
+    ours = ("SENTIMENT_", "SAGEMAKER_", "AIP_", "AZUREML_")
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(ours) and name != "PORT"
+    }
     return kept | changes
 
 
