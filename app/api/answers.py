@@ -54,6 +54,19 @@ def every_prediction(outcomes: Sequence[Outcome]) -> list[Prediction]:
     return predictions
 
 
+def whole_failure(outcomes: Sequence[Outcome], *, single: bool) -> ServiceError | None:
+    """The error of the whole request, if no text has a result.
+
+    It is the error of a single text, or in a list the first server error (5xx).
+    """
+    if not isinstance(outcomes[0], ServiceError):  # nearly always
+        return None
+    errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
+    if len(errors) < len(outcomes):
+        return None
+    return errors[0] if single else next((e for e in errors if e.status >= 500), None)
+
+
 def version(model: Model) -> ModelVersion:
     """The model that answered."""
     return {"name": model.name, "revision": model.revision, "precision": model.precision}

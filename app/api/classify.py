@@ -1,10 +1,8 @@
 """POST /classify and POST /explain."""
 
-from collections.abc import Sequence
-
 from fastapi import APIRouter, Request, Response
 
-from app.api.answers import classify_texts, json_answer, version
+from app.api.answers import classify_texts, json_answer, version, whole_failure
 from app.api.body import read_body
 from app.api.connection import while_connected
 from app.api.openapi import ERRORS, documented, documented_body, example
@@ -17,8 +15,7 @@ from app.api.schemas import (
 )
 from app.api.service import Service
 from app.engine.predictions import Options
-from app.engine.results import Outcome, item
-from app.errors import ServiceError
+from app.engine.results import item
 
 router = APIRouter(tags=["classification"], route_class=DirectRoute)
 
@@ -65,12 +62,20 @@ async def classify(request: Request) -> Response:
     in `results` has its error, and the other texts are still classified. If you send a single
     text and it is bad, the request fails with its error.
     """
-    body = await read_body(request, ClassifyRequest)
+    return await answer(request, await read_body(request, ClassifyRequest))
+
+
+async def answer(request: Request, body: ClassifyRequest) -> Response:
+    """The answer to a request in our own format.
+
+    Raises:
+        ServiceError: its only text is bad, or the request as a whole failed.
+    """
     single = isinstance(body.inputs, str)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     options = Options(body.overflow, body.split, body.language)
     done = await classify_texts(request, texts, model=body.model, options=options)
-    if error := _whole_failure(done.outcomes, single=single):
+    if error := whole_failure(done.outcomes, single=single):
         raise error
     response: ClassifyResponse = {
         "model": version(done.model),
@@ -107,16 +112,3 @@ async def explain(request: Request) -> Response:
         "words": words,
     }
     return json_answer(response, done)
-
-
-def _whole_failure(outcomes: Sequence[Outcome], *, single: bool) -> ServiceError | None:
-    """The error of the whole request, if no text has a result.
-
-    It is the error of a single text, or in a list the first server error (5xx).
-    """
-    if not isinstance(outcomes[0], ServiceError):  # nearly always
-        return None
-    errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
-    if len(errors) < len(outcomes):
-        return None
-    return errors[0] if single else next((e for e in errors if e.status >= 500), None)

@@ -32,11 +32,12 @@ class RequestMiddleware:
         *,
         service: Service,
         routes: Sequence[APIRoute],
+        health_route: str | None,
     ) -> None:
         self._app = app
         self._service = service
         self._routes = routes
-        self._access = Access(service.settings)
+        self._access = Access(service.settings, health_route)
         self._logs = is_logged(service)
         self._direct = DirectRoutes(routes)
 

@@ -59,13 +59,14 @@ async def text_classification(request: Request) -> Response:
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     done = await classify_texts(request, texts, model=None)
     answer = [
-        ranking(_scores(prediction, asked.function_to_apply))[: asked.top_k]
+        ranking(scores(prediction, asked.function_to_apply))[: asked.top_k]
         for prediction in every_prediction(done.outcomes)
     ]
     return json_answer(answer, done)
 
 
-def _scores(prediction: Prediction, function: Function | None) -> Mapping[str, float]:
+def scores(prediction: Prediction, function: Function | None) -> Mapping[str, float]:
+    """The prediction's scores; with a function, that of its logits."""
     logits = prediction["logits"]
     match function:
         case None:

@@ -1,12 +1,10 @@
 """Version 2 of the Open Inference Protocol over HTTP, with binary tensors."""
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
 from app.api.answers import classify_texts, every_prediction, timing
-from app.api.openapi import ERRORS, documented
+from app.api.openapi import ERRORS, documented, path_parameters
 from app.api.protocols.inference_request import ALL_OUTPUTS, read_inference_request
 from app.api.protocols.inference_response import (
     VERSION,
@@ -67,18 +65,8 @@ class ModelMetadata(TypedDict):
     parameters: ModelParameters
 
 
-def _with_path(*names: str) -> dict[str, Any]:
-    """The ``openapi_extra`` of a route whose path has these parameters."""
-    return {
-        "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ]
-    }
-
-
-_NAMED = _with_path("name")
-_VERSIONED = _with_path("name", "version")
+_NAMED = path_parameters("name")
+_VERSIONED = path_parameters("name", "version")
 _METADATA_ERRORS = documented(Unauthorized, ModelNotFound, RateLimited, NotReady)
 _READY_ERRORS = documented(Unauthorized, ModelNotFound, RateLimited, NotReady, ShuttingDown)
 

@@ -1,8 +1,8 @@
-"""POST /predict, compatible with text-embeddings-inference (TEI)."""
+"""POST /predict, compatible with text-embeddings-inference (TEI) and with Vertex AI."""
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, cast
 
 from fastapi import APIRouter, Request, Response
 from pydantic import (
@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from app.api.answers import classify_texts, every_prediction, json_answer
-from app.api.body import read_body
+from app.api.body import ByField, read_body
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.problems import problem
 from app.api.protocols.common import (
@@ -26,6 +26,7 @@ from app.api.protocols.common import (
     ranking,
     tokens_computed,
 )
+from app.api.protocols.instances import InstancesRequest, InstancesResponse, answer_instances
 from app.api.routing import DirectRoute
 from app.api.schemas import Problem, Text, Texts
 from app.engine.classifier import Classification
@@ -93,6 +94,9 @@ class PredictRequest(BaseModel):
     )
 
 
+FORMS = ByField({"instances": InstancesRequest}, otherwise=PredictRequest)
+
+
 class PredictProblem(Problem):
     """An error. ``error_type`` is TEI's, and missing if no route was reached (for example 401)."""
 
@@ -101,26 +105,29 @@ class PredictProblem(Problem):
 
 @router.post(
     "/predict",
-    response_model=list[LabelScore] | list[list[LabelScore]],
+    response_model=list[LabelScore] | list[list[LabelScore]] | InstancesResponse,
     responses=documented(*ERRORS, form=PredictProblem),
-    openapi_extra=documented_body(PredictRequest),
+    openapi_extra=documented_body(PredictRequest, InstancesRequest),
 )
 async def predict(request: Request) -> Response:
     """Labels and scores in the format of text-embeddings-inference, with the highest first.
 
     One text is answered with a list, a batch with a list of lists. If a text is bad, the answer is
-    the error of the first bad text.
+    the error of the first bad text. A body with `instances` is answered in the format of Vertex AI,
+    which is often given the same path.
     """
     try:
-        return await _predict(request)
+        body = await read_body(request, FORMS)
+        if isinstance(body, InstancesRequest):
+            return await answer_instances(request, body)
+        return await _predict(request, cast(PredictRequest, body))
     except ServiceError as error:
         error_type = _ERROR_TYPES.get(type(error), "Validation")
         return problem(error, request.state.request_id, error_type=error_type)
 
 
-async def _predict(request: Request) -> Response:
+async def _predict(request: Request, body: PredictRequest) -> Response:
     started = time.perf_counter()
-    body = await read_body(request, PredictRequest)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     options = Options("error" if body.truncate is False else "truncate")
     done = await classify_texts(request, texts, model=None, options=options)
