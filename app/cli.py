@@ -19,6 +19,8 @@ from app.settings import Settings, flag, load_settings, sources
 SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".parquet")
 # Settings that apply only when `classify` loads a model itself.
 LOCAL = ("model", "device", "precision")
+# The words for values in --help, where the setting's name does not end with one.
+METAVARS = {"model": "DIR"}
 
 logger = logging.getLogger(__name__)
 
@@ -122,15 +124,15 @@ def _add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
     """Add a flag for each of these settings. ``load_settings`` validates the values later."""
     for name in names:
         field = Settings.model_fields[name]
-        several = name == "model"
+        several = name in ("model", "served_name")
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         parser.add_argument(
             flag(name),
             action="append" if several else "store",
             default=argparse.SUPPRESS,  # without the flag, the environment decides
-            metavar="DIR" if several else "|".join(choices) or name.split("_")[-1].upper(),
+            metavar=METAVARS.get(name) or "|".join(choices) or name.split("_")[-1].upper(),
             help=f"{field.description}"
-            + ("" if several else f" [default: {_shown(field.default)}]"),
+            + ("" if name == "model" else f" [default: {_shown(field.default)}]"),
         )
 
 

@@ -18,7 +18,16 @@ from app.api import classify, operations, page, stream
 from app.api.middleware.observation import OTHER_METHOD
 from app.api.middleware.request import RequestMiddleware
 from app.api.problems import HANDLERS
-from app.api.protocols import huggingface, kserve, open_inference, sagemaker, tei, vertex, vllm
+from app.api.protocols import (
+    huggingface,
+    kserve,
+    open_inference,
+    repository,
+    sagemaker,
+    tei,
+    vertex,
+    vllm,
+)
 from app.api.routing import COMPRESS_BYTES, UNMATCHED, DirectRoute
 from app.api.service import Service
 from app.engine.bundle import EMBEDDED_BUNDLE
@@ -40,6 +49,7 @@ NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fal
 ROUTERS = [
     *(module.router for module in (classify, stream, huggingface, tei, vllm)),
     *(module.classifying for module in (sagemaker, kserve, open_inference)),
+    repository.router,  # before open_inference, whose models would be named stats
     *(module.router for module in (sagemaker, kserve, open_inference, operations, page)),
 ]
 

@@ -19,6 +19,7 @@ KeyDigests = Annotated[tuple[StrictBytes, ...], NoDecode]
 
 API_KEY = re.compile(r"[!-+\--~]{8,256}")  # printable ASCII without the comma, which separates keys
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
+MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 RATE = re.compile(r"[1-9]\d*/(second|minute|hour|day)")
 
 
@@ -37,6 +38,12 @@ class Settings(BaseSettings):
         description="bundle to load; to serve several, repeat the option (in the environment, "
         f"separate them by '{os.pathsep}'); requests that name no model go to the first [default: "
         "what a platform has mounted, such as /mnt/models, else the embedded model]",
+    )
+    served_name: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="name under which requests and metrics know the model, in the place of its "
+        "bundle's name; for several models, repeat the option in their order (in the environment, "
+        "separate the names by ',')",
     )
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(
@@ -199,6 +206,19 @@ class Settings(BaseSettings):
     @classmethod
     def _split_paths(cls, value: Any) -> Any:
         return tuple(filter(None, value.split(os.pathsep))) if isinstance(value, str) else value
+
+    @field_validator("served_name", mode="before")
+    @classmethod
+    def _split_names(cls, value: Any, info: ValidationInfo) -> Any:
+        names = _listed(value) if isinstance(value, str) else tuple(value)
+        if not all(MODEL_NAME.fullmatch(name) for name in names):
+            raise ValueError("a name must be up to 128 letters, digits, '.', '_' and '-'")
+        models = len(info.data.get("model", ())) or 1
+        if len(names) not in (0, models):
+            raise ValueError(f"give as many names as models: {models}")
+        if len(set(names)) < len(names):
+            raise ValueError("give each model another name")
+        return names
 
     @field_validator("cors_origins", mode="before")
     @classmethod

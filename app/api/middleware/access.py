@@ -19,7 +19,8 @@ OPEN = frozenset(
         *("/ping", "/execution-parameters"),  # SageMaker sends no key
     }
 )
-ADMIN = "/models/"  # a POST to any path below it needs an admin key
+# A POST to any path below these needs an admin key.
+ADMIN = ("/models/", "/v2/repository/models/")
 OPEN_PAGES = frozenset({"/", "/docs", "/openapi.json", "/metrics"})
 IPV4_MAPPED = "::ffff:"  # the prefix of an IPv4 address on an IPv6 socket
 PERIOD_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}

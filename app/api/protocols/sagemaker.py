@@ -3,7 +3,6 @@
 The forms of Hugging Face's and MLflow's containers, which have the same route, are among them.
 """
 
-
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 from typing_extensions import TypedDict
