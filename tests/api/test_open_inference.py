@@ -406,7 +406,7 @@ def test_paths_that_name_nothing(url: str) -> None:
     """Unknown paths get 404, including a route's template and Triton's other routes."""
     for model in ("%7Bname%7D", "tiny/versions/1.0", "tiny/versions/", "a/b", "%ff"):
         assert _post(url, {"inputs": [_input(["love"])]}, model).status_code == 404
-    for path in ("models/tiny/config", "models/tiny/stats", "repository/index", "models"):
+    for path in ("trace/setting", "systemsharedmemory/status", "logging", "repository"):
         assert httpx2.get(f"{url}/v2/{path}").json()["code"] == "not_found"
 
 
