@@ -14,7 +14,7 @@ from app.errors import UserError
 
 # In the order in which they are looked up: Vertex AI, SageMaker, Cloud Run and Knative.
 PORT_VARIABLES = ("AIP_HTTP_PORT", "SAGEMAKER_BIND_TO_PORT", "PORT")
-# SageMaker calls this port, and tells nobody, unless the container is one of several.
+# The port that SageMaker calls. It says so in a variable only where a container is one of several.
 SAGEMAKER_PORT = 8080
 SAGEMAKER_MOUNT = Path("/opt/ml")
 # SageMaker, KServe and Hugging Face Endpoints.
@@ -69,8 +69,9 @@ def _port(environment: Mapping[str, str]) -> dict[str, Found]:
     for name in PORT_VARIABLES:
         if environment.get(name):
             return {"port": Found(environment[name], name)}
-    if SAGEMAKER_MOUNT.is_dir():
-        return {"port": Found(SAGEMAKER_PORT, f"SageMaker's {SAGEMAKER_MOUNT} exists")}
+    variable = next((name for name in environment if name.startswith("SAGEMAKER_")), None)
+    if variable or SAGEMAKER_MOUNT.is_dir():
+        return {"port": Found(SAGEMAKER_PORT, variable or f"SageMaker's {SAGEMAKER_MOUNT} exists")}
     return {}
 
 

@@ -32,7 +32,8 @@ def test_load_needs_an_admin_key_and_reloads(serve: Serve) -> None:
 def test_what_a_repository_cannot_do_is_said(serve: Serve) -> None:
     """A model is not loaded from elsewhere, and not unloaded: 422, and it goes on answering."""
     client = serve(admin_keys="admin-key-1")
-    for body in ({"parameters": {"config": "{}"}}, []):
+    bodies: list[Any] = [{"parameters": {"config": "{}"}}, []]
+    for body in bodies:
         answer = client.post(LOAD, json=body, headers=ADMIN)
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
         assert "without parameters" in answer.json()["detail"]

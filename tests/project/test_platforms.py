@@ -60,7 +60,9 @@ def test_a_bad_port_names_its_variable(monkeypatch: pytest.MonkeyPatch, name: st
 
 
 def test_sagemaker_is_known_by_its_directory(mounts: list[Path]) -> None:
-    """SageMaker sets no variable for its port 8080, so its directory decides."""
+    """SageMaker sets no variable for its port 8080, so its directory or other variables decide."""
+    assert platforms.found({"SAGEMAKER_BATCH": "true"})["port"].value == 8080
+    assert platforms.found({"SAGEMAKER_BATCH": "true", "PORT": "1"})["port"].value == "1"
     mounts[0].mkdir(parents=True)
     assert load_settings({}).port == 8080
 
