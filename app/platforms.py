@@ -69,7 +69,8 @@ def _port(environment: Mapping[str, str]) -> dict[str, Found]:
     for name in PORT_VARIABLES:
         if environment.get(name):
             return {"port": Found(environment[name], name)}
-    variable = next((name for name in environment if name.startswith("SAGEMAKER_")), None)
+    theirs = (name for name in environment if name.startswith("SAGEMAKER_") and environment[name])
+    variable = next(theirs, None)
     if variable or SAGEMAKER_MOUNT.is_dir():
         return {"port": Found(SAGEMAKER_PORT, variable or f"SageMaker's {SAGEMAKER_MOUNT} exists")}
     return {}

@@ -136,8 +136,9 @@ class Settings(BaseSettings):
     admin_keys: KeyDigests = Field(
         default=(),
         repr=False,
-        description="keys, separated by ',', for POST /models/{name}/reload; like --api-keys, set "
-        "them in the environment; without keys, only the signal SIGHUP reloads models",
+        description="keys, separated by ',', for POST /models/{name}/reload and "
+        "/v2/repository/models/{name}/load; like --api-keys, set them in the environment; without "
+        "keys, only the signal SIGHUP reloads models",
     )
     rate_limit: str = Field(
         default="",
