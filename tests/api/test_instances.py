@@ -49,6 +49,7 @@ def test_overflow_is_a_parameter(client: TestClient) -> None:
         ({"instances": "love"}, "invalid_request", "instances must be a list of at least one text"),
         ({"instances": ["a", 1]}, "invalid_request", "instances item 1, counted from 0, must be"),
         ({"instances": [{"x": "a"}]}, "invalid_request", "one of the fields text, inputs, content"),
+        ({"instances": [{"text": "a", "text_pair": "b"}]}, "invalid_request", "without text_pair"),
         ({"instances": [{"text": None}]}, "invalid_request", "instances item 0, counted from 0"),
         ({"instances": ["a"], "parameters": []}, "invalid_request", "parameters must be an object"),
         (

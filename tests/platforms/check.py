@@ -24,7 +24,7 @@ REQUIREMENTS = {
     "sagemaker": ["sagemaker-core==2.27.0"],
     "vertex": ["google-cloud-aiplatform[prediction]==2.7.0"],
     "kserve": ["kserve==0.21.0"],
-    "mlflow": ["mlflow-skinny==3.17.2", "pandas==3.1.1"],
+    "mlflow": ["mlflow-skinny==3.17.2", "pandas==3.1.1", "scipy==1.17.1"],
     "azure": ["azure-ai-ml==1.35.2"],
 }
 VERTEX = "/v1/endpoints/1/deployedModels/2"

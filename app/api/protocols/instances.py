@@ -14,12 +14,17 @@ from app.engine.predictions import Options, Overflow
 from app.engine.results import FailedItem, Prediction, item
 
 TEXT_FIELDS = ("text", "inputs", "content")
-ACCEPTED = f"a string, or an object with a string in one of the fields {', '.join(TEXT_FIELDS)}"
+ACCEPTED = (
+    f"a string, or an object with a string in one of the fields {', '.join(TEXT_FIELDS)}, without "
+    "text_pair"
+)
 
 
 def text_of(value: Any) -> str | None:
     """The text that a record of a platform holds: the value itself, or one of its fields."""
     if isinstance(value, dict):
+        if value.get("text_pair") is not None:  # half of a pair is not what was asked
+            return None
         value = next((value[name] for name in TEXT_FIELDS if name in value), None)
     return value if isinstance(value, str) else None
 

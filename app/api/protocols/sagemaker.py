@@ -3,6 +3,8 @@
 The forms of Hugging Face's and MLflow's containers, which have the same route, are among them.
 """
 
+from typing import cast
+
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 from typing_extensions import TypedDict
@@ -98,9 +100,8 @@ async def invocations(request: Request) -> Response:
             return await answer_instances(request, as_instances(body))
         case ClassifyRequest():
             return await classify.answer(request, body)
-        case TextClassification():
-            return await _as_container(request, body)
-    raise AssertionError(body)
+        case _:
+            return await _as_container(request, cast(TextClassification, body))
 
 
 async def _as_container(request: Request, body: TextClassification) -> Response:
