@@ -122,7 +122,7 @@ ARCHITECTURES = {
     ),
     "albert": Architecture("ALBERT", "textattack/albert-base-v2-SST-2", (SPIECE,)),
     "mpnet": Architecture(
-        "MPNet", "florentgbelidji/setfit_emotion", (WORD_PIECE,), max_tokens=rows_after_one
+        "MPNet", "microsoft/mpnet-base", (WORD_PIECE,), max_tokens=rows_after_one
     ),
     "deberta": Architecture("DeBERTa", "microsoft/deberta-base-mnli", (BYTE_LEVEL_BPE,)),
     "deberta-v2": Architecture("DeBERTa-v2/v3", "yangheng/deberta-v3-base-absa-v1.1", (SPM,)),
