@@ -183,11 +183,11 @@ def find_architecture(model_type: object, where: str) -> Architecture:
     Raises:
         UserError: it is not exported. The message names it, the reason, and what is taken.
     """
-    if isinstance(model_type, str) and model_type in ARCHITECTURES:
+    if not isinstance(model_type, str):
+        raise UserError(f"{where}: config.json has no model_type, so its architecture is unknown")
+    if model_type in ARCHITECTURES:
         return ARCHITECTURES[model_type]
-    name, reason = str(model_type), "this exporter does not know it"
-    if name in REFUSED:
-        name, reason = REFUSED[name]
+    name, reason = REFUSED.get(model_type, (model_type, "this exporter does not know it"))
     taken = ", ".join(architecture.name for architecture in ARCHITECTURES.values())
     raise UserError(
         f"{where} is of the unsupported architecture {name}: {reason}; use a sequence classifier "
