@@ -159,8 +159,7 @@ REFUSED = {
     "llama": ("Llama", _DECODER),
     "longformer": (
         "Longformer",
-        "in the graph that Optimum exports, the number of attention windows is a constant, so "
-        "texts of other lengths fail or get wrong logits",
+        "the graph that Optimum exports fails or gives wrong logits for texts of other lengths",
     ),
     "luke": ("LUKE", _NO_EXPORTER),
     "mbart": ("mBART", _BOTH),
