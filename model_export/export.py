@@ -147,6 +147,10 @@ def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
     config.save_pretrained(directory)
     tokenizer = checkpoint.tokenizer
     tokenizer.model_max_length = checkpoint.max_tokens
+    # tokenizer.json holds the side at which long texts are cut; the service follows it.
+    tokenizer.backend_tokenizer.enable_truncation(
+        checkpoint.max_tokens, direction=tokenizer.truncation_side
+    )
     with tempfile.TemporaryDirectory(dir=directory) as work:
         tokenizer.save_pretrained(work)
         for name in ("tokenizer.json", "tokenizer_config.json"):
