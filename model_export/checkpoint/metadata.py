@@ -40,9 +40,7 @@ def list_tensors(weights: Path) -> list[TensorInfo]:
     return [found[name] for name in sorted(found)]
 
 
-def read_tokenizer(
-    path: Path, present: list[str], source: TokenizerFiles | None
-) -> dict[str, Any]:
+def read_tokenizer(path: Path, present: list[str], source: TokenizerFiles | None) -> dict[str, Any]:
     """Facts from the tokenizer's JSON files, without loading the tokenizer.
 
     ``source`` are the files from which a missing tokenizer.json is made.

@@ -237,9 +237,7 @@ def test_a_token_needs_a_position(model_type: str, rows: int, pad: int, tokens: 
     assert max_tokens(config) == tokens
 
 
-@pytest.mark.parametrize(
-    ("attention", "tokens"), [("block_sparse", 704), ("original_full", 4096)]
-)
+@pytest.mark.parametrize(("attention", "tokens"), [("block_sparse", 704), ("original_full", 4096)])
 def test_big_bird_ends_where_its_random_attention_begins(attention: str, tokens: int) -> None:
     """With sparse attention, as many tokens as transformers lets attend to all others."""
     assert max_tokens(BigBirdConfig(attention_type=attention)) == tokens

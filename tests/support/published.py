@@ -29,11 +29,19 @@ LABELS = ("negative", "neutral", "positive")
 EMOTIONS = ("sadness", "joy", "love", "anger", "fear", "surprise")
 STARS = ("1 star", "2 stars", "3 stars", "4 stars", "5 stars")
 OF_ROBERTA = {
-    **{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>"},
-    **{"pad_token": "<pad>", "cls_token": "<s>", "mask_token": "<mask>"},
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "mask_token": "<mask>",
 }
 OF_BERT = {
-    **{"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"},
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
     "mask_token": "[MASK]",
 }
 # What DeBERTa computes with: positions relative to each other, in both directions.
@@ -98,8 +106,14 @@ def deberta_v3(path: Path) -> None:
     """spm.model with the special tokens in front, and [MASK] as an added token after the rest."""
     sentencepiece(
         "spm.model",
-        **{"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3},
-        **{"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"},
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+        pad_piece="[PAD]",
+        bos_piece="[CLS]",
+        eos_piece="[SEP]",
+        unk_piece="[UNK]",
     )(path)
     _write_json(path / "added_tokens.json", {"[MASK]": 130})
 
@@ -164,9 +178,12 @@ PUBLISHED = {
         "albert",
         sentencepiece(
             "spiece.model",
-            **{"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1},
+            pad_id=0,
+            unk_id=1,
+            bos_id=-1,
+            eos_id=-1,
             control_symbols="[CLS],[SEP],[MASK]",
-            user_defined_symbols="(,),-,.,–,£,€",  # noqa: RUF001
+            user_defined_symbols="(,),-,.,–,£,€",
         ),
         ("LABEL_0", "LABEL_1"),
         {"embedding_size": 32, "hidden_act": "gelu_new", "inner_group_num": 1},
@@ -221,7 +238,10 @@ PUBLISHED = {
         sentencepiece(
             "spiece.model",
             model_type="bpe",
-            **{"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3},
+            pad_id=0,
+            eos_id=1,
+            bos_id=2,
+            unk_id=3,
             control_symbols="[CLS],[SEP],[MASK]",
         ),
         config={"attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1},

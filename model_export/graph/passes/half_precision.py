@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 from onnx_ir.tape import Tape
 
-from model_export.graph.linear import consumers
+from model_export.graph.linear import consumers, producer
 from model_export.graph.shapes import forget_shapes
 
 # The last three make up a layer norm where it is no single operator (DeBERTa).
@@ -77,7 +77,7 @@ def _is_float(value: ir.Value) -> bool:
 
 def _cast_for_readers(graph: ir.Graph, value: ir.Value, exact: set[ir.Node]) -> None:
     """Cast the value for the readers that compute in the other precision."""
-    source = value.producer()
+    source = producer(value)
     is_exact = source in exact
     readers = [use for use in value.uses() if (use.node in exact) != is_exact]
     tape = Tape()

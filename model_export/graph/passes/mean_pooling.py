@@ -37,7 +37,11 @@ def sum_tokens_in_order(model: ir.Model) -> None:
 
 def _sums_tokens(node: ir.Node) -> bool:
     """Whether the node sums [batch, sequence, features] to [batch, features]."""
-    if node.op_type != "ReduceSum" or node.attributes.get_int("keepdims", 1):
+    if (
+        node.op_type != "ReduceSum"
+        or "keepdims" not in node.attributes
+        or node.attributes["keepdims"].as_int()
+    ):
         return False
     axes = input_of(node, 1)
     return axes.const_value is not None and array_of(axes).tolist() == [1]

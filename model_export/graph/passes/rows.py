@@ -122,7 +122,7 @@ class _RowsPass:
         """
         known = True
         for reader in consumers(shape.outputs[0]):
-            index = reader.inputs[1].const_value if reader.op_type == "Gather" else None
+            index = input_of(reader, 1).const_value if reader.op_type == "Gather" else None
             axis = index.numpy().tolist() if index is not None else None
             if axis in (0, 1):
                 reader.replace_input_with(0, self._shape)
