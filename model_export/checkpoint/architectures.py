@@ -57,7 +57,8 @@ def full_attention(config: Any) -> int:
 class Architecture:
     """One model type of transformers that has a sequence classifier.
 
-    ``layers`` says whether the graph passes find its encoder layers. ``max_tokens`` takes the
+    ``layers`` says whether the graph passes find its encoder layers. If they do not, they leave
+    attention as it was exported, and change what is between. ``max_tokens`` takes the
     model's config and returns how many tokens have a position, special tokens included.
     """
 
@@ -74,12 +75,12 @@ class Architecture:
     @property
     def passes(self) -> str:
         """What the export does to the graph."""
-        if self.layers:
-            return (
-                "padding left out, last layer for the first token only, int8 per token in whole "
-                "layers"
-            )
-        return "graph as exported, int8 per token on each linear layer"
+        last = (
+            "last layer for the first token only"
+            if self.layers
+            else "first token only after the last attention, unless the classifier reads others"
+        )
+        return f"padding left out, {last}, int8 with a scale per token"
 
 
 # By model_type in config.json.
@@ -120,7 +121,7 @@ ARCHITECTURES = {
     "electra": Architecture(
         "ELECTRA", "bhadresh-savani/electra-base-emotion", (WORD_PIECE,), layers=True
     ),
-    "albert": Architecture("ALBERT", "textattack/albert-base-v2-SST-2", (SPIECE,)),
+    "albert": Architecture("ALBERT", "textattack/albert-base-v2-SST-2", (SPIECE,), layers=True),
     "mpnet": Architecture(
         "MPNet", "microsoft/mpnet-base", (WORD_PIECE,), max_tokens=rows_after_one
     ),
@@ -135,7 +136,7 @@ ARCHITECTURES = {
         max_tokens=rows_after_padding,
     ),
     "big_bird": Architecture(
-        "BigBird", "google/bigbird-roberta-base", (SPIECE,), max_tokens=full_attention
+        "BigBird", "google/bigbird-roberta-base", (SPIECE,), layers=True, max_tokens=full_attention
     ),
 }
 

@@ -174,9 +174,9 @@ def exported(base: Path, architecture: str) -> Exported:
     source = make_checkpoint(directory / "source", architecture)
     kept = directory / "plain.onnx"
 
-    def keep_plain(plain: Path, target: Path) -> None:
+    def keep_plain(plain: Path, target: Path) -> list[str]:
         shutil.copyfile(plain, kept)
-        write_fp32(plain, target)
+        return write_fp32(plain, target)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(WRITERS, "fp32", keep_plain)
