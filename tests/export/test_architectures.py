@@ -34,7 +34,7 @@ def test_the_documentation_has_the_table() -> None:
     rows = [
         f"| {known.name} | `{model_type}` | `{known.example}` | "
         f"{'<br>'.join(', '.join(f'`{n}`' for n in t.names) for t in known.tokenizers) or '—'} | "
-        f"{'whole layers' if known.layers else 'linear layers'} |"
+        f"{'the last layer' if known.layers else 'what follows the last attention'} |"
         for model_type, known in ARCHITECTURES.items()
     ]
     refused = [f"| {name} | `{kind}` | {why} |" for kind, (name, why) in REFUSED.items()]
@@ -114,9 +114,7 @@ def test_bertweets_tokenizer_is_not_taken_for_wordpiece(tmp_path: Path) -> None:
     assert describe(path).tokenizer["kind"] == "fastBPE"
 
 
-@pytest.mark.parametrize(
-    "name", [known.example for known in ARCHITECTURES.values() if known.layers]
-)
+@pytest.mark.parametrize("name", [known.example for known in ARCHITECTURES.values()])
 def test_the_service_answers_like_transformers(
     tmp_path: Path, published: Callable[[str], Path], name: str
 ) -> None:
@@ -129,7 +127,12 @@ def test_the_service_answers_like_transformers(
     encodings = []
     for text in CORPUS:
         encoding = served.encode(text)
-        expected = tokenizer(preprocess(text, served.preprocessing), return_tensors="pt")
+        expected = tokenizer(
+            preprocess(text, served.preprocessing),
+            truncation=True,
+            max_length=served.max_tokens,
+            return_tensors="pt",
+        )
         assert encoding.ids == expected["input_ids"][0].tolist()
         with torch.inference_mode():
             logits = model(**expected).logits[0].numpy()
