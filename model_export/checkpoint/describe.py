@@ -15,12 +15,12 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from app.engine.preprocessing import Preprocessing
 from app.errors import UserError, first_line
 from model_export.checkpoint.checkpoint import (
-    canonical_labels,
     empty_classifier,
     max_tokens,
     trained_preprocessing,
 )
 from model_export.checkpoint.description import Description, length_limit, shortened
+from model_export.checkpoint.labels import canonical_labels, read_labels
 from model_export.checkpoint.layout import CONFIG_FILE, check_directory, choose_files
 from model_export.checkpoint.metadata import (
     KINDS_BY_FILES,
@@ -53,16 +53,15 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     found = {tensor.name: tensor.shape for tensor in tensors}
     fitted = fit(expected, found, model.base_model_prefix)
     read_as = {key: name for name, key in fitted.names.items()}
-    spelled = [str(config.id2label.get(i, f"LABEL_{i}")) for i in range(config.num_labels)]
     tokenizer = read_tokenizer(path, present)
     problems: list[str] = []
+    labels = _labels(path, config, problems)
     limit = _attempt(problems, lambda: max_tokens(config))
     with torch.device("meta"):
         _attempt(problems, lambda: empty_classifier(path))
     _attempt(problems, lambda: check_fit(fitted, expected, found, weights))
     if tokenizer["kind"] is None:
         problems.append(f"{path} has no tokenizer: no tokenizer.json, and no files to make it from")
-    labels = {"as_spelled": spelled, "exported": canonical_labels(spelled)}
     chosen = preprocessing or trained_preprocessing(path)
     layers = _layers(expected)
     changes = _changes(fitted, tensors, labels, present)
@@ -101,6 +100,13 @@ def _attempt(problems: list[str], step: Callable[[], T]) -> T | None:
     except UserError as error:
         problems.append(str(error))
         return None
+
+
+def _labels(path: Path, config: Any, problems: list[str]) -> dict[str, list[str]]:
+    """The labels as in config.json, and those of the bundle: none if they are unusable."""
+    read = _attempt(problems, lambda: read_labels(read_json(path / CONFIG_FILE), str(path)))
+    spelled = read or [str(label) for _, label in sorted(config.id2label.items())]
+    return {"as_spelled": spelled, "exported": canonical_labels(read or [])}
 
 
 def _model(path: Path) -> tuple[Any, Any]:
@@ -175,7 +181,7 @@ def _changes(
 ) -> list[str]:
     """What the export changes in labels, weights and tokenizer, as sentences."""
     changes = []
-    if labels["as_spelled"] != labels["exported"]:
+    if labels["exported"] not in ([], labels["as_spelled"]):
         changes.append(
             f"labels {shortened(labels['as_spelled'])} become {shortened(labels['exported'])}"
         )

@@ -35,7 +35,7 @@ class Description:
 
         - ``path``, ``architecture`` (class of the model), ``model_type``
         - ``problem_type``: ``single_label``, ``multi_label`` or ``regression``
-        - ``labels``: ``as_spelled`` in config.json, and ``exported``
+        - ``labels``: ``as_spelled`` in config.json, and ``exported`` (empty if they are unusable)
         - ``max_tokens``: the number of tokens that have a position; null if the architecture
           has no position table
         - ``tokenizer``: ``kind`` (null if its files are missing), ``max_tokens`` (from the
@@ -69,7 +69,7 @@ class Description:
             "checkpoint": self.path,
             "architecture": f"{self.architecture} ({self.model_type})",
             "labels": f"{shortened(self.labels['as_spelled'])} ({self.problem_type})",
-            "exported as": shortened(self.labels["exported"]),
+            "exported as": shortened(self.labels["exported"]) or "not exported",
             "max tokens": f"{self.max_tokens or 'no position table'} "
             f"(the tokenizer's own limit: {length_limit(tokens['max_tokens'])})",
             "tokenizer": tokens["kind"] or "none",
