@@ -71,6 +71,21 @@ def canonical_labels(labels: list[str]) -> list[str]:
     )
 
 
+def known_spellings(labels: Sequence[str]) -> dict[str, str]:
+    """Every spelling in which labelled files may write ``labels``, and the label that it means.
+
+    Spellings are in lower case: the labels themselves, ``label_0`` and so on by position, and for
+    a sentiment its other spellings. A spelling that could mean two labels is left out.
+    """
+    meanings: dict[str, set[str]] = {}
+    for index, label in enumerate(labels):
+        lower = label.lower()
+        group = next((words for words in SPELLINGS.values() if lower in words), {lower})
+        for spelling in {*group, f"label_{index}"}:
+            meanings.setdefault(spelling, set()).add(label)
+    return {spelling: next(iter(names)) for spelling, names in meanings.items() if len(names) == 1}
+
+
 def _by_id(entry: Any, where: str) -> dict[int, Any]:
     try:
         return {int(index): label for index, label in entry.items()}
