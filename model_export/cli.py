@@ -77,7 +77,7 @@ def _export(words: list[str]) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", help=SOURCE)
+    parser.add_argument("source", type=_utf8, help=SOURCE)
     parser.add_argument("--output", type=Path, required=True, help="bundle directory to write")
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument(
@@ -156,7 +156,7 @@ def _describe(words: list[str]) -> None:
             "files of a checkpoint, and what an export would change. The weights are not loaded."
         ),
     )
-    parser.add_argument("source", help=SOURCE)
+    parser.add_argument("source", type=_utf8, help=SOURCE)
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     options = parser.parse_args(words)
@@ -251,6 +251,14 @@ def _precisions(value: str) -> tuple[Precision, ...]:
             f"unknown precision {', '.join(unknown)}; choose from {', '.join(EXPORTED)}"
         )
     return tuple(precision for precision in EXPORTED if precision in wanted)
+
+
+def _utf8(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{value!a} is not valid UTF-8") from None
+    return value
 
 
 def _loss(value: str) -> float:

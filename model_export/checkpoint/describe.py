@@ -20,7 +20,7 @@ from model_export.checkpoint.checkpoint import (
     trained_preprocessing,
 )
 from model_export.checkpoint.description import Description, length_limit, shortened
-from model_export.checkpoint.labels import canonical_labels, read_labels
+from model_export.checkpoint.labels import canonical_labels, output_names, read_labels
 from model_export.checkpoint.layout import CONFIG_FILE, check_directory, choose_files
 from model_export.checkpoint.metadata import (
     KINDS_BY_FILES,
@@ -48,14 +48,14 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     present = sorted(file.name for file in path.iterdir() if file.is_file())
     _, weights = choose_files(present, str(path))
     tensors = list_tensors(path / weights)
+    problems: list[str] = []
+    labels = _labels(path, problems)
     config, model = _model(path)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {tensor.name: tensor.shape for tensor in tensors}
     fitted = fit(expected, found, model.base_model_prefix)
     read_as = {key: name for name, key in fitted.names.items()}
     tokenizer = read_tokenizer(path, present)
-    problems: list[str] = []
-    labels = _labels(path, config, problems)
     limit = _attempt(problems, lambda: max_tokens(config))
     with torch.device("meta"):
         _attempt(problems, lambda: empty_classifier(path))
@@ -102,16 +102,19 @@ def _attempt(problems: list[str], step: Callable[[], T]) -> T | None:
         return None
 
 
-def _labels(path: Path, config: Any, problems: list[str]) -> dict[str, list[str]]:
+def _labels(path: Path, problems: list[str]) -> dict[str, list[str]]:
     """The labels as in config.json, and those of the bundle: none if they are unusable."""
-    read = _attempt(problems, lambda: read_labels(read_json(path / CONFIG_FILE), str(path)))
-    spelled = read or [str(label) for _, label in sorted(config.id2label.items())]
-    return {"as_spelled": spelled, "exported": canonical_labels(read or [])}
+    entries = read_json(path / CONFIG_FILE)
+    names = output_names(entries, str(path))
+    usable = _attempt(problems, lambda: read_labels(entries, str(path))) or []
+    return {
+        "as_spelled": [str(names[index]) for index in sorted(names)],
+        "exported": canonical_labels(usable),
+    }
 
 
 def _model(path: Path) -> tuple[Any, Any]:
     """The config and the model that it describes; its weights use no memory."""
-    read_json(path / CONFIG_FILE)  # its errors are clearer than those of transformers
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):

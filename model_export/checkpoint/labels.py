@@ -33,11 +33,8 @@ def read_labels(
             empty, repeated or cannot be shown in a line, or ``named`` has another number of
             labels. The message begins with ``where``.
     """
-    entry = config.get("id2label")
-    if entry is None:
-        entry = {index: f"LABEL_{index}" for index in range(config.get("num_labels") or 2)}
-    found = _by_id(entry, where)
-    _check_outputs(config.get("problem_type"), len(found), where)
+    found = output_names(config, where)
+    _check_head(config.get("problem_type"), len(found), where)
     numbered = sorted(found) == list(range(len(found)))
     if named is not None:
         if numbered and len(named) != len(found):
@@ -86,30 +83,40 @@ def known_spellings(labels: Sequence[str]) -> dict[str, str]:
     return {spelling: next(iter(names)) for spelling, names in meanings.items() if len(names) == 1}
 
 
-def _by_id(entry: Any, where: str) -> dict[int, Any]:
+def output_names(config: Mapping[str, Any], where: str) -> dict[int, Any]:
+    """What config.json calls each output, by id. The names may be anything.
+
+    Raises:
+        UserError: ``id2label`` or ``problem_type`` is of no form that transformers reads.
+    """
+    entry = config.get("id2label")
+    if entry is None:
+        entry = {index: f"LABEL_{index}" for index in range(config.get("num_labels") or 2)}
     try:
-        return {int(index): label for index, label in entry.items()}
+        names = {int(index): name for index, name in entry.items()}
     except (AttributeError, TypeError, ValueError):
+        names = {}
+    if not names:
         raise UserError(
             f"{where}: id2label in config.json must be an object from ids to labels, such as "
             '{"0": "negative", "1": "positive"}'
-        ) from None
-
-
-def _check_outputs(problem_type: Any, outputs: int, where: str) -> None:
-    """Check that the outputs are classes, or labels with a probability each."""
+        )
+    problem_type = config.get("problem_type")
     if problem_type is not None and problem_type not in PROBLEM_TYPES:
         raise UserError(
             f"{where}: problem_type in config.json is {problem_type!r}; it must be one of "
             f"{', '.join(PROBLEM_TYPES)}"
         )
+    return names
+
+
+def _check_head(problem_type: str | None, outputs: int, where: str) -> None:
+    """Check that the outputs are classes, or labels with a probability each."""
     if problem_type == "regression":
         raise UserError(
             f"{where} is a regression (problem_type in config.json): its outputs are quantities, "
             "not classes; give the checkpoint of a classifier"
         )
-    if outputs == 0:
-        raise UserError(f"{where}: id2label in config.json is empty, so the model has no outputs")
     if outputs == 1 and problem_type != MULTI_LABEL:
         raise UserError(
             f"{where} has one output, and config.json does not say that it is a probability: it "

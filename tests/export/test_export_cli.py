@@ -193,6 +193,8 @@ def test_a_failure_is_one_line(
         (["c", "--output", "out", "--max-accuracy-loss", "nan"], "'nan' is not a number from 0"),
         (["c", "--output", "out", "--max-accuracy-loss=-0.1"], "'-0.1' is not a number from 0"),
         (["checkpoint"], "required: --output"),
+        (["caf\udce9", "--output", "out"], r"'caf\udce9' is not valid UTF-8"),
+        (["describe", "caf\udce9"], r"'caf\udce9' is not valid UTF-8"),
         (["checkpoint", "--output", "out", "--precision", "int4"], "unknown precision int4"),
         (["checkpoint", "--output", "out", "--precision", "fp32,"], "unknown precision"),
         (["checkpoint", "--output", "out", "--preprocessing", "html"], "invalid choice"),

@@ -101,7 +101,7 @@ def test_labels_that_cannot_be_used_ask_for_other_names(config: dict[str, Any], 
     [
         ({"id2label": ["a", "b"]}, "id2label in config.json must be an object"),
         ({"id2label": {"x": "a", "y": "b"}}, "id2label in config.json must be an object"),
-        ({"id2label": {}}, "id2label in config.json is empty"),
+        ({"id2label": {}}, "id2label in config.json must be an object"),
         ({"problem_type": "ranking"}, "problem_type in config.json is 'ranking'; .*one of single"),
         ({"problem_type": "regression"}, "is a regression .*give the checkpoint of a classifier"),
         ({"num_labels": 1, "problem_type": "regression"}, "is a regression"),
@@ -134,6 +134,18 @@ def test_given_names_are_checked_too(named: list[str], says: str) -> None:
     """As many as there are outputs, all different, none empty."""
     with pytest.raises(UserError, match=f"made.*{says}.*--labels"):
         read_labels({"id2label": {"0": "x", "1": "y"}}, "made", named)
+
+
+@pytest.mark.parametrize("entries", [{"id2label": []}, {"problem_type": 5}])
+def test_what_transformers_cannot_read_is_said_in_our_words(
+    tmp_path: Path, entries: dict[str, Any]
+) -> None:
+    """By the export and by describe, with the entry's name and what is accepted."""
+    path = _configured(make_checkpoint(tmp_path / "made", "bert"), **entries)
+    (entry,) = entries
+    for read in (load_checkpoint, describe):
+        with pytest.raises(UserError, match=f"made: {entry} in config.json .*must be"):
+            read(path)
 
 
 def test_given_names_decide_where_the_ids_have_gaps(tmp_path: Path) -> None:
