@@ -24,6 +24,8 @@ from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from model_export.export import WRITERS, export
 from model_export.graph import variants
 from model_export.graph.variants import write_fp32, write_int8
+from model_export.model_card import model_card
+from model_export.output import ONNX_FILES
 from model_export.quality.labelled import Example
 from tests.support.checkpoints import (
     ARCHITECTURES,
@@ -333,12 +335,11 @@ def test_what_is_put_there_during_an_export_stays_too(
 ) -> None:
     """The output is looked at again before it is replaced."""
     output = tmp_path / "out"
-    card = export_module.model_card
 
     def slow(manifest: Manifest) -> str:
         output.mkdir()
         (output / "notes.txt").write_text("mine")
-        return card(manifest)
+        return model_card(manifest)
 
     monkeypatch.setattr(export_module, "model_card", slow)
     with pytest.raises(UserError, match="out exists and is not a bundle"):
@@ -462,7 +463,7 @@ def test_a_variant_with_a_wrong_weight_is_refused(
 
 def test_precisions_are_those_that_can_be_written() -> None:
     """Every name has a writer, and a file of the contract."""
-    assert set(WRITERS) == set(export_module.ONNX_FILES) == set(get_args(Precision))
+    assert set(WRITERS) == set(ONNX_FILES) == set(get_args(Precision))
 
 
 _UNTIL_KILLED = """
@@ -542,7 +543,7 @@ def test_weights_beyond_one_file_go_into_another(
     for precision in precisions:
         data = bundles[1].manifest.variants[precision].data
         assert data is not None
-        assert data.file == f"{export_module.ONNX_FILES[precision]}_data"
+        assert data.file == f"{ONNX_FILES[precision]}_data"
         assert data.sha256 == sha256(tmp_path / "large" / data.file)
         variant = bundles[1].manifest.variants[precision]
         size = f"{(variant.bytes + data.bytes) / 1e6:.1f}"

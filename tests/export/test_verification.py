@@ -101,7 +101,8 @@ def test_large_logits_have_a_larger_tolerance(
     monkeypatch.setattr(Checkpoint, "logits", lambda self, ids: 100 * logits(self, ids))
 
     def larger(model: Model, encodings: Sequence[Encoding]) -> Infer:
-        return [100 * row for row in infer(model, encodings)]  # type: ignore[operator]
+        rows = infer(model, encodings)
+        return [100 * row for row in rows if not isinstance(row, InferenceFailed)]
 
     monkeypatch.setattr(Model, "infer", larger)
     parity = verify(made.model(precision), checkpoint)
