@@ -13,6 +13,7 @@ from transformers.modeling_utils import no_init_weights
 from app.engine.bundle import sha256
 from app.engine.preprocessing import Preprocessing
 from app.errors import UserError, first_line
+from model_export.checkpoint.bertweet import embed_unknown_pieces
 from model_export.checkpoint.layout import check_directory, choose_files, shards
 from model_export.checkpoint.source import origin
 from model_export.checkpoint.tokenizer import load_tokenizer
@@ -79,6 +80,7 @@ def load_checkpoint(
     except UserError as error:
         raise UserError(f"cannot load the checkpoint {path}: {error}") from error
     tokenizer = load_tokenizer(path)
+    embed_unknown_pieces(model, tokenizer)
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
             f"{path}: the tokenizer has {len(tokenizer)} tokens, but the model's embedding has "

@@ -16,7 +16,8 @@ TOKENIZER_FILES = (
     "vocab.json",  # RoBERTa
     "merges.txt",  # RoBERTa
     "sentencepiece.bpe.model",  # XLM-RoBERTa
-    "vocab.txt",  # BERT
+    "vocab.txt",  # BERT, BERTweet
+    "bpe.codes",  # BERTweet
 )
 # Preferred first: safetensors hold only tensors. An index names the shards of a large model.
 WEIGHT_FILES = (

@@ -26,13 +26,19 @@ from tokenizers.normalizers import NFC, BertNormalizer, Precompiled, Prepend, Re
 from tokenizers.normalizers import Sequence as Normalizers
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.pre_tokenizers import Split
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLMRobertaTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    BertweetTokenizer,
+    PreTrainedTokenizerFast,
+    XLMRobertaTokenizerFast,
+)
 
 from app.errors import UserError, first_line
+from model_export.checkpoint.bertweet import fast_tokenizer
 
 # The sets of files from which a tokenizer can be made; one set is enough.
 _NEEDED: dict[str, list[tuple[str, ...]]] = {
-    "roberta": [("tokenizer.json",), ("vocab.json", "merges.txt")],
+    "roberta": [("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt", "bpe.codes")],
     "xlm-roberta": [("tokenizer.json",), ("sentencepiece.bpe.model",)],
     "bert": [("tokenizer.json",), ("vocab.txt",)],
     "distilbert": [("tokenizer.json",), ("vocab.txt",)],
@@ -60,6 +66,10 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     except Exception as error:  # damaged files can raise anything
         other = f"cannot load the tokenizer of {path}: {first_line(error)}"
         raise UserError(_missing(path) or _damaged(path) or other) from error
+    if isinstance(tokenizer, BertweetTokenizer):
+        if damage := _damaged(path):
+            raise UserError(damage)
+        return fast_tokenizer(tokenizer)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UserError(f"{path}: its tokenizer has no fast form, so no tokenizer.json can be made")
     if (path / "tokenizer.json").is_file():
@@ -171,6 +181,7 @@ def _damaged(path: Path) -> str | None:
         "merges.txt": _read_merges,
         "sentencepiece.bpe.model": lambda file: SentencePieceProcessor(model_file=str(file)),
         "vocab.txt": _read_lines,
+        "bpe.codes": _read_codes,
     }
     for name, check in checks.items():
         if (path / name).is_file():
@@ -189,6 +200,12 @@ def _read_object(file: Path) -> None:
 def _read_lines(file: Path) -> None:
     if not file.read_text(encoding="utf-8").strip():
         raise ValueError("it is empty")
+
+
+def _read_codes(file: Path) -> None:
+    with file.open(encoding="utf-8") as lines:
+        if len(next(lines, "").split()) != 3:
+            raise ValueError("its first line is not two parts and a count")
 
 
 def _read_merges(file: Path) -> None:
