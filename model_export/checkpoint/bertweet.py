@@ -11,6 +11,8 @@ service normalises, see app/engine/bertweet.py). Where it does not:
 - Codes in which a merge comes before the merges that make its parts; fastBPE never writes such.
 """
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from transformers import BertweetTokenizer, PreTrainedTokenizerFast
 
 from app.engine.word_cache import BERTWEET_WORD
 from app.errors import UserError
+from model_export.checkpoint.metadata import read_json
 
 _WORD_END = "</w>"  # stands in the codes; the vocabulary marks the other pieces, by "@@"
 # How many pieces there are that only the codes have: an entry of tokenizer_config.json.
@@ -67,6 +70,18 @@ def fast_tokenizer(slow: BertweetTokenizer) -> PreTrainedTokenizerFast:
         **slow.special_tokens_map,
         **{_UNKNOWN_PIECES: len(unknown)},
     )
+
+
+def normalises(path: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint has BERTweet's tokenizer, with its ``normalization`` turned on.
+
+    Raises:
+        UserError: tokenizer_config.json cannot be read.
+    """
+    held = path / "tokenizer_config.json"
+    settings = read_json(held) if held.is_file() else {}
+    name = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    return name == BertweetTokenizer.__name__ and bool(settings.get("normalization"))
 
 
 def embed_unknown_pieces(model: Any, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -14,6 +14,7 @@ from model_export.checkpoint.weights import Shape, read_tensors
 KINDS_BY_FILES = {
     ("vocab.json", "merges.txt"): "byte-level BPE",
     ("sentencepiece.bpe.model",): "sentencepiece unigram",
+    ("vocab.txt", "bpe.codes"): "byte pair encoding (fastBPE)",
     ("vocab.txt",): "WordPiece",
 }
 
