@@ -28,17 +28,17 @@ from model_export.export import export
 from tests.support.bertweet import make_bertweet
 from tests.support.checkpoints import CORPUS, silent
 
-PIECES = """
-hello don't can't cannot ain't I'm they're we've he'd I'll it’s isn't rock'n'roll 'tis x-y-z x--y a_b
+WORDS = """
+hello don't can't cannot ain't I'm they're we've he'd I'll it’s isn't rock'n'roll 'tis x--y a_b
 @bob @bob_1! @ #tag #a-b # a@b.co foo.com foo.co.uk/ab www.x.com http://t.co/abc https://x.org/(a)
 https://x.org/w/A_(b_(c))_d (see http:/ http:a httpd HTTP www wWw. :-) :D <3 8) xD: d8 -> <-- ... …
 &amp; &lt; &#39; &#x1f600; &#128; &#129; &bogus; &xe9; &xi; &#x; &#-5; &#99999999999; &rsquo;
-555-123-4567 +1 (800) 555 1234 5551234567 3/4 1,000 10:30pm p.m. a.m. p . m . a . m
-!!!!! ---- 😀 ❤️ 👨‍👩‍👧 🇩🇪 👍🏽 1️⃣ “q” ’ é दिन 日本語 العربية ٣٤٥ ½ ™ ſ K İ <br> <s> </s> <mask> <S> < >
-\u200d \ufe0f \ufe0e \u00a0 \u3000 \x1c \x85 love bus soup bread lake sopa again
+555-123-4567 +1 (800) 555 1234 5551234567 3/4 1,000 10:30pm p.m. a.m.
+!!!!! ---- 😀 ❤️ 👨‍👩‍👧 🇩🇪 👍🏽 1️⃣ “q” ’ é दिन 日本語 العربية ٣٤٥ ½ ™ ſ K İ
+<br> <s> </s> <mask> <S> < > \u200d \ufe0f \ufe0e love bus soup bread lake sopa again
 . / : ; = ( ) [ ] { } \\ | * ' " ~ - _ + % , ? ! & 8 0 12
-""".split(" ")
-PIECES = [piece for line in PIECES for piece in line.split("\n")]
+"""
+PIECES = [*WORDS.split(), *(" p . m .", " a . m ", "\u00a0", "\u3000", "\x1c", "\x85", "\n", " \t")]
 TWEETS = (
     "@tram_news the 8:15 is late AGAIN... can't you tell us?? 😡 https://t.co/4kdPq #commute",
     "Isn't it lovely to wake up to snow? ❤️❤️ We've built a snowman &amp; he's huge",
@@ -184,7 +184,7 @@ def _copy(source: Path, target: Path) -> Path:
 def test_a_tokenizer_json_beside_the_codes_is_not_read(source: Path, tmp_path: Path) -> None:
     """transformers reads the codes, too: a BertweetTokenizer has no fast form there."""
     path = _copy(source, tmp_path)
-    Tokenizer(WordLevel({"<unk>": 0}, unk_token="<unk>")).save(str(path / "tokenizer.json"))
+    Tokenizer(WordLevel({"<unk>": 0})).save(str(path / "tokenizer.json"))
     made = load_tokenizer(source).backend_tokenizer.to_str()
     assert load_tokenizer(path).backend_tokenizer.to_str() == made
 

@@ -190,8 +190,8 @@ def test_given_tokenizer_json_is_used_as_it_is(checkpoints: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("family", "removed", "needed"),
     [
-        ("roberta", "merges.txt", "vocab.json with merges.txt"),
-        ("roberta", "vocab.json", "vocab.json with merges.txt"),
+        ("roberta", "merges.txt", "vocab.json with merges.txt, or vocab.txt with bpe.codes"),
+        ("roberta", "vocab.json", "vocab.json with merges.txt, or vocab.txt with bpe.codes"),
         ("xlm-roberta", "sentencepiece.bpe.model", "sentencepiece.bpe.model"),
         ("bert", "vocab.txt", "vocab.txt"),
         ("distilbert", "vocab.txt", "vocab.txt"),

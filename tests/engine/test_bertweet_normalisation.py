@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 - signs of every kind are what is tested
 """BERTweet's normalisation, written out by hand from its rules.
 
 tests/export/test_bertweet.py compares it with transformers on thousands of texts.
