@@ -154,7 +154,7 @@ def test_bertweets_tokenizer_is_not_taken_for_wordpiece(tmp_path: Path) -> None:
     (path / "vocab.txt").write_text("hello 9\n")
     assert describe(path).tokenizer["kind"] is None
     (path / "bpe.codes").write_text("h e 9\n")
-    assert describe(path).tokenizer["kind"] == "fastBPE"
+    assert describe(path).tokenizer["kind"] == "byte pair encoding (fastBPE)"
 
 
 @pytest.mark.parametrize("name", [known.example for known in ARCHITECTURES.values()])
