@@ -78,7 +78,12 @@ def _export(words: list[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", type=_utf8, help=SOURCE)
-    parser.add_argument("--output", type=Path, required=True, help="bundle directory to write")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        help="bundle directory to write; an earlier bundle there is replaced, nothing else is",
+    )
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument(
         "--precision",
