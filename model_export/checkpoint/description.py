@@ -36,7 +36,7 @@ class Description:
 
         - ``path``, ``architecture`` (class of the model), ``model_type``
         - ``problem_type``: ``single_label``, ``multi_label`` or ``regression``
-        - ``labels``: ``as_spelled`` in config.json, and ``exported``
+        - ``labels``: ``as_spelled`` in config.json, and ``exported`` (empty if they are unusable)
         - ``passes``: what the export does to the graph
         - ``max_tokens``: the number of tokens that have a position; null if config.json leaves
           no position for a text
@@ -71,7 +71,7 @@ class Description:
             "checkpoint": self.path,
             "architecture": f"{self.architecture} ({self.model_type})",
             "labels": f"{shortened(self.labels['as_spelled'])} ({self.problem_type})",
-            "exported as": shortened(self.labels["exported"]),
+            "exported as": shortened(self.labels["exported"]) or "not exported",
             "the graph": self.passes,
             "max tokens": f"{self.max_tokens or 'none'} "
             f"(the tokenizer's own limit: {length_limit(tokens['max_tokens'])})",
