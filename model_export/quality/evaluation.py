@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from app.engine.model import Model
@@ -35,6 +37,15 @@ def predict(model: Model, examples: Sequence[Example]) -> list[str]:
     Raises:
         UserError: see ``evaluate``.
     """
+    return [model.labels[index] for index in infer(model, examples).argmax(axis=1)]
+
+
+def infer(model: Model, examples: Sequence[Example]) -> NDArray[np.float32]:
+    """The logits [examples, labels] of the examples, in the same order.
+
+    Raises:
+        UserError: see ``evaluate``.
+    """
     if model.multi_label:
         raise UserError(f"{model.name} is multi-label and cannot be scored with one label per text")
     encodings = []
@@ -44,13 +55,13 @@ def predict(model: Model, examples: Sequence[Example]) -> list[str]:
         except ServiceError as error:
             raise UserError(f"labelled text {row}: {error.detail}") from error
     by_length = sorted(range(len(encodings)), key=lambda index: len(encodings[index]))
-    predicted = [""] * len(examples)
+    found = np.empty((len(examples), len(model.labels)), dtype=np.float32)
     with tqdm(total=len(examples), desc=model.precision, unit="text", disable=None) as progress:
         for rows in batches(by_length, TEXTS_PER_BATCH):
             answers = model.infer([encodings[row] for row in rows])
             for row, logits in zip(rows, answers, strict=True):
                 if isinstance(logits, ServiceError):
                     raise UserError(f"labelled text {row + 1}: {logits.detail}")
-                predicted[row] = model.labels[int(logits.argmax())]
+                found[row] = logits
             progress.update(len(rows))
-    return predicted
+    return found
