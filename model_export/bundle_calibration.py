@@ -90,12 +90,12 @@ def calibrate_bundle(
     for precision, variant in manifest.variants.items():
         document["variants"][precision] |= variant.model_dump(include={"calibration"})
     card = path / "README.md"
-    generated = card.exists() and card.read_text(encoding="utf-8") == model_card(bundle.manifest)
+    edited = card.exists() and card.read_text(encoding="utf-8") != model_card(bundle.manifest)
     _replace(path / MANIFEST, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-    if generated:
-        _replace(card, model_card(manifest))
-    else:
+    if edited:
         say(f"{card} was edited, so it stays; add this to it:\n{calibration_section(manifest)}")
+    else:
+        _replace(card, model_card(manifest))
 
 
 def _replace(path: Path, text: str) -> None:

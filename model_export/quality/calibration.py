@@ -31,6 +31,18 @@ def calibrate(logits: Floats, gold: Indices, loss: CalibrationLoss, sha256: str)
     Raises:
         UserError: no temperature fits.
     """
+    if (logits.argmax(axis=1) == gold).all():
+        raise UserError(
+            "no temperature fits, because all predicted labels are right; calibrate on texts that "
+            "the model was not trained on"
+        )
+    temperature = best_temperature(logits, gold, loss)
+    lost = LOSSES[loss]
+    if lost(logits / temperature, gold) >= lost(logits / TEMPERATURES[-1], gold):
+        raise UserError(
+            "no temperature fits, because the scores say nothing about the labels of these texts; "
+            "check the order of the model's labels"
+        )
     held_out = np.empty_like(logits)
     for fold in range(FOLDS):
         inside = np.arange(len(gold)) % FOLDS == fold
@@ -40,7 +52,7 @@ def calibrate(logits: Floats, gold: Indices, loss: CalibrationLoss, sha256: str)
         return BeforeAfter(before=figure(logits, gold), after=figure(held_out, gold))
 
     return Calibration(
-        temperature=_usable(best_temperature(logits, gold, loss)),
+        temperature=temperature,
         loss=loss,
         texts=len(gold),
         sha256=sha256,
@@ -89,17 +101,3 @@ def brier_score(logits: Floats, gold: Indices) -> float:
 
 
 LOSSES: dict[CalibrationLoss, Figure] = {"log": log_loss, "brier": brier_score}
-
-
-def _usable(temperature: float) -> float:
-    if temperature < TEMPERATURES[0] * 1.01:
-        raise UserError(
-            "no temperature fits, because all predicted labels are right; calibrate on texts that "
-            "the model was not trained on"
-        )
-    if temperature > TEMPERATURES[-1] * 0.99:
-        raise UserError(
-            "no temperature fits, because the scores say nothing about the labels of these texts; "
-            "check the order of the model's labels"
-        )
-    return temperature
