@@ -179,8 +179,9 @@ def _evaluate(words: list[str]) -> None:
     parser = argparse.ArgumentParser(
         "sentiment-export evaluate",
         description=(
-            "Print accuracy, macro recall, macro F1 and the confusion matrix of every variant of "
-            "a bundle on labelled texts."
+            "Print accuracy, macro recall, macro F1, the confusion matrix, and the expected "
+            "calibration error (ECE) and log loss of the scores, of every variant of a bundle on "
+            "labelled texts."
         ),
     )
     parser.add_argument("bundle", type=Path, help="bundle directory")

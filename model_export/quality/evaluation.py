@@ -1,6 +1,7 @@
 """Classifies labelled texts with a bundle and scores the predictions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,7 @@ from tqdm import tqdm
 from app.engine.model import Model
 from app.errors import ServiceError, UserError
 from model_export.batches import batches
+from model_export.quality.calibration import expected_calibration_error, log_loss
 from model_export.quality.labelled import Example
 from model_export.quality.scores import Scores, score
 
@@ -16,13 +18,19 @@ TEXTS_PER_BATCH = 16
 
 
 def evaluate(model: Model, examples: Sequence[Example]) -> Scores:
-    """Classify every example as the service does and compare the result with its label.
+    """Classify every example as the service does; compare labels and scores with the example's.
 
     Raises:
         UserError: a text cannot be classified (the message names its row), or the model is
             multi-label, while the examples have one label each.
     """
-    return compare(examples, predict(model, examples), model.labels)
+    logits = infer(model, examples)
+    gold = np.array([model.labels.index(example.label) for example in examples])
+    return replace(
+        compare(examples, _names(model, logits), model.labels),
+        ece=expected_calibration_error(logits / model.temperature, gold),
+        log_loss=log_loss(logits / model.temperature, gold),
+    )
 
 
 def compare(examples: Sequence[Example], predicted: Sequence[str], labels: list[str]) -> Scores:
@@ -37,7 +45,7 @@ def predict(model: Model, examples: Sequence[Example]) -> list[str]:
     Raises:
         UserError: see ``evaluate``.
     """
-    return [model.labels[index] for index in infer(model, examples).argmax(axis=1)]
+    return _names(model, infer(model, examples))
 
 
 def infer(model: Model, examples: Sequence[Example]) -> NDArray[np.float32]:
@@ -65,3 +73,7 @@ def infer(model: Model, examples: Sequence[Example]) -> NDArray[np.float32]:
                 found[row] = logits
             progress.update(len(rows))
     return found
+
+
+def _names(model: Model, logits: NDArray[np.float32]) -> list[str]:
+    return [model.labels[index] for index in logits.argmax(axis=1)]
