@@ -16,18 +16,20 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 from sklearn.metrics import recall_score
 
 from app.engine.bundle import Bundle
 from app.engine.model import Model
-from model_export.quality.calibration import BINS, FOLDS, Floats, Indices, brier_score, log_loss
+from model_export.quality.calibration import BINS, FOLDS, Indices, brier_score, log_loss
 from model_export.quality.evaluation import infer
 from model_export.quality.labelled import read_examples
 
 DIVISIONS = 5
-Loss = Callable[[Floats, Indices], float]
+Array = NDArray[np.float64]
+Loss = Callable[[Array, Indices], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,10 @@ class Method:
 
     name: str
     parameters: int
-    apply: Callable[[Floats, Floats, Floats], Floats]
+    apply: Callable[[Array, Array, Array], Array]
     loss: Loss = log_loss
 
-    def fitted(self, logits: Floats, tokens: Floats, gold: Indices) -> Floats:
+    def fitted(self, logits: Array, tokens: Array, gold: Indices) -> Array:
         """The parameters that minimise the loss; all zero means: logits stay as they are."""
         start = np.zeros(self.parameters)
         if not self.parameters:
@@ -50,7 +52,7 @@ class Method:
             method="Nelder-Mead",
             options={"xatol": 1e-4, "fatol": 1e-7, "maxiter": 2_000},
         )
-        return np.asarray(found.x)
+        return np.asarray(found.x, dtype=np.float64)
 
 
 def main() -> None:
@@ -67,8 +69,8 @@ def main() -> None:
     bundle = Bundle.open(options.bundle)
     model = Model.load(bundle, device="cpu", precision="auto", threads=0)
     examples = read_examples(options.file, model.labels)
-    logits = infer(model, examples).astype(float)
-    tokens = np.array([model.encode(example.text).tokens for example in examples], dtype=float)
+    logits = infer(model, examples).astype(np.float64)
+    tokens = np.array([model.encode(example.text).tokens for example in examples], dtype=np.float64)
     gold = np.array([model.labels.index(example.label) for example in examples])
 
     print(
@@ -86,23 +88,23 @@ def main() -> None:
 
 
 def _methods(labels: int) -> list[Method]:
-    def temperature(values: Floats, logits: Floats, tokens: Floats) -> Floats:
-        return logits / np.exp(values[0])
+    def temperature(values: Array, logits: Array, tokens: Array) -> Array:
+        return logits / np.exp(values[:1])
 
-    def by_length(values: Floats, logits: Floats, tokens: Floats) -> Floats:
-        return logits / np.exp(values[0] + values[1] * np.log(tokens / 30))[:, None]
+    def by_length(values: Array, logits: Array, tokens: Array) -> Array:
+        return logits / np.exp(values[:1] + values[1:] * np.log(tokens / 30))[:, None]
 
-    def by_entropy(values: Floats, logits: Floats, tokens: Floats) -> Floats:
-        entropy = -(softmax(logits, axis=1) * log_softmax(logits, axis=1)).sum(axis=1)
-        return logits / np.exp(values[0] + values[1] * np.log(entropy))[:, None]
+    def by_entropy(values: Array, logits: Array, tokens: Array) -> Array:
+        entropy: Array = -(softmax(logits, axis=1) * log_softmax(logits, axis=1)).sum(axis=1)
+        return logits / np.exp(values[:1] + values[1:] * np.log(entropy))[:, None]
 
-    def with_bias(values: Floats, logits: Floats, tokens: Floats) -> Floats:
-        return logits / np.exp(values[0]) + np.append(values[1:], 0)
+    def with_bias(values: Array, logits: Array, tokens: Array) -> Array:
+        return logits / np.exp(values[:1]) + np.pad(values[1:], (0, 1))
 
-    def vector(values: Floats, logits: Floats, tokens: Floats) -> Floats:
-        return logits * np.exp(values[:labels]) + np.append(values[labels:], 0)
+    def vector(values: Array, logits: Array, tokens: Array) -> Array:
+        return logits * np.exp(values[:labels]) + np.pad(values[labels:], (0, 1))
 
-    def of_worst_label(logits: Floats, gold: Indices) -> float:
+    def of_worst_label(logits: Array, gold: Indices) -> float:
         return max(log_loss(logits[gold == one], gold[gold == one]) for one in np.unique(gold))
 
     return [
@@ -117,7 +119,7 @@ def _methods(labels: int) -> list[Method]:
     ]
 
 
-def _held_out(method: Method, logits: Floats, tokens: Floats, gold: Indices, seed: int) -> Floats:
+def _held_out(method: Method, logits: Array, tokens: Array, gold: Indices, seed: int) -> Array:
     """The calibrated logits of every text, fitted without the text's fold."""
     fold = np.random.default_rng(seed).permutation(len(gold)) % FOLDS
     found = np.empty_like(logits)
@@ -128,7 +130,7 @@ def _held_out(method: Method, logits: Floats, tokens: Floats, gold: Indices, see
     return found
 
 
-def _figures(calibrated: Floats, logits: Floats, gold: Indices) -> list[float]:
+def _figures(calibrated: Array, logits: Array, gold: Indices) -> list[float]:
     counts = np.bincount(gold)
     tenths = [mix for mix in product(range(1, 9), repeat=3) if sum(mix) == 10]
     mixed = [_error(calibrated, gold, (np.array(mix) / counts)[gold]) for mix in tenths]
@@ -144,7 +146,7 @@ def _figures(calibrated: Floats, logits: Floats, gold: Indices) -> list[float]:
     ]
 
 
-def _error(logits: Floats, gold: Indices, weights: Floats) -> float:
+def _error(logits: Array, gold: Indices, weights: Array) -> float:
     """The expected calibration error of weighted texts."""
     scores = softmax(logits, axis=1)
     confidence = scores.max(axis=1)

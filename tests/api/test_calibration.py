@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from app.main import create_app
 from app.settings import Settings
-from tests.conftest import SET_BY_HAND, Serve
+from tests.conftest import Serve
 from tests.support.tiny_bundle import LABELS, calibrate, make_bundle
 
 TEMPERATURE = 2.0
@@ -31,7 +31,8 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]
     """The tiny model with the temperature 2, served."""
     path = make_bundle(tmp_path_factory.mktemp("calibrated") / "tiny")
     calibrate(path, temperature=TEMPERATURE)
-    with TestClient(create_app(Settings(**{"model": (path,), **SET_BY_HAND}))) as client:
+    settings = Settings(model=(path,), runners=2, threads=1, max_batch_tokens=512)
+    with TestClient(create_app(settings)) as client:
         yield client
 
 
