@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
-from app.engine.bundle import Bundle, Precision
+from app.engine.bundle import MANIFEST, Bundle, CalibrationLoss, Precision
 from app.engine.preprocessing import Preprocessing
 from app.errors import UserError, first_line
 from model_export.checkpoint.source import find_checkpoint
@@ -25,6 +25,7 @@ Turn a checkpoint into a bundle that `sentiment serve` loads.
   sentiment-export SOURCE --output DIR     export and verify (see the options below)
   sentiment-export describe SOURCE         show what a checkpoint holds
   sentiment-export evaluate BUNDLE FILE    score a bundle on labelled texts
+  sentiment-export calibrate BUNDLE FILE   make a bundle's scores match how often they are right
   sentiment-export finetune BASE ...       train a classifier on labelled texts
 """
 SOURCE = "hub id (org/name), a checkpoint directory, or a model's directory in a hub cache"
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[list[str]], None]] = {
         "describe": _describe,
         "evaluate": _evaluate,
+        "calibrate": _calibrate,
         "finetune": _finetune,
     }
     # SIGTERM acts like Ctrl-C, so that the export removes its temporary files.
@@ -123,6 +125,15 @@ def _export(words: list[str]) -> None:
         ),
     )
     parser.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "fit every variant's temperature, so that scores match how often they are right, on "
+            f"{LABELLED}; use texts that the checkpoint was not trained on"
+        ),
+    )
+    parser.add_argument(
         "--debug-parity",
         action="store_true",
         help="compare every layer with PyTorch and name the first that differs too much",
@@ -130,6 +141,7 @@ def _export(words: list[str]) -> None:
     options = parser.parse_args(words)
 
     # Imported here because they load torch and transformers, which --help does not need.
+    from model_export.bundle_calibration import CalibrationTexts
     from model_export.checkpoint.checkpoint import load_checkpoint
     from model_export.export import export
     from model_export.quality.labelled import read_examples
@@ -142,12 +154,16 @@ def _export(words: list[str]) -> None:
         f"{checkpoint.max_tokens} tokens; preprocessing {checkpoint.preprocessing}"
     )
     examples = read_examples(options.evaluate, checkpoint.labels) if options.evaluate else ()
+    calibration_texts = (
+        CalibrationTexts.read(options.calibrate, checkpoint.labels) if options.calibrate else None
+    )
     export(
         checkpoint,
         options.output,
         precisions=options.precision,
         examples=examples,
         max_accuracy_loss=options.max_accuracy_loss,
+        calibration_texts=calibration_texts,
         debug_parity=options.debug_parity,
     )
     print(f"wrote {options.output}")
@@ -177,8 +193,9 @@ def _evaluate(words: list[str]) -> None:
     parser = argparse.ArgumentParser(
         "sentiment-export evaluate",
         description=(
-            "Print accuracy, macro recall, macro F1 and the confusion matrix of every variant of "
-            "a bundle on labelled texts."
+            "Print accuracy, macro recall, macro F1, the confusion matrix, and the expected "
+            "calibration error (ECE) and log loss of the scores, of every variant of a bundle on "
+            "labelled texts."
         ),
     )
     parser.add_argument("bundle", type=Path, help="bundle directory")
@@ -194,6 +211,34 @@ def _evaluate(words: list[str]) -> None:
     for precision in bundle.manifest.variants:
         model = Model.load(bundle, device="auto", precision=precision, threads=0)
         print(f"{precision}: {evaluate(model, examples).table()}")
+
+
+def _calibrate(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        "sentiment-export calibrate",
+        description=(
+            "Fit the temperature of every variant of a bundle on labelled texts that the model "
+            "was not trained on, and write it to manifest.json and README.md. Scores change, "
+            "labels and logits do not."
+        ),
+    )
+    parser.add_argument("bundle", type=Path, help="bundle directory")
+    parser.add_argument("file", type=Path, help=LABELLED)
+    parser.add_argument(
+        "--loss",
+        choices=get_args(CalibrationLoss),
+        default="log",
+        help=(
+            "what the temperature minimises: the log loss, as in Guo et al. 2017, or the Brier "
+            "score (default: %(default)s)"
+        ),
+    )
+    options = parser.parse_args(words)
+
+    from model_export.bundle_calibration import calibrate_bundle
+
+    calibrate_bundle(options.bundle, options.file, options.loss)
+    print(f"wrote {options.bundle / MANIFEST}")
 
 
 def _finetune(words: list[str]) -> None:

@@ -91,6 +91,8 @@ class Model:
         self.preprocessing = manifest.preprocessing
         self.multi_label = bundle.multi_label
         self.parity = manifest.variants[precision].parity
+        self.calibration = manifest.variants[precision].calibration
+        self.temperature = self.calibration.temperature if self.calibration else 1.0
         self.precision = precision
         self.provider: str = session.get_providers()[0]
         self.threads = threads
@@ -233,8 +235,12 @@ class Model:
         return feeds
 
     def scores(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Softmax of logits [..., labels], or their sigmoid for a multi-label checkpoint."""
+        """Softmax of logits [..., labels], or their sigmoid for a multi-label checkpoint.
+
+        The logits of a calibrated variant are divided by its temperature first.
+        """
         scores: NDArray[np.float32]
+        logits = logits / self.temperature
         if self.multi_label:
             scores = np.exp(-np.logaddexp(0, -logits))  # sigmoid that cannot overflow
         else:

@@ -15,6 +15,8 @@ from app.engine.bundle import Bundle
 from model_export import export as export_module
 from model_export.checkpoint.checkpoint import Checkpoint
 from model_export.cli import main
+from model_export.quality.evaluation import predict
+from model_export.quality.labelled import Example
 from tests.support.checkpoints import CORPUS, Exported, exported, make_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -36,13 +38,33 @@ def labelled(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def four_of_five_right(made: Exported, tmp_path: Path) -> Path:
+    """A labelled file; its labels are those of the model for four texts of five."""
+    examples = [
+        Example("en", LABELS[0], f"{CORPUS[row % len(CORPUS)]} {row}") for row in range(100)
+    ]
+    rows = []
+    for row, label in enumerate(predict(made.model("int8"), examples)):
+        other = LABELS[(LABELS.index(label) + 1) % 3]
+        rows.append(f"en\t{label if row % 5 else other}\t{examples[row].text}\n")
+    path = tmp_path / "four-of-five.tsv"
+    path.write_text("".join(rows), encoding="utf-8")
+    return path
+
+
 def test_an_export_says_what_it_wrote(
-    made: Exported, tmp_path: Path, labelled: Path, capsys: pytest.CaptureFixture[str]
+    made: Exported,
+    tmp_path: Path,
+    labelled: Path,
+    four_of_five_right: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Exit code 0, the bundle is there, and its options were heard."""
     output = tmp_path / "out"
     words = [str(made.source), "--output", str(output), "--precision", "int8"]
-    assert main([*words, "--preprocessing", "tweet", "--evaluate", str(labelled)]) == 0
+    words += ["--evaluate", str(labelled), "--calibrate", str(four_of_five_right)]
+    assert main([*words, "--preprocessing", "tweet"]) == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines()[-1] == f"wrote {output}"
     assert printed.err == ""
@@ -50,6 +72,19 @@ def test_an_export_says_what_it_wrote(
     assert list(manifest.variants) == ["int8"]
     assert manifest.preprocessing == "tweet"
     assert manifest.variants["int8"].accuracy is not None
+    calibration = manifest.variants["int8"].calibration
+    assert calibration is not None
+    assert (calibration.loss, calibration.texts) == ("log", 100)
+    assert f"int8: {calibration.line()}" in printed.out
+    assert (
+        f"| int8 | {calibration.temperature:.4f} | log loss |" in (output / "README.md").read_text()
+    )
+
+
+def test_without_calibrate_nothing_is_calibrated(made: Exported) -> None:
+    """Neither the manifest nor the card mentions calibration."""
+    for name in ("manifest.json", "README.md"):
+        assert "calibrat" not in (made.bundle / name).read_text().lower()
 
 
 @pytest.mark.parametrize("value", ["fp32,int8", "int8, fp32", "int8,fp32,int8"])
@@ -153,7 +188,16 @@ Words = Callable[[Exported, Path], list[str]]
             ],
             "malformed:1",
         ),
+        (
+            lambda made, tmp: [
+                *(str(made.source), "--output", str(tmp / "out")),
+                *("--calibrate", str(tmp / "malformed")),
+            ],
+            "malformed:1",
+        ),
         (lambda made, tmp: ["evaluate", str(tmp), str(tmp / "labelled.tsv")], "not a bundle"),
+        (lambda made, tmp: ["calibrate", str(tmp), str(tmp / "labelled.tsv")], "not a bundle"),
+        (lambda made, tmp: ["calibrate", str(made.bundle), str(tmp / "none")], "cannot read"),
         (lambda made, tmp: ["evaluate", str(made.bundle), str(tmp / "none")], "cannot read"),
         (lambda made, tmp: ["evaluate", str(made.bundle), str(tmp / "malformed")], "malformed:1"),
         (
@@ -200,6 +244,8 @@ def test_a_failure_is_one_line(
         (["checkpoint", "--output", "out", "--preprocessing", "html"], "invalid choice"),
         (["checkpoint", "--output", "out", "--verbose"], "unrecognized arguments: --verbose"),
         (["evaluate", "bundle"], "required: file"),
+        (["calibrate", "bundle"], "required: file"),
+        (["calibrate", "bundle", "file", "--loss", "hinge"], "invalid choice: 'hinge'"),
         (["finetune", "base"], "required: --train, --validation, --output"),
     ],
 )
@@ -265,7 +311,7 @@ from model_export.cli import main
 try:
     main(sys.argv[1:])
 except SystemExit as exit:
-    heavy = {"torch", "transformers", "optimum", "onnx", "sklearn", "onnxruntime"}
+    heavy = {"torch", "transformers", "optimum", "onnx", "sklearn", "scipy", "onnxruntime"}
     print("loaded:", *sorted(heavy & set(sys.modules)))
     sys.exit(exit.code)
 """
@@ -276,6 +322,7 @@ except SystemExit as exit:
     [
         (["--help"], 0),
         (["evaluate", "--help"], 0),
+        (["calibrate", "--help"], 0),
         (["finetune", "--help"], 0),
         (["describe", "--help"], 0),
         (["checkpoint", "--output", "out", "--precision", "int4"], 2),
