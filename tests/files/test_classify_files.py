@@ -21,6 +21,7 @@ import pytest
 
 import app.files
 from app.cli import main
+from app.engine.model import Model
 from app.files import tables
 from app.files.job import Job
 from app.files.outputs import CsvOutput
@@ -29,6 +30,7 @@ from app.files.tables import Chunk
 from app.files.text_tables import Csv
 from tests.support import serving
 from tests.support.serving import COMMAND, ROOT, Process, environment, eventually
+from tests.support.tiny_bundle import make_bundle, write_manifest
 
 # Chunks of about ten rows, and each batch takes at least 5 ms.
 SLOW_COMMAND = [
@@ -138,6 +140,54 @@ def test_standard_input_to_a_file(bundle: Path, tmp_path: Path) -> None:
         ("worst", "negative"),
     ]
     assert not Path(f"{target}.partial").exists()
+
+
+def _unusable_token(path: Path) -> Path:
+    """A bundle whose tokenizer gives the word "beyond" an id that the model does not have."""
+    make_bundle(path)
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["beyond"] = 3_000
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    write_manifest(path)
+    return path
+
+
+def test_a_text_whose_inference_fails(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only its row has an error; the other texts of its batch are classified."""
+    source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text("text\n" + "love\n" * 20 + "beyond\n" + "worst\n" * 20)
+    bundle = _unusable_token(tmp_path / "bundle")
+    options = ["--model", str(bundle), "--input", str(source), "--output", str(target)]
+    assert main(["classify", *options]) == 0
+    with target.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == ["positive"] * 20 + [""] + ["negative"] * 20
+    assert rows[20]["error"] == "inference_failed: inference failed on this text"
+    out, err = capfd.readouterr()
+    assert (out, caplog.messages) == ("", [])
+    assert err.splitlines()[-1] == "errors 1, truncated 0"
+
+
+def test_a_model_that_fails_on_every_text(
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 1 and one line: the rows are not written as errors."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is gone\nand more")
+
+    monkeypatch.setattr(Model, "infer", fail)
+    source, target = _csv(tmp_path / "in.csv", 10), tmp_path / "out.csv"
+    options = ["--model", str(bundle), "--input", str(source), "--output", str(target)]
+    assert main(["classify", *options]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sentiment: the model fails on every text: the device is gone; ")
+    assert not target.exists()
 
 
 @pytest.mark.parametrize(
