@@ -6,12 +6,13 @@ import os
 import pty
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ import pytest
 import app.files
 from app.cli import main
 from app.engine.model import Model
+from app.errors import CannotContinue
 from app.files import tables
+from app.files.csv_table import Csv
 from app.files.job import Job
 from app.files.outputs import CsvOutput
 from app.files.table_classifier import ClassifiedChunk, ResultItem
 from app.files.tables import Chunk
-from app.files.text_tables import Csv
 from tests.support import serving
 from tests.support.serving import COMMAND, ROOT, Process, environment, eventually
 from tests.support.tiny_bundle import make_bundle, write_manifest
@@ -234,6 +236,7 @@ def test_wrong_usage(
         ("empty.csv", "is empty"),
         ("other.csv", "no column 'text'"),
         ("broken.parquet", "cannot be read as Parquet"),
+        ("quote.csv", "line 6: the quote that opens here"),
     ],
 )
 def test_an_input_that_cannot_be_read(
@@ -244,6 +247,7 @@ def test_an_input_that_cannot_be_read(
     (tmp_path / "empty.csv").touch()
     (tmp_path / "other.csv").write_text("id\n1\n")
     (tmp_path / "broken.parquet").write_text("PAR1")
+    (tmp_path / "quote.csv").write_text("text\n" + "love\n" * 4 + '"it\n' + "is\n" * 10_000)
     before = sorted(tmp_path.iterdir())
     arguments = ["--input", str(tmp_path / name), "--output", str(tmp_path / "out.csv")]
     assert main(["classify", *arguments]) == 1
@@ -395,6 +399,49 @@ def _classify_rest(source: Path, target: Path) -> int:
     return len(classifier.texts)
 
 
+def _shorten(part: Path, tally: Path) -> None:
+    part.write_bytes(part.read_bytes()[:-10])
+
+
+def _change(part: Path, tally: Path) -> None:
+    part.write_bytes(part.read_bytes().replace(b"love", b"hate"))
+
+
+def _remove(part: Path, tally: Path) -> None:
+    part.unlink()
+
+
+def _cut_tally(part: Path, tally: Path) -> None:
+    tally.write_bytes(tally.read_bytes()[:10])
+
+
+@pytest.mark.parametrize("damage", [_shorten, _change, _remove, _cut_tally])
+def test_a_damaged_part_is_written_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path, Path], None],
+) -> None:
+    """A continued run does not join it, and says from which part on it classifies again."""
+    monkeypatch.setattr(tables, "CHUNK_CHARS", 250)
+    source, target = _csv(tmp_path / "in.csv", 60), tmp_path / "out.csv"
+    assert _classify_rest(source, target) == 60
+    whole = target.read_bytes()
+    target.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "finish", lambda job: None)
+        assert _classify_rest(source, target) == 60
+    assert _parts(target) > 3
+    parts = Path(f"{target}.partial")
+    sound = sum(json.loads((parts / f"00000{n}.json").read_text())["rows"] for n in range(2))
+    damage(parts / "000002.part", parts / "000002.json")
+    assert _classify_rest(source, target) == 60 - sound
+    assert target.read_bytes() == whole
+    assert caplog.messages == [
+        f"{parts}/000002.part is damaged; its rows and all after them are classified again"
+    ]
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_killed_at_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run killed before or after any file operation continues after its last complete part."""
@@ -459,6 +506,55 @@ def test_a_changed_input_is_not_continued(tmp_path: Path, bundle: Path) -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "cannot be continued: size was" in line
+
+
+def test_resume_is_promised_only_where_it_works(
+    tmp_path: Path,
+    bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A run whose input changed, or cannot be read to its end, is not told to add --resume."""
+    source, target = _csv(tmp_path / "in.csv", 10), tmp_path / "out.csv"
+    options = ["classify", "--model", str(bundle), "--input", str(source), "--output", str(target)]
+
+    def grow_and_stop(_: Job) -> None:
+        _csv(source, 11)
+        raise KeyboardInterrupt
+
+    def find_damage(_: Job) -> None:
+        raise CannotContinue("in.csv cannot be read")
+
+    for stop, words in [
+        (grow_and_stop, f"interrupted; {source} has changed since the start, so this run cannot"),
+        (find_damage, f"in.csv cannot be read; 11 rows are in {target}.partial"),
+    ]:
+        monkeypatch.setattr(Job, "finish", stop)
+        assert main(options) in (1, 130)
+        (line,) = capsys.readouterr().err.splitlines()[-1:]
+        assert words in line
+        assert "--resume" not in line
+        shutil.rmtree(f"{target}.partial")
+
+
+def test_nothing_is_left_of_an_input_that_cannot_be_read(
+    tmp_path: Path,
+    bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """If no row was saved, the corrected input can be classified without --resume."""
+    source, target = _csv(tmp_path / "in.csv", 10), tmp_path / "out.csv"
+    options = ["classify", "--model", str(bundle), "--input", str(source), "--output", str(target)]
+
+    def damaged(*_: object, **__: object) -> None:
+        raise CannotContinue("in.csv cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Csv, "chunks", damaged)
+        assert main(options) == 1
+    assert capsys.readouterr().err == "sentiment: in.csv cannot be read\n"
+    assert main(options) == 0
 
 
 def test_a_full_disk_keeps_the_complete_parts(bundle: Path, tmp_path: Path) -> None:
