@@ -65,9 +65,11 @@ def _classify(
     )
 
 
-def _started(*arguments: str | Path) -> "subprocess.Popen[str]":
+def _started(
+    *arguments: str | Path, command: Sequence[str] = SLOW_COMMAND
+) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [*SLOW_COMMAND, "classify", *map(str, arguments)],
+        [*command, "classify", *map(str, arguments)],
         cwd=ROOT,
         env=environment(),
         stdin=subprocess.DEVNULL,
@@ -630,9 +632,12 @@ def test_a_service_that_requires_a_key(bundle: Path) -> None:
 def test_a_service_that_dies(bundle: Path, tmp_path: Path) -> None:
     """Exit code 1 and a one-line error; when the service is back, --resume continues."""
     source, target = _csv(tmp_path / "in.csv", 4_000), tmp_path / "out.csv"
+    patience = "from app.files import patient_client; patient_client.ABSENCE_S = 0.5\n"
+    command = [*SLOW_COMMAND[:-1], patience + SLOW_COMMAND[-1]]
     with Process("--model", str(bundle)) as service:
         url, port = service.url, service.port
-        with _started("--url", url, "--input", source, "--output", target) as process:
+        options = ("--url", url, "--input", source, "--output", target)
+        with _started(*options, command=command) as process:
             eventually(lambda: _parts(target) > 5)
             service.signal(signal.SIGKILL)
             assert process.wait(30) == 1
@@ -641,8 +646,7 @@ def test_a_service_that_dies(bundle: Path, tmp_path: Path) -> None:
     assert f"cannot reach {url}" in line
     assert "rows are saved; add --resume to continue" in line
     with Process("--model", str(bundle), "--port", str(port)):
-        options = ("--url", url, "--input", source, "--output", target, "--resume")
-        done = _classify(*options, command=SLOW_COMMAND)
+        done = _classify(*options, "--resume", command=SLOW_COMMAND)
     assert done.returncode == 0
     assert "of them in earlier runs" in done.stderr
     with target.open(newline="") as file:
