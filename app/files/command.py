@@ -16,7 +16,7 @@ from app.files.csv_table import Csv
 from app.files.job import Job, Tally
 from app.files.outputs import CsvOutput, JsonlOutput, LinesOutput, Output, ResultsOutput
 from app.files.progress_bar import Progress, Warnings, summary
-from app.files.table_classifier import ClassifiedChunk, Classifier
+from app.files.table_classifier import ClassifiedChunk, Classifier, with_reasons
 from app.files.tables import CHUNK_ROWS, Table
 from app.files.text_files import read_lines
 from app.files.text_tables import Jsonl, Lines, TextStream
@@ -235,7 +235,7 @@ def _classified(
             advance=progress.advance,
         )
         with closing(chunks):
-            yield chunks
+            yield with_reasons(chunks)
     if files:
         seconds = time.monotonic() - started
         print(summary(tally, tally.rows - before, seconds), file=sys.stderr)

@@ -10,6 +10,7 @@ from typing import TextIO
 
 from app.errors import UserError
 from app.files.tables import check_is_file
+from app.files.unicode import NOT_UTF8
 
 # Of a line or a cell. A longer one means another kind of file.
 MAX_FIELD_CHARS = 16_777_216
@@ -23,7 +24,6 @@ BYTE_ORDER_MARKS = {
 BLOCK_BYTES = 1 << 20
 # After so many bytes and characters outside of ASCII, the encoding is known.
 ENOUGH = 1_000
-NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of such a byte
 NOT_ASCII = re.compile("[^\0-\x7f]")
 
 

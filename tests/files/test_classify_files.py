@@ -194,6 +194,22 @@ def test_a_model_that_fails_on_every_text(
     assert not target.exists()
 
 
+def test_a_text_that_is_not_utf8(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only its row has an error, which says so; the text is written as it was."""
+    source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_bytes("text\nlove é\nworst ".encode() + b"\xe9\n")
+    options = ["--model", str(bundle), "--input", str(source), "--output", str(target)]
+    assert main(["classify", *options]) == 0
+    _, first, second = target.read_bytes().splitlines()
+    assert first.startswith("love é,positive,".encode())
+    assert second.startswith(b"worst \xe9,,")
+    assert second.endswith(
+        b'"invalid_request: the text is not UTF-8; convert the input, for example with iconv"'
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

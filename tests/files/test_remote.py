@@ -23,7 +23,8 @@ LABELS = ["negative", "positive"]
 class FakeService:
     """Answers with ``model`` and ``labels``, except where a step of ``script`` is left.
 
-    A step is an answer, or an error to raise. ``classified`` counts the requests with texts.
+    A step is an answer, or an error to raise. Several threads ask, so ``script`` must not be a
+    generator. ``classified`` counts the requests with texts.
     """
 
     def __init__(self) -> None:
@@ -98,7 +99,7 @@ def test_a_service_that_is_away_or_busy(
     service: FakeService, tmp_path: Path, step: Callable[[], httpx.Response | Exception]
 ) -> None:
     """The run goes on when the service is back, after many more attempts than the client's own."""
-    service.script = (step() for _ in range(200))
+    service.script = iter([step() for _ in range(200)])
     assert _classify(tmp_path) == 0
     assert _rows(tmp_path) == 1_000
 
@@ -111,7 +112,7 @@ def test_why_the_run_waits_is_shown_once(
 ) -> None:
     """Eight requests wait at the same time, and one of them says so."""
     monkeypatch.setattr(patient_client, "SHOWN_FROM_S", 0.0)
-    service.script = (_refused() for _ in range(50))
+    service.script = iter([_refused() for _ in range(50)])
     assert _classify(tmp_path) == 0
     assert [message for message in caplog.messages if "HTTP Request" not in message] == [
         f"connection_failed: cannot reach {URL}: Connection refused; trying again for up to 60 s"
