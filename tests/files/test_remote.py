@@ -12,7 +12,13 @@ import pytest
 
 from app.cli import main
 from app.files import patient_client, tables
-from app.files.patient_client import ABSENCE_S, FIRST_CONTACT_S, PatientClient
+from app.files.patient_client import (
+    ABSENCE_S,
+    FIRST_CONTACT_S,
+    LONGEST_PAUSE_S,
+    ModelChanged,
+    PatientClient,
+)
 from sentiment_client import ConnectionFailed, ModelInfo, SentimentError
 
 URL = "http://service.test/"
@@ -66,7 +72,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> FakeService:
 def _classify(directory: Path, *more: str) -> int:
     source, target = directory / "in.csv", directory / "out.csv"
     if not source.exists():
-        source.write_text("text\n" + "I love this\n" * 1_000)
+        source.write_text("text\n" + "I love this\n" * 400)
     options = ["--url", URL, "--input", str(source), "--output", str(target), *more]
     return main(["classify", *options])
 
@@ -99,9 +105,9 @@ def test_a_service_that_is_away_or_busy(
     service: FakeService, tmp_path: Path, step: Callable[[], httpx.Response | Exception]
 ) -> None:
     """The run goes on when the service is back, after many more attempts than the client's own."""
-    service.script = iter([step() for _ in range(200)])
+    service.script = iter([step() for _ in range(100)])
     assert _classify(tmp_path) == 0
-    assert _rows(tmp_path) == 1_000
+    assert _rows(tmp_path) == 400
 
 
 def test_why_the_run_waits_is_shown_once(
@@ -119,68 +125,80 @@ def test_why_the_run_waits_is_shown_once(
     ]
 
 
-def _pause_s(error: SentimentError, waited_s: float, *, known: bool = True) -> float | None:
+def _client(*, known: bool = True) -> PatientClient:
     client = PatientClient(URL, api_key=None, batch_size=1, concurrency=1)
-    client.model = ModelInfo("tiny", None, "int8", ("a",)) if known else None
-    return client._pause_s(error, attempts=9, waited_s=waited_s)
+    client.model = ModelInfo("tiny", "abc", "int8", ("negative", "positive")) if known else None
+    return client
 
 
 def test_how_long_the_client_is_patient() -> None:
     """A minute for a service that has answered before, and a moment for one that never has."""
+    pause_s = partial(_client()._pause_s, attempts=9)
     absent = ConnectionFailed("", code="connection_failed")
-    assert _pause_s(absent, ABSENCE_S - patient_client.LONGEST_PAUSE_S) is not None
-    assert _pause_s(absent, ABSENCE_S) is None
-    assert _pause_s(absent, FIRST_CONTACT_S, known=False) is None
-    assert _pause_s(SentimentError("", status=401, code="unauthorized"), 0) is None
-    assert _pause_s(ConnectionFailed("", code="timed_out"), 0) is None
+    assert pause_s(absent, waited_s=ABSENCE_S - LONGEST_PAUSE_S) is not None
+    assert pause_s(absent, waited_s=ABSENCE_S) is None
+    assert pause_s(SentimentError("", status=401, code="unauthorized"), waited_s=0) is None
+    assert pause_s(ConnectionFailed("", code="timed_out"), waited_s=0) is None
+    first_contact = _client(known=False)
+    assert first_contact._pause_s(absent, attempts=9, waited_s=FIRST_CONTACT_S) is None
 
 
-def test_a_rate_limit_is_waited_for_as_told() -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_a_rate_limit_is_waited_for_as_told(known: bool) -> None:
     """However long that is, even at the first contact."""
     limited = SentimentError("", status=429, code="rate_limited", retry_after_s=3_500)
-    for known in (True, False):
-        pause_s = _pause_s(limited, 7_000, known=known)
-        assert pause_s is not None
-        assert 3_500 <= pause_s < 3_510
+    pause_s = _client(known=known)._pause_s(limited, attempts=9, waited_s=7_000)
+    assert pause_s is not None
+    assert 3_500 <= pause_s < 3_510
 
 
 @pytest.mark.parametrize(
-    ("change", "shown"),
+    ("model", "labels", "shown"),
     [
-        ({"name": "large"}, "large (revision abc, int8, labels negative, positive)"),
-        ({"revision": "def"}, "tiny (revision def, int8, labels negative, positive)"),
-        ({"precision": "fp32"}, "tiny (revision abc, fp32, labels negative, positive)"),
-        ({}, "tiny (revision abc, int8, labels bad, good)"),
+        ({"name": "large"}, LABELS, "large (revision abc, int8, labels negative, positive)"),
+        ({"precision": "fp32"}, LABELS, "tiny (revision abc, fp32, labels negative, positive)"),
+        ({}, ["bad", "good"], "tiny (revision abc, int8, labels bad, good)"),
     ],
 )
-def test_a_model_that_changes(
+def test_the_answer_of_another_model(
+    service: FakeService, model: dict[str, str], labels: list[str], shown: str
+) -> None:
+    """It is refused with what both models are."""
+    client = _client()
+    assert len(client.classify(["love"])) == 1
+    service.model |= model
+    service.labels = labels
+    with pytest.raises(ModelChanged) as raised:
+        client.classify(["love"])
+    first = "tiny (revision abc, int8, labels negative, positive)"
+    words = f"{URL} now serves {shown}, but this run began with {first}; serve the first"
+    assert str(raised.value).startswith(words)
+
+
+def test_a_model_that_changes_during_a_run(
     service: FakeService,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    change: dict[str, str],
-    shown: str,
 ) -> None:
     """The run stops, and what it saved is of the first model; with that, --resume continues."""
     answer = FakeService.answer
 
-    def reload_after_20(service: FakeService, texts: list[str]) -> dict[str, Any]:
-        if service.classified >= 20:
-            service.model |= change
-            service.labels = service.labels if change else ["bad", "good"]
+    def reload(service: FakeService, texts: list[str]) -> dict[str, Any]:
+        if service.classified >= 10:
+            service.model["revision"] = "def"
         return answer(service, texts)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FakeService, "answer", reload_after_20)
+        patch.setattr(FakeService, "answer", reload)
         assert _classify(tmp_path) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    first = "tiny (revision abc, int8, labels negative, positive)"
-    assert f"{URL} now serves {shown}, but this run began with {first}; " in line
+    assert "now serves tiny (revision def, " in line
     assert line.endswith(f" rows are in {tmp_path}/out.csv.partial")
     assert not (tmp_path / "out.csv").exists()
     assert _classify(tmp_path, "--resume") == 1
-    assert "cannot be continued: " in capsys.readouterr().err
-    service.model, service.labels = dict(MODEL), list(LABELS)
+    assert "cannot be continued: revision was 'abc' and is 'def' now" in capsys.readouterr().err
+    service.model["revision"] = "abc"
     assert _classify(tmp_path, "--resume") == 0
     assert "of them in earlier runs" in capsys.readouterr().err
-    assert _rows(tmp_path) == 1_000
+    assert _rows(tmp_path) == 400
