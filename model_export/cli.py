@@ -16,6 +16,7 @@ from app.engine.preprocessing import Preprocessing
 from app.errors import UserError, first_line
 from model_export.checkpoint.source import find_checkpoint
 from model_export.output import check_output
+from model_export.training.command import finetune_command
 
 EXPORTED: tuple[Precision, ...] = ("fp32", "int8", "fp16")
 DEFAULT: tuple[Precision, ...] = ("fp32", "int8")
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "describe": _describe,
         "evaluate": _evaluate,
         "calibrate": _calibrate,
-        "finetune": _finetune,
+        "finetune": finetune_command,
     }
     # SIGTERM acts like Ctrl-C, so that the export removes its temporary files.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -239,58 +240,6 @@ def _calibrate(words: list[str]) -> None:
 
     calibrate_bundle(options.bundle, options.file, options.loss)
     print(f"wrote {options.bundle / MANIFEST}")
-
-
-def _finetune(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        "sentiment-export finetune",
-        description=(
-            "Fine-tune an encoder for the labels negative, neutral and positive. The seeds are "
-            "trained one after another, and their weights are averaged. Run the same command "
-            "again to resume after an interruption."
-        ),
-    )
-    parser.add_argument("base", type=Path, help="local checkpoint directory of the encoder")
-    parser.add_argument(
-        "--train", type=Path, nargs="+", required=True, help=f"one or more files of {LABELLED}"
-    )
-    parser.add_argument("--validation", type=Path, required=True, help=LABELLED)
-    parser.add_argument("--output", type=Path, required=True, help="checkpoint directory to write")
-    parser.add_argument(
-        "--epochs", type=int, default=2, help="passes over the texts (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        nargs="+",
-        default=[0, 1],
-        help="random seeds; each trains one model (default: 0 1)",
-    )
-    parser.add_argument(
-        "--learning-rate",
-        type=float,
-        default=1e-4,
-        help="highest learning rate (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--batch-size", type=int, default=32, help="texts per step (default: %(default)s)"
-    )
-    options = parser.parse_args(words)
-
-    from model_export.training.finetune import finetune
-    from model_export.training.recipe import Recipe
-
-    recipe = Recipe(
-        base=options.base,
-        train=tuple(options.train),
-        validation=options.validation,
-        epochs=options.epochs,
-        seeds=tuple(options.seeds),
-        learning_rate=options.learning_rate,
-        batch_size=options.batch_size,
-    )
-    finetune(recipe, options.output)
-    print(f"wrote {options.output}")
 
 
 def _precisions(value: str) -> tuple[Precision, ...]:

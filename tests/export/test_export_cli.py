@@ -21,6 +21,7 @@ from tests.support.checkpoints import CORPUS, Exported, exported, make_checkpoin
 
 ROOT = Path(__file__).parents[2]
 LABELS = ["negative", "neutral", "positive"]
+FINETUNE = ["finetune", "base", "--train", "t.tsv", "--validation", "v.tsv", "--output", "out"]
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +248,14 @@ def test_a_failure_is_one_line(
         (["calibrate", "bundle"], "required: file"),
         (["calibrate", "bundle", "file", "--loss", "hinge"], "invalid choice: 'hinge'"),
         (["finetune", "base"], "required: --train, --validation, --output"),
+        ([*FINETUNE, "--batch-size", "-1"], "must be a whole number of at least 1, not '-1'"),
+        ([*FINETUNE, "--epochs", "0"], "--epochs: must be a whole number of at least 1, not '0'"),
+        ([*FINETUNE, "--epochs", "1.5"], "must be a whole number of at least 1, not '1.5'"),
+        ([*FINETUNE, "--learning-rate", "nan"], "must be a number above 0, not 'nan'"),
+        ([*FINETUNE, "--learning-rate", "inf"], "must be a number above 0, not 'inf'"),
+        ([*FINETUNE, "--learning-rate=-1e-4"], "must be a number above 0, not '-1e-4'"),
+        ([*FINETUNE, "--learning-rate", "fast"], "must be a number above 0, not 'fast'"),
+        ([*FINETUNE, "--seeds", "1", "2", "1"], "--seeds: 1 is given 2 times; give each seed once"),
     ],
 )
 def test_wrong_usage(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
