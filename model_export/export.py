@@ -56,6 +56,7 @@ def export(
     output: Path,
     *,
     precisions: Sequence[Precision] = ("fp32", "int8"),
+    text_pairs: bool = False,
     examples: Sequence[Example] = (),
     max_accuracy_loss: float = MAX_ACCURACY_LOSS,
     debug_parity: bool = False,
@@ -64,7 +65,8 @@ def export(
     """Write a bundle to ``output``; replaces an existing bundle.
 
     The bundle is written to a temporary directory beside ``output`` and renamed at the end, so
-    ``output`` never holds half a bundle. With labelled ``examples``, the scores of every variant
+    ``output`` never holds half a bundle. ``text_pairs`` says whether the checkpoint was trained on
+    pairs of texts. With labelled ``examples``, the scores of every variant
     are recorded, and a variant that scores worse than fp32 is left out.
 
     Raises:
@@ -85,7 +87,7 @@ def export(
             plain = export_graph(checkpoint, Path(work))
             for precision in made:
                 WRITERS[precision](plain, directory / ONNX_FILES[precision])
-        manifest = _manifest(checkpoint, directory, output.name, made)
+        manifest = _manifest(checkpoint, directory, output.name, made, text_pairs)
         for precision in made:
             if debug_parity:
                 say(_layers(checkpoint, directory, precision))
@@ -155,7 +157,11 @@ def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _manifest(
-    checkpoint: Checkpoint, directory: Path, name: str, precisions: Iterable[Precision]
+    checkpoint: Checkpoint,
+    directory: Path,
+    name: str,
+    precisions: Iterable[Precision],
+    text_pairs: bool,
 ) -> Manifest:
     hub = origin(checkpoint.path)
     return Manifest(
@@ -171,6 +177,7 @@ def _manifest(
         labels=checkpoint.labels,
         max_tokens=checkpoint.max_tokens,
         preprocessing=checkpoint.preprocessing,
+        text_pairs=text_pairs,
         variants={p: _variant(directory, ONNX_FILES[p]) for p in precisions},
         files={side_file: sha256(directory / side_file) for side_file in SIDE_FILES},
         created_with={package: version(package) for package in MADE_WITH},

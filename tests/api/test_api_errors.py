@@ -28,9 +28,9 @@ def _inputs(value: object) -> str:
 
 BAD = [
     _case("no field", "{}", 422, "invalid_request", "inputs is required"),
-    _case("wrong type", _inputs(1), 422, "invalid_request", "a string or a list of strings"),
-    _case("null", _inputs(None), 422, "invalid_request", "a string or a list of strings"),
-    _case("mixed list", _inputs(["a", 1]), 422, "invalid_request", "a string or a list of strings"),
+    _case("wrong type", _inputs(1), 422, "invalid_request", "must be a string, an object"),
+    _case("null", _inputs(None), 422, "invalid_request", "must be a string, an object"),
+    _case("mixed list", _inputs(["a", 1]), 422, "invalid_request", "must be a string, an object"),
     _case("no texts", _inputs([]), 422, "invalid_request", "at least one text"),
     _case("many", _inputs([1] * 90_000), 422, "invalid_request", "a list of strings"),
     _case("million", _inputs([1] * 600_000), 422, "invalid_request", "values, names"),
