@@ -1,7 +1,7 @@
 """Schemas of the native API. Answers are typed dicts, because they are built as plain dicts."""
 
 import re
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Generic, NotRequired, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -54,15 +54,19 @@ class RequestBody(BaseModel):
 # checks each text, so that each bad text gets its own error.
 Text = Annotated[str, Field(pattern=rf"^[^\x00]*{VISIBLE.pattern}[^\x00]*$")]
 
+String = TypeVar("String", bound=str)
 
-class PairObject(TypedDict):
+
+class PairObject(TypedDict, Generic[String]):
     """A text, and a second text that the model judges together with it.
 
     Only models with `text_pairs` (see `GET /models`) take a second text.
     """
 
-    text: Text
-    text_pair: NotRequired[Text | None]
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    text: String
+    text_pair: NotRequired[String | None]
 
 
 def parse_texts(value: Any) -> Input | list[Input]:
@@ -105,8 +109,8 @@ Texts = Annotated[
     PlainValidator(
         parse_texts,
         json_schema_input_type=Text
-        | PairObject
-        | Annotated[list[str | PairObject], Field(min_length=1)],
+        | PairObject[Text]
+        | Annotated[list[str | PairObject[str]], Field(min_length=1)],
     ),
 ]
 

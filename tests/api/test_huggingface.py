@@ -124,7 +124,7 @@ def test_what_other_clients_send_besides_is_ignored(url: str) -> None:
     [
         ({}, "invalid_request", "inputs is required"),
         ({"inputs": None}, "invalid_request", "inputs must be a string, an object"),
-        ({"inputs": {"text": "a", "text_pair": "b"}}, "invalid_request", "a string or a list"),
+        ({"inputs": {"text": "a", "text_pair": "b"}}, "invalid_request", "takes single texts"),
         ({"inputs": [["a", "b"]]}, "invalid_request", "must be a string, an object"),
         ({"inputs": []}, "invalid_request", "at least one text"),
         ({"inputs": ["a"] * 1001}, "too_many_texts", "there are 1001 texts; at most 1000"),

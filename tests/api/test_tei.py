@@ -116,7 +116,12 @@ def test_the_headers_say_how_long_it_took(bundle: Path) -> None:
         ({"inputs": []}, "invalid_request", "Validation", "at least one text"),
         ({"inputs": [["a", "b"]]}, "invalid_request", "Validation", "tiny takes single texts"),
         ({"inputs": [["a"], ["b", "c"]]}, "invalid_request", "Validation", "text 1, counted from"),
-        ({"inputs": [["a"], "b"]}, "invalid_request", "Validation", "of one string each, or of two"),
+        (
+            {"inputs": [["a"], "b"]},
+            "invalid_request",
+            "Validation",
+            "of one string each, or of two",
+        ),
         ({"inputs": [["a", "b", "c"]]}, "invalid_request", "Validation", "or of two for a pair"),
         ({"inputs": [[]]}, "invalid_request", "Validation", "of one string each"),
         ({"inputs": [[1]]}, "invalid_request", "Validation", "of one string each"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.engine.bundle import Bundle, Precision
 from app.engine.model import Encoding, Model
-from app.engine.pairs import TextPair, longest_first
+from app.engine.pairs import Input, TextPair, longest_first
 from app.errors import EmptyText, InferenceFailed, InvalidRequest
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from tests.support.checkpoints import CORPUS, MAX_TOKENS, PRECISIONS, exported
@@ -86,7 +86,8 @@ def test_other_texts_of_the_batch_do_not_change_a_pair(
 ) -> None:
     """The logits of pairs and of single texts are the same to the bit, alone and together."""
     model = _model(base, architecture, precision)
-    batch = [model.encode(text) for text in (*PAIRS, *CORPUS[:3])]
+    texts: list[Input] = [*PAIRS, *CORPUS[:3]]
+    batch = [model.encode(text) for text in texts]
     together = _logits(model.infer(batch))
     alone = [_logits(model.infer([encoding]))[0] for encoding in batch]
     assert [row.tobytes() for row in together] == [row.tobytes() for row in alone]

@@ -24,7 +24,8 @@ NonEmpty = Annotated[list[Item], Field(min_length=1)]
 AllTexts = Annotated[
     Input | list[Input],
     PlainValidator(
-        parse_texts, json_schema_input_type=Text | PairObject | NonEmpty[Text | PairObject]
+        parse_texts,
+        json_schema_input_type=Text | PairObject[Text] | NonEmpty[Text | PairObject[Text]],
     ),
 ]
 INPUTS = "one text, or a list of texts; a list of two strings is two separate texts"

@@ -72,8 +72,8 @@ Inputs = Annotated[
     PlainValidator(
         _parse_inputs,
         json_schema_input_type=Text
-        | PairObject
-        | NonEmpty[Text | PairObject]
+        | PairObject[Text]
+        | NonEmpty[Text | PairObject[Text]]
         | NonEmpty[tuple[Text] | tuple[Text, Text]],
     ),
 ]
