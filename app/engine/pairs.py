@@ -37,7 +37,7 @@ class PairTokenizer:
 
     The tokenizer must cut texts into windows of ``max_tokens`` tokens, of which ``stride`` are also
     in the window before. It is not asked for whole pairs, because it would combine each window of
-    the one text with each of the other: gigabytes for two texts of 25,000 characters.
+    the one text with each of the other. For two texts of 9,000 exclamation marks, that took 1.6 GB.
     ``has_types`` says whether the model reads token types.
     """
 
