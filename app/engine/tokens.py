@@ -75,7 +75,8 @@ def _tokens(model: Model, text: Input, *, special: bool, max_chars: int) -> Toke
         offsets, sequence_ids = cast(PairTokenizer, model.pairs).offsets(pair)
     else:
         texts = {"text": normalise(text)}
-        found = model.tokenizer.encode(texts["text"])
+        # Not ``encode``, which would hold Python's global lock.
+        (found,) = model.tokenizer.encode_batch([texts["text"]])
         offsets, sequence_ids = found.offsets, found.sequence_ids
         if len(offsets) < len(encoding):  # the model gets one unknown token for the whole text
             offsets.insert(1, (0, len(texts["text"])))
