@@ -15,8 +15,8 @@ from app.errors import EmptyText, InferenceFailed, InvalidRequest
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from tests.support.checkpoints import CORPUS, MAX_TOKENS, PRECISIONS, exported
 
-# BERT has token types. RoBERTa has none, and two separators between the texts.
-ARCHITECTURES = ("bert", "roberta")
+# BERT has token types. DistilBERT and RoBERTa have none, and RoBERTa separates with two tokens.
+ARCHITECTURES = ("bert", "distilbert", "roberta", "xlm-roberta")
 WORDS = sorted({word for text in CORPUS for word in text.split()})
 PAIRS = [
     TextPair("the soup is bad, the bread is worse", "soup"),
@@ -53,7 +53,7 @@ _texts = st.tuples(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9), st.
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @given(text=_texts, text_pair=_texts)
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_ids_types_and_truncation_are_those_of_transformers(
     base: Path, architecture: str, text: str, text_pair: str
