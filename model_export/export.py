@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ ONNX_FILES: dict[Precision, str] = {
     "int8": "onnx/model_int8.onnx",
     "fp16": "onnx/model_fp16.onnx",
 }
-WRITERS: dict[Precision, Callable[[Path, Path], None]] = {
+WRITERS: dict[Precision, Callable[[Path, Path], list[str]]] = {
     "fp32": write_fp32,
     "int8": write_int8,
     "fp16": write_fp16,
@@ -85,9 +85,8 @@ def export(
         with tempfile.TemporaryDirectory(dir=directory) as work:
             say("exporting the graph")
             plain = export_graph(checkpoint, Path(work))
-            for precision in made:
-                WRITERS[precision](plain, directory / ONNX_FILES[precision])
-        manifest = _manifest(checkpoint, directory, output.name, made, text_pairs)
+            passes = {p: WRITERS[p](plain, directory / ONNX_FILES[p]) for p in made}
+        manifest = _manifest(checkpoint, directory, output.name, passes, text_pairs=text_pairs)
         for precision in made:
             if debug_parity:
                 say(_layers(checkpoint, directory, precision))
@@ -150,6 +149,10 @@ def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
     config.save_pretrained(directory)
     tokenizer = checkpoint.tokenizer
     tokenizer.model_max_length = checkpoint.max_tokens
+    # tokenizer.json holds the side at which long texts are cut; the service follows it.
+    tokenizer.backend_tokenizer.enable_truncation(
+        checkpoint.max_tokens, direction=tokenizer.truncation_side
+    )
     with tempfile.TemporaryDirectory(dir=directory) as work:
         tokenizer.save_pretrained(work)
         for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -160,7 +163,8 @@ def _manifest(
     checkpoint: Checkpoint,
     directory: Path,
     name: str,
-    precisions: Iterable[Precision],
+    passes: dict[Precision, list[str]],
+    *,
     text_pairs: bool,
 ) -> Manifest:
     hub = origin(checkpoint.path)
@@ -178,16 +182,17 @@ def _manifest(
         max_tokens=checkpoint.max_tokens,
         preprocessing=checkpoint.preprocessing,
         text_pairs=text_pairs,
-        variants={p: _variant(directory, ONNX_FILES[p]) for p in precisions},
+        variants={p: _variant(directory, ONNX_FILES[p], done) for p, done in passes.items()},
         files={side_file: sha256(directory / side_file) for side_file in SIDE_FILES},
         created_with={package: version(package) for package in MADE_WITH},
     )
 
 
-def _variant(directory: Path, name: str) -> Variant:
+def _variant(directory: Path, name: str, passes: list[str]) -> Variant:
     data = external_data(Path(name))
     return Variant(
         **_data_file(directory, name),
+        passes=passes,
         data=DataFile(**_data_file(directory, str(data))) if (directory / data).exists() else None,
     )
 

@@ -21,6 +21,12 @@ pipeline_tag: text-classification
 | variant | file | MB | largest logit difference | labels that agree | texts |
 | --- | --- | --- | --- | --- | --- |
 {parity}
+{passes}"""
+
+PASSES = """
+## What was done to the graph
+
+{rows}
 """
 
 ACCURACY = """
@@ -42,6 +48,7 @@ def model_card(manifest: Manifest) -> str:
         for precision, variant in manifest.variants.items()
         if variant.parity is not None
     ]
+    done = [f"- {p}: {', '.join(v.passes)}" for p, v in manifest.variants.items() if v.passes]
     card = CARD.format(
         name=manifest.name,
         architecture=manifest.architecture,
@@ -51,6 +58,7 @@ def model_card(manifest: Manifest) -> str:
         preprocessing=manifest.preprocessing,
         takes="single texts and pairs of texts" if manifest.text_pairs else "single texts",
         parity="\n".join(rows),
+        passes=PASSES.format(rows="\n".join(done)) if done else "",
     )
     scored = [
         f"| {precision} | {scores['accuracy']:.4f} | {scores['macro_recall']:.4f} "

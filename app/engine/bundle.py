@@ -44,8 +44,10 @@ class Variant(DataFile):
     """One ONNX file, listed in the manifest after it was verified.
 
     ``data`` is a second file with the weights, if they exceed the 2 GB limit of a protobuf file.
+    ``passes`` says in plain words what the exporter did to the graph; older manifests lack it.
     """
 
+    passes: list[str] = []
     data: DataFile | None = None
     parity: Parity | None = None
     accuracy: dict[str, Any] | None = None

@@ -58,7 +58,7 @@ class Encoding:
 
     @property
     def truncated(self) -> bool:
-        """Whether the end of the text was cut off."""
+        """Whether the text was cut: its end, or its start if tokenizer.json says so."""
         return self.tokens > len(self.ids)
 
     @property
@@ -113,7 +113,8 @@ class Model:
         known = map(self.tokenizer.token_to_id, ("[UNK]", "<unk>"))
         self._unknown_id = next((token for token in known if token is not None), None)
         self._stride = int((self.max_tokens - self._special_tokens) * WINDOW_OVERLAP)
-        self.tokenizer.enable_truncation(self.max_tokens, stride=self._stride)
+        side = (self.tokenizer.truncation or {}).get("direction", "right")
+        self.tokenizer.enable_truncation(self.max_tokens, stride=self._stride, direction=side)
         self.divides_lists = False  # whether several threads tokenise a list together
         self._words = WordCache(self.tokenizer, max_tokens=self.max_tokens)
         self.pairs: PairTokenizer | None = None

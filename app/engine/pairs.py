@@ -33,7 +33,7 @@ Input = str | TextPair
 
 
 class PairTokenizer:
-    """Tokenises pairs, and cuts off what is longer than ``max_tokens``.
+    """Tokenises pairs, and cuts off what is longer than ``max_tokens``, on the tokenizer's side.
 
     The tokenizer must cut texts into windows of ``max_tokens`` tokens, of which ``stride`` are also
     in the window before. It is not asked for whole pairs, because it would combine each window of
@@ -55,6 +55,7 @@ class PairTokenizer:
         self._after = slice(last_of_second, None)
         self._special = sum(one is None for one in origin)
         self._room = max_tokens - self._special
+        self._from_left = tokenizer.truncation["direction"] == "left"
         self._has_types = has_types and self._sample.type_ids[origin.index(1)] == 1
 
     def encode(self, pair: TextPair) -> tuple[list[int], int, int]:
@@ -92,7 +93,10 @@ class PairTokenizer:
         self, sample: Sequence[T], parts: Sequence[Sequence[T]], kept: tuple[int, int]
     ) -> list[T]:
         """The kept values of both parts, with the sample's values of the special tokens."""
-        first, second = (part[:count] for part, count in zip(parts, kept, strict=True))
+        first, second = (
+            part[len(part) - count :] if self._from_left else part[:count]
+            for part, count in zip(parts, kept, strict=True)
+        )
         before, between, after = (sample[n] for n in (self._before, self._between, self._after))
         return [*chain(before, first, between, second, after)]
 

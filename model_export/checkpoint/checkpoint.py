@@ -14,13 +14,14 @@ from app.engine.bundle import sha256
 from app.engine.pairs import TextPair
 from app.engine.preprocessing import Preprocessing
 from app.errors import UserError, first_line
+from model_export.checkpoint.architectures import ARCHITECTURES
+from model_export.checkpoint.config import check_task, read_config
 from model_export.checkpoint.layout import check_directory, choose_files, shards
 from model_export.checkpoint.source import origin
 from model_export.checkpoint.tokenizer import load_tokenizer
 from model_export.checkpoint.weights import Fit, load_weights
+from model_export.checkpoint.workarounds import prepare_for_export
 
-# Position ids of these start at padding_idx + 1, so the rows before it are never used.
-OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"}
 SPELLINGS = {
     "negative": {"negative", "neg"},
     "neutral": {"neutral", "neu"},
@@ -92,10 +93,12 @@ def load_checkpoint(
         fit = load_weights(model, path / weights)
     except UserError as error:
         raise UserError(f"cannot load the checkpoint {path}: {error}") from error
+    prepare_for_export(model)
     tokenizer = load_tokenizer(path)
-    if len(tokenizer) > model.config.vocab_size:
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= model.config.vocab_size:
         raise UserError(
-            f"{path}: the tokenizer has {len(tokenizer)} tokens, but the model's embedding has "
+            f"{path}: the tokenizer's largest id is {largest}, but the model's embedding has "
             f"{model.config.vocab_size} rows: they belong to different checkpoints"
         )
     return Checkpoint(
@@ -116,8 +119,10 @@ def empty_classifier(path: Path) -> Any:
     Code in the checkpoint never runs.
 
     Raises:
-        UserError: config.json cannot be read, or transformers has no such sequence classifier.
+        UserError: config.json describes no sequence classifier that is exported.
     """
+    entries = read_config(path, str(path))
+    check_task(entries, str(path))
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         with no_init_weights():
@@ -125,19 +130,19 @@ def empty_classifier(path: Path) -> Any:
                 config, trust_remote_code=False, attn_implementation="eager", dtype=torch.float32
             )
     except Exception as error:  # a bad config can raise anything
-        reason = first_line(error)
-        if "Unrecognized configuration class" in reason or "does not support" in reason:
-            reason = f"unsupported architecture: {config.model_type} has no sequence classifier"
-        raise UserError(f"cannot load the checkpoint {path}: {reason}") from error
-    other = [name for name in config.architectures or () if "SequenceClassification" not in name]
-    if other:
-        raise UserError(
-            f"{path} is a {other[0]}, not a sequence classifier: fine-tune it first, or give "
-            "the checkpoint of a classifier"
-        )
+        raise UserError(not_built(path, entries["model_type"], error)) from error
     if config.num_labels < 2:
         raise UserError(f"{path} has one output, a regression; a classifier needs two or more")
     return model
+
+
+def not_built(path: Path, model_type: str, error: Exception) -> str:
+    """An error for a config.json whose entries are plausible one by one, but not together."""
+    architecture = ARCHITECTURES[model_type]
+    return (
+        f"cannot load the checkpoint {path}: no {architecture.name} classifier can be made from "
+        f"its config.json ({first_line(error)}); compare it with that of {architecture.example}"
+    )
 
 
 def canonical_labels(labels: list[str]) -> list[str]:
@@ -162,14 +167,15 @@ def max_tokens(config: Any) -> int:
     RoBERTa, for example, has 514 rows of positions for 512 tokens.
 
     Raises:
-        UserError: the architecture has no position table.
+        UserError: there are too few positions for one token between two special ones.
     """
-    if getattr(config, "max_position_embeddings", None) is None:
-        raise UserError(f"unsupported architecture: {config.model_type} has no position table")
-    rows = int(config.max_position_embeddings)
-    if config.model_type in OFFSET_POSITIONS:
-        return rows - int(config.pad_token_id) - 1
-    return rows
+    tokens = ARCHITECTURES[config.model_type].max_tokens(config)
+    if tokens < 3:
+        raise UserError(
+            f"max_position_embeddings in config.json is {config.max_position_embeddings}, which "
+            f"leaves {tokens} tokens for a text with its two special tokens; it must be larger"
+        )
+    return tokens
 
 
 def trained_preprocessing(path: Path) -> Preprocessing:

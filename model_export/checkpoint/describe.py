@@ -13,21 +13,22 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from app.engine.preprocessing import Preprocessing
-from app.errors import UserError, first_line
+from app.errors import UserError
+from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.checkpoint import (
     canonical_labels,
     empty_classifier,
     max_tokens,
+    not_built,
     trained_preprocessing,
 )
+from model_export.checkpoint.config import read_config
 from model_export.checkpoint.description import Description, length_limit, shortened
-from model_export.checkpoint.layout import CONFIG_FILE, check_directory, choose_files
+from model_export.checkpoint.layout import check_directory, choose_files
 from model_export.checkpoint.metadata import (
-    KINDS_BY_FILES,
     TensorInfo,
     list_tensors,
     read_files,
-    read_json,
     read_tokenizer,
 )
 from model_export.checkpoint.weights import Fit, Shape, check_fit, fit
@@ -42,19 +43,21 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     ``preprocessing`` overrides the checkpoint's own, as in the export.
 
     Raises:
-        UserError: a needed file is missing or damaged, or the architecture is unknown.
+        UserError: a needed file is missing or damaged, or the architecture is not exported.
     """
     check_directory(path)
     present = sorted(file.name for file in path.iterdir() if file.is_file())
     _, weights = choose_files(present, str(path))
-    tensors = list_tensors(path / weights)
     config, model = _model(path)
+    architecture = ARCHITECTURES[config.model_type]
+    tensors = list_tensors(path / weights)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {tensor.name: tensor.shape for tensor in tensors}
     fitted = fit(expected, found, model.base_model_prefix)
     read_as = {key: name for name, key in fitted.names.items()}
     spelled = [str(config.id2label.get(i, f"LABEL_{i}")) for i in range(config.num_labels)]
-    tokenizer = read_tokenizer(path, present)
+    made_from = architecture.tokenizer_files(present)
+    tokenizer = read_tokenizer(path, present, made_from)
     problems: list[str] = []
     limit = _attempt(problems, lambda: max_tokens(config))
     with torch.device("meta"):
@@ -65,7 +68,9 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     labels = {"as_spelled": spelled, "exported": canonical_labels(spelled)}
     chosen = preprocessing or trained_preprocessing(path)
     layers = _layers(expected)
-    changes = _changes(fitted, tensors, labels, present)
+    changes = _changes(fitted, tensors, labels)
+    if made_from is not None and "tokenizer.json" not in present:
+        changes.append(f"tokenizer.json is made from {' and '.join(made_from.names)}")
     if limit is not None and tokenizer["max_tokens"] != limit:
         own = length_limit(tokenizer["max_tokens"])
         changes.append(f"the maximum length becomes {limit} (the tokenizer's own limit: {own})")
@@ -77,6 +82,7 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
         model_type=config.model_type,
         problem_type=_problem_type(config),
         labels=labels,
+        passes=architecture.passes,
         max_tokens=limit,
         tokenizer=tokenizer,
         preprocessing=chosen,
@@ -105,15 +111,13 @@ def _attempt(problems: list[str], step: Callable[[], T]) -> T | None:
 
 def _model(path: Path) -> tuple[Any, Any]:
     """The config and the model that it describes; its weights use no memory."""
-    read_json(path / CONFIG_FILE)  # its errors are clearer than those of transformers
+    model_type = read_config(path, str(path))["model_type"]
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
     except Exception as error:  # a bad config can raise anything
-        raise UserError(
-            f"{path / CONFIG_FILE} describes no sequence classifier: {first_line(error)}"
-        ) from error
+        raise UserError(not_built(path, model_type, error)) from error
     return config, model
 
 
@@ -171,9 +175,8 @@ def _changes(
     fitted: Fit,
     tensors: list[TensorInfo],
     labels: Mapping[str, list[str]],
-    present: list[str],
 ) -> list[str]:
-    """What the export changes in labels, weights and tokenizer, as sentences."""
+    """What the export changes in labels and weights, as sentences."""
     changes = []
     if labels["as_spelled"] != labels["exported"]:
         changes.append(
@@ -190,8 +193,4 @@ def _changes(
     changes += [f"{dtypes[dtype]} weights in {dtype} become float32" for dtype in other]
     if any(not tensor.file.endswith(".safetensors") for tensor in tensors):
         changes.append("the pickled weights are read as plain tensors; the pickle is not copied")
-    if "tokenizer.json" not in present:
-        sources = next((files for files in KINDS_BY_FILES if set(files) <= set(present)), ())
-        if sources:
-            changes.append(f"tokenizer.json is made from {' and '.join(sources)}")
     return changes

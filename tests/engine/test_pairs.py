@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from app.engine.bundle import Bundle, Precision
 from app.engine.model import Encoding, Model
-from app.engine.pairs import Input, TextPair, longest_first
+from app.engine.pairs import Input, PairTokenizer, TextPair, longest_first
 from app.errors import EmptyText, InferenceFailed, InvalidRequest
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from tests.support.checkpoints import CORPUS, MAX_TOKENS, PRECISIONS, exported
@@ -120,6 +121,21 @@ def test_tokens_are_taken_from_the_longer_text(
 ) -> None:
     """The longer text is cut first; when both are equally long, both are cut."""
     assert longest_first(first, second, 10) == kept
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_texts_are_cut_on_the_tokenizers_side(base: Path, side: str) -> None:
+    """The ids and offsets are those that the tokenizer itself gives for a pair of few windows."""
+    tokenizer = Tokenizer.from_file(str(exported(base, "bert").bundle / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(16, stride=3, direction=side)
+    pairs = PairTokenizer(tokenizer, max_tokens=16, stride=3, has_types=True)
+    for pair in PAIRS:
+        whole = tokenizer.encode(pair.text, pair.text_pair)
+        ids, _, typed = pairs.encode(pair)
+        assert ids == whole.ids
+        assert typed == sum(whole.type_ids)
+        assert pairs.offsets(pair) == (whole.offsets, whole.sequence_ids)
 
 
 def test_a_model_for_single_texts_refuses_pairs(base: Path) -> None:

@@ -319,11 +319,13 @@ def test_a_failure_leaves_nothing_behind(
     assert [path.name for path in tmp_path.iterdir()] == (["out"] if replacing else [])
 
 
-def _damaged(write: Callable[[Path, Path], None], name: str) -> Callable[[Path, Path], None]:
+def _damaged(
+    write: Callable[[Path, Path], list[str]], name: str
+) -> Callable[[Path, Path], list[str]]:
     """Write a variant with one of its weights wrong."""
 
-    def damaged(plain: Path, target: Path) -> None:
-        write(plain, target)
+    def damaged(plain: Path, target: Path) -> list[str]:
+        passes = write(plain, target)
         model = ir.load(target)
         value = next(value for key, value in model.graph.initializers.items() if name in key)
         assert value.const_value is not None
@@ -331,6 +333,7 @@ def _damaged(write: Callable[[Path, Path], None], name: str) -> Callable[[Path, 
         array[:] = array[::-1].copy()
         value.const_value = ir.tensor(array, name=value.name)
         ir.save(model, target)
+        return passes
 
     return damaged
 
@@ -339,7 +342,7 @@ def _damaged(write: Callable[[Path, Path], None], name: str) -> Callable[[Path, 
     ("precision", "writer", "weight"),
     [
         ("fp32", write_fp32, "layer.0.output.dense.bias"),
-        ("int8", write_int8, "int8.layer.0.query.weight_int8"),
+        ("int8", write_int8, "layer.0.attention.self.query.weight_int8"),
     ],
 )
 def test_a_variant_with_a_wrong_weight_is_refused(
@@ -347,7 +350,7 @@ def test_a_variant_with_a_wrong_weight_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     precision: Precision,
-    writer: Callable[[Path, Path], None],
+    writer: Callable[[Path, Path], list[str]],
     weight: str,
 ) -> None:
     """The message names the variant, and the sound one is not left alone either."""

@@ -141,6 +141,32 @@ def test_twitter_xlm_roberta_base_sentiment_multilingual(tmp_path: Path) -> None
     _is_right(model, source)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_long_texts_are_cut_at_the_side_that_the_checkpoint_names(
+    tmp_path: Path, side: str
+) -> None:
+    """The service keeps the same tokens as transformers, and finds all of them in windows."""
+    source = make_checkpoint(tmp_path / "made", "bert")
+    (source / "tokenizer_config.json").write_text(json.dumps({"truncation_side": side}))
+    model = _exported(source, tmp_path / "bundle")
+    tokenizer = AutoTokenizer.from_pretrained(source, use_fast=False)
+    reference = AutoModelForSequenceClassification.from_pretrained(source).eval()
+    text = " ".join(CORPUS * 2)
+    encoding = model.encode(text)
+    expected = tokenizer(text, truncation=True, max_length=64, return_tensors="pt")
+    assert encoding.ids == expected["input_ids"][0].tolist()
+    assert encoding.truncated
+    whole = tokenizer(text)["input_ids"]
+    assert encoding.tokens == len(whole)
+    inner = {tuple(window.ids[1:-1]) for window in encoding.windows}
+    assert any(tuple(whole[1:-1][: len(ids)]) == ids for ids in inner)
+    assert any(tuple(whole[1:-1][-len(ids) :]) == ids for ids in inner)
+    with torch.inference_mode():
+        logits = reference(**expected).logits[0].numpy()
+    (found,) = model.infer([encoding])
+    np.testing.assert_allclose(np.asarray(found), logits, atol=1e-4)
+
+
 @pytest.mark.parametrize("safe", [True, False])
 def test_sharded_weights(tmp_path: Path, safe: bool) -> None:
     """An index and its shards, safetensors or pickles, are one model; all their digests kept."""
