@@ -21,7 +21,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,9 +40,12 @@ __all__ = [
     "ModelInfo",
     "Prediction",
     "SentimentError",
+    "Text",
 ]
 
 Overflow = Literal["truncate", "error", "window"]
+# A text, or {"text": ..., "text_pair": ...} for a model that takes pairs of texts.
+Text = str | Mapping[str, str]
 
 # The bytes of a batch in a request's body. The service accepts 2 MiB by default.
 MAX_BATCH_BYTES = 1_000_000
@@ -177,20 +180,20 @@ class Client(_BaseClient):
 
     @overload
     def classify(  # type: ignore[overload-overlap]
-        self, texts: str, *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Text, *, model: str | None = None, overflow: Overflow = "truncate"
     ) -> Prediction: ...
     @overload
     def classify(
-        self, texts: Iterable[str], *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Iterable[Text], *, model: str | None = None, overflow: Overflow = "truncate"
     ) -> list[Outcome]: ...
     def classify(
         self,
-        texts: str | Iterable[str],
+        texts: Text | Iterable[Text],
         *,
         model: str | None = None,
         overflow: Overflow = "truncate",
     ) -> Prediction | list[Outcome]:
-        """Classify one text, or several.
+        """Classify one text or pair of texts, or several.
 
         One text gives its prediction. Several texts give a list in the same order, with an
         ``ItemError`` in place of each text that cannot be classified.
@@ -198,13 +201,13 @@ class Client(_BaseClient):
         Raises:
             SentimentError: the request failed, or the single text cannot be classified.
         """
-        if not isinstance(texts, str):
+        if not isinstance(texts, str | Mapping):
             return list(self.classify_iter(texts, model=model, overflow=overflow))
         document = self._request("POST", "/classify", _body(texts, model, overflow))
         return _single_prediction(document)
 
     def classify_iter(
-        self, texts: Iterable[str], *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Iterable[Text], *, model: str | None = None, overflow: Overflow = "truncate"
     ) -> Iterator[Outcome]:
         """The result of each text, in order. Later texts are read and sent in the meantime.
 
@@ -228,7 +231,7 @@ class Client(_BaseClient):
         return _models(self._request("GET", "/models"))
 
     def _classify_batch(
-        self, batch: list[str], model: str | None, overflow: Overflow
+        self, batch: list[Text], model: str | None, overflow: Overflow
     ) -> list[Outcome]:
         try:
             document = self._request("POST", "/classify", _body(batch, model, overflow))
@@ -289,20 +292,20 @@ class AsyncClient(_BaseClient):
 
     @overload
     async def classify(  # type: ignore[overload-overlap]
-        self, texts: str, *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Text, *, model: str | None = None, overflow: Overflow = "truncate"
     ) -> Prediction: ...
     @overload
     async def classify(
-        self, texts: Iterable[str], *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Iterable[Text], *, model: str | None = None, overflow: Overflow = "truncate"
     ) -> list[Outcome]: ...
     async def classify(
         self,
-        texts: str | Iterable[str],
+        texts: Text | Iterable[Text],
         *,
         model: str | None = None,
         overflow: Overflow = "truncate",
     ) -> Prediction | list[Outcome]:
-        """Classify one text, or several.
+        """Classify one text or pair of texts, or several.
 
         One text gives its prediction. Several texts give a list in the same order, with an
         ``ItemError`` in place of each text that cannot be classified.
@@ -310,14 +313,14 @@ class AsyncClient(_BaseClient):
         Raises:
             SentimentError: the request failed, or the single text cannot be classified.
         """
-        if not isinstance(texts, str):
+        if not isinstance(texts, str | Mapping):
             results = self.classify_iter(texts, model=model, overflow=overflow)
             return [outcome async for outcome in results]
         document = await self._request("POST", "/classify", _body(texts, model, overflow))
         return _single_prediction(document)
 
     async def classify_iter(
-        self, texts: Iterable[str], *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Iterable[Text], *, model: str | None = None, overflow: Overflow = "truncate"
     ) -> AsyncGenerator[Outcome, None]:
         """The result of each text, in order. Later texts are read and sent in the meantime.
 
@@ -348,7 +351,7 @@ class AsyncClient(_BaseClient):
         return _models(await self._request("GET", "/models"))
 
     async def _classify_batch(
-        self, batch: list[str], model: str | None, overflow: Overflow
+        self, batch: list[Text], model: str | None, overflow: Overflow
     ) -> list[Outcome]:
         try:
             document = await self._request("POST", "/classify", _body(batch, model, overflow))
@@ -406,9 +409,9 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {api_key}"}
 
 
-def _batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
+def _batches(texts: Iterable[Text], size: int) -> Iterator[list[Text]]:
     """Batches of at most ``size`` texts and ``MAX_BATCH_BYTES``. A longer text is a batch alone."""
-    batch: list[str] = []
+    batch: list[Text] = []
     used = 0
     for text in texts:
         needed = len(json.dumps(text)) + 2
@@ -421,12 +424,12 @@ def _batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def _halves(batch: list[str]) -> tuple[list[str], list[str]]:
+def _halves(batch: list[Text]) -> tuple[list[Text], list[Text]]:
     middle = len(batch) // 2
     return batch[:middle], batch[middle:]
 
 
-def _body(inputs: str | list[str], model: str | None, overflow: Overflow) -> bytes:
+def _body(inputs: Text | list[Text], model: str | None, overflow: Overflow) -> bytes:
     """JSON in ASCII. A lone surrogate can be sent, too; the service then refuses only its text."""
     document: dict[str, Any] = {"inputs": inputs, "overflow": overflow}
     if model is not None:

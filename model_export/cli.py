@@ -110,6 +110,11 @@ def _export(words: list[str]) -> None:
         help="text normalisation (default: tweet if the checkpoint was trained with it, else none)",
     )
     parser.add_argument(
+        "--text-pairs",
+        action="store_true",
+        help="the checkpoint was trained on pairs of texts, such as a review and one aspect of it",
+    )
+    parser.add_argument(
         "--evaluate",
         type=Path,
         metavar="FILE",
@@ -162,6 +167,7 @@ def _export(words: list[str]) -> None:
         checkpoint,
         options.output,
         precisions=options.precision,
+        text_pairs=options.text_pairs,
         examples=examples,
         max_accuracy_loss=options.max_accuracy_loss,
         calibration_texts=calibration_texts,

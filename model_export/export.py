@@ -54,6 +54,7 @@ def export(
     output: Path,
     *,
     precisions: Sequence[Precision] = ("fp32", "int8"),
+    text_pairs: bool = False,
     examples: Sequence[Example] = (),
     max_accuracy_loss: float = MAX_ACCURACY_LOSS,
     calibration_texts: CalibrationTexts | None = None,
@@ -63,9 +64,10 @@ def export(
     """Write a bundle to ``output``; replaces an existing bundle.
 
     The bundle is written to a temporary directory beside ``output``, opened there as the service
-    does, and renamed at the end. So ``output`` never holds half a bundle. With labelled
-    ``examples``, the scores of every variant are recorded, and a variant that scores worse than
-    fp32 is left out. With ``calibration_texts``, every variant gets a temperature.
+    does, and renamed at the end. So ``output`` never holds half a bundle. ``text_pairs`` says
+    whether the checkpoint was trained on pairs of texts. With labelled ``examples``, the scores of
+    every variant are recorded, and a variant that scores worse than fp32 is left out. With
+    ``calibration_texts``, every variant gets a temperature.
 
     Raises:
         UserError: the architecture is not supported, a variant differs from the checkpoint by
@@ -88,7 +90,7 @@ def export(
             say("exporting the graph")
             plain = export_graph(checkpoint, Path(work))
             passes = {p: WRITERS[p](plain, directory / ONNX_FILES[p]) for p in made}
-        manifest = _manifest(checkpoint, directory, output.name, passes)
+        manifest = _manifest(checkpoint, directory, output.name, passes, text_pairs=text_pairs)
         for precision in made:
             if debug_parity:
                 say(_layers(checkpoint, directory, precision))
@@ -182,7 +184,12 @@ def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _manifest(
-    checkpoint: Checkpoint, directory: Path, name: str, passes: dict[Precision, list[str]]
+    checkpoint: Checkpoint,
+    directory: Path,
+    name: str,
+    passes: dict[Precision, list[str]],
+    *,
+    text_pairs: bool,
 ) -> Manifest:
     hub = origin(checkpoint.path)
     return Manifest(
@@ -198,6 +205,7 @@ def _manifest(
         labels=checkpoint.labels,
         max_tokens=checkpoint.max_tokens,
         preprocessing=checkpoint.preprocessing,
+        text_pairs=text_pairs,
         variants={p: _variant(directory, ONNX_FILES[p], done) for p, done in passes.items()},
         files={side_file: sha256(directory / side_file) for side_file in SIDE_FILES},
         created_with={package: version(package) for package in MADE_WITH},

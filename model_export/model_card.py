@@ -15,6 +15,7 @@ pipeline_tag: text-classification
 - Labels, in logit order: {labels}
 - At most {max_tokens} tokens; the rest of a longer text is cut off.
 - Text normalisation before tokenising: {preprocessing}
+- Input: {takes}
 
 ## Parity with the PyTorch checkpoint
 
@@ -70,6 +71,7 @@ def model_card(manifest: Manifest) -> str:
         labels=", ".join(f"`{label}`" for label in manifest.labels),
         max_tokens=manifest.max_tokens,
         preprocessing=manifest.preprocessing,
+        takes="single texts and pairs of texts" if manifest.text_pairs else "single texts",
         parity="\n".join(rows),
         passes=PASSES.format(rows="\n".join(done)) if done else "",
     )

@@ -66,8 +66,8 @@ async def classify(request: Request) -> Response:
     text and it is bad, the request fails with its error.
     """
     body = await read_body(request, ClassifyRequest)
-    single = isinstance(body.inputs, str)
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    single = not isinstance(body.inputs, list)
+    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     options = Options(body.overflow, body.split, body.language)
     done = await classify_texts(request, texts, model=body.model, options=options)
     if error := _whole_failure(done.outcomes, single=single):

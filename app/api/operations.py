@@ -91,6 +91,7 @@ async def models(request: Request) -> Models:
                 labels=model.labels,
                 max_tokens=model.max_tokens,
                 multi_label=model.multi_label,
+                text_pairs=model.text_pairs,
                 preprocessing=model.preprocessing,
                 provider=model.provider,
                 parity=model.parity,

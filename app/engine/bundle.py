@@ -104,7 +104,10 @@ class Source(_Record):
 
 
 class Manifest(_Record):
-    """``manifest.json``: what the bundle is, what it holds and where it came from."""
+    """``manifest.json``: what the bundle is, what it holds and where it came from.
+
+    ``text_pairs`` says whether the model was trained on pairs of texts.
+    """
 
     format_version: Literal[1]
     name: str = Field(min_length=1)
@@ -113,6 +116,7 @@ class Manifest(_Record):
     labels: list[str] = Field(min_length=1)
     max_tokens: int = Field(gt=2)
     preprocessing: Preprocessing
+    text_pairs: bool = False
     variants: dict[Precision, Variant] = Field(min_length=1)
     files: dict[str, str]
     created_with: dict[str, str]

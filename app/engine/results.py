@@ -1,11 +1,13 @@
 """The results of the engine, as plain dicts. Descriptions and docstrings appear in OpenAPI."""
 
-from typing import Annotated, NotRequired
+from typing import Annotated, NotRequired, TypeVar
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from app.errors import ServiceError
+
+Result = TypeVar("Result")
 
 
 class ItemError(TypedDict):
@@ -83,8 +85,8 @@ class Word(Span):
 Outcome = Prediction | ServiceError
 
 
-def item(outcome: Outcome) -> Prediction | FailedItem:
-    """The outcome as an item of ``results``."""
+def item(outcome: Result | ServiceError) -> Result | FailedItem:
+    """The outcome of a text as an item of ``results``."""
     if isinstance(outcome, ServiceError):
         return {"error": {"code": outcome.code, "message": outcome.detail}}
     return outcome

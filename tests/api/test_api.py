@@ -138,6 +138,7 @@ def test_models_says_what_is_served(client: TestClient) -> None:
         "labels": LABELS,
         "max_tokens": MAX_TOKENS,
         "multi_label": False,
+        "text_pairs": False,
         "preprocessing": "tweet",
         "provider": "CPUExecutionProvider",
         "tuning": "runners 2 x threads 1, at most 512 tokens a batch, as set",

@@ -104,7 +104,7 @@ def test_precisions_are_a_list(
 def test_what_the_options_ask_for_arrives(
     made: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Labels are named in order; the gate's limit and the layers' comparison are handed on."""
+    """Labels are named in order; the gate's limit and the two switches are handed on."""
     asked: dict[str, Any] = {}
 
     def export(checkpoint: Checkpoint, output: Path, **options: Any) -> None:
@@ -112,12 +112,13 @@ def test_what_the_options_ask_for_arrives(
 
     monkeypatch.setattr(export_module, "export", export)
     words = [str(made.source), "--output", str(tmp_path / "out"), "--labels", "bad, so-so,good"]
-    words += ["--max-accuracy-loss", "0.2", "--debug-parity", "--precision", "fp16"]
+    words += ["--max-accuracy-loss", "0.2", "--debug-parity", "--precision", "fp16", "--text-pairs"]
     assert main(words) == 0
     assert asked["labels"] == ["bad", "so-so", "good"]
     assert asked["precisions"] == ("fp16",)
     assert asked["max_accuracy_loss"] == 0.2
     assert asked["debug_parity"] is True
+    assert asked["text_pairs"] is True
 
 
 def test_layers_are_compared_on_request(

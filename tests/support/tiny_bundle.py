@@ -113,7 +113,9 @@ def _tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.post_processor = TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+        single="<s> $A </s>",
+        pair="<s> $A </s> $B </s>",
+        special_tokens=[("<s>", 1), ("</s>", 2)],
     )
     return tokenizer
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from app.api.answers import classify_texts, every_prediction, json_answer
 from app.api.body import read_body
 from app.api.openapi import ERRORS, documented, documented_body
-from app.api.protocols.common import AllTexts, LabelScore, ranking, whole
+from app.api.protocols.common import INPUTS, AllTexts, LabelScore, ranking, whole
 from app.api.routing import DirectRoute
 from app.engine.model import Model
 from app.engine.results import Prediction
@@ -40,7 +40,7 @@ class TextClassification(BaseModel):
         json_schema_extra={"examples": [{"inputs": "I love this!", "parameters": {"top_k": 1}}]}
     )
 
-    inputs: AllTexts = Field(description="one text, or a list of separate texts (never a pair)")
+    inputs: AllTexts = Field(description=INPUTS)
     parameters: Parameters | None = None
 
 
@@ -58,7 +58,7 @@ async def text_classification(request: Request) -> Response:
     """
     body = await read_body(request, TextClassification)
     asked = body.parameters or Parameters()
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     done = await classify_texts(request, texts, model=None)
     answer = [
         ranking(_scores(prediction, asked.function_to_apply, done.model))[: asked.top_k]
