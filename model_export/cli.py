@@ -107,7 +107,7 @@ def _export(words: list[str]) -> None:
     parser.add_argument(
         "--preprocessing",
         choices=get_args(Preprocessing),
-        help="text normalisation (default: tweet if the checkpoint was trained with it, else none)",
+        help="text normalisation (default: the one that the checkpoint was trained with)",
     )
     parser.add_argument(
         "--text-pairs",

@@ -15,6 +15,7 @@ from app.engine.pairs import TextPair
 from app.engine.preprocessing import Preprocessing
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES
+from model_export.checkpoint.bertweet import embed_unknown_pieces, normalises
 from model_export.checkpoint.config import check_task, read_config
 from model_export.checkpoint.labels import MULTI_LABEL, canonical_labels, read_labels
 from model_export.checkpoint.layout import check_directory, choose_files, shards
@@ -90,6 +91,7 @@ def load_checkpoint(
         raise UserError(f"cannot load the checkpoint {path}: {error}") from error
     prepare_for_export(model)
     tokenizer = load_tokenizer(path)
+    embed_unknown_pieces(model, tokenizer)
     largest = max(tokenizer.get_vocab().values())
     if largest >= model.config.vocab_size:
         raise UserError(
@@ -160,10 +162,13 @@ def max_tokens(config: Any) -> int:
 def trained_preprocessing(path: Path) -> Preprocessing:
     """The text normalisation that the model was trained with.
 
-    config.json of our own fine-tuned checkpoints names it. Others get ``tweet`` if their name
-    contains "twitter", as the models of cardiffnlp do, else ``none``.
+    BERTweet's tokenizer says whether it normalises. config.json of our own fine-tuned checkpoints
+    names the normalisation. Others get ``tweet`` if their name contains "twitter", as the models
+    of cardiffnlp do, else ``none``.
     """
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    if normalises(path, config):
+        return "bertweet"
     hub = origin(path)
     name = hub[0].split("/")[-1] if hub else path.resolve().name
     names = f"{name} {config.get('_name_or_path', '')}".lower()

@@ -33,6 +33,11 @@ from model_export.checkpoint.metadata import (
 from model_export.checkpoint.weights import Fit, Shape, check_fit, fit
 
 T = TypeVar("T")
+NORMALISED = {
+    "tweet": "texts are normalised as tweets: user names become @user, links become http",
+    "bertweet": "texts are normalised as for BERTweet: words are cut apart, user names become "
+    "@USER, links HTTPURL, emoji words",
+}
 NUMBERED_LAYER = re.compile(r"(?P<stack>.+?)\.(?P<number>\d+)\.(?P<weight>.+)")
 
 
@@ -72,8 +77,8 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     if limit is not None and tokenizer["max_tokens"] != limit:
         own = length_limit(tokenizer["max_tokens"])
         changes.append(f"the maximum length becomes {limit} (the tokenizer's own limit: {own})")
-    if chosen == "tweet":
-        changes.append("texts are normalised as tweets: user names become @user, links become http")
+    if chosen != "none":
+        changes.append(NORMALISED[chosen])
     return Description(
         path=str(path),
         architecture=type(model).__name__,

@@ -43,7 +43,7 @@ class Description:
         - ``tokenizer``: ``kind`` (null if its files are missing), ``max_tokens`` (from the
           tokenizer's files, or null), ``special_tokens`` (token by role) and ``added_tokens``
           (special tokens of any role)
-        - ``preprocessing``: ``tweet`` or ``none``
+        - ``preprocessing``: ``tweet``, ``bertweet`` or ``none``
         - ``parameters``: ``in_files``, and for the loaded model ``total``, ``embeddings``,
           ``encoder`` (all layers), ``per_layer`` (the largest layer) and ``classifier``
           (including BERT's pooler)
