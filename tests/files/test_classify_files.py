@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import os
 import pty
 import random
@@ -28,6 +29,7 @@ from app.files import tables
 from app.files.csv_table import Csv
 from app.files.job import Job
 from app.files.outputs import CsvOutput
+from app.files.progress_bar import Warnings
 from app.files.table_classifier import ClassifiedChunk, ResultItem
 from app.files.tables import Chunk
 from tests.support import serving
@@ -697,6 +699,22 @@ def test_a_progress_bar_on_a_terminal(bundle: Path, tmp_path: Path) -> None:
     assert b"3,000 rows in " in shown
     quiet = _classify(*options)
     assert "texts/s" not in quiet.stderr
+
+
+@pytest.mark.parametrize("bar", [True, False])
+def test_a_warning_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bar: bool
+) -> None:
+    """It is written to standard error without a traceback, with or without the package tqdm."""
+    if not bar:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+    warning = logging.makeLogRecord({"msg": "part %d is damaged", "args": (3,)})
+    try:
+        raise RuntimeError("secret")
+    except RuntimeError:
+        warning.exc_info = sys.exc_info()
+    Warnings().handle(warning)
+    assert capsys.readouterr() == ("", "sentiment: part 3 is damaged\n")
 
 
 def test_memory_does_not_grow_with_the_file(bundle: Path, tmp_path: Path) -> None:
