@@ -8,7 +8,8 @@
 
 ``AsyncClient`` has the same methods for ``async with``, ``await`` and ``async for``.
 
-If the service cannot be reached or is overloaded, the client tries again until the deadline.
+If the service cannot be reached or is overloaded, the client tries again: a few times, or until
+the deadline if the service says when to come back.
 Texts are sent in batches, several batches at a time. The results are in the order of the texts.
 
 The file is long because users copy it, so it must not need other files of this project.
@@ -252,17 +253,25 @@ class Client(_BaseClient):
         attempts = 0
         while True:
             attempts += 1
-            remaining_s = max(0.001, deadline - time.monotonic())
             try:
-                answer = self._http.request(method, path, content=body, **_time_limit(remaining_s))
-                return _document(answer)
-            except httpx.RequestError as error:
-                failure: SentimentError = _connection_failed(error, self.url)
+                return self._attempt(method, path, body, deadline - time.monotonic())
             except SentimentError as error:
-                failure = error
-            pause_s = _pause_s(failure, attempts, deadline - time.monotonic())
-            if pause_s is None or self._closed.wait(pause_s):
-                raise failure
+                pause_s = _pause_s(error, attempts, deadline - time.monotonic())
+                if pause_s is None or self._closed.wait(pause_s):
+                    raise
+
+    def _attempt(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
+        """The JSON of the answer to a request that is sent once.
+
+        Raises:
+            SentimentError: there was no answer, or it is an error.
+        """
+        limits = _time_limit(max(0.001, timeout_s))
+        try:
+            answer = self._http.request(method, path, content=body, **limits)
+        except httpx.RequestError as error:
+            raise _connection_failed(error, self.url) from None
+        return _document(answer)
 
 
 class AsyncClient(_BaseClient):

@@ -2,17 +2,21 @@
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
-from app.engine.bundle import Bundle, Precision
+from app.engine.bundle import MANIFEST, Bundle, CalibrationLoss, Precision
 from app.engine.preprocessing import Preprocessing
-from app.errors import UserError
+from app.errors import UserError, first_line
 from model_export.checkpoint.source import find_checkpoint
+from model_export.output import check_output
+from model_export.training.command import finetune_command
 
 EXPORTED: tuple[Precision, ...] = ("fp32", "int8", "fp16")
 DEFAULT: tuple[Precision, ...] = ("fp32", "int8")
@@ -22,6 +26,7 @@ Turn a checkpoint into a bundle that `sentiment serve` loads.
   sentiment-export SOURCE --output DIR     export and verify (see the options below)
   sentiment-export describe SOURCE         show what a checkpoint holds
   sentiment-export evaluate BUNDLE FILE    score a bundle on labelled texts
+  sentiment-export calibrate BUNDLE FILE   make a bundle's scores match how often they are right
   sentiment-export finetune BASE ...       train a classifier on labelled texts
 """
 SOURCE = "hub id (org/name), a checkpoint directory, or a model's directory in a hub cache"
@@ -35,11 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     # Set before ONNX Runtime is imported, or it writes usage data into the home directory.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    # Set before transformers is imported: its warnings are about its own functions.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     words = list(sys.argv[1:] if arguments is None else arguments)
     commands: dict[str, Callable[[list[str]], None]] = {
         "describe": _describe,
         "evaluate": _evaluate,
-        "finetune": _finetune,
+        "calibrate": _calibrate,
+        "finetune": finetune_command,
     }
     # SIGTERM acts like Ctrl-C, so that the export removes its temporary files.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -60,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("sentiment-export: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:  # a checkpoint is anyone's file, and the libraries raise anything
+        print(f"sentiment-export: {_unexpected(error)}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -69,8 +80,13 @@ def _export(words: list[str]) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", help=SOURCE)
-    parser.add_argument("--output", type=Path, required=True, help="bundle directory to write")
+    parser.add_argument("source", type=_utf8, help=SOURCE)
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        help="bundle directory to write; an earlier bundle there is replaced, nothing else is",
+    )
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument(
         "--precision",
@@ -91,7 +107,7 @@ def _export(words: list[str]) -> None:
     parser.add_argument(
         "--preprocessing",
         choices=get_args(Preprocessing),
-        help="text normalisation (default: tweet if the checkpoint was trained with it, else none)",
+        help="text normalisation (default: the one that the checkpoint was trained with)",
     )
     parser.add_argument(
         "--text-pairs",
@@ -106,12 +122,21 @@ def _export(words: list[str]) -> None:
     )
     parser.add_argument(
         "--max-accuracy-loss",
-        type=float,
+        type=_loss,
         default=0.01,
         metavar="LOSS",
         help=(
             "leave out a variant if its accuracy or macro recall on the labelled texts is lower "
-            "than that of fp32 by more than this (default: %(default)s)"
+            "than that of fp32 by more than this, from 0 to 1 (default: %(default)s)"
+        ),
+    )
+    parser.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "fit every variant's temperature, so that scores match how often they are right, on "
+            f"{LABELLED}; use texts that the checkpoint was not trained on"
         ),
     )
     parser.add_argument(
@@ -122,10 +147,12 @@ def _export(words: list[str]) -> None:
     options = parser.parse_args(words)
 
     # Imported here because they load torch and transformers, which --help does not need.
+    from model_export.bundle_calibration import CalibrationTexts
     from model_export.checkpoint.checkpoint import load_checkpoint
     from model_export.export import export
     from model_export.quality.labelled import read_examples
 
+    check_output(options.output.resolve())
     path = find_checkpoint(options.source, options.revision)
     checkpoint = load_checkpoint(path, options.preprocessing, options.labels)
     print(
@@ -133,6 +160,9 @@ def _export(words: list[str]) -> None:
         f"{checkpoint.max_tokens} tokens; preprocessing {checkpoint.preprocessing}"
     )
     examples = read_examples(options.evaluate, checkpoint.labels) if options.evaluate else ()
+    calibration_texts = (
+        CalibrationTexts.read(options.calibrate, checkpoint.labels) if options.calibrate else None
+    )
     export(
         checkpoint,
         options.output,
@@ -140,6 +170,7 @@ def _export(words: list[str]) -> None:
         text_pairs=options.text_pairs,
         examples=examples,
         max_accuracy_loss=options.max_accuracy_loss,
+        calibration_texts=calibration_texts,
         debug_parity=options.debug_parity,
     )
     print(f"wrote {options.output}")
@@ -153,7 +184,7 @@ def _describe(words: list[str]) -> None:
             "files of a checkpoint, and what an export would change. The weights are not loaded."
         ),
     )
-    parser.add_argument("source", help=SOURCE)
+    parser.add_argument("source", type=_utf8, help=SOURCE)
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     options = parser.parse_args(words)
@@ -169,8 +200,9 @@ def _evaluate(words: list[str]) -> None:
     parser = argparse.ArgumentParser(
         "sentiment-export evaluate",
         description=(
-            "Print accuracy, macro recall, macro F1 and the confusion matrix of every variant of "
-            "a bundle on labelled texts."
+            "Print accuracy, macro recall, macro F1, the confusion matrix, and the expected "
+            "calibration error (ECE) and log loss of the scores, of every variant of a bundle on "
+            "labelled texts."
         ),
     )
     parser.add_argument("bundle", type=Path, help="bundle directory")
@@ -188,56 +220,32 @@ def _evaluate(words: list[str]) -> None:
         print(f"{precision}: {evaluate(model, examples).table()}")
 
 
-def _finetune(words: list[str]) -> None:
+def _calibrate(words: list[str]) -> None:
     parser = argparse.ArgumentParser(
-        "sentiment-export finetune",
+        "sentiment-export calibrate",
         description=(
-            "Fine-tune an encoder for the labels negative, neutral and positive. The seeds are "
-            "trained one after another, and their weights are averaged. Run the same command "
-            "again to resume after an interruption."
+            "Fit the temperature of every variant of a bundle on labelled texts that the model "
+            "was not trained on, and write it to manifest.json and README.md. Scores change, "
+            "labels and logits do not."
         ),
     )
-    parser.add_argument("base", type=Path, help="local checkpoint directory of the encoder")
+    parser.add_argument("bundle", type=Path, help="bundle directory")
+    parser.add_argument("file", type=Path, help=LABELLED)
     parser.add_argument(
-        "--train", type=Path, nargs="+", required=True, help=f"one or more files of {LABELLED}"
-    )
-    parser.add_argument("--validation", type=Path, required=True, help=LABELLED)
-    parser.add_argument("--output", type=Path, required=True, help="checkpoint directory to write")
-    parser.add_argument(
-        "--epochs", type=int, default=2, help="passes over the texts (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        nargs="+",
-        default=[0, 1],
-        help="random seeds; each trains one model (default: 0 1)",
-    )
-    parser.add_argument(
-        "--learning-rate",
-        type=float,
-        default=1e-4,
-        help="highest learning rate (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--batch-size", type=int, default=32, help="texts per step (default: %(default)s)"
+        "--loss",
+        choices=get_args(CalibrationLoss),
+        default="log",
+        help=(
+            "what the temperature minimises: the log loss, as in Guo et al. 2017, or the Brier "
+            "score (default: %(default)s)"
+        ),
     )
     options = parser.parse_args(words)
 
-    from model_export.training.finetune import finetune
-    from model_export.training.recipe import Recipe
+    from model_export.bundle_calibration import calibrate_bundle
 
-    recipe = Recipe(
-        base=options.base,
-        train=tuple(options.train),
-        validation=options.validation,
-        epochs=options.epochs,
-        seeds=tuple(options.seeds),
-        learning_rate=options.learning_rate,
-        batch_size=options.batch_size,
-    )
-    finetune(recipe, options.output)
-    print(f"wrote {options.output}")
+    calibrate_bundle(options.bundle, options.file, options.loss)
+    print(f"wrote {options.bundle / MANIFEST}")
 
 
 def _precisions(value: str) -> tuple[Precision, ...]:
@@ -248,3 +256,30 @@ def _precisions(value: str) -> tuple[Precision, ...]:
             f"unknown precision {', '.join(unknown)}; choose from {', '.join(EXPORTED)}"
         )
     return tuple(precision for precision in EXPORTED if precision in wanted)
+
+
+def _utf8(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{value!a} is not valid UTF-8") from None
+    return value
+
+
+def _loss(value: str) -> float:
+    try:
+        loss = float(value)
+    except ValueError:
+        loss = math.nan
+    if not 0 <= loss <= 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number from 0 to 1")
+    return loss
+
+
+def _unexpected(error: Exception) -> str:
+    """An error that no code expected, in one line: what it is and where it was raised."""
+    raised = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"unexpected {type(error).__name__} in {Path(raised.filename).name}, line {raised.lineno}: "
+        f"{first_line(error)}"
+    )

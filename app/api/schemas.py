@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from app.engine.bundle import Parity, Precision
+from app.engine.bundle import Calibration, Parity, Precision
 from app.engine.pairs import Input, TextPair
 from app.engine.predictions import Overflow, Split
 from app.engine.preprocessing import VISIBLE, Preprocessing
@@ -249,6 +249,10 @@ class Info(TypedDict):
     runners: Annotated[int, Field(description="batches of the default model computed at once")]
     threads: Annotated[int, Field(description="threads that compute one of them")]
     tuning: Annotated[str, Field(description="how these were chosen")]
+    calibration: Annotated[
+        Calibration | None,
+        Field(description="how the default model's scores were calibrated; null if they were not"),
+    ]
     limits: Limits
 
 
@@ -263,6 +267,10 @@ class ModelInfo(ModelVersion):
     provider: str
     parity: Annotated[
         Parity | None, Field(description="distance to the PyTorch checkpoint, where measured")
+    ]
+    calibration: Annotated[
+        Calibration | None,
+        Field(description="how its scores were calibrated; null if they were not"),
     ]
     tuning: Annotated[
         str, Field(description="its runners, threads and batch size, and how they were chosen")

@@ -98,6 +98,8 @@ class Model:
         self.multi_label = bundle.multi_label
         self.text_pairs = manifest.text_pairs
         self.parity = manifest.variants[precision].parity
+        self.calibration = manifest.variants[precision].calibration
+        self.temperature = self.calibration.temperature if self.calibration else 1.0
         self.precision = precision
         self.provider: str = session.get_providers()[0]
         self.threads = threads
@@ -274,8 +276,12 @@ class Model:
         return feeds
 
     def scores(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Softmax of logits [..., labels], or their sigmoid for a multi-label checkpoint."""
+        """Softmax of logits [..., labels], or their sigmoid for a multi-label checkpoint.
+
+        The logits of a calibrated variant are divided by its temperature first.
+        """
         scores: NDArray[np.float32]
+        logits = logits / self.temperature
         if self.multi_label:
             scores = np.exp(-np.logaddexp(0, -logits))  # sigmoid that cannot overflow
         else:

@@ -202,10 +202,11 @@ def _prediction(
             return answer
         scored.append(answer)
     logits, scores = scored[0] if len(scored) == 1 else _mean(model, windows, scored)
-    score = max(scores)
+    # Not by the scores: where they are rounded to the same number, the logits still differ.
+    best = logits.index(max(logits))
     prediction: Prediction = {
-        "label": model.labels[scores.index(score)],
-        "score": score,
+        "label": model.labels[best],
+        "score": scores[best],
         "scores": dict(zip(model.labels, scores, strict=True)),
         "logits": dict(zip(model.labels, logits, strict=True)),
         "tokens": text.encoding.tokens,

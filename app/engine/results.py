@@ -30,9 +30,14 @@ class LabelScores(TypedDict):
     score: Annotated[float, Field(description="its score")]
     scores: Annotated[
         dict[str, float],
-        Field(description="softmax of the logits (sigmoid for a multi-label checkpoint)"),
+        Field(
+            description="softmax of the logits (sigmoid for a multi-label checkpoint); the logits "
+            "of a calibrated model are divided by its temperature first"
+        ),
     ]
-    logits: Annotated[dict[str, float], Field(description="what the model computed")]
+    logits: Annotated[
+        dict[str, float], Field(description="what the model computed, never calibrated")
+    ]
     tokens: Annotated[
         int, Field(description="tokens of the text, special ones included, before truncation")
     ]

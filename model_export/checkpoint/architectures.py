@@ -19,7 +19,7 @@ class TokenizerFiles:
 
 
 BYTE_LEVEL_BPE = TokenizerFiles("byte-level BPE", ("vocab.json", "merges.txt"))
-BERTWEET_BPE = TokenizerFiles("fastBPE", ("vocab.txt", "bpe.codes"))
+BERTWEET_BPE = TokenizerFiles("byte pair encoding (fastBPE)", ("vocab.txt", "bpe.codes"))
 WORD_PIECE = TokenizerFiles("WordPiece", ("vocab.txt",))
 SENTENCEPIECE = "sentencepiece"
 SENTENCEPIECE_BPE = TokenizerFiles(SENTENCEPIECE, ("sentencepiece.bpe.model",))

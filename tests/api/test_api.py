@@ -142,6 +142,7 @@ def test_models_says_what_is_served(client: TestClient) -> None:
         "preprocessing": "tweet",
         "provider": "CPUExecutionProvider",
         "tuning": "runners 2 x threads 1, at most 512 tokens a batch, as set",
+        "calibration": None,
         "parity": {"samples": 1, "max_abs_logit_diff": 0.0, "label_agreement": 1.0},
     }
 

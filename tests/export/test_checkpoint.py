@@ -20,7 +20,7 @@ from transformers import (
 
 from app.engine.bundle import sha256
 from app.errors import UserError
-from model_export.checkpoint.checkpoint import canonical_labels, load_checkpoint, max_tokens
+from model_export.checkpoint.checkpoint import load_checkpoint, max_tokens
 from model_export.export import export
 from tests.support.checkpoints import ARCHITECTURES, MAX_TOKENS, make_checkpoint, silent
 
@@ -191,34 +191,6 @@ def test_a_generative_architecture_is_refused(tmp_path: Path) -> None:
         export(load_checkpoint(path), tmp_path / "bundle", say=silent)
     assert "\n" not in str(caught.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["gpt"]
-
-
-@pytest.mark.parametrize(
-    ("spelled", "labels"),
-    [
-        (["LABEL_0", "LABEL_1", "LABEL_2"], ["negative", "neutral", "positive"]),
-        (["Negative", "Neutral", "Positive"], ["negative", "neutral", "positive"]),
-        (["negative", "neutral", "positive"], ["negative", "neutral", "positive"]),
-        (["POS", "NEU", "NEG"], ["positive", "neutral", "negative"]),
-        (["positive", "negative", "neutral"], ["positive", "negative", "neutral"]),
-        (["NEGATIVE", "POSITIVE"], ["negative", "positive"]),
-        (["positive", "neg"], ["positive", "negative"]),
-        (["neutral", "positive"], ["neutral", "positive"]),
-        (["LABEL_2", "LABEL_1", "LABEL_0"], ["LABEL_2", "LABEL_1", "LABEL_0"]),
-        (["LABEL_0", "LABEL_1"], ["LABEL_0", "LABEL_1"]),
-        (["1 star", "2 stars", "3 stars"], ["1 star", "2 stars", "3 stars"]),
-        (["negative", "neg", "positive"], ["negative", "neg", "positive"]),
-        (
-            ["Negative", "Neutral", "Positive", "Mixed"],
-            ["Negative", "Neutral", "Positive", "Mixed"],
-        ),
-    ],
-)
-def test_labels_are_canonical_in_the_checkpoints_order(
-    spelled: list[str], labels: list[str]
-) -> None:
-    """The three sentiments by their names however spelled; any other set as it is."""
-    assert canonical_labels(spelled) == labels
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,50 @@ def test_a_variant_that_departs_is_refused_by_name(
     """Logits beyond the tolerance, alone or only in batches, end the export."""
     model = made.model(precision)
     monkeypatch.setattr(Model, "infer", _wrong(TOLERANCE[precision] * 2, batched_only=batched_only))
-    with pytest.raises(UserError, match=f"the {precision} model differs too much .* by up to"):
+    with pytest.raises(
+        UserError, match=f"the {precision} model differs too much .* by up"
+    ) as caught:
+        verify(model, checkpoint)
+    assert ("leave it out with --precision fp32" in str(caught.value)) == (precision != "fp32")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_large_logits_have_a_larger_tolerance(
+    made: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, precision: Precision
+) -> None:
+    """A hundred times the logits may differ by a hundred times as much, if the labels agree."""
+    logits, infer = Checkpoint.logits, Model.infer
+    monkeypatch.setattr(Checkpoint, "logits", lambda self, ids: 100 * logits(self, ids))
+
+    def larger(model: Model, encodings: Sequence[Encoding]) -> Infer:
+        rows = infer(model, encodings)
+        return [100 * row for row in rows if not isinstance(row, InferenceFailed)]
+
+    monkeypatch.setattr(Model, "infer", larger)
+    parity = verify(made.model(precision), checkpoint)
+    assert precision == "fp32" or parity.max_abs_logit_diff > TOLERANCE[precision]
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_each_label_of_a_multi_label_model_is_a_decision(
+    made: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, labels: int
+) -> None:
+    """Whether its score is over 0.5 must agree, be it the best label or not, or the only one."""
+    logits, infer = Checkpoint.logits, Model.infer
+    monkeypatch.setattr(checkpoint.model.config, "problem_type", "multi_label_classification")
+    monkeypatch.setattr(Checkpoint, "logits", lambda self, ids: logits(self, ids)[:labels])
+    signs = np.ones(labels, np.float32)
+
+    def first_labels(model: Model, encodings: Sequence[Encoding]) -> Infer:
+        rows = infer(model, encodings)
+        return [row[:labels] * signs for row in rows if not isinstance(row, InferenceFailed)]
+
+    monkeypatch.setattr(Model, "infer", first_labels)
+    model = made.model("fp32")
+    assert verify(model, checkpoint).label_agreement == 1.0
+    monkeypatch.setitem(TOLERANCE, "fp32", 1e6)
+    signs[0] = -1
+    with pytest.raises(UserError, match=r"label agreement 0\.\d+"):
         verify(model, checkpoint)
 
 

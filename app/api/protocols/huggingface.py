@@ -12,6 +12,7 @@ from app.api.body import read_body
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.protocols.common import INPUTS, AllTexts, LabelScore, ranking, whole
 from app.api.routing import DirectRoute
+from app.engine.model import Model
 from app.engine.results import Prediction
 
 router = APIRouter(tags=["compatibility"], route_class=DirectRoute)
@@ -27,7 +28,8 @@ class Parameters(BaseModel):
     )
     function_to_apply: Function | None = Field(
         default=None,
-        description="function that turns logits into scores; if not given, the model's own",
+        description="function that turns logits into scores; if not given, the model's own. "
+        "softmax uses the temperature of a calibrated model, sigmoid and none do not",
     )
 
 
@@ -59,13 +61,13 @@ async def text_classification(request: Request) -> Response:
     texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     done = await classify_texts(request, texts, model=None)
     answer = [
-        ranking(_scores(prediction, asked.function_to_apply))[: asked.top_k]
+        ranking(_scores(prediction, asked.function_to_apply, done.model))[: asked.top_k]
         for prediction in every_prediction(done.outcomes)
     ]
     return json_answer(answer, done)
 
 
-def _scores(prediction: Prediction, function: Function | None) -> Mapping[str, float]:
+def _scores(prediction: Prediction, function: Function | None, model: Model) -> Mapping[str, float]:
     logits = prediction["logits"]
     match function:
         case None:
@@ -76,7 +78,10 @@ def _scores(prediction: Prediction, function: Function | None) -> Mapping[str, f
             return {label: _sigmoid(logit) for label, logit in logits.items()}
         case "softmax":
             highest = max(logits.values())
-            powers = {label: math.exp(logit - highest) for label, logit in logits.items()}
+            powers = {
+                label: math.exp((logit - highest) / model.temperature)
+                for label, logit in logits.items()
+            }
             total = sum(powers.values())
             return {label: power / total for label, power in powers.items()}
 
