@@ -10,6 +10,7 @@ from typing import Literal, get_args, get_origin
 
 from app import logs
 from app.errors import UserError
+from app.extras import missing_extra
 from app.server import signals
 from app.server.process import open_standard_files, raise_file_limit
 from app.settings import Settings, flag, load_settings
@@ -39,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _serve(settings) if options.command == "serve" else _classify(options, settings)
     except UserError as error:
         print(f"sentiment: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(f"sentiment: {missing_extra(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -14,7 +14,7 @@ from typing import get_args
 from app.engine.bundle import MANIFEST, Bundle, CalibrationLoss, Precision
 from app.engine.preprocessing import Preprocessing
 from app.errors import UserError, first_line
-from model_export.checkpoint.source import find_checkpoint
+from app.extras import missing_extra
 from model_export.output import check_output
 from model_export.training.command import finetune_command
 
@@ -58,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _export(words)
     except UserError as error:
         print(f"sentiment-export: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(f"sentiment-export: {missing_extra(error)}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # The reader of standard output is gone; Python would report that again at exit.
@@ -149,6 +152,7 @@ def _export(words: list[str]) -> None:
     # Imported here because they load torch and transformers, which --help does not need.
     from model_export.bundle_calibration import CalibrationTexts
     from model_export.checkpoint.checkpoint import load_checkpoint
+    from model_export.checkpoint.source import find_checkpoint
     from model_export.export import export
     from model_export.quality.labelled import read_examples
 
@@ -188,10 +192,11 @@ def _describe(words: list[str]) -> None:
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     options = parser.parse_args(words)
-    path = find_checkpoint(options.source, options.revision)
 
     from model_export.checkpoint.describe import describe
+    from model_export.checkpoint.source import find_checkpoint
 
+    path = find_checkpoint(options.source, options.revision)
     description = describe(path)
     print(json.dumps(description.as_dict(), indent=2) if options.json else description.text())
 

@@ -50,7 +50,7 @@ class Calibration(_Record):
     """
 
     method: Literal["temperature"] = "temperature"
-    temperature: float = Field(gt=0, allow_inf_nan=False)
+    temperature: float = Field(ge=0.01, le=100)
     loss: CalibrationLoss
     texts: int
     sha256: str

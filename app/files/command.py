@@ -90,8 +90,8 @@ def _table(options: Options, settings: Settings) -> Table:
         case ".csv":
             return Csv(path, options.column)
         case ".parquet":
-            with _import_of("pyarrow", needed_by="Parquet"):
-                from app.files.parquet import Parquet
+            from app.files.parquet import Parquet
+
             return Parquet(path, options.column)
         case _:
             return Jsonl(path, options.column)
@@ -104,8 +104,8 @@ def _output(path: Path, table: Table, labels: list[str]) -> Output:
         case ".csv":
             return CsvOutput(table, labels)
         case ".parquet":
-            with _import_of("pyarrow", needed_by="Parquet"):
-                from app.files.parquet import ParquetOutput
+            from app.files.parquet import ParquetOutput
+
             return ParquetOutput(table, labels)
         case _:
             return JsonlOutput(table)
@@ -113,24 +113,14 @@ def _output(path: Path, table: Table, labels: list[str]) -> Output:
 
 def _classifier(options: Options, settings: Settings) -> Classifier:
     if options.url is not None:
-        with _import_of("httpx", needed_by="--url"):
-            from app.files.remote import RemoteClassifier
+        from app.files.remote import RemoteClassifier
+
         return RemoteClassifier(options.url, os.environ.get("SENTIMENT_API_KEY") or None)
     # Imported here: --url must work without loading the runtime.
     from app.files.local import LocalClassifier
 
     measure = options.input is not None and options.input.stat().st_size > MEASURE_FROM_BYTES
     return LocalClassifier(settings, measure=measure)
-
-
-@contextmanager
-def _import_of(package: str, *, needed_by: str) -> Iterator[None]:
-    """Turn a failed import of an optional package into an error that says what to install."""
-    try:
-        yield
-    except ImportError:
-        install = "pip install 'sentiment-service[files]'"
-        raise UserError(f"{needed_by} needs {package}; install it with: {install}") from None
 
 
 def _standard_input(max_chars: int) -> Iterator[str]:

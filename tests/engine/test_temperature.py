@@ -93,10 +93,10 @@ def test_logits_stay_as_they_are(plain: Model, models: dict[float, Model]) -> No
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"temperature": 0}, "temperature: Input should be greater than 0"),
-        ({"temperature": -1.5}, "temperature: Input should be greater than 0"),
+        ({"temperature": 0}, "temperature: Input should be greater than or equal to 0.01"),
+        ({"temperature": -1.5}, "temperature: Input should be greater than or equal to 0.01"),
         ({"temperature": "warm"}, "temperature: Input should be a valid number"),
-        ({"temperature": float("inf")}, "temperature: Input should be a finite number"),
+        ({"temperature": float("inf")}, "temperature: Input should be less than or equal to 100"),
         ({"temperature": float("nan")}, "temperature: Input should be"),
         ({"method": "vector"}, "method: Input should be 'temperature'"),
     ],

@@ -282,7 +282,7 @@ def test_without_pyarrow(
     monkeypatch.delattr(app.files, "parquet", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["classify", "--input", str(tmp_path / "in.parquet")]) == 1
-    assert "pip install 'sentiment-service[files]'" in capsys.readouterr().err
+    assert "pip install '.[files]'" in capsys.readouterr().err
 
 
 def test_ctrl_c_and_resume(bundle: Path, tmp_path: Path) -> None:
