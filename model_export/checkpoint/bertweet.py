@@ -25,7 +25,7 @@ from transformers import BertweetTokenizer, PreTrainedTokenizerFast
 
 from app.engine.word_cache import BERTWEET_WORD
 from app.errors import UserError
-from model_export.checkpoint.metadata import read_json
+from model_export.checkpoint.layout import read_json
 
 _WORD_END = "</w>"  # stands in the codes; the vocabulary marks the other pieces, by "@@"
 # How many pieces there are that only the codes have: an entry of tokenizer_config.json.

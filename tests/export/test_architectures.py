@@ -12,9 +12,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from app.engine.bundle import Bundle
 from app.engine.model import Model
 from app.engine.preprocessing import preprocess
+from app.errors import UserError
 from model_export.checkpoint.architectures import ARCHITECTURES, REFUSED
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.checkpoint.describe import describe
+from model_export.checkpoint.weights import check_fit, fit
 from model_export.export import export
 from tests.support.checkpoints import CORPUS, make_checkpoint, silent
 from tests.support.published import PUBLISHED, make_published
@@ -103,6 +105,47 @@ def test_a_description_says_what_the_export_will_do(
         assert told.tokenizer["kind"] == source.kind
 
 
+@pytest.mark.parametrize("name", [known.example for known in ARCHITECTURES.values()])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        pytest.param(
+            lambda weights, layer, name: weights.update(
+                {layer.replace(".0.", ".9."): weights[layer]}
+            ),
+            r"holds .*\.9\..*number of layers",
+            id="one more layer",
+        ),
+        pytest.param(
+            lambda weights, layer, name: weights.pop(layer), "lacks .*cut short", id="a weight less"
+        ),
+        pytest.param(
+            lambda weights, layer, name: weights.update({name: weights[name][:-1]}),
+            "vocab_size in config.json",
+            id="another vocabulary",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(
+    published: Callable[[str], Path],
+    name: str,
+    change: Callable[[dict[str, torch.Tensor], str, str], object],
+    says: str,
+) -> None:
+    """A weight too many, one too few and a table of another size are found in every naming."""
+    checkpoint = load_checkpoint(published(name))
+    weights = dict(checkpoint.model.state_dict())
+    expected = {key: tuple(tensor.shape) for key, tensor in weights.items()}
+    layer = next(key for key in weights if ".0." in key and "layer" in key)
+    table = next(
+        key for key in weights if key.endswith(("word_embeddings.weight", "tok_embeddings.weight"))
+    )
+    change(weights, layer, table)
+    found = {key: tuple(tensor.shape) for key, tensor in weights.items()}
+    with pytest.raises(UserError, match=says):
+        check_fit(fit(expected, found, checkpoint.model.base_model_prefix), expected, found, "it")
+
+
 def test_bertweets_tokenizer_is_not_taken_for_wordpiece(tmp_path: Path) -> None:
     """Its vocab.txt belongs to bpe.codes; without them, a RoBERTa has no tokenizer."""
     path = make_checkpoint(tmp_path / "made", "roberta")
@@ -111,7 +154,7 @@ def test_bertweets_tokenizer_is_not_taken_for_wordpiece(tmp_path: Path) -> None:
     (path / "vocab.txt").write_text("hello 9\n")
     assert describe(path).tokenizer["kind"] is None
     (path / "bpe.codes").write_text("h e 9\n")
-    assert describe(path).tokenizer["kind"] == "fastBPE"
+    assert describe(path).tokenizer["kind"] == "byte pair encoding (fastBPE)"
 
 
 @pytest.mark.parametrize("name", [known.example for known in ARCHITECTURES.values()])
