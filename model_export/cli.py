@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
-from app.engine.bundle import Bundle, Precision
+from app.engine.bundle import MANIFEST, Bundle, CalibrationLoss, Precision
 from app.engine.preprocessing import Preprocessing
 from app.errors import UserError, first_line
-from model_export.checkpoint.source import find_checkpoint
+from app.extras import missing_extra
 from model_export.output import check_output
+from model_export.training.command import finetune_command
 
 EXPORTED: tuple[Precision, ...] = ("fp32", "int8", "fp16")
 DEFAULT: tuple[Precision, ...] = ("fp32", "int8")
@@ -25,6 +26,7 @@ Turn a checkpoint into a bundle that `sentiment serve` loads.
   sentiment-export SOURCE --output DIR     export and verify (see the options below)
   sentiment-export describe SOURCE         show what a checkpoint holds
   sentiment-export evaluate BUNDLE FILE    score a bundle on labelled texts
+  sentiment-export calibrate BUNDLE FILE   make a bundle's scores match how often they are right
   sentiment-export finetune BASE ...       train a classifier on labelled texts
 """
 SOURCE = "hub id (org/name), a checkpoint directory, or a model's directory in a hub cache"
@@ -44,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[list[str]], None]] = {
         "describe": _describe,
         "evaluate": _evaluate,
-        "finetune": _finetune,
+        "calibrate": _calibrate,
+        "finetune": finetune_command,
     }
     # SIGTERM acts like Ctrl-C, so that the export removes its temporary files.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -55,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _export(words)
     except UserError as error:
         print(f"sentiment-export: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(f"sentiment-export: {missing_extra(error)}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # The reader of standard output is gone; Python would report that again at exit.
@@ -78,7 +84,12 @@ def _export(words: list[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", type=_utf8, help=SOURCE)
-    parser.add_argument("--output", type=Path, required=True, help="bundle directory to write")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        help="bundle directory to write; an earlier bundle there is replaced, nothing else is",
+    )
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument(
         "--precision",
@@ -102,6 +113,11 @@ def _export(words: list[str]) -> None:
         help="text normalisation (default: the one that the checkpoint was trained with)",
     )
     parser.add_argument(
+        "--text-pairs",
+        action="store_true",
+        help="the checkpoint was trained on pairs of texts, such as a review and one aspect of it",
+    )
+    parser.add_argument(
         "--evaluate",
         type=Path,
         metavar="FILE",
@@ -118,6 +134,15 @@ def _export(words: list[str]) -> None:
         ),
     )
     parser.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "fit every variant's temperature, so that scores match how often they are right, on "
+            f"{LABELLED}; use texts that the checkpoint was not trained on"
+        ),
+    )
+    parser.add_argument(
         "--debug-parity",
         action="store_true",
         help="compare every layer with PyTorch and name the first that differs too much",
@@ -125,7 +150,9 @@ def _export(words: list[str]) -> None:
     options = parser.parse_args(words)
 
     # Imported here because they load torch and transformers, which --help does not need.
+    from model_export.bundle_calibration import CalibrationTexts
     from model_export.checkpoint.checkpoint import load_checkpoint
+    from model_export.checkpoint.source import find_checkpoint
     from model_export.export import export
     from model_export.quality.labelled import read_examples
 
@@ -137,12 +164,17 @@ def _export(words: list[str]) -> None:
         f"{checkpoint.max_tokens} tokens; preprocessing {checkpoint.preprocessing}"
     )
     examples = read_examples(options.evaluate, checkpoint.labels) if options.evaluate else ()
+    calibration_texts = (
+        CalibrationTexts.read(options.calibrate, checkpoint.labels) if options.calibrate else None
+    )
     export(
         checkpoint,
         options.output,
         precisions=options.precision,
+        text_pairs=options.text_pairs,
         examples=examples,
         max_accuracy_loss=options.max_accuracy_loss,
+        calibration_texts=calibration_texts,
         debug_parity=options.debug_parity,
     )
     print(f"wrote {options.output}")
@@ -160,10 +192,11 @@ def _describe(words: list[str]) -> None:
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     options = parser.parse_args(words)
-    path = find_checkpoint(options.source, options.revision)
 
     from model_export.checkpoint.describe import describe
+    from model_export.checkpoint.source import find_checkpoint
 
+    path = find_checkpoint(options.source, options.revision)
     description = describe(path)
     print(json.dumps(description.as_dict(), indent=2) if options.json else description.text())
 
@@ -172,8 +205,9 @@ def _evaluate(words: list[str]) -> None:
     parser = argparse.ArgumentParser(
         "sentiment-export evaluate",
         description=(
-            "Print accuracy, macro recall, macro F1 and the confusion matrix of every variant of "
-            "a bundle on labelled texts."
+            "Print accuracy, macro recall, macro F1, the confusion matrix, and the expected "
+            "calibration error (ECE) and log loss of the scores, of every variant of a bundle on "
+            "labelled texts."
         ),
     )
     parser.add_argument("bundle", type=Path, help="bundle directory")
@@ -191,56 +225,32 @@ def _evaluate(words: list[str]) -> None:
         print(f"{precision}: {evaluate(model, examples).table()}")
 
 
-def _finetune(words: list[str]) -> None:
+def _calibrate(words: list[str]) -> None:
     parser = argparse.ArgumentParser(
-        "sentiment-export finetune",
+        "sentiment-export calibrate",
         description=(
-            "Fine-tune an encoder for the labels negative, neutral and positive. The seeds are "
-            "trained one after another, and their weights are averaged. Run the same command "
-            "again to resume after an interruption."
+            "Fit the temperature of every variant of a bundle on labelled texts that the model "
+            "was not trained on, and write it to manifest.json and README.md. Scores change, "
+            "labels and logits do not."
         ),
     )
-    parser.add_argument("base", type=Path, help="local checkpoint directory of the encoder")
+    parser.add_argument("bundle", type=Path, help="bundle directory")
+    parser.add_argument("file", type=Path, help=LABELLED)
     parser.add_argument(
-        "--train", type=Path, nargs="+", required=True, help=f"one or more files of {LABELLED}"
-    )
-    parser.add_argument("--validation", type=Path, required=True, help=LABELLED)
-    parser.add_argument("--output", type=Path, required=True, help="checkpoint directory to write")
-    parser.add_argument(
-        "--epochs", type=int, default=2, help="passes over the texts (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        nargs="+",
-        default=[0, 1],
-        help="random seeds; each trains one model (default: 0 1)",
-    )
-    parser.add_argument(
-        "--learning-rate",
-        type=float,
-        default=1e-4,
-        help="highest learning rate (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--batch-size", type=int, default=32, help="texts per step (default: %(default)s)"
+        "--loss",
+        choices=get_args(CalibrationLoss),
+        default="log",
+        help=(
+            "what the temperature minimises: the log loss, as in Guo et al. 2017, or the Brier "
+            "score (default: %(default)s)"
+        ),
     )
     options = parser.parse_args(words)
 
-    from model_export.training.finetune import finetune
-    from model_export.training.recipe import Recipe
+    from model_export.bundle_calibration import calibrate_bundle
 
-    recipe = Recipe(
-        base=options.base,
-        train=tuple(options.train),
-        validation=options.validation,
-        epochs=options.epochs,
-        seeds=tuple(options.seeds),
-        learning_rate=options.learning_rate,
-        batch_size=options.batch_size,
-    )
-    finetune(recipe, options.output)
-    print(f"wrote {options.output}")
+    calibrate_bundle(options.bundle, options.file, options.loss)
+    print(f"wrote {options.bundle / MANIFEST}")
 
 
 def _precisions(value: str) -> tuple[Precision, ...]:

@@ -33,15 +33,16 @@ def check_output(output: Path) -> None:
         raise UserError(
             f"the path {str(output)!a} is not valid UTF-8: choose another --output"
         ) from None
-    if output.is_file() or (output.is_dir() and any(output.iterdir()) and not _is_bundle(output)):
+    occupied = any(output.iterdir()) if output.is_dir() else output.exists()
+    if occupied and not _is_bundle(output):
         raise UserError(f"{output} exists and is not a bundle; choose another --output")
     held = [path for folder in (output, output / "onnx") for path in folder.glob("*")]
     names = {str(path.relative_to(output)) for path in held} - {"onnx"}
     foreign = sorted(names - BUNDLE_FILES)
     if foreign:
         raise UserError(
-            f"{output} holds {', '.join(foreign[:3])}, which the export would delete and which "
-            "no bundle has: move it away, or choose another --output"
+            f"{output} holds {', '.join(foreign[:3])}, which the export would delete: it is "
+            "not part of a bundle. Move it away, or choose another --output"
         )
 
 

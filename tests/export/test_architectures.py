@@ -139,9 +139,13 @@ def test_bertweets_tokenizer_is_not_taken_for_wordpiece(tmp_path: Path) -> None:
 def test_the_service_answers_like_transformers(
     tmp_path: Path, published: Callable[[str], Path], name: str
 ) -> None:
-    """The bundle's ids and fp32 logits are those of the checkpoint, alone and in one batch."""
+    """The bundle's ids and fp32 logits are those of the checkpoint, alone and in one batch.
+
+    The export itself compares pairs of texts.
+    """
     path = published(name)
-    export(load_checkpoint(path), tmp_path / "bundle", precisions=["fp32"], say=silent)
+    checkpoint = load_checkpoint(path)
+    export(checkpoint, tmp_path / "bundle", precisions=["fp32"], text_pairs=True, say=silent)
     served = Model.load(Bundle.open(tmp_path / "bundle"), device="cpu", precision="fp32", threads=1)
     tokenizer = AutoTokenizer.from_pretrained(path, use_fast=False)
     model = AutoModelForSequenceClassification.from_pretrained(path).eval()
