@@ -20,6 +20,11 @@ from transformers import AlbertTokenizerFast, DebertaV2TokenizerFast, PreTrained
 from transformers.convert_slow_tokenizer import import_protobuf
 
 _SPACE = "\u2581"  # how sentencepiece writes a space
+# A capital sigma that Python lowers to the final form: a letter before it and none after it, where
+# signs within words, such as an apostrophe, do not count.
+_LETTER = r"[\p{Lu}\p{Ll}\p{Lt}]"
+_WITHIN = r"['’.:·\p{Mn}\p{Me}\p{Cf}\p{Lm}\p{Sk}]"
+_FINAL_SIGMA = rf"(?<={_LETTER}|{_LETTER}{_WITHIN})Σ(?!{_WITHIN}*{_LETTER})"
 _USER_DEFINED = 4  # the type of a piece that is cut out of every text
 # A control character that the usual normalisation removes.
 _BREAK = "\x01"
@@ -62,7 +67,7 @@ def follow_sentencepiece(tokenizer: PreTrainedTokenizerFast, file: Path) -> None
 
 def _own_steps(tokenizer: PreTrainedTokenizerFast) -> list[Any]:
     """What ALBERT and DeBERTa do to a text before the model file normalises it."""
-    lower = [Replace(Regex(r"(?<=\p{L})Σ(?!\p{L})"), "ς"), Lowercase()]
+    lower = [Replace(Regex(_FINAL_SIGMA), "ς"), Lowercase()]
     if isinstance(tokenizer, DebertaV2TokenizerFast):
         return lower if tokenizer.do_lower_case else []
     if not isinstance(tokenizer, AlbertTokenizerFast):

@@ -328,6 +328,17 @@ def test_settings_of_tokenizer_config_are_followed(
         assert fast(text)["input_ids"] == slow(text)["input_ids"], text
 
 
+@pytest.mark.parametrize(
+    "text", ["ΟΔΟΣ ΣΟΦΟΣ, Σ", "ΣΑΣ.ΣΑΣ-Σ1Σ Α'Σ 'Σ", "Große ΜΎΘΟΣ İ", "x\u2028 y\x1fz"]
+)
+def test_albert_lowers_and_strips_as_python_does(checkpoints: Path, text: str) -> None:
+    """A sigma that ends a word is the final one, and every white space is a space."""
+    fast = load_tokenizer(checkpoints / "albert")
+    slow = AutoTokenizer.from_pretrained(checkpoints / "albert", use_fast=False)
+    normalizer = fast.backend_tokenizer.normalizer
+    assert normalizer.normalize_str(text) == f"\u2581{slow.preprocess_text(text)}"
+
+
 def test_a_model_file_without_normalisation_is_followed(tmp_path: Path) -> None:
     """A sentencepiece model that keeps every space and form does so as tokenizer.json, too."""
     name, options = SENTENCEPIECE["deberta-v2"]
