@@ -9,8 +9,9 @@ sentencepiece in ``sentencepiece_form``. These differences remain:
   its float32 sums, while tokenizers sums exactly.
 - sentencepiece: a combining accent after a compatibility form (full-width "A", U+00A0), several
   accents on one letter, and decomposed Greek, Japanese or Korean.
-- ALBERT: a number with a comma, if the vocabulary has pieces that begin with a comma.
-- DeBERTa-v2: ``split_by_punct``.
+- ALBERT: a number before a comma, such as "9,000". The slow form cuts it a second time, which no
+  fast form can; transformers' own fast form differs in the same way.
+- DeBERTa-v2 with ``split_by_punct``: a punctuation mark after a space.
 - WordPiece: characters from a newer Unicode version; Python, tokenizers and its regular
   expressions each use their own version.
 - MPNet: "<S>" and other special tokens in capitals. The slow form takes them for special tokens.
