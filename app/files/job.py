@@ -78,12 +78,12 @@ class Job:
         self._parts = 0
         self.tally = Tally()
         if (self.directory / IDENTITY).exists():
+            self._check_identity(identity)
             if not resume:
                 raise UserError(
                     f"{self.directory} holds the results of an unfinished run; "
                     "add --resume to continue it, or delete the directory"
                 )
-            self._check_identity(identity)
             while (tally := self._saved_tally(self._parts)) is not None:
                 self._count_part(tally)
         else:
