@@ -24,11 +24,11 @@ import pytest
 import app.files
 from app.cli import main
 from app.engine.model import Model
-from app.errors import CannotContinue
+from app.errors import CannotContinue, UserError
 from app.files import tables
 from app.files.csv_table import Csv
 from app.files.job import Job
-from app.files.outputs import CsvOutput
+from app.files.outputs import CsvOutput, LinesOutput
 from app.files.progress_bar import Warnings
 from app.files.table_classifier import ClassifiedChunk, ResultItem
 from app.files.tables import Chunk
@@ -387,6 +387,14 @@ def test_killed_at_random_moments(bundle: Path, tmp_path: Path, make: Any, suffi
     assert _classify(*options, "--resume", command=SLOW_COMMAND).returncode == 0
     assert target.read_bytes() == whole
     assert not Path(f"{target}.partial").exists()
+
+
+def test_what_is_left_of_a_stream(tmp_path: Path) -> None:
+    """Standard input cannot be read again, so --resume is not offered after a killed run."""
+    target = tmp_path / "out.txt"
+    Job(target, LinesOutput(), {"input": None}, resume=None)
+    with pytest.raises(UserError, match=r"holds the results of an unfinished run; delete the dir"):
+        Job(target, LinesOutput(), {"input": None}, resume=None)
 
 
 class _RecordingClassifier:
