@@ -2,17 +2,20 @@
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
 from app.engine.bundle import Bundle, Precision
 from app.engine.preprocessing import Preprocessing
-from app.errors import UserError
+from app.errors import UserError, first_line
 from model_export.checkpoint.source import find_checkpoint
+from model_export.output import check_output
 
 EXPORTED: tuple[Precision, ...] = ("fp32", "int8", "fp16")
 DEFAULT: tuple[Precision, ...] = ("fp32", "int8")
@@ -35,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     # Set before ONNX Runtime is imported, or it writes usage data into the home directory.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    # Set before transformers is imported: its warnings are about its own functions.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     words = list(sys.argv[1:] if arguments is None else arguments)
     commands: dict[str, Callable[[list[str]], None]] = {
         "describe": _describe,
@@ -60,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("sentiment-export: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:  # a checkpoint is anyone's file, and the libraries raise anything
+        print(f"sentiment-export: {_unexpected(error)}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -69,7 +77,7 @@ def _export(words: list[str]) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", help=SOURCE)
+    parser.add_argument("source", type=_utf8, help=SOURCE)
     parser.add_argument("--output", type=Path, required=True, help="bundle directory to write")
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument(
@@ -91,7 +99,7 @@ def _export(words: list[str]) -> None:
     parser.add_argument(
         "--preprocessing",
         choices=get_args(Preprocessing),
-        help="text normalisation (default: tweet if the checkpoint was trained with it, else none)",
+        help="text normalisation (default: the one that the checkpoint was trained with)",
     )
     parser.add_argument(
         "--evaluate",
@@ -101,12 +109,12 @@ def _export(words: list[str]) -> None:
     )
     parser.add_argument(
         "--max-accuracy-loss",
-        type=float,
+        type=_loss,
         default=0.01,
         metavar="LOSS",
         help=(
             "leave out a variant if its accuracy or macro recall on the labelled texts is lower "
-            "than that of fp32 by more than this (default: %(default)s)"
+            "than that of fp32 by more than this, from 0 to 1 (default: %(default)s)"
         ),
     )
     parser.add_argument(
@@ -121,6 +129,7 @@ def _export(words: list[str]) -> None:
     from model_export.export import export
     from model_export.quality.labelled import read_examples
 
+    check_output(options.output.resolve())
     path = find_checkpoint(options.source, options.revision)
     checkpoint = load_checkpoint(path, options.preprocessing, options.labels)
     print(
@@ -147,7 +156,7 @@ def _describe(words: list[str]) -> None:
             "files of a checkpoint, and what an export would change. The weights are not loaded."
         ),
     )
-    parser.add_argument("source", help=SOURCE)
+    parser.add_argument("source", type=_utf8, help=SOURCE)
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     options = parser.parse_args(words)
@@ -242,3 +251,30 @@ def _precisions(value: str) -> tuple[Precision, ...]:
             f"unknown precision {', '.join(unknown)}; choose from {', '.join(EXPORTED)}"
         )
     return tuple(precision for precision in EXPORTED if precision in wanted)
+
+
+def _utf8(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{value!a} is not valid UTF-8") from None
+    return value
+
+
+def _loss(value: str) -> float:
+    try:
+        loss = float(value)
+    except ValueError:
+        loss = math.nan
+    if not 0 <= loss <= 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number from 0 to 1")
+    return loss
+
+
+def _unexpected(error: Exception) -> str:
+    """An error that no code expected, in one line: what it is and where it was raised."""
+    raised = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"unexpected {type(error).__name__} in {Path(raised.filename).name}, line {raised.lineno}: "
+        f"{first_line(error)}"
+    )

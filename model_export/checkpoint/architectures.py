@@ -19,7 +19,7 @@ class TokenizerFiles:
 
 
 BYTE_LEVEL_BPE = TokenizerFiles("byte-level BPE", ("vocab.json", "merges.txt"))
-BERTWEET_BPE = TokenizerFiles("fastBPE", ("vocab.txt", "bpe.codes"))
+BERTWEET_BPE = TokenizerFiles("byte pair encoding (fastBPE)", ("vocab.txt", "bpe.codes"))
 WORD_PIECE = TokenizerFiles("WordPiece", ("vocab.txt",))
 SENTENCEPIECE = "sentencepiece"
 SENTENCEPIECE_BPE = TokenizerFiles(SENTENCEPIECE, ("sentencepiece.bpe.model",))
@@ -160,8 +160,7 @@ REFUSED = {
     "llama": ("Llama", _DECODER),
     "longformer": (
         "Longformer",
-        "in the graph that Optimum exports, the number of attention windows is a constant, so "
-        "texts of other lengths fail or get wrong logits",
+        "the graph that Optimum exports fails or gives wrong logits for texts of other lengths",
     ),
     "luke": ("LUKE", _NO_EXPORTER),
     "mbart": ("mBART", _BOTH),

@@ -57,7 +57,7 @@ def follow_sentencepiece(tokenizer: PreTrainedTokenizerFast, file: Path) -> None
     if symbols:
         cuts.append(Split(Regex("|".join(map(re.escape, sorted(symbols)))), "isolated"))
     backend.pre_tokenizer = PreTokenizers([backend.pre_tokenizer, *cuts])
-    tokenizer._tokenizer = backend
+    tokenizer._tokenizer = backend  # noqa: SLF001 - there is no public way to replace it
 
 
 def _own_steps(tokenizer: PreTrainedTokenizerFast) -> list[Any]:

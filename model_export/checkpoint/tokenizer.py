@@ -26,10 +26,11 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFC, BertNormalizer, Replace
 from tokenizers.normalizers import Sequence as Normalizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, BertweetTokenizer, PreTrainedTokenizerFast
 
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES, SENTENCEPIECE
+from model_export.checkpoint.bertweet import fast_tokenizer
 from model_export.checkpoint.config import read_config
 from model_export.checkpoint.sentencepiece_form import follow_sentencepiece
 
@@ -59,6 +60,10 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     except Exception as error:  # damaged files can raise anything
         other = f"cannot load the tokenizer of {path}: {first_line(error)}"
         raise UserError(_damaged(path) or other) from error
+    if isinstance(tokenizer, BertweetTokenizer):
+        if damage := _damaged(path):
+            raise UserError(damage)
+        return fast_tokenizer(tokenizer)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UserError(slow_only)
     if tokenizer.num_special_tokens_to_add(pair=False) == 0:
@@ -101,6 +106,7 @@ def _damaged(path: Path) -> str | None:
         "sentencepiece.bpe.model": _read_sentencepiece,
         "spm.model": _read_sentencepiece,
         "spiece.model": _read_sentencepiece,
+        "bpe.codes": _read_codes,
     }
     for name, check in checks.items():
         if (path / name).is_file():
@@ -123,6 +129,12 @@ def _read_lines(file: Path) -> None:
 
 def _read_sentencepiece(file: Path) -> None:
     SentencePieceProcessor(model_file=str(file))
+
+
+def _read_codes(file: Path) -> None:
+    with file.open(encoding="utf-8") as lines:
+        if len(next(lines, "").split()) != 3:
+            raise ValueError("its first line is not two parts and a count")
 
 
 def _read_merges(file: Path) -> None:

@@ -11,6 +11,7 @@ from model_export.quality.labelled import Example
 from model_export.quality.scores import Scores, score
 
 TEXTS_PER_BATCH = 16
+NO_SINGLE_LABEL = "is multi-label and cannot be scored with one label per text"
 
 
 def evaluate(model: Model, examples: Sequence[Example]) -> Scores:
@@ -36,7 +37,7 @@ def predict(model: Model, examples: Sequence[Example]) -> list[str]:
         UserError: see ``evaluate``.
     """
     if model.multi_label:
-        raise UserError(f"{model.name} is multi-label and cannot be scored with one label per text")
+        raise UserError(f"{model.name} {NO_SINGLE_LABEL}")
     encodings = []
     for row, example in enumerate(examples, start=1):
         try:

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from app.errors import UserError
-from model_export.checkpoint.checkpoint import SENTIMENTS
+from model_export.checkpoint.labels import SENTIMENTS
 from model_export.checkpoint.layout import check_directory
 from model_export.quality.labelled import Example, read_examples
 from model_export.quality.scores import Scores

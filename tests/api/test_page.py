@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
 from tests.support.serving import SLOW_COMMAND, STUCK_COMMAND, Process
-from tests.support.tiny_bundle import LABELS, make_bundle, write_manifest
+from tests.support.tiny_bundle import LABELS, make_bundle
 
 BY_HAND = ("--runners", "2", "--threads", "1", "--max-batch-tokens", "512")
 TOO_LONG = "x" * 60_000
@@ -475,20 +475,16 @@ def test_examples(visits: Visits, embedded: str, tiny: str) -> None:
 
 
 def test_several_models(bundle: Path, tmp_path: Path, visits: Visits) -> None:
-    """The user chooses a model by name; its labels are shown in different colours."""
-    moods = make_bundle(tmp_path / "moods")
-    labels = ["anger", "calm", "joy"]
-    config = {"id2label": dict(enumerate(labels)), "pad_token_id": 0}
-    (moods / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    write_manifest(moods, name="moods", labels=labels)
+    """The user chooses a model by name; its labels are shown as text, in different colours."""
+    moods = make_bundle(tmp_path / "moods", name="moods", labels=["1 star", "calm", "<b>喜び</b>"])
     with Process("--model", str(bundle), "--model", str(moods), *BY_HAND) as process:
         page = visits.open(process.url)
         page.get_by_label("Model").select_option("moods")
         expect(page.locator("#served")).to_have_text(
-            "moods, fp32 · anger, calm, joy · up to 16 tokens"
+            "moods, fp32 · 1 star, calm, <b>喜び</b> · up to 16 tokens"
         )
         classify(page, "love")
-        expect(page.get_by_role("heading", name="joy")).to_be_visible()
+        expect(page.get_by_role("heading", name="<b>喜び</b>")).to_be_visible()
         colours = page.locator(".bar i").evaluate_all(
             "bars => bars.map(bar => getComputedStyle(bar).backgroundColor)"
         )

@@ -20,7 +20,7 @@ from transformers import (
 
 from app.engine.bundle import sha256
 from app.errors import UserError
-from model_export.checkpoint.checkpoint import canonical_labels, load_checkpoint, max_tokens
+from model_export.checkpoint.checkpoint import load_checkpoint, max_tokens
 from model_export.export import export
 from tests.support.checkpoints import ARCHITECTURES, MAX_TOKENS, make_checkpoint, silent
 
@@ -194,34 +194,6 @@ def test_a_generative_architecture_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spelled", "labels"),
-    [
-        (["LABEL_0", "LABEL_1", "LABEL_2"], ["negative", "neutral", "positive"]),
-        (["Negative", "Neutral", "Positive"], ["negative", "neutral", "positive"]),
-        (["negative", "neutral", "positive"], ["negative", "neutral", "positive"]),
-        (["POS", "NEU", "NEG"], ["positive", "neutral", "negative"]),
-        (["positive", "negative", "neutral"], ["positive", "negative", "neutral"]),
-        (["NEGATIVE", "POSITIVE"], ["negative", "positive"]),
-        (["positive", "neg"], ["positive", "negative"]),
-        (["neutral", "positive"], ["neutral", "positive"]),
-        (["LABEL_2", "LABEL_1", "LABEL_0"], ["LABEL_2", "LABEL_1", "LABEL_0"]),
-        (["LABEL_0", "LABEL_1"], ["LABEL_0", "LABEL_1"]),
-        (["1 star", "2 stars", "3 stars"], ["1 star", "2 stars", "3 stars"]),
-        (["negative", "neg", "positive"], ["negative", "neg", "positive"]),
-        (
-            ["Negative", "Neutral", "Positive", "Mixed"],
-            ["Negative", "Neutral", "Positive", "Mixed"],
-        ),
-    ],
-)
-def test_labels_are_canonical_in_the_checkpoints_order(
-    spelled: list[str], labels: list[str]
-) -> None:
-    """The three sentiments by their names however spelled; any other set as it is."""
-    assert canonical_labels(spelled) == labels
-
-
-@pytest.mark.parametrize(
     ("model_type", "rows", "pad", "tokens"),
     [
         ("roberta", 514, 1, 512),
@@ -245,7 +217,7 @@ def test_big_bird_ends_where_its_random_attention_begins(attention: str, tokens:
 
 def test_too_few_positions_are_refused() -> None:
     """A text needs a token between the two special ones."""
-    with pytest.raises(UserError, match="max_position_embeddings in config.json is 4.* 2 tokens"):
+    with pytest.raises(UserError, match=r"max_position_embeddings in config\.json is 4.* 2 tokens"):
         max_tokens(RobertaConfig(max_position_embeddings=4))
 
 

@@ -70,13 +70,51 @@ def test_rows_are_read_as_they_stand(tmp_path: Path) -> None:
     ]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_group(tmp_path: Path) -> None:
+    """Windows' editors begin UTF-8 files with it; the group of all rows is one."""
+    content = "\ufeffen\tpositive\tok\nen\tneutral\tmeh\n"
+    examples = read_examples(_write(tmp_path / "x.tsv", content), LABELS)
+    assert {example.group for example in examples} == {"en"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "written", "meant"),
+    [
+        (LABELS, "POS", "positive"),
+        (LABELS, "Neutral", "neutral"),
+        (LABELS, "LABEL_0", "negative"),
+        (["POS", "NEG", "MIXED"], "positive", "POS"),
+        (["1 star", "2 stars"], "LABEL_1", "2 stars"),
+        (["Gut", "Schlecht"], "gut", "Gut"),
+        (["neg", "negative", "positive"], "neg", "neg"),
+        (["LABEL_1", "LABEL_0"], "LABEL_1", "LABEL_1"),
+        (["LABEL_1", "LABEL_0"], "label_1", None),
+        (["neg", "negative", "positive"], "NEG", None),
+    ],
+)
+def test_labels_may_be_spelled_as_in_the_checkpoint(
+    tmp_path: Path, labels: list[str], written: str, meant: str | None
+) -> None:
+    """In other letter cases, by position, or in another spelling, if only one can be meant."""
+    path = _write(tmp_path / "x.tsv", f"en\t{written}\tok\n")
+    if meant is None:
+        with pytest.raises(UserError, match=f"label '{written}' is not one of"):
+            read_examples(path, labels)
+    else:
+        assert [example.label for example in read_examples(path, labels)] == [meant]
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         ("en\tpositive\tok\nen\tpositive\n", ":2: expected .* found 2 columns"),
         ("en\tpositive\tone\ttwo\n", ":1: expected .* found 4 columns"),
         ("just a text\n", ":1: expected .* found 1 columns"),
-        ("en\tneutral\tok\n\nen\tPositive\tok\n", ":3: label 'Positive' is not one of"),
+        ("en\tneutral\tok\n\nen\tgood\tok\n", ":3: label 'good' is not one of"),
+        ("en\tLABEL_3\tok\n", ":1: label 'LABEL_3' is not one of"),
+        ("en\tneutral\tok\nen\tneutral\t\n", ":2: the text is blank"),
+        ("en\tneutral\t \u200b\n", ":1: the text is blank"),
+        ("en\tneutral\ta\0b\n", ":1: the text .* holds a NUL character"),
         ("en\t2\tok\n", ":1: label '2' is not one of the model's: negative, neutral, positive"),
         ("", "holds no labelled texts"),
         ("\n \n", "holds no labelled texts"),

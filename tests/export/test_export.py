@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
@@ -16,14 +16,16 @@ import pytest
 from optimum.onnxruntime import ORTModelForSequenceClassification
 from transformers import AutoTokenizer
 
-from app.engine.bundle import FORMAT_VERSION, Bundle, Precision, sha256
-from app.engine.model import Model
+from app.engine.bundle import FORMAT_VERSION, Bundle, Manifest, Precision, sha256
+from app.engine.model import Encoding, Logits, Model
 from app.errors import InferenceFailed, UserError
 from model_export import export as export_module
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from model_export.export import WRITERS, export
 from model_export.graph import variants
 from model_export.graph.variants import write_fp32, write_int8
+from model_export.model_card import model_card
+from model_export.output import ONNX_FILES
 from model_export.quality.labelled import Example
 from tests.support.checkpoints import (
     ARCHITECTURES,
@@ -187,20 +189,57 @@ def test_labels_are_canonical_everywhere(tmp_path: Path) -> None:
     assert not (tmp_path / "out/onnx/model_int8.onnx").exists()
 
 
-def test_a_multi_label_checkpoint_stays_one(tmp_path: Path) -> None:
-    """Its labels are its own, its scores sigmoids."""
-    labels = {0: "anger", 1: "joy"}
+@pytest.mark.parametrize(
+    ("spelled", "labels"),
+    [
+        (["LABEL_0", "LABEL_1"], ["LABEL_0", "LABEL_1"]),
+        (["POSITIVE", "NEGATIVE"], ["positive", "negative"]),
+        (
+            ["1 star", "2 stars", "3 stars", "4 stars", "très bon, 好"],
+            ["1 star", "2 stars", "3 stars", "4 stars", "très bon, 好"],
+        ),
+    ],
+)
+def test_any_label_set_is_written_and_served(
+    tmp_path: Path, spelled: list[str], labels: list[str]
+) -> None:
+    """Those that transformers leaves out of config.json as its defaults, too."""
     source = make_checkpoint(
         tmp_path / "source",
         "bert",
-        id2label=labels,
-        label2id={"anger": 0, "joy": 1},
-        problem_type="multi_label_classification",
+        id2label=dict(enumerate(spelled)),
+        label2id={label: index for index, label in enumerate(spelled)},
     )
     export(load_checkpoint(source), tmp_path / "out", precisions=["fp32"], say=silent)
+    config = json.loads((tmp_path / "out/config.json").read_text(encoding="utf-8"))
+    assert list(config["id2label"].values()) == labels
+    assert Bundle.open(tmp_path / "out").manifest.labels == labels
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pytest.param([f"emotion {index}" for index in range(28)], id="28 emotions"),
+        pytest.param(["toxic"], id="a single logit"),
+    ],
+)
+def test_a_multi_label_checkpoint_stays_one(tmp_path: Path, labels: list[str]) -> None:
+    """Its labels are its own, its scores sigmoids, also where it has a single label."""
+    source = make_checkpoint(
+        tmp_path / "source",
+        "bert",
+        id2label=dict(enumerate(labels)),
+        label2id={label: index for index, label in enumerate(labels)},
+        problem_type="multi_label_classification",
+    )
+    checkpoint = load_checkpoint(source)
+    examples = [Example("en", labels[0], "meh")]
+    with pytest.raises(UserError, match="source is multi-label and cannot be scored"):
+        export(checkpoint, tmp_path / "out", examples=examples, say=_fail(AssertionError()))
+    export(checkpoint, tmp_path / "out", precisions=["fp32"], say=silent)
     model = Model.load(Bundle.open(tmp_path / "out"), device="cpu", precision="fp32", threads=1)
     assert model.multi_label
-    assert model.labels == ["anger", "joy"]
+    assert model.labels == labels
     (logits,) = model.infer([model.encode("what a lovely afternoon")])
     assert not isinstance(logits, InferenceFailed)
     np.testing.assert_allclose(model.scores(logits), 1 / (1 + np.exp(-logits)), rtol=1e-5)
@@ -271,11 +310,76 @@ def test_a_bundle_is_replaced_whole(quick: Callable[[Path], object], tmp_path: P
     output = tmp_path / "new" / "out"
     quick(output)
     first = _files(output)
-    (output / "of the old one").write_text("x")
+    (output / "onnx/model_fp16.onnx").write_text("of the old one")
     quick(output)
     assert _files(output).keys() == first.keys()
     Bundle.open(output)
     assert [path.name for path in output.parent.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("name", [".git/HEAD", "notes.txt", "onnx/mine.onnx"])
+def test_what_no_bundle_has_is_never_deleted(roberta: Exported, tmp_path: Path, name: str) -> None:
+    """A repository around the bundle, or a file beside its own, is named and stays."""
+    output = shutil.copytree(roberta.bundle, tmp_path / "out")
+    (output / name).parent.mkdir(exist_ok=True)
+    (output / name).write_text("mine")
+    before = _files(output)
+    shown = ".git" if name.startswith(".git") else name
+    with pytest.raises(UserError, match=f"out holds {shown}, which the export would delete"):
+        export(load_checkpoint(roberta.source), output, say=silent)
+    assert _files(output) == before
+
+
+def test_what_is_put_there_during_an_export_stays_too(
+    quick: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output is looked at again before it is replaced."""
+    output = tmp_path / "out"
+
+    def slow(manifest: Manifest) -> str:
+        output.mkdir()
+        (output / "notes.txt").write_text("mine")
+        return model_card(manifest)
+
+    monkeypatch.setattr(export_module, "model_card", slow)
+    with pytest.raises(UserError, match="out exists and is not a bundle"):
+        quick(output)
+    assert [path.name for path in output.iterdir()] == ["notes.txt"]
+
+
+def test_a_bundle_that_could_not_be_served_does_not_appear(
+    quick: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The finished bundle is opened from its files before it gets its name."""
+    write = export_module._write_side_files
+
+    def without_labels(checkpoint: Checkpoint, directory: Path) -> None:
+        write(checkpoint, directory)
+        config = json.loads((directory / "config.json").read_text())
+        del config["id2label"]
+        (directory / "config.json").write_text(json.dumps(config))
+
+    monkeypatch.setattr(export_module, "_write_side_files", without_labels)
+    with pytest.raises(UserError, match="no usable id2label"):
+        quick(tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_text_that_the_finished_bundle_fails_on_stops_the_export(
+    quick: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One text is computed as the service computes it."""
+    failed = InferenceFailed("the model gave no finite logits for this text")
+    infer = Model.infer
+
+    def fails(model: Model, encodings: Sequence[Encoding]) -> list[Logits | InferenceFailed]:
+        finished = (model.path / "manifest.json").exists()
+        return [failed] * len(encodings) if finished else infer(model, encodings)
+
+    monkeypatch.setattr(Model, "infer", fails)
+    with pytest.raises(UserError, match="cannot be served: the model gave no finite logits"):
+        quick(tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_empty_directory_is_filled(
@@ -371,7 +475,7 @@ def test_the_manifest_says_what_was_done_to_each_graph(made: Exported) -> None:
 
 def test_precisions_are_those_that_can_be_written() -> None:
     """Every name has a writer, and a file of the contract."""
-    assert set(WRITERS) == set(export_module.ONNX_FILES) == set(get_args(Precision))
+    assert set(WRITERS) == set(ONNX_FILES) == set(get_args(Precision))
 
 
 _UNTIL_KILLED = """
@@ -451,7 +555,7 @@ def test_weights_beyond_one_file_go_into_another(
     for precision in precisions:
         data = bundles[1].manifest.variants[precision].data
         assert data is not None
-        assert data.file == f"{export_module.ONNX_FILES[precision]}_data"
+        assert data.file == f"{ONNX_FILES[precision]}_data"
         assert data.sha256 == sha256(tmp_path / "large" / data.file)
         variant = bundles[1].manifest.variants[precision]
         size = f"{(variant.bytes + data.bytes) / 1e6:.1f}"

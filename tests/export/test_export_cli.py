@@ -1,6 +1,8 @@
 """The ``sentiment-export`` command: exit codes and messages."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -187,8 +189,12 @@ def test_a_failure_is_one_line(
     [
         ([], "required: source, --output"),
         (["describe"], "required: source"),
-        (["checkpoint", "--output", "out", "--max-accuracy-loss", "much"], "invalid float"),
+        (["c", "--output", "out", "--max-accuracy-loss", "much"], "'much' is not a number from 0"),
+        (["c", "--output", "out", "--max-accuracy-loss", "nan"], "'nan' is not a number from 0"),
+        (["c", "--output", "out", "--max-accuracy-loss=-0.1"], "'-0.1' is not a number from 0"),
         (["checkpoint"], "required: --output"),
+        (["caf\udce9", "--output", "out"], r"'caf\udce9' is not valid UTF-8"),
+        (["describe", "caf\udce9"], r"'caf\udce9' is not valid UTF-8"),
         (["checkpoint", "--output", "out", "--precision", "int4"], "unknown precision int4"),
         (["checkpoint", "--output", "out", "--precision", "fp32,"], "unknown precision"),
         (["checkpoint", "--output", "out", "--preprocessing", "html"], "invalid choice"),
@@ -205,6 +211,35 @@ def test_wrong_usage(words: list[str], says: str, capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().err
     assert printed.startswith("usage: sentiment-export")
     assert says in printed.splitlines()[-1]
+
+
+def test_an_error_that_nobody_expected_is_one_line(
+    made: Exported,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 1; the line has its class, where it was raised and its first line."""
+
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError("no such shape\nand ten lines more")
+
+    monkeypatch.setattr(export_module, "verify", fail)
+    assert main([str(made.source), "--output", str(tmp_path / "out")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    place = r"unexpected ZeroDivisionError in test_export_cli\.py, line \d+: no such shape"
+    assert re.fullmatch(f"sentiment-export: {place}", line)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_output_is_checked_before_the_source(
+    made: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A refused output costs no download; a path that is not UTF-8 is shown in ASCII."""
+    output = os.fsdecode(bytes(tmp_path / "caf") + b"\xe9")
+    assert main([str(tmp_path / "no source"), "--output", output]) == 1
+    line = capsys.readouterr().err
+    assert "caf\\udce9' is not valid UTF-8: choose another --output" in line
 
 
 def test_ctrl_c_is_no_traceback(

@@ -11,10 +11,10 @@ from onnx_ir.tape import Tape
 from app.engine.bundle import Precision
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from model_export.export import ONNX_FILES
 from model_export.graph.encoder_layers import find_layers
 from model_export.graph.linear import array_of
 from model_export.graph.variants import write_fp16
+from model_export.output import ONNX_FILES
 from model_export.quality.layer_parity import TOLERANCE, layer_parity
 from tests.support.checkpoints import ARCHITECTURES, LAYERS, Exported, exported
 

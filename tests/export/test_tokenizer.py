@@ -122,7 +122,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
         byte_level.save_model(str(base / family))
     roles = {"bos": 0, "pad": 1, "eos": 2, "unk": 3, "mask": 4, "cls": 0, "sep": 2}
     (base / "roberta" / "special_tokens_map.json").write_text(
-        json.dumps({f"{role}_token": BYTE_LEVEL["roberta"][id] for role, id in roles.items()})
+        json.dumps({f"{role}_token": BYTE_LEVEL["roberta"][index] for role, index in roles.items()})
     )
     for family, special in WORD_PIECE.items():
         pieces = BertWordPieceTokenizer(lowercase=True)
@@ -139,7 +139,11 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _sentencepiece(corpus: list[str], **options: Any) -> bytes:
     """A model trained on one thread, which makes it the same every time."""
     model = io.BytesIO()
-    usual = {"vocab_size": 280, "normalization_rule_name": "nmt_nfkc", "num_threads": 1}
+    usual: dict[str, Any] = {
+        "vocab_size": 280,
+        "normalization_rule_name": "nmt_nfkc",
+        "num_threads": 1,
+    }
     SentencePieceTrainer.train(
         sentence_iterator=iter(corpus),
         model_writer=model,

@@ -90,7 +90,11 @@ def sentencepiece(name: str, **options: Any) -> Callable[[Path], None]:
 
     def write(path: Path) -> None:
         model = io.BytesIO()
-        usual = {"vocab_size": 130, "normalization_rule_name": "nmt_nfkc", "num_threads": 1}
+        usual: dict[str, Any] = {
+            "vocab_size": 130,
+            "normalization_rule_name": "nmt_nfkc",
+            "num_threads": 1,
+        }
         SentencePieceTrainer.train(
             sentence_iterator=iter(CORPUS * 3),
             model_writer=model,

@@ -5,6 +5,7 @@ is positive, ``worst`` negative, ``nan`` not a number; all else leans to neutral
 """
 
 import json
+from collections.abc import Sequence
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -38,14 +39,25 @@ def different_texts(count: int) -> list[str]:
     return [" ".join(text) for text in islice(words, count)]
 
 
-def make_bundle(path: Path, *, name: str = "tiny", outputs: int = 3) -> Path:
-    """Write a bundle; ``outputs`` other than 3 do not fit its labels."""
+def make_bundle(
+    path: Path,
+    *,
+    name: str = "tiny",
+    outputs: int = 3,
+    labels: Sequence[str] = LABELS,
+    **config: Any,
+) -> Path:
+    """Write a bundle; ``config`` adds entries to config.json.
+
+    The manifest fits the files if there are as many ``labels`` as ``outputs``.
+    """
     (path / "onnx").mkdir(parents=True)
     _write_model(path / "onnx/model.onnx", outputs)
     _tokenizer().save(str(path / "tokenizer.json"))
     _write_json(path / "tokenizer_config.json", {"model_max_length": MAX_TOKENS})
-    _write_json(path / "config.json", {"id2label": dict(enumerate(LABELS)), "pad_token_id": 0})
-    write_manifest(path, name=name)
+    described = {"id2label": dict(enumerate(labels)), "pad_token_id": 0}
+    _write_json(path / "config.json", described | config)
+    write_manifest(path, name=name, labels=list(labels))
     return path
 
 

@@ -1,0 +1,53 @@
+"""The directory that an export writes: the files of a bundle, and what is never replaced."""
+
+import json
+from pathlib import Path
+
+from app.engine.bundle import MANIFEST, SIDE_FILES, Precision
+from app.errors import UserError
+
+ONNX_FILES: dict[Precision, str] = {
+    "fp32": "onnx/model.onnx",
+    "int8": "onnx/model_int8.onnx",
+    "fp16": "onnx/model_fp16.onnx",
+}
+BUNDLE_FILES = {
+    MANIFEST,
+    "README.md",
+    *SIDE_FILES,
+    *ONNX_FILES.values(),
+    *(f"{name}_data" for name in ONNX_FILES.values()),  # weights beyond 2 GB
+}
+
+
+def check_output(output: Path) -> None:
+    """Return if an export may write ``output``: it is new, empty, or a bundle and nothing else.
+
+    Raises:
+        UserError: the export would delete something that is not a bundle's, which the message
+            names, or the path cannot be written as text.
+    """
+    try:
+        str(output).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"the path {str(output)!a} is not valid UTF-8: choose another --output"
+        ) from None
+    if output.is_file() or (output.is_dir() and any(output.iterdir()) and not _is_bundle(output)):
+        raise UserError(f"{output} exists and is not a bundle; choose another --output")
+    held = [path for folder in (output, output / "onnx") for path in folder.glob("*")]
+    names = {str(path.relative_to(output)) for path in held} - {"onnx"}
+    foreign = sorted(names - BUNDLE_FILES)
+    if foreign:
+        raise UserError(
+            f"{output} holds {', '.join(foreign[:3])}, which the export would delete and which "
+            "no bundle has: move it away, or choose another --output"
+        )
+
+
+def _is_bundle(output: Path) -> bool:
+    """Whether the manifest.json is a bundle's; web pages and extensions have one too."""
+    try:
+        return "format_version" in json.loads((output / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
