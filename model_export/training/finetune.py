@@ -35,8 +35,9 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
         The averaged model's scores on the validation texts that are not in the training data.
 
     Raises:
-        UserError: ``base`` is not a checkpoint that can be exported, a labelled file cannot be read, a label has no
-            training text, no validation text is left, or the saves are of another training.
+        UserError: ``base`` is not a checkpoint that can be exported, a labelled file cannot be
+            read, a label has no training text, no validation text is left, or the saves are of
+            another training.
     """
     check_directory(recipe.base)
     read_config(recipe.base, str(recipe.base))  # what is not exported is not trained either
