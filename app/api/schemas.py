@@ -1,14 +1,13 @@
 """Schemas of the native API. Answers are typed dicts, because they are built as plain dicts."""
 
 import re
-from typing import Annotated, Any, Generic, NotRequired, TypeVar
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    PlainValidator,
     StrictBool,
     TypeAdapter,
     WithJsonSchema,
@@ -17,15 +16,14 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from app.api.inputs import Text, Texts
 from app.engine.bundle import Calibration, Parity, Precision
-from app.engine.pairs import Input, TextPair
 from app.engine.predictions import Overflow, Split
-from app.engine.preprocessing import VISIBLE, Preprocessing
+from app.engine.preprocessing import Preprocessing
 from app.engine.results import FailedItem, Prediction, Word
 from app.engine.session import Int8Kernels
 from app.engine.tokens import Tokens
 
-PAIR = '{"text": ..., "text_pair": ...}'
 LANGUAGE_TAG = re.compile("[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}")  # BCP 47
 
 
@@ -50,69 +48,10 @@ class RequestBody(BaseModel):
         return body
 
 
-# A text that is accepted as the only text of a request. The pattern is only for OpenAPI: the model
-# checks each text, so that each bad text gets its own error.
-Text = Annotated[str, Field(pattern=rf"^[^\x00]*{VISIBLE.pattern}[^\x00]*$")]
-
-String = TypeVar("String", bound=str)
-
-
-class PairObject(TypedDict, Generic[String]):
-    """A text, and a second text that the model judges together with it.
-
-    Only models with `text_pairs` (see `GET /models`) take a second text.
-    """
-
-    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
-
-    text: String
-    text_pair: NotRequired[String | None]
-
-
-def parse_texts(value: Any) -> Input | list[Input]:
-    """One text or pair, or a list of at least one.
-
-    Raises:
-        PydanticCustomError: it is something else.
-    """
-    if not isinstance(value, list):
-        return _text(value)
-    if not value:
-        raise PydanticCustomError("texts", "must hold at least one text")
-    if all(isinstance(text, str) for text in value):
-        return value
-    return [_text(item) for item in value]
-
-
-def _text(value: Any) -> Input:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict) and value.keys() <= PairObject.__annotations__.keys():
-        text, text_pair = value.get("text"), value.get("text_pair")
-        if isinstance(text, str) and isinstance(text_pair, str):
-            return TextPair(text, text_pair)
-        if isinstance(text, str) and text_pair is None:
-            return text
-    raise PydanticCustomError(
-        "texts", "must be a string, an object {accepted}, or a list of these", {"accepted": PAIR}
-    )
-
-
 def _language_tag(value: str) -> str:
     if not LANGUAGE_TAG.fullmatch(value):
         raise PydanticCustomError("language", "must be a language tag such as 'en' or 'pt-BR'")
     return value
-
-
-Texts = Annotated[
-    Input | list[Input],
-    PlainValidator(
-        parse_texts,
-        json_schema_input_type=Text
-        | PairObject[Text]
-        | Annotated[list[str | PairObject[str]], Field(min_length=1)],
-    ),
-]
 
 
 class ClassifyRequest(RequestBody):

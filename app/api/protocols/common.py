@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, PlainValidator
 from typing_extensions import TypedDict
 
-from app.api.schemas import PairObject, Text, parse_texts
+from app.api.inputs import PairObject, Text, parse_texts
 from app.engine.model import Model
 from app.engine.pairs import Input
 from app.engine.results import Prediction

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from app.api.answers import classify_texts, every_prediction, json_answer
 from app.api.body import read_body
+from app.api.inputs import PairObject, Text, parse_texts
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.problems import problem
 from app.api.protocols.common import (
@@ -19,7 +20,7 @@ from app.api.protocols.common import (
     tokens_computed,
 )
 from app.api.routing import DirectRoute
-from app.api.schemas import PairObject, Problem, Text, parse_texts
+from app.api.schemas import Problem
 from app.engine.classifier import Classification
 from app.engine.pairs import Input, TextPair
 from app.engine.predictions import Options
