@@ -32,7 +32,7 @@ install-dev: .venv/.installed .venv/.installed-dev ## Add the tools for export, 
 
 .PHONY: test
 test: install-dev test-tools ## Run the whole test suite
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .PHONY: test-tools
 test-tools:

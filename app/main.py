@@ -12,7 +12,7 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 from starlette_compress import CompressMiddleware
 
-from app.api import classify, operations, page, stream
+from app.api import classify, operations, page, stream, tokenize
 from app.api.middleware.observation import OTHER_METHOD
 from app.api.middleware.request import RequestMiddleware
 from app.api.problems import HANDLERS
@@ -35,7 +35,7 @@ The Open Inference Protocol's `POST /v2/models/{name}/infer` is described by tha
 # FastAPI's telemetry is off. The service has its own, without the paths and queries of clients.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 ROUTERS = [
-    *(module.router for module in (classify, stream, huggingface, tei, vllm)),
+    *(module.router for module in (classify, stream, tokenize, huggingface, tei, vllm)),
     open_inference.classifying,
     *(module.router for module in (open_inference, operations, page)),
 ]

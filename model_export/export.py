@@ -23,6 +23,7 @@ from app.engine.bundle import (
 from app.engine.model import Model
 from app.errors import ServiceError, UserError
 from model_export.atomic_directory import atomic_directory
+from model_export.bundle_calibration import CalibrationTexts, calibrated
 from model_export.checkpoint.checkpoint import Checkpoint
 from model_export.checkpoint.source import origin
 from model_export.graph.variants import (
@@ -53,27 +54,30 @@ def export(
     output: Path,
     *,
     precisions: Sequence[Precision] = ("fp32", "int8"),
+    text_pairs: bool = False,
     examples: Sequence[Example] = (),
     max_accuracy_loss: float = MAX_ACCURACY_LOSS,
+    calibration_texts: CalibrationTexts | None = None,
     debug_parity: bool = False,
     say: Callable[[str], None] = print,
 ) -> Manifest:
     """Write a bundle to ``output``; replaces an existing bundle.
 
     The bundle is written to a temporary directory beside ``output``, opened there as the service
-    does, and renamed at the end. So ``output`` never holds half a bundle. With labelled
-    ``examples``, the scores of every variant are recorded, and a variant that scores worse than
-    fp32 is left out.
+    does, and renamed at the end. So ``output`` never holds half a bundle. ``text_pairs`` says
+    whether the checkpoint was trained on pairs of texts. With labelled ``examples``, the scores of
+    every variant are recorded, and a variant that scores worse than fp32 is left out. With
+    ``calibration_texts``, every variant gets a temperature.
 
     Raises:
         UserError: the architecture is not supported, a variant differs from the checkpoint by
-            more than its tolerance, ``output`` holds something else than a bundle, or there are
-            ``examples`` for a multi-label checkpoint. Also raised after the other variants were
-            written, if a variant was left out.
+            more than its tolerance, ``output`` holds something else than a bundle, there are
+            labelled texts for a multi-label checkpoint, one of them cannot be classified, or no
+            temperature fits. Also raised after the other variants were written, if a variant was
+            left out.
     """
-    output = output.resolve()
-    check_output(output)
-    if examples and checkpoint.multi_label:
+    output = check_output(output)
+    if (examples or calibration_texts) and checkpoint.multi_label:
         raise UserError(f"{checkpoint.path} {NO_SINGLE_LABEL}")
     gate = AccuracyGate(examples, max_accuracy_loss)
     # The other variants are compared with fp32, even if fp32 was not requested.
@@ -85,7 +89,7 @@ def export(
             say("exporting the graph")
             plain = export_graph(checkpoint, Path(work))
             passes = {p: WRITERS[p](plain, directory / ONNX_FILES[p]) for p in made}
-        manifest = _manifest(checkpoint, directory, output.name, passes)
+        manifest = _manifest(checkpoint, directory, output.name, passes, text_pairs=text_pairs)
         for precision in made:
             if debug_parity:
                 say(_layers(checkpoint, directory, precision))
@@ -93,6 +97,9 @@ def export(
         manifest = _only(manifest, [p for p in precisions if p not in gate.refused], directory)
         if not manifest.variants:
             raise UserError(f"no bundle was written: {gate.verdict()}")
+        if calibration_texts:
+            bundle = Bundle(directory, manifest, checkpoint.model.config.to_dict())
+            manifest = calibrated(bundle, calibration_texts, say=say)
         text = manifest.model_dump_json(indent=2, exclude_none=True)
         (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
         (directory / "README.md").write_text(model_card(manifest), encoding="utf-8")
@@ -176,7 +183,12 @@ def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _manifest(
-    checkpoint: Checkpoint, directory: Path, name: str, passes: dict[Precision, list[str]]
+    checkpoint: Checkpoint,
+    directory: Path,
+    name: str,
+    passes: dict[Precision, list[str]],
+    *,
+    text_pairs: bool,
 ) -> Manifest:
     hub = origin(checkpoint.path)
     return Manifest(
@@ -192,6 +204,7 @@ def _manifest(
         labels=checkpoint.labels,
         max_tokens=checkpoint.max_tokens,
         preprocessing=checkpoint.preprocessing,
+        text_pairs=text_pairs,
         variants={p: _variant(directory, ONNX_FILES[p], done) for p, done in passes.items()},
         files={side_file: sha256(directory / side_file) for side_file in SIDE_FILES},
         created_with={package: version(package) for package in MADE_WITH},

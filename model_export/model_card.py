@@ -1,7 +1,8 @@
 """Writes the README.md of a bundle."""
 
-from app.engine.bundle import Manifest
+from app.engine.bundle import CalibrationLoss, Manifest
 
+LOSS_NAMES: dict[CalibrationLoss, str] = {"log": "log loss", "brier": "Brier score"}
 CARD = """\
 ---
 library_name: onnx
@@ -14,6 +15,7 @@ pipeline_tag: text-classification
 - Labels, in logit order: {labels}
 - At most {max_tokens} tokens; the rest of a longer text is cut off.
 - Text normalisation before tokenising: {preprocessing}
+- Input: {takes}
 
 ## Parity with the PyTorch checkpoint
 
@@ -36,6 +38,20 @@ ACCURACY = """
 {rows}
 """
 
+CALIBRATION = """
+## Calibration
+
+A text's logits are divided by the temperature before the scores are computed (Guo et al. 2017).
+Labels and logits stay the same.
+
+| variant | temperature | it minimises | ECE | log loss | texts |
+| --- | --- | --- | --- | --- | --- |
+{rows}
+
+ECE is the expected calibration error with 15 bins of equal width. Each text is scored with a
+temperature that was fitted on other texts ({folds}-fold cross-validation).
+"""
+
 
 def model_card(manifest: Manifest) -> str:
     """The model card (Markdown), filled in from the manifest."""
@@ -55,6 +71,7 @@ def model_card(manifest: Manifest) -> str:
         labels=", ".join(f"`{label}`" for label in manifest.labels),
         max_tokens=manifest.max_tokens,
         preprocessing=manifest.preprocessing,
+        takes="single texts and pairs of texts" if manifest.text_pairs else "single texts",
         parity="\n".join(rows),
         passes=PASSES.format(rows="\n".join(done)) if done else "",
     )
@@ -64,4 +81,21 @@ def model_card(manifest: Manifest) -> str:
         for precision, variant in manifest.variants.items()
         if (scores := variant.accuracy)
     ]
-    return card + ACCURACY.format(rows="\n".join(scored)) if scored else card
+    if scored:
+        card += ACCURACY.format(rows="\n".join(scored))
+    return card + calibration_section(manifest)
+
+
+def calibration_section(manifest: Manifest) -> str:
+    """The card's section on calibration; empty if no variant is calibrated."""
+    calibrated = {p: v.calibration for p, v in manifest.variants.items() if v.calibration}
+    rows = [
+        f"| {precision} | {one.temperature:.4f} | {LOSS_NAMES[one.loss]} "
+        f"| {one.ece.before:.4f} → {one.ece.after:.4f} "
+        f"| {one.log_loss.before:.4f} → {one.log_loss.after:.4f} | {one.texts} |"
+        for precision, one in calibrated.items()
+    ]
+    if not rows:
+        return ""
+    folds = " or ".join(sorted({str(one.folds) for one in calibrated.values()}))
+    return CALIBRATION.format(rows="\n".join(rows), folds=folds)

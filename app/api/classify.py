@@ -29,8 +29,8 @@ _ANSWER = {
     "results": [
         {
             "label": "positive",
-            "score": 0.951,
-            "scores": {"negative": 0.03, "neutral": 0.019, "positive": 0.951},
+            "score": 0.904,
+            "scores": {"negative": 0.057, "neutral": 0.039, "positive": 0.904},
             "logits": {"negative": -0.96, "neutral": -1.45, "positive": 2.47},
             "tokens": 6,
             "truncated": False,
@@ -41,13 +41,13 @@ _ANSWER = {
 _EXPLANATION = {
     "model": _MODEL,
     "label": "positive",
-    "score": 0.951,
+    "score": 0.905,
     "tokens": 5,
     "truncated": False,
     "words": [
-        {"start": 0, "end": 1, "contribution": 0.013},
-        {"start": 2, "end": 6, "contribution": 0.708},
-        {"start": 7, "end": 11, "contribution": -0.005},
+        {"start": 0, "end": 1, "contribution": -0.0004},
+        {"start": 2, "end": 6, "contribution": 0.8125},
+        {"start": 7, "end": 11, "contribution": -0.0001},
     ],
 }
 
@@ -66,8 +66,8 @@ async def classify(request: Request) -> Response:
     text and it is bad, the request fails with its error.
     """
     body = await read_body(request, ClassifyRequest)
-    single = isinstance(body.inputs, str)
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    single = not isinstance(body.inputs, list)
+    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     options = Options(body.overflow, body.split, body.language)
     done = await classify_texts(request, texts, model=body.model, options=options)
     if error := _whole_failure(done.outcomes, single=single):

@@ -20,6 +20,7 @@ from app.engine.cache import ResultCache
 from app.engine.explanation import contributions, without_each, word_spans
 from app.engine.model import Encoding, Model
 from app.engine.observer import Observer
+from app.engine.pairs import Input
 from app.engine.predictions import (
     CHARS_PER_TEXT,
     DEFAULTS,
@@ -140,7 +141,7 @@ class Classifier:
         return min(batches * self.plan.budget.tokens, share)
 
     async def classify(
-        self, texts: Sequence[str], options: Options = DEFAULTS, *, deadline: float
+        self, texts: Sequence[Input], options: Options = DEFAULTS, *, deadline: float
     ) -> Classification:
         """Classify the texts of one request. ``deadline`` is a time on the event loop's clock.
 
@@ -246,7 +247,7 @@ class Classifier:
 
     async def attempt(
         self,
-        texts: Sequence[str],
+        texts: Sequence[Input],
         options: Options,
         *,
         deadline: float,
@@ -267,7 +268,7 @@ class Classifier:
                 self._unused.set()
 
     async def _attempt(
-        self, texts: Sequence[str], options: Options, deadline: float, submit: Submit | None
+        self, texts: Sequence[Input], options: Options, deadline: float, submit: Submit | None
     ) -> Classification:
         loop = asyncio.get_running_loop()
         begun_ns, started = time.time_ns(), time.perf_counter()
@@ -304,7 +305,7 @@ class Classifier:
         )
 
     async def _encode(
-        self, texts: Sequence[str], options: Options, deadline: float
+        self, texts: Sequence[Input], options: Options, deadline: float
     ) -> list[EncodedText | ServiceError]:
         max_chars = self._settings.max_text_chars
         cost = sum(map(len, texts)) + CHARS_PER_TEXT * len(texts)

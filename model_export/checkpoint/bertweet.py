@@ -46,7 +46,7 @@ def fast_tokenizer(slow: BertweetTokenizer) -> PreTrainedTokenizerFast:
     }
     if len(set(vocabulary.values())) < len(slow.get_vocab()):
         raise UserError(f"{slow.vocab_file} is damaged: it holds a piece twice")
-    merges = [merge for merge in slow.bpe_ranks if len(merge) == 2]
+    merges: list[Any] = [merge for merge in slow.bpe_ranks if len(merge) == 2]
     symbols = dict.fromkeys(s for left, right in merges for s in (left, right, left + right))
     unknown = [symbol for symbol in symbols if symbol not in vocabulary]
     first = max(vocabulary.values()) + 1

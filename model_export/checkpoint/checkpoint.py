@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from transformers.modeling_utils import no_init_weights
 
 from app.engine.bundle import sha256
+from app.engine.pairs import TextPair
 from app.engine.preprocessing import Preprocessing
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES
@@ -51,6 +52,19 @@ class Checkpoint:
     def logits(self, ids: list[int]) -> torch.Tensor:
         """Reference logits [labels] of one unpadded text."""
         logits: torch.Tensor = self.model(input_ids=torch.tensor([ids])).logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def pair_logits(self, pair: TextPair) -> torch.Tensor:
+        """Reference logits [labels] of a pair, tokenised and truncated by transformers."""
+        inputs = self.tokenizer(
+            pair.text,
+            pair.text_pair,
+            truncation="longest_first",
+            max_length=self.max_tokens,
+            return_tensors="pt",
+        )
+        logits: torch.Tensor = self.model(**inputs).logits[0]
         return logits
 
 

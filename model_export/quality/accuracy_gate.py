@@ -60,7 +60,7 @@ class AccuracyGate:
             )
         for name in ("accuracy", "macro_recall"):
             loss = getattr(fp32, name) - getattr(scores, name)
-            if loss > self._max_loss + ROUNDING:
+            if not loss <= self._max_loss + ROUNDING:
                 self.refused[precision] = (
                     f"it loses {loss:.4f} of fp32's {name.replace('_', ' ')} "
                     f"(--max-accuracy-loss {self._max_loss:g})"

@@ -1,5 +1,6 @@
 """Compares an exported variant with the PyTorch checkpoint on real texts."""
 
+from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ from numpy.typing import NDArray
 
 from app.engine.bundle import Parity, Precision
 from app.engine.model import Encoding, Logits, Model
+from app.engine.pairs import TextPair
 from app.errors import InferenceFailed, UserError
 from model_export.batches import batches
 from model_export.checkpoint.checkpoint import Checkpoint
@@ -48,13 +50,19 @@ TEXTS = (
 def verify(model: Model, checkpoint: Checkpoint) -> Parity:
     """Check a loaded variant against PyTorch, with each text alone and in padded batches.
 
-    The texts have from one token to more than ``max_tokens``.
+    The texts have from one token to more than ``max_tokens``. If the model takes pairs of texts,
+    pairs are compared as well.
 
     Raises:
         UserError: the variant differs from the checkpoint by more than its tolerance.
     """
     encodings = _encodings(model)
-    expected = np.stack([checkpoint.logits(encoding.ids).numpy() for encoding in encodings])
+    logits = [checkpoint.logits(encoding.ids) for encoding in encodings]
+    if model.text_pairs:
+        pairs = [*starmap(TextPair, pairwise(TEXTS)), TextPair(" ".join(TEXTS * 30), TEXTS[-1])]
+        encodings += [model.encode(pair) for pair in pairs]
+        logits += [checkpoint.pair_logits(pair) for pair in pairs]
+    expected = np.stack(logits)
     alone = [result for encoding in encodings for result in model.infer([encoding])]
     batched = [result for batch in batches(encodings, 4) for result in model.infer(batch)]
     found = np.stack([_logits(result) for result in (*alone, *batched)])

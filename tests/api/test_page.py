@@ -392,6 +392,21 @@ def test_words_are_coloured(page: Page) -> None:
     expect(page.locator("#result .note")).to_contain_text("counts for “positive”")
 
 
+def test_tokens_are_shown_on_request(page: Page, visits: Visits) -> None:
+    """A click asks for the tokens of the text, with their numbers; without it nothing is asked."""
+    classify(page, "@anna love")
+    summary = page.get_by_text("Tokens as the model sees them")
+    expect(summary).to_be_visible()
+    assert not [url for url in visits.requests if url.endswith("/tokenize")]
+    summary.click()
+    tokens = page.get_by_role("list", name="Tokens").get_by_role("listitem")
+    expect(tokens).to_have_text(["<s>1", "<unk>3", "love4", "</s>2"])
+    expect(tokens.first).to_have_class("special")
+    summary.click()
+    summary.click()
+    assert len([url for url in visits.requests if url.endswith("/tokenize")]) == 1
+
+
 def test_what_cannot_be_explained_is_classified(page: Page) -> None:
     """A text of too many words shows its label, its words without colours, and the reason."""
     text = "love " * 200

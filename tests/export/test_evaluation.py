@@ -1,7 +1,9 @@
 """Evaluation: labelled texts are read, classified and scored."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from app.engine.bundle import Bundle
@@ -10,7 +12,7 @@ from app.errors import UserError
 from model_export.quality.evaluation import TEXTS_PER_BATCH, evaluate
 from model_export.quality.labelled import Example, read_examples
 from model_export.quality.scores import score
-from tests.support.tiny_bundle import LABELS
+from tests.support.tiny_bundle import LABELS, calibrate, make_bundle
 
 
 def test_figures_are_those_computed_by_hand() -> None:
@@ -46,6 +48,15 @@ def test_the_table_shows_figures_and_matrix() -> None:
         ["neutral", "0", "0", "0"],
         ["positive", "0", "1", "0"],
     ]
+
+
+def test_the_figures_of_scores_are_shown_where_they_are_known() -> None:
+    """The line is there for a model's scores, and not for labels alone."""
+    scores = score(["negative", "positive"], ["negative", "neutral"], LABELS)
+    assert "scores:" not in scores.table()
+    known = replace(scores, ece=0.25, log_loss=0.5)
+    assert known.table().splitlines()[-1] == "scores: ECE 0.2500  log loss 0.5000"
+    assert "ece" not in scores.as_dict()
 
 
 def test_the_record_is_json_ready() -> None:
@@ -155,6 +166,16 @@ def test_every_text_is_classified_in_its_place(tiny: Model) -> None:
     assert scores.accuracy == scores.macro_recall == scores.macro_f1 == 1.0
     wrong = [Example("en", "positive", "worst worst"), *examples[1:]]
     assert evaluate(tiny, wrong).confusion == [[7, 0, 0], [0, 7, 0], [1, 0, 6]]
+
+
+def test_scores_are_judged_as_they_are_served(tmp_path: Path) -> None:
+    """The log loss is that of the calibrated scores."""
+    path = calibrate(make_bundle(tmp_path / "tiny"), temperature=2.0)
+    model = Model.load(Bundle.open(path), device="cpu", precision="fp32", threads=1)
+    scores = model.scores(np.array([-1, 0, 4], np.float32))  # of "love"
+    found = evaluate(model, [Example("en", "positive", "love")])
+    assert found.log_loss == pytest.approx(-np.log(scores[2]), rel=1e-5)
+    assert found.ece == pytest.approx(1 - scores[2], rel=1e-5)
 
 
 @pytest.mark.parametrize(

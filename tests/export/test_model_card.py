@@ -48,6 +48,14 @@ def test_a_variant_without_figures_has_no_row() -> None:
     assert "fp32" not in model_card(_manifest(path="my-checkpoint"))
 
 
+def test_it_says_whether_the_model_takes_pairs() -> None:
+    """A model takes single texts, unless its manifest has text_pairs."""
+    manifest = _manifest(path="x")
+    assert "- Input: single texts\n" in model_card(manifest)
+    pairs = manifest.model_copy(update={"text_pairs": True})
+    assert "- Input: single texts and pairs of texts\n" in model_card(pairs)
+
+
 def test_it_says_what_was_done_to_each_graph() -> None:
     """One line for each variant that records it; older manifests have no such section."""
     manifest = _manifest(path="x")

@@ -237,6 +237,7 @@ def test_given_tokenizer_json_is_used_as_it_is(checkpoints: Path, tmp_path: Path
     [
         ("roberta", "merges.txt", "vocab.json with merges.txt, or vocab.txt with bpe.codes"),
         ("deberta", "vocab.json", "vocab.json with merges.txt"),
+        ("roberta", "vocab.json", "vocab.json with merges.txt, or vocab.txt with bpe.codes"),
         ("xlm-roberta", "sentencepiece.bpe.model", "sentencepiece.bpe.model"),
         ("bert", "vocab.txt", "vocab.txt"),
         ("distilbert", "vocab.txt", "vocab.txt"),

@@ -7,8 +7,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from app.engine.bundle import Precision
+from app.engine.bundle import Bundle, Precision
 from app.engine.model import Encoding, Logits, Model
+from app.engine.pairs import PairTokenizer
 from app.errors import InferenceFailed, UserError
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from model_export.quality.verification import (
@@ -44,6 +45,21 @@ def test_a_faithful_variant_passes(
     assert 0 < parity.max_abs_logit_diff <= TOLERANCE[precision]
     assert LABEL_AGREEMENT[precision] <= parity.label_agreement <= 1
     assert parity.samples >= 40
+
+
+def test_pairs_are_compared_where_the_model_takes_them(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Pairs add to the samples; a model that forgets their token types is refused."""
+    bert = exported(tmp_path_factory.getbasetemp(), "bert")
+    checkpoint = load_checkpoint(bert.source)
+    bundle = Bundle.open(bert.bundle)
+    bundle.manifest = bundle.manifest.model_copy(update={"text_pairs": True})
+    model = Model.load(bundle, device="cpu", precision="fp32", threads=1)
+    assert verify(model, checkpoint).samples > verify(bert.model("fp32"), checkpoint).samples
+    model.pairs = PairTokenizer(model.tokenizer, max_tokens=MAX_TOKENS, stride=0, has_types=False)
+    with pytest.raises(UserError, match="differs too much"):
+        verify(model, checkpoint)
 
 
 def test_texts_run_from_one_word_to_beyond_the_limit(

@@ -86,6 +86,24 @@ def write_manifest(path: Path, **changes: Any) -> None:
     _write_json(path / MANIFEST, manifest | changes)
 
 
+def calibrate(path: Path, **changes: Any) -> Path:
+    """Give the bundle's fp32 variant a record of a calibration, with these changes."""
+    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    figures = {"before": 0.2, "after": 0.1}
+    manifest["variants"]["fp32"]["calibration"] = {
+        "method": "temperature",
+        "temperature": 1.0,
+        "loss": "log",
+        "texts": 100,
+        "sha256": "0123abc",
+        "folds": 5,
+        "ece": figures,
+        "log_loss": figures,
+    } | changes
+    _write_json(path / MANIFEST, manifest)
+    return path
+
+
 def _write_json(path: Path, document: dict[str, Any]) -> None:
     path.write_text(json.dumps(document), encoding="utf-8")
 
@@ -95,7 +113,9 @@ def _tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.post_processor = TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+        single="<s> $A </s>",
+        pair="<s> $A </s> $B </s>",
+        special_tokens=[("<s>", 1), ("</s>", 2)],
     )
     return tokenizer
 
