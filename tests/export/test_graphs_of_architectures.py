@@ -21,10 +21,11 @@ from app.engine.bundle import Precision
 from app.engine.session import CPU, open_session
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from model_export.graph.linear import as_linear
 from model_export.graph.variants import export_graph, write_fp16, write_fp32, write_int8
 from model_export.quality import verification
 from model_export.quality.layer_parity import layer_parity
-from tests.support.graphs import encoding_of, random_encodings, run
+from tests.support.graphs import encoding_of, name_of, random_encodings, run, session
 from tests.support.published import make_published
 
 WRITERS: dict[Precision, Callable[[Path, Path], list[str]]] = {
@@ -116,19 +117,41 @@ def test_the_passes_are_those_of_the_table(graphs: Graphs, model_type: str) -> N
     assert graphs.passes["int8"] == [padding, *last, *int8]
 
 
+def test_rows_are_the_real_tokens(graphs: Graphs, model_type: str) -> None:
+    """A batch of 4, 9 and 7 tokens has 20 rows, not 27; the end of the graph has one a text, unless
+    the classifier reads the mean of all tokens."""
+    model = ir.load(graphs.files["fp32"])
+    linears = [linear for node in model.graph if (linear := as_linear(node)) is not None]
+    inside = [
+        linear.output
+        for linear in linears
+        if module_of(linear.matmul) not in IN_FP32.get(model_type, set())
+    ]
+    model.graph.outputs.extend([inside[0], inside[-1]])
+    encodings = [encoding_of(list(range(5, 5 + length))) for length in (4, 9, 7)]
+    opened = session(model)
+    rows = [len(run(opened, encodings, name_of(value))) for value in (inside[0], inside[-1])]
+    assert rows == [20, 20 if len(graphs.passes["fp32"]) == 1 else 3]
+
+
 def test_every_linear_layer_of_the_encoder_is_int8(graphs: Graphs, model_type: str) -> None:
     """Only small matrices stay in fp32, each named here; and no two nodes have one name."""
     graph = ir.load(graphs.files["int8"]).graph
     names = Counter(node.name for node in graph)
     assert [name for name, count in names.items() if count > 1] == []
-    assert names_of(graph, "MatMulIntegerToFloat")
-    assert names_of(graph, "MatMul") == IN_FP32.get(model_type, set())
+    assert modules_with(graph, "MatMulIntegerToFloat")
+    assert modules_with(graph, "MatMul") == IN_FP32.get(model_type, set())
 
 
-def names_of(graph: ir.Graph, op_type: str) -> set[str]:
+def module_of(node: ir.Node) -> str:
+    """The module that the exporter names the node after."""
+    return str(node.name).split("/")[-2]
+
+
+def modules_with(graph: ir.Graph, op_type: str) -> set[str]:
     """The modules whose nodes of this type multiply with a constant matrix."""
     return {
-        str(node.name).split("/")[-2]
+        module_of(node)
         for node in graph
         if node.op_type == op_type and node.inputs[1] is not None
         if (weight := node.inputs[1].const_value) is not None and len(weight.shape) == 2
