@@ -89,7 +89,12 @@ def _add_classify(classify: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="texts to classify [default: lines of standard input]",
     )
-    classify.add_argument("--input", type=Path, metavar="FILE", help="read the texts from a file")
+    classify.add_argument(
+        "--input",
+        type=Path,
+        metavar="FILE",
+        help="read the texts from a file: text in UTF-8, CSV with commas, JSONL or Parquet",
+    )
     classify.add_argument(
         "--output",
         type=Path,
@@ -112,7 +117,8 @@ def _add_classify(classify: argparse.ArgumentParser) -> None:
     classify.add_argument(
         "--url",
         help="let the service at this URL classify the texts; if it needs a key, set "
-        "SENTIMENT_API_KEY in the environment",
+        "SENTIMENT_API_KEY in the environment. The run waits as long as a rate limit says and up "
+        "to a minute for a service that is away, and stops if the service changes its model",
     )
     _add_flags(classify, LOCAL)
 

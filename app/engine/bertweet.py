@@ -1,32 +1,32 @@
 """The normalisation of tweets that BERTweet was trained with (Nguyen et al. 2020).
 
 It gives what ``BertweetTokenizer(normalization=True)`` of transformers makes of a text before it
-cuts words into pieces. These differences remain, on purpose:
+cuts words into pieces. These differences remain:
 
-- A host, a local part of an address or a part of a link in brackets is only recognised up to the
-  lengths below. Without limits, the time grows with the square of a text's length.
-- ``&#xD800;`` and other halves of a surrogate pair become U+FFFD. They are no well-formed text.
-- ``&lt;s&gt;`` becomes ``<s>``, which our tokenizers take for the special token.
+- The parts of a link or an e-mail address, and HTML tags, are recognised up to the lengths below.
+  Without limits, the time would grow with the square of a text's length.
+- ``&#xD800;`` and other halves of a surrogate pair become U+FFFD, because no text may hold them.
+- ``&lt;s&gt;`` becomes ``<s>``, which the fast tokenizer takes for the special token.
 """
 
 import json
 from html.entities import name2codepoint
 from pathlib import Path
 
-# Not `re`: in this one, as in BERTweet's own, \w also matches the vowel signs of Indian scripts,
-# other combining marks and joiners.
+# Not `re`: transformers uses this package, whose \w also matches combining marks, such as the vowel
+# signs of Indian scripts, and joiners.
 import regex
 
-# The words that stand for emoji. The model knows those of the package emoji up to 0.6.0; later
-# versions of it renamed many (huggingface/transformers pull request 16941).
+# BERTweet was trained with the names of the package emoji 0.6.0, and later versions renamed many
+# (huggingface/transformers pull request 16941). So the names are fixed here.
 _EMOJI: dict[str, str] = json.loads(
     Path(__file__).with_name("emoji_names.json").read_text(encoding="utf-8")
 )
 _PLAIN_SIGNS = {"\u2019": "'", "\u2026": "..."}
-# What a token of one character becomes. A variation selector goes.
+# What a token of one character becomes. A variation selector is removed.
 _CHARACTERS = {c: f":{name}:" for c, name in _EMOJI.items()} | _PLAIN_SIGNS | {"\ufe0f": ""}
 
-# After a limit, "+" means that nothing of the match is given back.
+# A "+" after a limit means that the match is never shortened again.
 _HOST = r"[a-z0-9.\-]"
 _LABEL = r"[a-z0-9]{1,100}+"
 _TOP = r"\.[a-z]{2,13}"

@@ -1,8 +1,8 @@
 """Remembers the token ids of words, because most words of a text have been tokenised before.
 
-The tokenizers of BERT, RoBERTa and XLM-RoBERTa cut a text into words first, and then each word into
-tokens. So the ids of a text are the ids of its words, one after the other. To look them up takes a
-fraction of the time that the tokenizer needs for the text.
+The tokenizers of BERT, RoBERTa, XLM-RoBERTa and BERTweet cut a text into words first, and then
+each word into tokens. So the ids of a text are the ids of its words, one after the other. To look
+them up takes a fraction of the time that the tokenizer needs for the text.
 """
 
 import json

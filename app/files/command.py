@@ -145,7 +145,7 @@ def _to_standard_output(table: Table, classifier: Classifier, options: Options) 
 def _stream_to_file(target: Path, table: Table, classifier: Classifier, options: Options) -> None:
     """A stream can be read only once, so a run that fails leaves nothing to continue."""
     output = _output(target, table, classifier.labels)
-    job = Job(target, output, {"input": None}, resume=False)
+    job = Job(target, output, {"input": None}, resume=None)
     try:
         _run(job, table, classifier, options)
     except BaseException:

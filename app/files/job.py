@@ -61,11 +61,12 @@ class Job:
     """
 
     def __init__(
-        self, path: Path, output: Output, identity: dict[str, Any], *, resume: bool
+        self, path: Path, output: Output, identity: dict[str, Any], *, resume: bool | None
     ) -> None:
         """Start, or continue after the complete parts of an unfinished run.
 
-        A part that is not as it was written, and those after it, are written again.
+        A part that is not as it was written, and those after it, are written again. ``resume`` is
+        None for an input that cannot be read again.
 
         Raises:
             UserError: there is an unfinished run, and ``resume`` is not set or the identities
@@ -78,12 +79,13 @@ class Job:
         self._parts = 0
         self.tally = Tally()
         if (self.directory / IDENTITY).exists():
+            self._check_identity(identity)
             if not resume:
+                advice = "" if resume is None else "add --resume to continue it, or "
                 raise UserError(
                     f"{self.directory} holds the results of an unfinished run; "
-                    "add --resume to continue it, or delete the directory"
+                    f"{advice}delete the directory"
                 )
-            self._check_identity(identity)
             while (tally := self._saved_tally(self._parts)) is not None:
                 self._count_part(tally)
         else:

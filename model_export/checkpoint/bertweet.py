@@ -25,7 +25,7 @@ from transformers import BertweetTokenizer, PreTrainedTokenizerFast
 
 from app.engine.word_cache import BERTWEET_WORD
 from app.errors import UserError
-from model_export.checkpoint.metadata import read_json
+from model_export.checkpoint.layout import read_json
 
 _WORD_END = "</w>"  # stands in the codes; the vocabulary marks the other pieces, by "@@"
 # How many pieces there are that only the codes have: an entry of tokenizer_config.json.
@@ -46,7 +46,7 @@ def fast_tokenizer(slow: BertweetTokenizer) -> PreTrainedTokenizerFast:
     }
     if len(set(vocabulary.values())) < len(slow.get_vocab()):
         raise UserError(f"{slow.vocab_file} is damaged: it holds a piece twice")
-    merges = [merge for merge in slow.bpe_ranks if len(merge) == 2]
+    merges: list[Any] = [merge for merge in slow.bpe_ranks if len(merge) == 2]
     symbols = dict.fromkeys(s for left, right in merges for s in (left, right, left + right))
     unknown = [symbol for symbol in symbols if symbol not in vocabulary]
     first = max(vocabulary.values()) + 1

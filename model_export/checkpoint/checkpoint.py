@@ -1,7 +1,7 @@
 """Loads a checkpoint safely and reads its labels and limits from the config."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,10 @@ def load_checkpoint(
     """
     check_directory(path)
     side_files, weights = choose_files((file.name for file in path.iterdir()), str(path))
-    spelled = read_labels(read_config(path, str(path)), str(path), labels)
-    model = empty_classifier(path, outputs=len(spelled))
+    entries = read_config(path, str(path))
+    check_task(entries, str(path))
+    spelled = read_labels(entries, str(path), labels)
+    model = empty_classifier(path, entries, outputs=len(spelled))
     try:
         fit = load_weights(model, path / weights)
     except UserError as error:
@@ -110,17 +112,15 @@ def load_checkpoint(
     )
 
 
-def empty_classifier(path: Path, outputs: int | None = None) -> Any:
+def empty_classifier(path: Path, entries: Mapping[str, Any], outputs: int | None = None) -> Any:
     """The model that config.json describes (eager attention, fp32), with undefined weights.
 
-    ``outputs`` is the number of labels, if id2label in config.json is not to be trusted. Code in
-    the checkpoint never runs.
+    ``entries`` are those of config.json, checked. ``outputs`` is the number of labels, if id2label
+    is not to be trusted. Code in the checkpoint never runs.
 
     Raises:
-        UserError: config.json describes no sequence classifier that is exported.
+        UserError: no model can be made from these entries together.
     """
-    entries = read_config(path, str(path))
-    check_task(entries, str(path))
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         config.num_labels = outputs or config.num_labels
@@ -129,17 +129,13 @@ def empty_classifier(path: Path, outputs: int | None = None) -> Any:
                 config, trust_remote_code=False, attn_implementation="eager", dtype=torch.float32
             )
     except Exception as error:  # a bad config can raise anything
-        raise UserError(not_built(path, entries["model_type"], error)) from error
+        architecture = ARCHITECTURES[entries["model_type"]]
+        raise UserError(
+            f"cannot load the checkpoint {path}: no {architecture.name} classifier can be made "
+            f"from its config.json ({first_line(error)}); compare it with that of "
+            f"{architecture.example}"
+        ) from error
     return model
-
-
-def not_built(path: Path, model_type: str, error: Exception) -> str:
-    """An error for a config.json whose entries are plausible one by one, but not together."""
-    architecture = ARCHITECTURES[model_type]
-    return (
-        f"cannot load the checkpoint {path}: no {architecture.name} classifier can be made from "
-        f"its config.json ({first_line(error)}); compare it with that of {architecture.example}"
-    )
 
 
 def max_tokens(config: Any) -> int:

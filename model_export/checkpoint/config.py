@@ -12,15 +12,16 @@ from model_export.checkpoint.layout import CONFIG_FILE, read_json
 # Entries by what they hold. Architectures spell some of them in their own way. The largest sizes
 # are far beyond those of published encoders; they keep a damaged file from filling the memory.
 _SIZES = {
-    **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer", "num_layers"), (1, 256)),
-    **dict.fromkeys(("num_attention_heads", "n_heads", "n_head", "num_heads"), (1, 256)),
-    **dict.fromkeys(("hidden_size", "dim", "embedding_size", "d_model", "n_embd"), (1, 2**15)),
-    **dict.fromkeys(("intermediate_size", "hidden_dim", "d_ff"), (1, 2**17)),
+    **dict.fromkeys(("num_hidden_layers", "n_layers"), (1, 256)),
+    **dict.fromkeys(("num_attention_heads", "n_heads"), (1, 256)),
+    **dict.fromkeys(("hidden_size", "dim", "embedding_size"), (1, 2**15)),
+    **dict.fromkeys(("intermediate_size", "hidden_dim"), (1, 2**17)),
     "vocab_size": (1, 2**22),
     "max_position_embeddings": (1, 2**20),
     "type_vocab_size": (0, 256),
     "num_labels": (1, 2**15),
 }
+_UNTYPED = ("deberta", "deberta-v2")  # these can do without token types
 _EPSILONS = ("layer_norm_eps", "norm_eps")
 _GELUS = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "quick_gelu")
 _ACTIVATIONS = (*_GELUS, "mish", "relu", "relu2", "sigmoid", "silu", "swish", "tanh")
@@ -66,6 +67,8 @@ def _check_entries(config: Mapping[str, Any], where: str) -> None:
     for name, (least, most) in _SIZES.items():
         if name in config and not _is_whole(config[name], least, most):
             raise _wrong(where, name, config[name], f"a whole number from {least} to {most}")
+    if config.get("type_vocab_size") == 0 and config["model_type"] not in _UNTYPED:
+        raise _wrong(where, "type_vocab_size", 0, "1 or more in this architecture")
     for name in _EPSILONS:
         value = config.get(name, 1e-5)
         if not isinstance(value, float | int) or not 0 < value < 1:

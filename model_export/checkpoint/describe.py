@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from app.engine.preprocessing import Preprocessing
 from app.errors import UserError
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.checkpoint import (
+    empty_classifier,
     max_tokens,
-    not_built,
     trained_preprocessing,
 )
 from model_export.checkpoint.config import check_task, read_config
@@ -54,9 +53,10 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     _, weights = choose_files(present, str(path))
     entries = read_config(path, str(path))
     problems: list[str] = []
-    labels = _labels(entries, path, problems)
-    _attempt(problems, lambda: check_task(entries, str(path)))
-    config, model = _model(path, entries["model_type"])
+    labels = _labels(entries, str(path), problems)
+    with torch.device("meta"):  # its weights use no memory
+        model = empty_classifier(path, entries)
+    config = model.config
     architecture = ARCHITECTURES[config.model_type]
     tensors = list_tensors(path / weights)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -66,6 +66,7 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     made_from = architecture.tokenizer_files(present)
     tokenizer = read_tokenizer(path, present, made_from)
     limit = _attempt(problems, lambda: max_tokens(config))
+    _attempt(problems, lambda: check_task(entries, str(path)))
     _attempt(problems, lambda: check_fit(fitted, expected, found, weights))
     if tokenizer["kind"] is None:
         problems.append(f"{path} has no tokenizer: no tokenizer.json, and no files to make it from")
@@ -112,25 +113,14 @@ def _attempt(problems: list[str], step: Callable[[], T]) -> T | None:
         return None
 
 
-def _labels(entries: Mapping[str, Any], path: Path, problems: list[str]) -> dict[str, list[str]]:
+def _labels(entries: Mapping[str, Any], where: str, problems: list[str]) -> dict[str, list[str]]:
     """The labels as in config.json, and those of the bundle: none if they are unusable."""
-    names = output_names(entries, str(path))
-    usable = _attempt(problems, lambda: read_labels(entries, str(path))) or []
+    names = output_names(entries, where)
+    usable = _attempt(problems, lambda: read_labels(entries, where)) or []
     return {
         "as_spelled": [str(names[index]) for index in sorted(names)],
         "exported": canonical_labels(usable),
     }
-
-
-def _model(path: Path, model_type: str) -> tuple[Any, Any]:
-    """The config and the model that it describes; its weights use no memory."""
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):
-            model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
-    except Exception as error:  # a bad config can raise anything
-        raise UserError(not_built(path, model_type, error)) from error
-    return config, model
 
 
 def _problem_type(config: Any) -> str:

@@ -2,7 +2,8 @@
 
 The slow tokenizers of transformers are the reference. The fast forms of byte-level BPE (RoBERTa,
 DeBERTa, data2vec-text) match without changes; those of WordPiece are corrected here, those of
-sentencepiece in ``sentencepiece_form``. These differences remain:
+sentencepiece in ``sentencepiece_form``, and BERTweet's is made in ``bertweet``. These differences
+remain:
 
 - sentencepiece: a repeated character or syllable, "zzz" or "......", is cut into the same pieces
   in another order. All orders have the same score: sentencepiece picks one by the rounding of
@@ -39,6 +40,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Load the fast tokenizer of a local checkpoint.
 
     A ``tokenizer.json`` is used unchanged. Without one, the files of the slow form are converted.
+    For BERTweet that is always done, as transformers does not read its ``tokenizer.json``.
 
     Raises:
         UserError: the files are missing or damaged, or the tokenizer has no fast form.

@@ -18,6 +18,8 @@ from model_export.checkpoint.checkpoint import Checkpoint
 # only where PyTorch is decided: where it is not, rounding may change them.
 TOLERANCE: dict[Precision, float] = {"fp32": 1e-3, "fp16": 0.1, "int8": 0.5}
 LABEL_AGREEMENT: dict[Precision, float] = {"fp32": 1.0, "fp16": 1.0, "int8": 0.95}
+# ModernBERT takes 8,192 tokens. PyTorch needs memory for the square of that, several times over.
+LONGEST = 1024
 DECIDED_BY = 0.1  # decided: the best logit exceeds the second best by more than this
 # Rounding grows with the logits. The tolerance holds for logits of up to this size, as they are
 # usual, and grows in proportion for larger ones.
@@ -103,12 +105,13 @@ def _margins(logits: NDArray[np.float32], checkpoint: Checkpoint) -> NDArray[np.
 
 
 def _encodings(model: Model) -> list[Encoding]:
-    """Real texts, and one long text cut to 3, 4, 8, 16, ... tokens."""
+    """Real texts, and one long text cut to 3, 4, 8, 16, ... tokens, at most ``LONGEST``."""
     paragraph = " ".join(TEXTS)
     repeated = " ".join([paragraph] * (model.max_tokens // 100 + 1))
-    encodings = [model.encode(text) for text in (*TEXTS, paragraph[:400], paragraph, repeated)]
-    ids = encodings[-1].ids  # longer than max_tokens, so cut to exactly that
-    sizes = [3, *(2**power for power in range(2, 16) if 2**power < len(ids)), len(ids) - 1]
+    encodings = [model.encode(text) for text in (*TEXTS, paragraph[:400], paragraph)]
+    ids = model.encode(repeated).ids  # longer than max_tokens, so cut to exactly that
+    longest = min(len(ids), LONGEST)
+    sizes = [3, *(2**power for power in range(2, 10) if 2**power < longest), longest - 1, longest]
     return encodings + [Encoding([*ids[: size - 1], ids[-1]], size) for size in sizes]
 
 

@@ -12,13 +12,16 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from app.engine.bundle import Bundle
 from app.engine.model import Model
 from app.engine.preprocessing import preprocess
+from app.errors import UserError
 from model_export.checkpoint.architectures import ARCHITECTURES, REFUSED
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.checkpoint.describe import describe
+from model_export.checkpoint.weights import check_fit, fit
 from model_export.export import export
 from tests.support.checkpoints import CORPUS, make_checkpoint, silent
 from tests.support.published import PUBLISHED, make_published
 
+EXAMPLES = [known.example for known in ARCHITECTURES.values()]
 DOCUMENT = Path(__file__).parents[2] / "docs/architectures.md"
 
 
@@ -51,7 +54,7 @@ def test_each_architecture_has_the_example_that_it_names() -> None:
     assert examples.items() <= built.items()
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", sorted(PUBLISHED.keys() - EXAMPLES))
 def test_ids_and_logits_are_those_of_transformers(
     published: Callable[[str], Path], name: str
 ) -> None:
@@ -103,6 +106,24 @@ def test_a_description_says_what_the_export_will_do(
         assert told.tokenizer["kind"] == source.kind
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_weights_that_do_not_fit_are_named(published: Callable[[str], Path], name: str) -> None:
+    """A weight too many, one too few and a table of another size are found in every naming."""
+    model = load_checkpoint(published(name)).model
+    expected = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    layer = next(key for key in expected if ".0." in key and "layer" in key)
+    table = next(
+        key for key in expected if key.endswith(("word_embeddings.weight", "tok_embeddings.weight"))
+    )
+    for found, says in (
+        (expected | {layer.replace(".0.", ".9."): (48,)}, r"holds .*\.9\..*number of layers"),
+        ({key: expected[key] for key in expected if key != layer}, "lacks .*cut short"),
+        (expected | {table: (9, *expected[table][1:])}, "vocab_size in config.json"),
+    ):
+        with pytest.raises(UserError, match=says):
+            check_fit(fit(expected, found, model.base_model_prefix), expected, found, "it")
+
+
 def test_bertweets_tokenizer_is_not_taken_for_wordpiece(tmp_path: Path) -> None:
     """Its vocab.txt belongs to bpe.codes; without them, a RoBERTa has no tokenizer."""
     path = make_checkpoint(tmp_path / "made", "roberta")
@@ -111,10 +132,10 @@ def test_bertweets_tokenizer_is_not_taken_for_wordpiece(tmp_path: Path) -> None:
     (path / "vocab.txt").write_text("hello 9\n")
     assert describe(path).tokenizer["kind"] is None
     (path / "bpe.codes").write_text("h e 9\n")
-    assert describe(path).tokenizer["kind"] == "fastBPE"
+    assert describe(path).tokenizer["kind"] == "byte pair encoding (fastBPE)"
 
 
-@pytest.mark.parametrize("name", [known.example for known in ARCHITECTURES.values()])
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_the_service_answers_like_transformers(
     tmp_path: Path, published: Callable[[str], Path], name: str
 ) -> None:

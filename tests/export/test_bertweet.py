@@ -7,6 +7,7 @@ from it. All texts were written for these tests.
 
 import random
 from pathlib import Path
+from typing import Any
 
 import emoji
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertweetTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from app.engine.bertweet import _CHARACTERS, normalise_bertweet
 from app.engine.bundle import Bundle, Precision
@@ -69,7 +70,7 @@ def bundle(source: Path) -> Path:
     return source.with_name("bundle")
 
 
-def _slow(source: Path, *, normalization: bool) -> BertweetTokenizer:
+def _slow(source: Path, *, normalization: bool) -> Any:
     return AutoTokenizer.from_pretrained(source, use_fast=False, normalization=normalization)
 
 
@@ -77,7 +78,7 @@ def test_normalisation_equals_that_of_transformers(source: Path) -> None:
     """Equal words on thousands of texts; half a surrogate pair, which no text may hold, aside."""
     slow = _slow(source, normalization=True)
     special = set(slow.added_tokens_encoder)
-    for text in _texts(4_000):
+    for text in _texts(2_000):
         parts = slow.tokens_trie.split(text)
         words = [part if part in special else slow.normalizeTweet(part) for part in parts]
         assert normalise_bertweet(text) == " ".join(filter(None, words)), text
@@ -101,7 +102,7 @@ def test_ids_equal_those_of_the_slow_tokenizer(
     fast.save_pretrained(tmp_path)
     served = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     served.enable_truncation(128, stride=30)
-    texts = _texts(2_000)
+    texts = _texts(1_000)
     read = [normalise_bertweet(text) for text in texts] if normalization else texts
     cached = WordCache(served, max_tokens=128).encode(read)
     new = 0
@@ -114,7 +115,7 @@ def test_ids_equal_those_of_the_slow_tokenizer(
             assert [i if i < len(slow) else slow.unk_token_id for i in ids] == expected, text
         new += sum(i >= len(slow) for i in ids)
     assert new > 100
-    assert sum(ids is not None for ids in cached) > 500
+    assert sum(ids is not None for ids in cached) > 250
 
 
 def test_pairs_have_two_separators_between_them(source: Path) -> None:
@@ -148,12 +149,12 @@ def test_served_logits_equal_those_of_transformers(
     slow = _slow(source, normalization=True)
     reference = AutoModelForSequenceClassification.from_pretrained(source).eval()
     encodings = [model.encode(text) for text in (*TWEETS, *CORPUS)]
-    together = np.stack(model.infer(encodings))
+    together = [np.asarray(logits) for logits in model.infer(encodings)]
     for text, encoding, found in zip((*TWEETS, *CORPUS), encodings, together, strict=True):
         with torch.inference_mode():
             logits = reference(**slow(text, return_tensors="pt")).logits[0].numpy()
         np.testing.assert_allclose(found, logits, atol=tolerance)
-        assert np.array_equal(found, model.infer([encoding])[0])
+        assert np.array_equal(found, np.asarray(model.infer([encoding])[0]))
 
 
 def test_the_normalisation_is_the_tokenizers_choice(source: Path, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("vocab_size", -1, "a whole number"),
     ("max_position_embeddings", None, "a whole number"),
     ("type_vocab_size", "2", "a whole number from 0"),
+    ("type_vocab_size", 0, "1 or more in this architecture"),
     ("pad_token_id", None, "the id of the padding token, a whole number from 0 to "),
     ("pad_token_id", -1, "the id of the padding token"),
     ("pad_token_id", 10**6, "the id of the padding token"),

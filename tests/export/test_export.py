@@ -462,6 +462,15 @@ def test_a_variant_with_a_wrong_weight_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_the_manifest_says_what_was_done_to_each_graph(made: Exported) -> None:
+    """In the order in which it was done."""
+    written = Bundle.open(made.bundle).manifest.variants
+    shortened = ["padding left out", "last layer for the first token only"]
+    assert written["fp32"].passes == shortened
+    int8 = ["int8 with a scale per token", "int8 embedding"]
+    assert written["int8"].passes == [*shortened, *int8]
+
+
 def test_precisions_are_those_that_can_be_written() -> None:
     """Every name has a writer, and a file of the contract."""
     assert set(WRITERS) == set(ONNX_FILES) == set(get_args(Precision))

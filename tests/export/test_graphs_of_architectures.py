@@ -5,6 +5,7 @@ the single passes examine RoBERTa, XLM-RoBERTa, BERT and DistilBERT in more deta
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,15 +17,21 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
+from app.engine.bundle import Precision
 from app.engine.session import CPU, open_session
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from model_export.graph.variants import export_graph, write_fp16, write_fp32, write_int8
 from model_export.quality import verification
+from model_export.quality.layer_parity import layer_parity
 from tests.support.graphs import encoding_of, random_encodings, run
 from tests.support.published import make_published
 
-WRITERS = {"fp32": write_fp32, "int8": write_int8, "fp16": write_fp16}
+WRITERS: dict[Precision, Callable[[Path, Path], list[str]]] = {
+    "fp32": write_fp32,
+    "int8": write_int8,
+    "fp16": write_fp16,
+}
 TOLERANCE = verification.TOLERANCE | {"fp32": 1e-4}  # of logits that vary by about 1
 # What is computed once per batch, or for one row of each text, or for narrow embeddings.
 IN_FP32 = {
@@ -42,10 +49,10 @@ class Graphs:
     """A checkpoint, its variants' files, and what was done to each."""
 
     checkpoint: Checkpoint
-    files: dict[str, Path]
-    passes: dict[str, list[str]]
+    files: dict[Precision, Path]
+    passes: dict[Precision, list[str]]
 
-    def session(self, precision: str) -> ort.InferenceSession:
+    def session(self, precision: Precision) -> ort.InferenceSession:
         """Open a variant as the service does."""
         return open_session(self.files[precision], CPU, threads=1, kernels=None)
 
@@ -75,7 +82,7 @@ def graphs(model_type: str, tmp_path_factory: pytest.TempPathFactory) -> Graphs:
 
 
 @pytest.mark.parametrize("precision", WRITERS)
-def test_logits_are_those_of_pytorch(graphs: Graphs, precision: str) -> None:
+def test_logits_are_those_of_pytorch(graphs: Graphs, precision: Precision) -> None:
     """At many lengths, shorter and longer than what was traced, in padded batches."""
     expected = np.stack([graphs.checkpoint.logits(e.ids).numpy() for e in ENCODINGS])
     found = run(graphs.session(precision), ENCODINGS)
@@ -83,7 +90,7 @@ def test_logits_are_those_of_pytorch(graphs: Graphs, precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_a_batch_changes_no_bit(graphs: Graphs, precision: str) -> None:
+def test_a_batch_changes_no_bit(graphs: Graphs, precision: Precision) -> None:
     """The logits are the same alone, in batches of several sizes, and with more padding."""
     opened = graphs.session(precision)
     texts = [SHORTEST, *ENCODINGS]
@@ -126,6 +133,14 @@ def names_of(graph: ir.Graph, op_type: str) -> set[str]:
         if node.op_type == op_type and node.inputs[1] is not None
         if (weight := node.inputs[1].const_value) is not None and len(weight.shape) == 2
     }
+
+
+def test_no_module_differs_in_fp32(graphs: Graphs) -> None:
+    """--debug-parity finds the modules of every architecture, those called twice included."""
+    ids = ENCODINGS[0].ids
+    report = layer_parity(graphs.checkpoint, graphs.files["fp32"], "fp32", ids)
+    assert report.first_wrong is None
+    assert len(report.differences) > 10
 
 
 def test_fp16_is_valid_and_keeps_sums_in_fp32(graphs: Graphs) -> None:

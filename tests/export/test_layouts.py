@@ -346,3 +346,15 @@ def test_a_tokenizer_of_another_checkpoint(tmp_path: Path) -> None:
         file.write("onemore\n")
     with pytest.raises(UserError, match="they belong to different checkpoints"):
         load_checkpoint(source)
+
+
+def test_one_id_beyond_the_embedding(tmp_path: Path) -> None:
+    """A tokenizer with few tokens can still give an id that the embedding lacks."""
+    source = make_checkpoint(tmp_path / "made", "bert")
+    AutoTokenizer.from_pretrained(source).save_pretrained(source)
+    whole = json.loads((source / "tokenizer.json").read_text())
+    last = max(whole["model"]["vocab"], key=whole["model"]["vocab"].__getitem__)
+    whole["model"]["vocab"][last] = 3000
+    (source / "tokenizer.json").write_text(json.dumps(whole))
+    with pytest.raises(UserError, match="the tokenizer's largest id is 3000, but the model's"):
+        load_checkpoint(source)

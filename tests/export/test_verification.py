@@ -1,6 +1,8 @@
 """Verification: exported variants are compared with the PyTorch checkpoint."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,7 +13,13 @@ from app.engine.model import Logits, Model
 from app.engine.pairs import PairTokenizer
 from app.errors import InferenceFailed, UserError
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from model_export.quality.verification import LABEL_AGREEMENT, TOLERANCE, verify
+from model_export.quality.verification import (
+    LABEL_AGREEMENT,
+    LONGEST,
+    TOLERANCE,
+    _encodings,
+    verify,
+)
 from tests.support.checkpoints import MAX_TOKENS, PRECISIONS, Exported, exported
 
 Infer = list[Logits | InferenceFailed]
@@ -74,6 +82,16 @@ def test_texts_run_from_one_word_to_beyond_the_limit(
     assert any(encoding.truncated for encoding in encodings)
     assert {len(batch) for batch in seen} >= {1, 4}
     assert any(len({len(encoding) for encoding in batch}) > 1 for batch in seen)
+
+
+def test_very_long_texts_are_cut_to_what_memory_allows() -> None:
+    """A model of 8,192 tokens is compared on at most 1,024, and still on many lengths."""
+    model = SimpleNamespace(
+        max_tokens=8192, encode=lambda text: Encoding(list(range(min(len(text) // 4, 8192))), 0)
+    )
+    lengths = {len(encoding) for encoding in _encodings(cast(Model, model))}
+    assert max(lengths) == LONGEST == 1024
+    assert lengths >= {3, 4, 8, 16, 32, 64, 128, 256, 512, 1023}
 
 
 def _wrong(change: float, *, batched_only: bool = False) -> object:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import os
 import pty
 import random
@@ -23,11 +24,12 @@ import pytest
 import app.files
 from app.cli import main
 from app.engine.model import Model
-from app.errors import CannotContinue
+from app.errors import CannotContinue, UserError
 from app.files import tables
 from app.files.csv_table import Csv
 from app.files.job import Job
-from app.files.outputs import CsvOutput
+from app.files.outputs import CsvOutput, LinesOutput
+from app.files.progress_bar import Warnings
 from app.files.table_classifier import ClassifiedChunk, ResultItem
 from app.files.tables import Chunk
 from tests.support import serving
@@ -387,6 +389,14 @@ def test_killed_at_random_moments(bundle: Path, tmp_path: Path, make: Any, suffi
     assert not Path(f"{target}.partial").exists()
 
 
+def test_what_is_left_of_a_stream(tmp_path: Path) -> None:
+    """Standard input cannot be read again, so --resume is not offered after a killed run."""
+    target = tmp_path / "out.txt"
+    Job(target, LinesOutput(), {"input": None}, resume=None)
+    with pytest.raises(UserError, match=r"holds the results of an unfinished run; delete the dir"):
+        Job(target, LinesOutput(), {"input": None}, resume=None)
+
+
 class _RecordingClassifier:
     """A classifier that answers at once and records the texts."""
 
@@ -513,17 +523,19 @@ def _killed_at(step: int, source: Path, target: Path) -> bool:
 
 
 def test_a_changed_input_is_not_continued(tmp_path: Path, bundle: Path) -> None:
-    """--resume refuses an input that changed since the interrupted run."""
+    """--resume refuses an input that changed since the interrupted run, and is not offered."""
     source, target = _csv(tmp_path / "in.csv", 3_000), tmp_path / "out.csv"
     options = ("--model", bundle, "--input", source, "--output", target)
     with _started(*options) as process:
         eventually(lambda: _parts(target) > 1)
         process.kill()
     _csv(source, 2_999)
-    done = _classify(*options, "--resume", command=SLOW_COMMAND)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert "cannot be continued: size was" in line
+    for more in ([], ["--resume"]):
+        done = _classify(*options, *more, command=SLOW_COMMAND)
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert "cannot be continued: size was" in line
+        assert "--resume" not in line
 
 
 def test_resume_is_promised_only_where_it_works(
@@ -697,6 +709,22 @@ def test_a_progress_bar_on_a_terminal(bundle: Path, tmp_path: Path) -> None:
     assert b"3,000 rows in " in shown
     quiet = _classify(*options)
     assert "texts/s" not in quiet.stderr
+
+
+@pytest.mark.parametrize("bar", [True, False])
+def test_a_warning_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bar: bool
+) -> None:
+    """It is written to standard error without a traceback, with or without the package tqdm."""
+    if not bar:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+    warning = logging.makeLogRecord({"msg": "part %d is damaged", "args": (3,)})
+    try:
+        raise RuntimeError("secret")
+    except RuntimeError:
+        warning.exc_info = sys.exc_info()
+    Warnings().handle(warning)
+    assert capsys.readouterr() == ("", "sentiment: part 3 is damaged\n")
 
 
 def test_memory_does_not_grow_with_the_file(bundle: Path, tmp_path: Path) -> None:

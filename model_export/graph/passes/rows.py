@@ -58,6 +58,7 @@ class _RowsPass:
         self._rows: set[ir.Value] = set()  # of the form [tokens, features]
         self._without_padding: dict[ir.Value, ir.Value] = {}  # rows by padded value
         self._with_padding: dict[ir.Value, ir.Value] = {}  # padded value by rows
+        self._flat: dict[int, ir.Value] = {}  # the shape of rows, by their number of features
         self._poolings: list[ir.Node] = []  # that read the first token of rows
 
     def visit(self, node: ir.Node) -> None:
@@ -89,8 +90,8 @@ class _RowsPass:
         if as_linear(node) is not None or _works_on_last_axis(node):
             return [input_of(node, 0)]
         if node.op_type in ELEMENTWISE:
-            constants = [v for v in node.inputs if v is not None and v.const_value is not None]
-            if all(array_of(constant).ndim <= 1 for constant in constants):
+            constants = [v.const_value for v in node.inputs if v is not None and v.const_value]
+            if all(len(constant.shape) <= 1 for constant in constants):
                 return [v for v in node.inputs if v is not None and v.const_value is None]
         return []
 
@@ -99,8 +100,10 @@ class _RowsPass:
         if padded in self._rows or padded in self._without_padding:
             return
         width = array_of(linear.weight).shape[0]
+        if width not in self._flat:
+            self._flat[width] = self._edit.integers(f"flat_{width}", [-1, width])
         tape = Tape()
-        flat = tape.op("Reshape", [padded, self._edit.integers(f"{scope_of(padded)}", [-1, width])])
+        flat = tape.op("Reshape", [padded, self._flat[width]])
         rows = tape.op("Gather", [flat, self._tokens])
         self._edit.insert_after(padded, tape, f"{scope_of(padded)}/rows")
         self._without_padding[padded] = rows
@@ -143,14 +146,14 @@ class _RowsPass:
         Returns:
             Whether there are any.
         """
-        reduced: set[ir.Node] = set()
+        reduced = dict.fromkeys(self._poolings)  # a dict, so that equal graphs give equal files
         for node in reversed(tuple(self._graph)):
             readers = {reader for output in node.outputs for reader in consumers(output)}
             readers = {reader for reader in readers if reader.op_type != "Shape"}
-            if node in self._nodes and readers and readers <= reduced.union(self._poolings):
-                reduced.add(node)
+            if node in self._nodes and readers and readers <= reduced.keys():
+                reduced[node] = None
         first_rows: dict[ir.Value, ir.Value] = {}
-        for node in reduced:
+        for node in [node for node in reduced if node in self._nodes]:
             for index, rows in enumerate(node.inputs):
                 if rows in self._rows and rows.producer() not in reduced:
                     node.replace_input_with(index, self._first_rows(rows, first_rows))
@@ -158,7 +161,7 @@ class _RowsPass:
             rows = input_of(pooling, 0)
             if rows.producer() in reduced:
                 self._edit.replace(pooling, rows)
-        return bool(reduced)
+        return len(reduced) > len(self._poolings)
 
     def _first_rows(self, rows: ir.Value, known: dict[ir.Value, ir.Value]) -> ir.Value:
         if rows not in known:
