@@ -76,8 +76,7 @@ def export(
             temperature fits. Also raised after the other variants were written, if a variant was
             left out.
     """
-    output = output.resolve()
-    check_output(output)
+    output = check_output(output)
     if (examples or calibration_texts) and checkpoint.multi_label:
         raise UserError(f"{checkpoint.path} {NO_SINGLE_LABEL}")
     gate = AccuracyGate(examples, max_accuracy_loss)

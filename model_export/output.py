@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from app.engine.bundle import MANIFEST, SIDE_FILES, Precision
-from app.errors import UserError
+from app.errors import UserError, first_line
 
 ONNX_FILES: dict[Precision, str] = {
     "fp32": "onnx/model.onnx",
@@ -20,19 +20,24 @@ BUNDLE_FILES = {
 }
 
 
-def check_output(output: Path) -> None:
-    """Return if an export may write ``output``: it is new, empty, or a bundle and nothing else.
+def check_output(output: Path) -> Path:
+    """The absolute path of ``output``, if an export may write there.
+
+    It may if nothing is there, or an empty directory, or a bundle and nothing else.
 
     Raises:
         UserError: the export would delete something that is not a bundle's, which the message
-            names, or the path cannot be written as text.
+            names, or the path is a loop of links or not valid UTF-8.
     """
     try:
+        output = output.resolve()
         str(output).encode()
     except UnicodeEncodeError:
         raise UserError(
             f"the path {str(output)!a} is not valid UTF-8: choose another --output"
         ) from None
+    except (OSError, RuntimeError) as error:  # which of the two depends on Python's version
+        raise UserError(f"{output} cannot be followed: {first_line(error)}") from error
     occupied = any(output.iterdir()) if output.is_dir() else output.exists()
     if occupied and not _is_bundle(output):
         raise UserError(f"{output} exists and is not a bundle; choose another --output")
@@ -44,6 +49,7 @@ def check_output(output: Path) -> None:
             f"{output} holds {', '.join(foreign[:3])}, which the export would delete: it is "
             "not part of a bundle. Move it away, or choose another --output"
         )
+    return output
 
 
 def _is_bundle(output: Path) -> bool:

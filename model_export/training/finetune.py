@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import max_tokens
+from model_export.checkpoint.config import read_config
 from model_export.checkpoint.labels import SENTIMENTS
 from model_export.checkpoint.layout import check_directory
 from model_export.quality.labelled import Example, read_examples
@@ -34,10 +35,12 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
         The averaged model's scores on the validation texts that are not in the training data.
 
     Raises:
-        UserError: ``base`` is not a directory, a labelled file cannot be read, a label has no
-            training text, no validation text is left, or the saves are of another training.
+        UserError: ``base`` is not a checkpoint that can be exported, a labelled file cannot be
+            read, a label has no training text, no validation text is left, or the saves are of
+            another training.
     """
     check_directory(recipe.base)
+    read_config(recipe.base, str(recipe.base))  # what is not exported is not trained either
     tokenizer = AutoTokenizer.from_pretrained(recipe.base, trust_remote_code=False)
     train, validation = _labelled_texts(recipe, say)
     config = AutoConfig.from_pretrained(recipe.base, trust_remote_code=False)

@@ -1,8 +1,11 @@
 """The ``sentiment-export`` command: exit codes and messages."""
 
+import contextlib
+import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -288,6 +291,19 @@ def test_an_error_that_nobody_expected_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_terminal_need_not_have_the_characters_of_a_label(made: Exported, tmp_path: Path) -> None:
+    """They are printed as escapes; the work is not lost for the sake of a line of text."""
+    source = shutil.copytree(made.source, tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    config["id2label"] = {"0": "悲しい", "1": "普通", "2": "嬉しい"}
+    (source / "config.json").write_text(json.dumps(config))
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with contextlib.redirect_stdout(printed):
+        assert main(["describe", str(source)]) == 0
+    printed.seek(0)
+    assert r"\u60b2\u3057\u3044" in printed.read()
+
+
 def test_the_output_is_checked_before_the_source(
     made: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,6 +312,9 @@ def test_the_output_is_checked_before_the_source(
     assert main([str(tmp_path / "no source"), "--output", output]) == 1
     line = capsys.readouterr().err
     assert "caf\\udce9' is not valid UTF-8: choose another --output" in line
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert main([str(tmp_path / "no source"), "--output", str(tmp_path / "loop")]) == 1
+    assert "loop cannot be followed: " in capsys.readouterr().err
 
 
 def test_ctrl_c_is_no_traceback(

@@ -368,6 +368,12 @@ def _no_base(recipe: Recipe, directory: Path) -> Recipe:
     return dataclasses.replace(recipe, base=directory / "nowhere")
 
 
+def _other_architecture(recipe: Recipe, directory: Path) -> Recipe:
+    shutil.copytree(recipe.base, directory / "gpt")
+    (directory / "gpt" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    return dataclasses.replace(recipe, base=directory / "gpt")
+
+
 def _no_train(recipe: Recipe, directory: Path) -> Recipe:
     return dataclasses.replace(recipe, train=(directory / "none.tsv",))
 
@@ -378,6 +384,7 @@ def _no_train(recipe: Recipe, directory: Path) -> Recipe:
         (_without_neutral, "no training text has the label neutral"),
         (_validate_on_train, "every text of .* is also in the training data"),
         (_no_base, "nowhere is not a directory"),
+        (_other_architecture, "unsupported architecture GPT-2"),
         (_no_train, r"cannot read .*none\.tsv"),
     ],
 )
