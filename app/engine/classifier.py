@@ -17,8 +17,9 @@ from app.engine.batching.fair_queue import LOOK_AHEAD
 from app.engine.batching.pending import Answer
 from app.engine.batching.report import BatchReport
 from app.engine.cache import ResultCache
+from app.engine.encoding import Encoding
 from app.engine.explanation import contributions, without_each, word_spans
-from app.engine.model import Encoding, Model
+from app.engine.model import Model
 from app.engine.observer import Observer
 from app.engine.pairs import Input
 from app.engine.predictions import (

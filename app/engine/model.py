@@ -1,10 +1,8 @@
 """A bundle loaded into ONNX Runtime: text → encoding → logits → scores."""
 
 import logging
-import struct
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from app.engine.bundle import Bundle, Precision
+from app.engine.encoding import Encoding
 from app.engine.pairs import Input, PairTokenizer, TextPair
 from app.engine.preprocessing import VISIBLE, preprocess
 from app.engine.session import CPU, CUDA, NO_CUDA, Int8Kernels, int8_kernels, open_session
@@ -36,45 +35,6 @@ SILENT.log_severity_level = 4
 
 logger = logging.getLogger(__name__)
 Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
-
-
-# What is made for each text is not frozen: that takes several times as long.
-@dataclass(slots=True)
-class Encoding:
-    """The token ids of a text, as the model gets them. Do not change it.
-
-    ``tokens`` is the number of tokens before truncation. ``overflow`` has the ids of the following
-    windows. Each window overlaps the one before. The last ``typed`` ids have the token type 1, the
-    others 0. A pair of texts has no ``overflow``, and a single text has no ``typed`` ids.
-    """
-
-    ids: list[int]
-    tokens: int
-    overflow: tuple[list[int], ...] = ()
-    typed: int = 0
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def truncated(self) -> bool:
-        """Whether the text was cut: its end, or its start if tokenizer.json says so."""
-        return self.tokens > len(self.ids)
-
-    @property
-    def key(self) -> bytes:
-        """The ids and their types as bytes. Encodings with equal keys have equal logits."""
-        # Bytes, because Python computes their hash once, and for a tuple again at each use.
-        if self.typed:  # negative, so that it is no id
-            return struct.pack(f"{len(self.ids) + 1}i", *self.ids, -self.typed)
-        return struct.pack(f"{len(self.ids)}i", *self.ids)
-
-    @property
-    def windows(self) -> list["Encoding"]:
-        """The whole text, cut into overlapping parts that are short enough for the model."""
-        if not self.overflow:
-            return [self]
-        return [Encoding(ids, len(ids)) for ids in (self.ids, *self.overflow)]
 
 
 class Model:
@@ -230,10 +190,7 @@ class Model:
             )
         if fault := _fault(pair.text) or _fault(pair.text_pair, "text_pair"):
             return fault
-        ids, tokens, typed = self.pairs.encode(
-            pair.map(partial(preprocess, preprocessing=self.preprocessing))
-        )
-        return Encoding(ids, tokens, typed=typed)
+        return self.pairs.encode(pair.map(partial(preprocess, preprocessing=self.preprocessing)))
 
     def _encoding(self, encoding: tokenizers.Encoding) -> Encoding | EmptyText:
         ids: list[int] = encoding.ids

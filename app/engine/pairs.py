@@ -8,6 +8,8 @@ from typing import TypeVar
 import tokenizers
 from tokenizers import Tokenizer
 
+from app.engine.encoding import Encoding
+
 T = TypeVar("T")
 Offset = tuple[int, int]  # the first character of a token, and the character after the last
 
@@ -58,19 +60,15 @@ class PairTokenizer:
         self._from_left = tokenizer.truncation["direction"] == "left"
         self._has_types = has_types and self._sample.type_ids[origin.index(1)] == 1
 
-    def encode(self, pair: TextPair) -> tuple[list[int], int, int]:
-        """The ids of the pair, with special tokens.
-
-        Also returns the number of tokens before truncation, and how many of the ids, at the end,
-        have the token type 1.
-        """
+    def encode(self, pair: TextPair) -> Encoding:
+        """The encoding of the pair, with special tokens."""
         texts = [pair.text, pair.text_pair]
         parts = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         first, second = map(self._length, parts)
         kept = longest_first(first, second, self._room)
         ids = self._joined(self._sample.ids, [part.ids for part in parts], kept)
         typed = kept[1] + len(self._sample.ids[self._after]) if self._has_types else 0
-        return ids, first + second + self._special, typed
+        return Encoding(ids, first + second + self._special, typed=typed)
 
     def offsets(self, pair: TextPair) -> tuple[list[Offset], list[int | None]]:
         """For each id of ``encode``: its characters, and in which text they are.

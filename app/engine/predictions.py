@@ -7,7 +7,8 @@ from typing import Literal, cast
 
 import numpy as np
 
-from app.engine.model import Encoding, Model
+from app.engine.encoding import Encoding
+from app.engine.model import Model
 from app.engine.pairs import Input, TextPair
 from app.engine.results import FailedSentence, Outcome, Prediction, Sentence, item
 from app.engine.sentences import Span, sentence_spans

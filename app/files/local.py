@@ -13,8 +13,9 @@ from typing import Any
 
 from app.engine.batching.isolation import infer_each
 from app.engine.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
+from app.engine.encoding import Encoding
 from app.engine.machine.cpu import available_cpus, ways_to_share
-from app.engine.model import Encoding, Model
+from app.engine.model import Model
 from app.engine.predictions import (
     EncodedText,
     Scored,

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.bundle import Parity, Precision
-from app.engine.model import Encoding, Logits, Model
+from app.engine.encoding import Encoding
+from app.engine.model import Logits, Model
 from app.engine.pairs import TextPair
 from app.errors import InferenceFailed, UserError
 from model_export.batches import batches

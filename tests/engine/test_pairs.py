@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from app.engine.bundle import Bundle, Precision
-from app.engine.model import Encoding, Model
+from app.engine.encoding import Encoding
+from app.engine.model import Model
 from app.engine.pairs import Input, PairTokenizer, TextPair, longest_first
 from app.errors import EmptyText, InferenceFailed, InvalidRequest
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
@@ -132,9 +133,9 @@ def test_texts_are_cut_on_the_tokenizers_side(base: Path, side: str) -> None:
     pairs = PairTokenizer(tokenizer, max_tokens=16, stride=3, has_types=True)
     for pair in PAIRS:
         whole = tokenizer.encode(pair.text, pair.text_pair)
-        ids, _, typed = pairs.encode(pair)
-        assert ids == whole.ids
-        assert typed == sum(whole.type_ids)
+        encoding = pairs.encode(pair)
+        assert encoding.ids == whole.ids
+        assert encoding.typed == sum(whole.type_ids)
         assert pairs.offsets(pair) == (whole.offsets, whole.sequence_ids)
 
 

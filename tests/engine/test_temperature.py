@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.bundle import Bundle
-from app.engine.model import Encoding, Model
+from app.engine.encoding import Encoding
+from app.engine.model import Model
 from app.engine.predictions import DEFAULTS, EncodedText, Scored, infer, predict
 from app.errors import ServiceError, UserError
 from tests.support.tiny_bundle import LABELS, calibrate, make_bundle

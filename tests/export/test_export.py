@@ -18,7 +18,8 @@ from optimum.onnxruntime import ORTModelForSequenceClassification
 from transformers import AutoTokenizer
 
 from app.engine.bundle import FORMAT_VERSION, Bundle, Manifest, Precision, sha256
-from app.engine.model import Encoding, Logits, Model
+from app.engine.encoding import Encoding
+from app.engine.model import Logits, Model
 from app.errors import InferenceFailed, UserError
 from model_export import export as export_module
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 from onnx_ir.tape import Tape
 
-from app.engine.model import Encoding
+from app.engine.encoding import Encoding
 from model_export.graph.encoder_layers import find_layers
 from model_export.graph.linear import NotRecognised
 from model_export.graph.passes.first_token import keep_first_token

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from app.engine.bundle import Bundle, Precision
-from app.engine.model import Encoding, Logits, Model
+from app.engine.encoding import Encoding
+from app.engine.model import Logits, Model
 from app.engine.pairs import PairTokenizer
 from app.errors import InferenceFailed, UserError
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
