@@ -8,7 +8,8 @@
 
 ``AsyncClient`` has the same methods for ``async with``, ``await`` and ``async for``.
 
-If the service cannot be reached or is overloaded, the client tries again until the deadline.
+If the service cannot be reached or is overloaded, the client tries again: a few times, or until
+the deadline if the service says when to come back.
 Texts are sent in batches, several batches at a time. The results are in the order of the texts.
 
 The file is long because users copy it, so it must not need other files of this project.
@@ -20,7 +21,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -39,9 +40,12 @@ __all__ = [
     "ModelInfo",
     "Prediction",
     "SentimentError",
+    "Text",
 ]
 
 Overflow = Literal["truncate", "error", "window"]
+# A text, or {"text": ..., "text_pair": ...} for a model that takes pairs of texts.
+Text = str | Mapping[str, str]
 
 # The bytes of a batch in a request's body. The service accepts 2 MiB by default.
 MAX_BATCH_BYTES = 1_000_000
@@ -176,20 +180,20 @@ class Client(_BaseClient):
 
     @overload
     def classify(  # type: ignore[overload-overlap]
-        self, texts: str, *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Text, *, model: str | None = None, overflow: Overflow = "truncate"
     ) -> Prediction: ...
     @overload
     def classify(
-        self, texts: Iterable[str], *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Iterable[Text], *, model: str | None = None, overflow: Overflow = "truncate"
     ) -> list[Outcome]: ...
     def classify(
         self,
-        texts: str | Iterable[str],
+        texts: Text | Iterable[Text],
         *,
         model: str | None = None,
         overflow: Overflow = "truncate",
     ) -> Prediction | list[Outcome]:
-        """Classify one text, or several.
+        """Classify one text or pair of texts, or several.
 
         One text gives its prediction. Several texts give a list in the same order, with an
         ``ItemError`` in place of each text that cannot be classified.
@@ -197,13 +201,13 @@ class Client(_BaseClient):
         Raises:
             SentimentError: the request failed, or the single text cannot be classified.
         """
-        if not isinstance(texts, str):
+        if not isinstance(texts, str | Mapping):
             return list(self.classify_iter(texts, model=model, overflow=overflow))
         document = self._request("POST", "/classify", _body(texts, model, overflow))
         return _single_prediction(document)
 
     def classify_iter(
-        self, texts: Iterable[str], *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Iterable[Text], *, model: str | None = None, overflow: Overflow = "truncate"
     ) -> Iterator[Outcome]:
         """The result of each text, in order. Later texts are read and sent in the meantime.
 
@@ -227,7 +231,7 @@ class Client(_BaseClient):
         return _models(self._request("GET", "/models"))
 
     def _classify_batch(
-        self, batch: list[str], model: str | None, overflow: Overflow
+        self, batch: list[Text], model: str | None, overflow: Overflow
     ) -> list[Outcome]:
         try:
             document = self._request("POST", "/classify", _body(batch, model, overflow))
@@ -249,17 +253,25 @@ class Client(_BaseClient):
         attempts = 0
         while True:
             attempts += 1
-            remaining_s = max(0.001, deadline - time.monotonic())
             try:
-                answer = self._http.request(method, path, content=body, **_time_limit(remaining_s))
-                return _document(answer)
-            except httpx.RequestError as error:
-                failure: SentimentError = _connection_failed(error, self.url)
+                return self._attempt(method, path, body, deadline - time.monotonic())
             except SentimentError as error:
-                failure = error
-            pause_s = _pause_s(failure, attempts, deadline - time.monotonic())
-            if pause_s is None or self._closed.wait(pause_s):
-                raise failure
+                pause_s = _pause_s(error, attempts, deadline - time.monotonic())
+                if pause_s is None or self._closed.wait(pause_s):
+                    raise
+
+    def _attempt(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
+        """The JSON of the answer to a request that is sent once.
+
+        Raises:
+            SentimentError: there was no answer, or it is an error.
+        """
+        limits = _time_limit(max(0.001, timeout_s))
+        try:
+            answer = self._http.request(method, path, content=body, **limits)
+        except httpx.RequestError as error:
+            raise _connection_failed(error, self.url) from None
+        return _document(answer)
 
 
 class AsyncClient(_BaseClient):
@@ -280,20 +292,20 @@ class AsyncClient(_BaseClient):
 
     @overload
     async def classify(  # type: ignore[overload-overlap]
-        self, texts: str, *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Text, *, model: str | None = None, overflow: Overflow = "truncate"
     ) -> Prediction: ...
     @overload
     async def classify(
-        self, texts: Iterable[str], *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Iterable[Text], *, model: str | None = None, overflow: Overflow = "truncate"
     ) -> list[Outcome]: ...
     async def classify(
         self,
-        texts: str | Iterable[str],
+        texts: Text | Iterable[Text],
         *,
         model: str | None = None,
         overflow: Overflow = "truncate",
     ) -> Prediction | list[Outcome]:
-        """Classify one text, or several.
+        """Classify one text or pair of texts, or several.
 
         One text gives its prediction. Several texts give a list in the same order, with an
         ``ItemError`` in place of each text that cannot be classified.
@@ -301,14 +313,14 @@ class AsyncClient(_BaseClient):
         Raises:
             SentimentError: the request failed, or the single text cannot be classified.
         """
-        if not isinstance(texts, str):
+        if not isinstance(texts, str | Mapping):
             results = self.classify_iter(texts, model=model, overflow=overflow)
             return [outcome async for outcome in results]
         document = await self._request("POST", "/classify", _body(texts, model, overflow))
         return _single_prediction(document)
 
     async def classify_iter(
-        self, texts: Iterable[str], *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Iterable[Text], *, model: str | None = None, overflow: Overflow = "truncate"
     ) -> AsyncGenerator[Outcome, None]:
         """The result of each text, in order. Later texts are read and sent in the meantime.
 
@@ -339,7 +351,7 @@ class AsyncClient(_BaseClient):
         return _models(await self._request("GET", "/models"))
 
     async def _classify_batch(
-        self, batch: list[str], model: str | None, overflow: Overflow
+        self, batch: list[Text], model: str | None, overflow: Overflow
     ) -> list[Outcome]:
         try:
             document = await self._request("POST", "/classify", _body(batch, model, overflow))
@@ -397,9 +409,9 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {api_key}"}
 
 
-def _batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
+def _batches(texts: Iterable[Text], size: int) -> Iterator[list[Text]]:
     """Batches of at most ``size`` texts and ``MAX_BATCH_BYTES``. A longer text is a batch alone."""
-    batch: list[str] = []
+    batch: list[Text] = []
     used = 0
     for text in texts:
         needed = len(json.dumps(text)) + 2
@@ -412,12 +424,12 @@ def _batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def _halves(batch: list[str]) -> tuple[list[str], list[str]]:
+def _halves(batch: list[Text]) -> tuple[list[Text], list[Text]]:
     middle = len(batch) // 2
     return batch[:middle], batch[middle:]
 
 
-def _body(inputs: str | list[str], model: str | None, overflow: Overflow) -> bytes:
+def _body(inputs: Text | list[Text], model: str | None, overflow: Overflow) -> bytes:
     """JSON in ASCII. A lone surrogate can be sent, too; the service then refuses only its text."""
     document: dict[str, Any] = {"inputs": inputs, "overflow": overflow}
     if model is not None:

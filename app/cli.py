@@ -11,6 +11,7 @@ from typing import Literal, get_args, get_origin
 
 from app import logs, platforms
 from app.errors import UserError
+from app.extras import missing_extra
 from app.server import signals
 from app.server.process import open_standard_files, raise_file_limit
 from app.settings import Settings, flag, load_settings, sources
@@ -46,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _classify(options, settings)
     except UserError as error:
         print(f"sentiment: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(f"sentiment: {missing_extra(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -92,7 +96,12 @@ def _add_classify(classify: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="texts to classify [default: lines of standard input]",
     )
-    classify.add_argument("--input", type=Path, metavar="FILE", help="read the texts from a file")
+    classify.add_argument(
+        "--input",
+        type=Path,
+        metavar="FILE",
+        help="read the texts from a file: text in UTF-8, CSV with commas, JSONL or Parquet",
+    )
     classify.add_argument(
         "--output",
         type=Path,
@@ -115,7 +124,8 @@ def _add_classify(classify: argparse.ArgumentParser) -> None:
     classify.add_argument(
         "--url",
         help="let the service at this URL classify the texts; if it needs a key, set "
-        "SENTIMENT_API_KEY in the environment",
+        "SENTIMENT_API_KEY in the environment. The run waits as long as a rate limit says and up "
+        "to a minute for a service that is away, and stops if the service changes its model",
     )
     _add_flags(classify, LOCAL)
 

@@ -10,6 +10,13 @@ class UserError(Exception):
     """A command failed. The user sees the message as one line, and the exit code is 1."""
 
 
+class CannotContinue(UserError):
+    """What a command has done so far cannot be continued by the same command.
+
+    The message says what must change first.
+    """
+
+
 def first_line(error: Exception) -> str:
     """The first line of another library's message, or the error's ``repr`` where it has none."""
     return next(iter(str(error).strip().splitlines()), repr(error))

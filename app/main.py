@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from starlette_compress import CompressMiddleware
 
 from app import platforms
-from app.api import classify, operations, page, stream
+from app.api import classify, operations, page, stream, tokenize
 from app.api.middleware.observation import OTHER_METHOD
 from app.api.middleware.request import RequestMiddleware
 from app.api.problems import HANDLERS
@@ -47,7 +47,7 @@ The Open Inference Protocol's `POST /v2/models/{name}/infer` is described by tha
 # FastAPI's telemetry is off. The service has its own, without the paths and queries of clients.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 ROUTERS = [
-    *(module.router for module in (classify, stream, huggingface, tei, vllm)),
+    *(module.router for module in (classify, stream, tokenize, huggingface, tei, vllm)),
     *(module.classifying for module in (sagemaker, kserve, open_inference)),
     repository.router,  # before open_inference, whose models would be named stats
     *(module.router for module in (sagemaker, kserve, open_inference, operations, page)),

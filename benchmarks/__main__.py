@@ -106,7 +106,7 @@ def _exported(work: Path) -> Path:
         work.mkdir(parents=True, exist_ok=True)
         checkpoint = work / SHAPE
         if not checkpoint.exists():
-            random_checkpoint(checkpoint, SHAPE, layers=12)
+            random_checkpoint(checkpoint, "roberta", vocab_size=50_265)
         timed_export(checkpoint, bundle)
     return bundle
 

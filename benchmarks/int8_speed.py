@@ -26,11 +26,13 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from app.engine.bundle import Bundle, Precision
 from app.engine.machine.cpu import cpu_name, vector_flags
 from app.engine.session import CPU, int8_kernels, open_session
-from benchmarks.random_checkpoint import SHAPES, random_checkpoint, timed_export
+from benchmarks.random_checkpoint import random_checkpoint, timed_export
 from benchmarks.subject import Goal, Row, Subject
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.graph.variants import export_graph
 
+# Model type and size of the vocabulary; all else is the same.
+SHAPES = {"RoBERTa-base": ("roberta", 50_265), "XLM-RoBERTa-base": ("xlm-roberta", 250_002)}
 RUNNERS = 2
 TOKENS = (8, 32, 128)
 BATCHES = (1, 8)
@@ -60,11 +62,7 @@ def main() -> None:
     )
     parser.add_argument("--model", choices=SHAPES, help="shape to measure (default: all)")
     options = parser.parse_args()
-    print(
-        f"{datetime.now(UTC).date()}, {cpu_name()} {platform.machine()} ({vector_flags()}; int8 "
-        f"kernels {int8_kernels()}), ONNX Runtime {ort.__version__}; {RUNNERS} runners x 1 thread, "
-        f"median of {options.rounds} alternating rounds"
-    )
+    print(conditions(options.rounds))
     for name in [options.model] if options.model else SHAPES:
         print(f"\n{name}'s shape, {options.layers} layers")
         with tempfile.TemporaryDirectory() as directory:
@@ -74,7 +72,10 @@ def main() -> None:
 
 
 def _sessions(directory: Path, name: str, layers: int) -> Sessions:
-    source = random_checkpoint(directory / "checkpoint", name, layers)
+    model_type, vocabulary = SHAPES[name]
+    source = random_checkpoint(
+        directory / "checkpoint", model_type, vocab_size=vocabulary, num_hidden_layers=layers
+    )
     seconds, peak_gb = timed_export(source, directory / "bundle")
     bundle = Bundle.open(directory / "bundle")
     sizes = {name: variant.bytes for name, variant in bundle.manifest.variants.items()}
@@ -85,15 +86,20 @@ def _sessions(directory: Path, name: str, layers: int) -> Sessions:
     stock = _stock(source, directory)
     return {
         FP32: _as_served(bundle, "fp32"),
-        STOCK: _open(stock),
-        STOCK_UNFUSED: _open(stock, ["SkipLayerNormFusion"]),
+        STOCK: default_session(stock),
+        STOCK_UNFUSED: default_session(stock, ["SkipLayerNormFusion"]),
         OURS: _as_served(bundle, "int8"),
     }
 
 
 def _stock(checkpoint: Path, directory: Path) -> Path:
     """Quantize the checkpoint with ONNX Runtime's dynamic quantization, in the directory."""
-    plain, stock = export_graph(load_checkpoint(checkpoint), directory), directory / "stock.onnx"
+    return stock_int8(export_graph(load_checkpoint(checkpoint), directory))
+
+
+def stock_int8(plain: Path) -> Path:
+    """Quantize a graph with ONNX Runtime's dynamic quantization, into its directory."""
+    stock = plain.with_name("stock.onnx")
     quantize_dynamic(plain, stock, per_channel=True, weight_type=QuantType.QInt8)
     return stock
 
@@ -103,7 +109,7 @@ def _as_served(bundle: Bundle, precision: Precision) -> ort.InferenceSession:
     return open_session(bundle.variant_path(precision), CPU, threads=1, kernels=kernels)
 
 
-def _open(path: Path, disabled_optimizers: Sequence[str] = ()) -> ort.InferenceSession:
+def default_session(path: Path, disabled_optimizers: Sequence[str] = ()) -> ort.InferenceSession:
     """A session with default options, except for one thread."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
@@ -119,14 +125,17 @@ def sessions(subject: Subject, checkpoint: Path | None, rounds: int) -> Iterator
     path = bundle.variant_path("int8")
     measured = {
         OURS: _as_served(bundle, "int8"),
-        DEFAULT: _open(path),
+        DEFAULT: default_session(path),
         OTHER_KERNELS: open_session(path, CPU, threads=1, kernels="U8U8"),
     }
     with tempfile.TemporaryDirectory() as directory:
         if checkpoint is not None:
             stock = _stock(checkpoint, Path(directory))
-            measured |= {STOCK: _open(stock), STOCK_UNFUSED: _open(stock, ["SkipLayerNormFusion"])}
-        rates = _measure(measured, 32, 8, rounds)
+            measured |= {
+                STOCK: default_session(stock),
+                STOCK_UNFUSED: default_session(stock, ["SkipLayerNormFusion"]),
+            }
+        rates = measure(measured, 32, 8, rounds)
     medians = {f"{name}, texts/s": statistics.median(found) for name, found in rates.items()}
     yield {"model": subject.name, **medians}
     for other, least in ((DEFAULT, 1.0), (STOCK, 1.05)):
@@ -141,7 +150,7 @@ def _speed(sessions: Sessions, rounds: int) -> None:
     print(f"{'tokens x batch':>14}" + "".join(f"{name:>{WIDTH}}" for name in sessions))
     for tokens in TOKENS:
         for batch in BATCHES:
-            rates = _measure(sessions, tokens, batch, rounds)
+            rates = measure(sessions, tokens, batch, rounds)
             cells = []
             for figures in rates.values():
                 pairs = zip(figures, rates[STOCK], strict=True)
@@ -151,7 +160,17 @@ def _speed(sessions: Sessions, rounds: int) -> None:
     print("texts/s, and the ratio to stock int8")
 
 
-def _measure(sessions: Sessions, tokens: int, batch: int, rounds: int) -> dict[str, list[float]]:
+def conditions(rounds: int) -> str:
+    """Where, with what and how the figures are measured."""
+    return (
+        f"{datetime.now(UTC).date()}, {cpu_name()} {platform.machine()} ({vector_flags()}; int8 "
+        f"kernels {int8_kernels()}), ONNX Runtime {ort.__version__}; {RUNNERS} runners x 1 thread, "
+        f"median of {rounds} alternating rounds"
+    )
+
+
+def measure(sessions: Sessions, tokens: int, batch: int, rounds: int) -> dict[str, list[float]]:
+    """Texts per second of each session in each round, on texts of this length in full batches."""
     ids = np.random.default_rng(0).integers(5, 300, (batch, tokens))
     rates: dict[str, list[float]] = {name: [] for name in sessions}
     for round_number in range(rounds + 1):
@@ -168,7 +187,7 @@ def _runs_per_second(run: Callable[[], object]) -> float:
     started = time.perf_counter()
 
     def runner(index: int) -> None:
-        while time.perf_counter() - started < SECONDS_PER_TURN:
+        while runs[index] == 0 or time.perf_counter() - started < SECONDS_PER_TURN:
             run()
             runs[index] += 1
 

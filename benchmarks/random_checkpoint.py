@@ -5,18 +5,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoConfig, AutoModelForSequenceClassification, RobertaTokenizerFast
 from transformers.modeling_utils import no_init_weights
 
-# Model type and size of the vocabulary; all else is the same.
-SHAPES = {"RoBERTa-base": ("roberta", 50_265), "XLM-RoBERTa-base": ("xlm-roberta", 250_002)}
+# What all have in common: the config of RoBERTa-base and its relatives, with three labels.
+COMMON = {"max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1, "num_labels": 3}
 
 
-def random_checkpoint(path: Path, name: str, layers: int) -> Path:
-    """Write a checkpoint of the shape ``name``, with a byte-level tokenizer without merges.
+def random_checkpoint(path: Path, model_type: str, **config: Any) -> Path:
+    """Write a checkpoint of this type, with a byte-level tokenizer without merges.
+
+    ``config`` overrides ``COMMON`` and the defaults that transformers has for the type.
 
     The weights are scaled so that logits differ between texts.
     """
@@ -26,26 +29,19 @@ def random_checkpoint(path: Path, name: str, layers: int) -> Path:
     tokenizer.train_from_iterator([], vocab_size=300, special_tokens=specials)
     tokenizer.save_model(str(path))
     RobertaTokenizerFast.from_pretrained(path).save_pretrained(path)
-    model_type, vocabulary = SHAPES[name]
-    config = AutoConfig.for_model(
-        model_type,
-        vocab_size=vocabulary,
-        max_position_embeddings=514,
-        type_vocab_size=1,
-        num_labels=3,
-        num_hidden_layers=layers,
-    )
     with no_init_weights():
-        model = AutoModelForSequenceClassification.from_config(config)
+        model = AutoModelForSequenceClassification.from_config(
+            AutoConfig.for_model(model_type, **(COMMON | config))
+        )
     generator = torch.Generator().manual_seed(0)
     for key, weights in model.named_parameters():
-        if "LayerNorm.weight" in key:
+        if key.lower().endswith("norm.weight"):
             weights.data.fill_(1)
         elif weights.ndim == 1:
             weights.data.zero_()
         else:
             weights.data.normal_(generator=generator).div_(
-                1 if "embeddings" in key else weights.shape[1] ** 0.5
+                1 if "embed" in key else weights.shape[1] ** 0.5
             )
     model.save_pretrained(path)
     return path

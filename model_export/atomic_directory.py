@@ -1,8 +1,8 @@
 """Writes a directory completely or not at all, and cleans up after killed exports."""
 
 import fcntl
-import glob
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -40,13 +40,12 @@ def atomic_directory(output: Path) -> Iterator[Path]:
 
 
 def _remove_leftovers(output: Path) -> None:
-    pattern = f".{glob.escape(output.name)}-*"
-    for old in output.parent.glob(pattern + OLD):
+    for old in _leftovers(output, OLD):
         if output.exists():
             shutil.rmtree(old)
         else:  # the export was killed between the two renames
             old.rename(output)
-    for partial in output.parent.glob(pattern + PARTIAL):
+    for partial in _leftovers(output, PARTIAL):
         lock = os.open(partial, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,3 +54,15 @@ def _remove_leftovers(output: Path) -> None:
             continue
         finally:
             os.close(lock)
+
+
+def _leftovers(output: Path, suffix: str) -> list[Path]:
+    """The directories that exports to ``output`` left behind, and none of another output's."""
+    # The middle is what mkdtemp makes up. It has no hyphen, so this does not match what belongs
+    # to an output whose name begins with that of this one and a hyphen.
+    ours = re.compile(rf"\.{re.escape(output.name)}-[a-z0-9_]{{8}}{re.escape(suffix)}")
+    return [
+        path
+        for path in output.parent.iterdir()
+        if ours.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+    ]

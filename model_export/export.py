@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from app.engine.bundle import (
     sha256,
 )
 from app.engine.model import Model
-from app.errors import UserError
+from app.errors import ServiceError, UserError
 from model_export.atomic_directory import atomic_directory
+from model_export.bundle_calibration import CalibrationTexts, calibrated
 from model_export.checkpoint.checkpoint import Checkpoint
 from model_export.checkpoint.source import origin
 from model_export.graph.variants import (
@@ -33,17 +34,14 @@ from model_export.graph.variants import (
     write_int8,
 )
 from model_export.model_card import model_card
+from model_export.output import ONNX_FILES, check_output
 from model_export.quality.accuracy_gate import MAX_ACCURACY_LOSS, AccuracyGate
+from model_export.quality.evaluation import NO_SINGLE_LABEL
 from model_export.quality.labelled import Example
 from model_export.quality.layer_parity import layer_parity
 from model_export.quality.verification import TEXTS, verify
 
-ONNX_FILES: dict[Precision, str] = {
-    "fp32": "onnx/model.onnx",
-    "int8": "onnx/model_int8.onnx",
-    "fp16": "onnx/model_fp16.onnx",
-}
-WRITERS: dict[Precision, Callable[[Path, Path], None]] = {
+WRITERS: dict[Precision, Callable[[Path, Path], list[str]]] = {
     "fp32": write_fp32,
     "int8": write_int8,
     "fp16": write_fp16,
@@ -56,24 +54,31 @@ def export(
     output: Path,
     *,
     precisions: Sequence[Precision] = ("fp32", "int8"),
+    text_pairs: bool = False,
     examples: Sequence[Example] = (),
     max_accuracy_loss: float = MAX_ACCURACY_LOSS,
+    calibration_texts: CalibrationTexts | None = None,
     debug_parity: bool = False,
     say: Callable[[str], None] = print,
 ) -> Manifest:
     """Write a bundle to ``output``; replaces an existing bundle.
 
-    The bundle is written to a temporary directory beside ``output`` and renamed at the end, so
-    ``output`` never holds half a bundle. With labelled ``examples``, the scores of every variant
-    are recorded, and a variant that scores worse than fp32 is left out.
+    The bundle is written to a temporary directory beside ``output``, opened there as the service
+    does, and renamed at the end. So ``output`` never holds half a bundle. ``text_pairs`` says
+    whether the checkpoint was trained on pairs of texts. With labelled ``examples``, the scores of
+    every variant are recorded, and a variant that scores worse than fp32 is left out. With
+    ``calibration_texts``, every variant gets a temperature.
 
     Raises:
         UserError: the architecture is not supported, a variant differs from the checkpoint by
-            more than its tolerance, or ``output`` is not a bundle. Also raised after the other
-            variants were written, if a variant was left out.
+            more than its tolerance, ``output`` holds something else than a bundle, there are
+            labelled texts for a multi-label checkpoint, one of them cannot be classified, or no
+            temperature fits. Also raised after the other variants were written, if a variant was
+            left out.
     """
-    output = output.resolve()
-    _refuse_foreign(output)
+    output = check_output(output)
+    if (examples or calibration_texts) and checkpoint.multi_label:
+        raise UserError(f"{checkpoint.path} {NO_SINGLE_LABEL}")
     gate = AccuracyGate(examples, max_accuracy_loss)
     # The other variants are compared with fp32, even if fp32 was not requested.
     made = dict.fromkeys(("fp32", *precisions)) if examples else precisions
@@ -83,9 +88,8 @@ def export(
         with tempfile.TemporaryDirectory(dir=directory) as work:
             say("exporting the graph")
             plain = export_graph(checkpoint, Path(work))
-            for precision in made:
-                WRITERS[precision](plain, directory / ONNX_FILES[precision])
-        manifest = _manifest(checkpoint, directory, output.name, made)
+            passes = {p: WRITERS[p](plain, directory / ONNX_FILES[p]) for p in made}
+        manifest = _manifest(checkpoint, directory, output.name, passes, text_pairs=text_pairs)
         for precision in made:
             if debug_parity:
                 say(_layers(checkpoint, directory, precision))
@@ -93,9 +97,14 @@ def export(
         manifest = _only(manifest, [p for p in precisions if p not in gate.refused], directory)
         if not manifest.variants:
             raise UserError(f"no bundle was written: {gate.verdict()}")
+        if calibration_texts:
+            bundle = Bundle(directory, manifest, checkpoint.model.config.to_dict())
+            manifest = calibrated(bundle, calibration_texts, say=say)
         text = manifest.model_dump_json(indent=2, exclude_none=True)
         (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
         (directory / "README.md").write_text(model_card(manifest), encoding="utf-8")
+        _serve_once(directory, next(iter(manifest.variants)))
+        check_output(output)  # something may have been put there meanwhile
     if gate.refused:
         raise UserError(
             f"{output} was written with {', '.join(manifest.variants)}: {gate.verdict()}"
@@ -141,13 +150,32 @@ def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Man
     return manifest.model_copy(update={"variants": {p: manifest.variants[p] for p in kept}})
 
 
+def _serve_once(directory: Path, precision: Precision) -> None:
+    """Open the bundle from its files and compute a text, as the service does.
+
+    Raises:
+        UserError: the service could not load the bundle, or would fail on the text.
+    """
+    model = Model.load(Bundle.open(directory), device="cpu", precision=precision, threads=0)
+    (logits,) = model.infer([model.encode(TEXTS[0])])
+    if isinstance(logits, ServiceError):
+        raise UserError(f"the bundle cannot be served: {logits.detail}")
+
+
 def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
-    config = checkpoint.model.config
-    config.id2label = dict(enumerate(checkpoint.labels))
-    config.label2id = {label: index for index, label in enumerate(checkpoint.labels)}
-    config.save_pretrained(directory)
+    # transformers leaves out what it would assume anyway, such as two labels called LABEL_0 and
+    # LABEL_1. Other readers do not know its defaults, so the labels are always written.
+    config = json.loads(checkpoint.model.config.to_json_string())
+    config["id2label"] = {str(index): label for index, label in enumerate(checkpoint.labels)}
+    config["label2id"] = {label: index for index, label in enumerate(checkpoint.labels)}
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    (directory / "config.json").write_text(text, encoding="utf-8")
     tokenizer = checkpoint.tokenizer
     tokenizer.model_max_length = checkpoint.max_tokens
+    # tokenizer.json holds the side at which long texts are cut; the service follows it.
+    tokenizer.backend_tokenizer.enable_truncation(
+        checkpoint.max_tokens, direction=tokenizer.truncation_side
+    )
     with tempfile.TemporaryDirectory(dir=directory) as work:
         tokenizer.save_pretrained(work)
         for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -155,7 +183,12 @@ def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _manifest(
-    checkpoint: Checkpoint, directory: Path, name: str, precisions: Iterable[Precision]
+    checkpoint: Checkpoint,
+    directory: Path,
+    name: str,
+    passes: dict[Precision, list[str]],
+    *,
+    text_pairs: bool,
 ) -> Manifest:
     hub = origin(checkpoint.path)
     return Manifest(
@@ -171,16 +204,18 @@ def _manifest(
         labels=checkpoint.labels,
         max_tokens=checkpoint.max_tokens,
         preprocessing=checkpoint.preprocessing,
-        variants={p: _variant(directory, ONNX_FILES[p]) for p in precisions},
+        text_pairs=text_pairs,
+        variants={p: _variant(directory, ONNX_FILES[p], done) for p, done in passes.items()},
         files={side_file: sha256(directory / side_file) for side_file in SIDE_FILES},
         created_with={package: version(package) for package in MADE_WITH},
     )
 
 
-def _variant(directory: Path, name: str) -> Variant:
+def _variant(directory: Path, name: str, passes: list[str]) -> Variant:
     data = external_data(Path(name))
     return Variant(
         **_data_file(directory, name),
+        passes=passes,
         data=DataFile(**_data_file(directory, str(data))) if (directory / data).exists() else None,
     )
 
@@ -188,18 +223,3 @@ def _variant(directory: Path, name: str) -> Variant:
 def _data_file(directory: Path, name: str) -> dict[str, Any]:
     path = directory / name
     return {"file": name, "sha256": sha256(path), "bytes": path.stat().st_size}
-
-
-def _refuse_foreign(output: Path) -> None:
-    if output.is_file() or (
-        output.is_dir() and any(output.iterdir()) and not _has_manifest_of_ours(output)
-    ):
-        raise UserError(f"{output} exists and is not a bundle; choose another --output")
-
-
-def _has_manifest_of_ours(output: Path) -> bool:
-    """Whether the manifest.json is a bundle's; web pages and extensions have one too."""
-    try:
-        return "format_version" in json.loads((output / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
-        return False

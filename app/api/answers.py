@@ -11,13 +11,14 @@ from app.api.schemas import ModelVersion
 from app.api.service import Service
 from app.engine.classifier import Classification
 from app.engine.model import Model
+from app.engine.pairs import Input
 from app.engine.predictions import DEFAULTS, Options
 from app.engine.results import Outcome, Prediction
 from app.errors import ServiceError, TooManyTexts
 
 
 async def classify_texts(
-    request: Request, texts: Sequence[str], *, model: str | None, options: Options = DEFAULTS
+    request: Request, texts: Sequence[Input], *, model: str | None, options: Options = DEFAULTS
 ) -> Classification:
     """Classify the texts of a request. The work is cancelled if the client disconnects.
 
@@ -26,14 +27,23 @@ async def classify_texts(
         ServiceError: ``model`` is not served, or the request as a whole failed.
     """
     service = Service.of(request)
-    if len(texts) > service.settings.max_texts:
-        raise TooManyTexts(
-            f"there are {len(texts)} texts; at most {service.settings.max_texts} are accepted"
-        )
+    check_number(service, texts)
     work = service.models.classifier(model).classify(
         texts, options, deadline=request.scope["state"]["deadline"]
     )
     return await while_connected(request, work)
+
+
+def check_number(service: Service, texts: Sequence[Input]) -> None:
+    """Return if a request may have as many texts.
+
+    Raises:
+        TooManyTexts: it may not.
+    """
+    if len(texts) > service.settings.max_texts:
+        raise TooManyTexts(
+            f"there are {len(texts)} texts; at most {service.settings.max_texts} are accepted"
+        )
 
 
 def every_prediction(outcomes: Sequence[Outcome]) -> list[Prediction]:

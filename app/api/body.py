@@ -36,7 +36,7 @@ INLINE_BYTES = 65_536
 # which nothing else runs, because Python's parser keeps the global interpreter lock (GIL). Two
 # megabytes can hold ten times as many; the texts of a request need a hundredth.
 MAX_VALUES = 100_000
-VALUES_PER_TEXT = 2  # the most in any of the protocols: the text, and a row of its own around it
+VALUES_PER_TEXT = 5  # the most in any of the protocols: a pair in an object, with two names
 
 _BEFORE_A_VALUE = np.zeros(256, dtype=np.bool_)
 _BEFORE_A_VALUE[list(b"[{,:")] = True

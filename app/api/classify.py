@@ -26,8 +26,8 @@ _ANSWER = {
     "results": [
         {
             "label": "positive",
-            "score": 0.951,
-            "scores": {"negative": 0.03, "neutral": 0.019, "positive": 0.951},
+            "score": 0.904,
+            "scores": {"negative": 0.057, "neutral": 0.039, "positive": 0.904},
             "logits": {"negative": -0.96, "neutral": -1.45, "positive": 2.47},
             "tokens": 6,
             "truncated": False,
@@ -38,13 +38,13 @@ _ANSWER = {
 _EXPLANATION = {
     "model": _MODEL,
     "label": "positive",
-    "score": 0.951,
+    "score": 0.905,
     "tokens": 5,
     "truncated": False,
     "words": [
-        {"start": 0, "end": 1, "contribution": 0.013},
-        {"start": 2, "end": 6, "contribution": 0.708},
-        {"start": 7, "end": 11, "contribution": -0.005},
+        {"start": 0, "end": 1, "contribution": -0.0004},
+        {"start": 2, "end": 6, "contribution": 0.8125},
+        {"start": 7, "end": 11, "contribution": -0.0001},
     ],
 }
 
@@ -71,8 +71,8 @@ async def answer(request: Request, body: ClassifyRequest) -> Response:
     Raises:
         ServiceError: its only text is bad, or the request as a whole failed.
     """
-    single = isinstance(body.inputs, str)
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    single = not isinstance(body.inputs, list)
+    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     options = Options(body.overflow, body.split, body.language)
     done = await classify_texts(request, texts, model=body.model, options=options)
     if error := whole_failure(done.outcomes, single=single):

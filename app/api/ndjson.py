@@ -8,6 +8,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from app.api.body import parse
+from app.engine.pairs import Input, TextPair
 from app.engine.results import Outcome, item
 from app.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
 
@@ -17,10 +18,10 @@ GROUP_LINES = 128
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The text of a line, or its error. ``id`` is any JSON value, as the client sent it."""
+    """The text or pair of a line, or its error. ``id`` is any JSON value, as the client sent it."""
 
     id: Any
-    text: str | ServiceError
+    text: Input | ServiceError
     reserved: int = 0  # bytes, which are released when the line is answered
 
 
@@ -136,7 +137,7 @@ def answer_line(line: Line, outcome: Outcome) -> bytes:
     return b'{"id":%b,%b\n' % (json.dumps(line.id).encode(), to_json(item(outcome))[1:])
 
 
-def _parsed(content: bytes, number: int) -> tuple[Any, str | ServiceError]:
+def _parsed(content: bytes, number: int) -> tuple[Any, Input | ServiceError]:
     """The id of a line, and its text or its error."""
     try:
         value = parse(content, f"line {number}")
@@ -145,7 +146,15 @@ def _parsed(content: bytes, number: int) -> tuple[Any, str | ServiceError]:
         return None, InvalidRequest(error.detail)
     if not isinstance(value, dict):
         return None, InvalidRequest(f'line {number} must be an object: {{"id", "text"}}')
-    text = value.get("text")
+    return value.get("id"), _text(value, number)
+
+
+def _text(value: dict[str, Any], number: int) -> Input | InvalidRequest:
+    text, text_pair = value.get("text"), value.get("text_pair")
     if not isinstance(text, str):
-        text = InvalidRequest(f"line {number}: text must be a string")
-    return value.get("id"), text
+        return InvalidRequest(f"line {number}: text must be a string")
+    if text_pair is None:
+        return text
+    if not isinstance(text_pair, str):
+        return InvalidRequest(f"line {number}: text_pair must be a string")
+    return TextPair(text, text_pair)

@@ -63,6 +63,7 @@ async def info(request: Request) -> Info:
         "runners": default.plan.runners,
         "threads": default.plan.threads,
         "tuning": default.plan.summary(),
+        "calibration": default.model.calibration,
         "limits": {
             "max_batch_tokens": default.plan.budget.tokens,
             "max_queue_tokens": settings.max_queue_tokens,
@@ -90,9 +91,11 @@ async def models(request: Request) -> Models:
                 labels=model.labels,
                 max_tokens=model.max_tokens,
                 multi_label=model.multi_label,
+                text_pairs=model.text_pairs,
                 preprocessing=model.preprocessing,
                 provider=model.provider,
                 parity=model.parity,
+                calibration=model.calibration,
                 tuning=plan.summary(),
             )
             for model, plan in served

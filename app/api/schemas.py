@@ -8,7 +8,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PlainValidator,
+    StrictBool,
     TypeAdapter,
     WithJsonSchema,
     model_validator,
@@ -16,11 +16,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from app.engine.bundle import Parity, Precision
+from app.api.inputs import Text, Texts
+from app.engine.bundle import Calibration, Parity, Precision
 from app.engine.predictions import Overflow, Split
-from app.engine.preprocessing import VISIBLE, Preprocessing
+from app.engine.preprocessing import Preprocessing
 from app.engine.results import FailedItem, Prediction, Word
 from app.engine.session import Int8Kernels
+from app.engine.tokens import Tokens
 
 LANGUAGE_TAG = re.compile("[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}")  # BCP 47
 
@@ -46,39 +48,17 @@ class RequestBody(BaseModel):
         return body
 
 
-# A text that is accepted as the only text of a request. The pattern is only for OpenAPI: the model
-# checks each text, so that each bad text gets its own error.
-Text = Annotated[str, Field(pattern=rf"^[^\x00]*{VISIBLE.pattern}[^\x00]*$")]
-
-
-def _texts(value: Any) -> str | list[str]:
-    """One text, or a list of at least one text."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise PydanticCustomError("texts", "must be a string or a list of strings")
-    if not value:
-        raise PydanticCustomError("texts", "must hold at least one text")
-    return value
-
-
 def _language_tag(value: str) -> str:
     if not LANGUAGE_TAG.fullmatch(value):
         raise PydanticCustomError("language", "must be a language tag such as 'en' or 'pt-BR'")
     return value
 
 
-Texts = Annotated[
-    str | list[str],
-    PlainValidator(_texts, json_schema_input_type=Text | Annotated[list[str], Field(min_length=1)]),
-]
-
-
 class ClassifyRequest(RequestBody):
     """One text, or a list of texts."""
 
     inputs: Texts = Field(
-        description="one text, or a list of separate texts (never a pair)",
+        description="one text, or a list of texts; a list of two strings is two separate texts",
         examples=[["I love this!", "worst service ever", "The meeting is at 3pm."]],
     )
     model: str | None = Field(default=None, description="name of a served model")
@@ -107,6 +87,18 @@ class ExplainRequest(RequestBody):
     model: str | None = Field(default=None, description="name of a served model")
 
 
+class TokenizeRequest(RequestBody):
+    """One text, or a list of texts."""
+
+    inputs: Texts = Field(
+        description="one text, or a list of texts", examples=["I love this!", ["good", "bad"]]
+    )
+    model: str | None = Field(default=None, description="name of a served model")
+    add_special_tokens: StrictBool = Field(
+        default=True, description="false: leave out the special tokens, which the model also gets"
+    )
+
+
 class ModelVersion(TypedDict):
     """The model that answered."""
 
@@ -121,6 +113,13 @@ class ClassifyResponse(TypedDict):
     model: ModelVersion
     labels: Annotated[list[str], Field(description="in the order of the logits")]
     results: list[Prediction | FailedItem]
+
+
+class TokenizeResponse(TypedDict):
+    """``results`` has one item for each text, in the order of the texts."""
+
+    model: ModelVersion
+    results: list[Tokens | FailedItem]
 
 
 class ExplainResponse(TypedDict):
@@ -189,6 +188,10 @@ class Info(TypedDict):
     runners: Annotated[int, Field(description="batches of the default model computed at once")]
     threads: Annotated[int, Field(description="threads that compute one of them")]
     tuning: Annotated[str, Field(description="how these were chosen")]
+    calibration: Annotated[
+        Calibration | None,
+        Field(description="how the default model's scores were calibrated; null if they were not"),
+    ]
     limits: Limits
 
 
@@ -198,10 +201,15 @@ class ModelInfo(ModelVersion):
     labels: list[str]
     max_tokens: Annotated[int, Field(description="longer texts are truncated")]
     multi_label: bool
+    text_pairs: Annotated[bool, Field(description="whether it was trained on pairs of texts")]
     preprocessing: Preprocessing
     provider: str
     parity: Annotated[
         Parity | None, Field(description="distance to the PyTorch checkpoint, where measured")
+    ]
+    calibration: Annotated[
+        Calibration | None,
+        Field(description="how its scores were calibrated; null if they were not"),
     ]
     tuning: Annotated[
         str, Field(description="its runners, threads and batch size, and how they were chosen")

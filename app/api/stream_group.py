@@ -8,6 +8,7 @@ from functools import partial
 from app.api.ndjson import Line, answer_line
 from app.api.service import Service
 from app.engine.classifier import Classifier
+from app.engine.pairs import Input
 from app.engine.predictions import Options
 from app.engine.results import Outcome
 from app.errors import ServiceError, ShuttingDown, TooManyTexts
@@ -32,14 +33,14 @@ class StreamGroup:
     async def answer(self) -> bytes:
         """The answers, in the order of the lines: a result or an error for each line."""
         lines = self.lines
-        texts = [line.text for line in lines if isinstance(line.text, str)]
+        texts = [line.text for line in lines if not isinstance(line.text, ServiceError)]
         try:
             outcomes = iter(await self._outcomes(texts))
         finally:
             self.admitted.set()
         self._classifier.count(line.text for line in lines if isinstance(line.text, ServiceError))
         return b"".join(
-            answer_line(line, next(outcomes) if isinstance(line.text, str) else line.text)
+            answer_line(line, line.text if isinstance(line.text, ServiceError) else next(outcomes))
             for line in lines
         )
 
@@ -48,7 +49,7 @@ class StreamGroup:
         """Looked up at every use, because a reload may have replaced it."""
         return self._service.models.classifier(self._model)
 
-    async def _outcomes(self, texts: Sequence[str]) -> Sequence[Outcome]:
+    async def _outcomes(self, texts: Sequence[Input]) -> Sequence[Outcome]:
         if not texts:
             return []
         try:
@@ -59,7 +60,7 @@ class StreamGroup:
         self._classifier.count(outcomes)
         return outcomes
 
-    async def _across_reloads(self, texts: Sequence[str]) -> Sequence[Outcome]:
+    async def _across_reloads(self, texts: Sequence[Input]) -> Sequence[Outcome]:
         """The outcome of each text. Texts that a replaced model left undone go to the new one."""
         outcomes = await self._attempt(texts)
         if self._service.lifecycle.stopping:
@@ -71,7 +72,7 @@ class StreamGroup:
         by_number = dict(zip(left, again, strict=True))
         return [by_number.get(n, outcome) for n, outcome in enumerate(outcomes)]
 
-    async def _attempt(self, texts: Sequence[str]) -> Sequence[Outcome]:
+    async def _attempt(self, texts: Sequence[Input]) -> Sequence[Outcome]:
         submit = partial(self._gate.submit, admitted=self.admitted)
         attempt = self._classifier.attempt(texts, self._options, deadline=math.inf, submit=submit)
         try:

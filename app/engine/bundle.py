@@ -18,6 +18,7 @@ MODELS_DIRECTORY = Path(__file__).resolve().parents[2] / "models"
 EMBEDDED_BUNDLE = MODELS_DIRECTORY / "minilm-l6-tweet-sentiment"
 
 Precision = Literal["fp32", "fp16", "int8"]
+CalibrationLoss = Literal["log", "brier"]
 
 
 class _Record(BaseModel):
@@ -32,6 +33,40 @@ class Parity(_Record):
     label_agreement: float
 
 
+class BeforeAfter(_Record):
+    """A figure of the scores without and with calibration."""
+
+    before: float
+    after: float
+
+
+class Calibration(_Record):
+    """What makes scores match how often they are right: the logits are divided by ``temperature``.
+
+    Guo et al. 2017 (arXiv:1706.04599). ``loss`` is what the temperature minimises on ``texts``
+    labelled texts, and ``sha256`` the digest of their file. ``ece`` is the expected calibration
+    error (15 equal-width bins), ``log_loss`` the mean log loss in nats. ``after`` is
+    cross-validated: each text is scored with a temperature fitted on the other ``folds`` - 1 folds.
+    """
+
+    method: Literal["temperature"] = "temperature"
+    temperature: float = Field(ge=0.01, le=100)
+    loss: CalibrationLoss
+    texts: int
+    sha256: str
+    folds: int
+    ece: BeforeAfter
+    log_loss: BeforeAfter
+
+    def line(self) -> str:
+        """The temperature and what it changed, in one line for a terminal."""
+        return (
+            f"temperature {self.temperature:.4f}; ECE {self.ece.before:.4f} → "
+            f"{self.ece.after:.4f}, log loss {self.log_loss.before:.4f} → "
+            f"{self.log_loss.after:.4f} ({self.texts} texts, {self.folds}-fold cross-validated)"
+        )
+
+
 class DataFile(_Record):
     """A file of the bundle. ``file`` is its path, relative to the manifest's directory."""
 
@@ -44,11 +79,14 @@ class Variant(DataFile):
     """One ONNX file, listed in the manifest after it was verified.
 
     ``data`` is a second file with the weights, if they exceed the 2 GB limit of a protobuf file.
+    ``passes`` says in plain words what the exporter did to the graph; older manifests lack it.
     """
 
+    passes: list[str] = []
     data: DataFile | None = None
     parity: Parity | None = None
     accuracy: dict[str, Any] | None = None
+    calibration: Calibration | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -66,7 +104,10 @@ class Source(_Record):
 
 
 class Manifest(_Record):
-    """``manifest.json``: what the bundle is, what it holds and where it came from."""
+    """``manifest.json``: what the bundle is, what it holds and where it came from.
+
+    ``text_pairs`` says whether the model was trained on pairs of texts.
+    """
 
     format_version: Literal[1]
     name: str = Field(min_length=1)
@@ -75,6 +116,7 @@ class Manifest(_Record):
     labels: list[str] = Field(min_length=1)
     max_tokens: int = Field(gt=2)
     preprocessing: Preprocessing
+    text_pairs: bool = False
     variants: dict[Precision, Variant] = Field(min_length=1)
     files: dict[str, str]
     created_with: dict[str, str]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from app.engine.batching.pending import Answer
-from app.engine.model import Encoding
+from app.engine.encoding import Encoding
 from app.engine.predictions import Scored
 from app.errors import ServiceError
 

@@ -17,9 +17,11 @@ from app.engine.batching.fair_queue import LOOK_AHEAD
 from app.engine.batching.pending import Answer
 from app.engine.batching.report import BatchReport
 from app.engine.cache import ResultCache
+from app.engine.encoding import Encoding
 from app.engine.explanation import contributions, without_each, word_spans
-from app.engine.model import Encoding, Model
+from app.engine.model import Model
 from app.engine.observer import Observer
+from app.engine.pairs import Input
 from app.engine.predictions import (
     CHARS_PER_TEXT,
     DEFAULTS,
@@ -140,7 +142,7 @@ class Classifier:
         return min(batches * self.plan.budget.tokens, share)
 
     async def classify(
-        self, texts: Sequence[str], options: Options = DEFAULTS, *, deadline: float
+        self, texts: Sequence[Input], options: Options = DEFAULTS, *, deadline: float
     ) -> Classification:
         """Classify the texts of one request. ``deadline`` is a time on the event loop's clock.
 
@@ -246,7 +248,7 @@ class Classifier:
 
     async def attempt(
         self,
-        texts: Sequence[str],
+        texts: Sequence[Input],
         options: Options,
         *,
         deadline: float,
@@ -267,7 +269,7 @@ class Classifier:
                 self._unused.set()
 
     async def _attempt(
-        self, texts: Sequence[str], options: Options, deadline: float, submit: Submit | None
+        self, texts: Sequence[Input], options: Options, deadline: float, submit: Submit | None
     ) -> Classification:
         loop = asyncio.get_running_loop()
         begun_ns, started = time.time_ns(), time.perf_counter()
@@ -304,7 +306,7 @@ class Classifier:
         )
 
     async def _encode(
-        self, texts: Sequence[str], options: Options, deadline: float
+        self, texts: Sequence[Input], options: Options, deadline: float
     ) -> list[EncodedText | ServiceError]:
         max_chars = self._settings.max_text_chars
         cost = sum(map(len, texts)) + CHARS_PER_TEXT * len(texts)

@@ -17,7 +17,8 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from app.engine.model import Encoding, Model
+from app.engine.encoding import Encoding
+from app.engine.model import Model
 from app.engine.session import CPU, CUDA
 
 TEXT_TOKENS = 32  # per measured text; a tweet has 26

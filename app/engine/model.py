@@ -1,10 +1,9 @@
 """A bundle loaded into ONNX Runtime: text → encoding → logits → scores."""
 
 import logging
-import struct
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -14,6 +13,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from app.engine.bundle import Bundle, Precision
+from app.engine.encoding import Encoding
+from app.engine.pairs import Input, PairTokenizer, TextPair
 from app.engine.preprocessing import VISIBLE, preprocess
 from app.engine.session import CPU, CUDA, NO_CUDA, Int8Kernels, int8_kernels, open_session
 from app.engine.tokenizer_threads import MIN_TEXTS
@@ -36,41 +37,6 @@ logger = logging.getLogger(__name__)
 Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
-# What is made for each text is not frozen: that takes several times as long.
-@dataclass(slots=True)
-class Encoding:
-    """The token ids of a text, as the model gets them. Do not change it.
-
-    ``tokens`` is the number of tokens before truncation. ``overflow`` has the ids of the following
-    windows. Each window overlaps the one before.
-    """
-
-    ids: list[int]
-    tokens: int
-    overflow: tuple[list[int], ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def truncated(self) -> bool:
-        """Whether the end of the text was cut off."""
-        return bool(self.overflow)
-
-    @property
-    def key(self) -> bytes:
-        """The ids as bytes. Encodings with equal keys have equal logits."""
-        # Bytes, because Python computes their hash once, and for a tuple again at each use.
-        return struct.pack(f"{len(self.ids)}i", *self.ids)
-
-    @property
-    def windows(self) -> list["Encoding"]:
-        """The whole text, cut into overlapping parts that are short enough for the model."""
-        if not self.overflow:
-            return [self]
-        return [Encoding(ids, len(ids)) for ids in (self.ids, *self.overflow)]
-
-
 class Model:
     """One variant of a bundle in one session. ``infer`` may be called from many threads."""
 
@@ -90,7 +56,10 @@ class Model:
         self.max_tokens = manifest.max_tokens
         self.preprocessing = manifest.preprocessing
         self.multi_label = bundle.multi_label
+        self.text_pairs = manifest.text_pairs
         self.parity = manifest.variants[precision].parity
+        self.calibration = manifest.variants[precision].calibration
+        self.temperature = self.calibration.temperature if self.calibration else 1.0
         self.precision = precision
         self.provider: str = session.get_providers()[0]
         self.threads = threads
@@ -106,9 +75,18 @@ class Model:
         known = map(self.tokenizer.token_to_id, ("[UNK]", "<unk>"))
         self._unknown_id = next((token for token in known if token is not None), None)
         self._stride = int((self.max_tokens - self._special_tokens) * WINDOW_OVERLAP)
-        self.tokenizer.enable_truncation(self.max_tokens, stride=self._stride)
+        side = (self.tokenizer.truncation or {}).get("direction", "right")
+        self.tokenizer.enable_truncation(self.max_tokens, stride=self._stride, direction=side)
         self.divides_lists = False  # whether several threads tokenise a list together
         self._words = WordCache(self.tokenizer, max_tokens=self.max_tokens)
+        self.pairs: PairTokenizer | None = None
+        if self.text_pairs:
+            self.pairs = PairTokenizer(
+                self.tokenizer,
+                max_tokens=self.max_tokens,
+                stride=self._stride,
+                has_types="token_type_ids" in self._input_names,
+            )
 
     @classmethod
     def load(
@@ -157,23 +135,33 @@ class Model:
         )
         return other
 
-    def encode(self, text: str) -> Encoding:
-        """Tokenise one text, keeping at most ``max_tokens`` tokens of it.
+    def encode(self, text: Input) -> Encoding:
+        """Tokenise one text or pair, keeping at most ``max_tokens`` tokens of it.
 
         Raises:
             EmptyText: the text has nothing to classify.
-            InvalidRequest: the text is not well-formed Unicode or contains a NUL character.
+            InvalidRequest: the text is not well-formed Unicode or contains a NUL character, or it
+                is a pair and the model takes single texts.
         """
         (outcome,) = self.encode_batch([text])
         if isinstance(outcome, ServiceError):
             raise outcome
         return outcome
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Encoding | EmptyText | InvalidRequest]:
+    def encode_batch(self, texts: Sequence[Input]) -> list[Encoding | EmptyText | InvalidRequest]:
         """Tokenise many texts. A text's error, which ``encode`` would raise, takes its place.
 
         Other threads can run meanwhile, because the tokenizer releases Python's global lock.
         """
+        single = [text for text in texts if isinstance(text, str)]
+        if len(single) == len(texts):
+            return self._encode_single(single)
+        encoded = iter(self._encode_single(single))
+        return [
+            next(encoded) if isinstance(text, str) else self._encode_pair(text) for text in texts
+        ]
+
+    def _encode_single(self, texts: Sequence[str]) -> list[Encoding | EmptyText | InvalidRequest]:
         faults = [*map(_fault, texts)]
         sound = [
             preprocess(text, self.preprocessing)
@@ -193,6 +181,16 @@ class Model:
         ]
         found = iter(encodings)
         return [fault or next(found) for fault in faults]
+
+    def _encode_pair(self, pair: TextPair) -> Encoding | EmptyText | InvalidRequest:
+        if self.pairs is None:
+            return InvalidRequest(
+                f"the model {self.name} takes single texts, so leave out text_pair; a model that "
+                "was trained on pairs must be exported with --text-pairs"
+            )
+        if fault := _fault(pair.text) or _fault(pair.text_pair, "text_pair"):
+            return fault
+        return self.pairs.encode(pair.map(partial(preprocess, preprocessing=self.preprocessing)))
 
     def _encoding(self, encoding: tokenizers.Encoding) -> Encoding | EmptyText:
         ids: list[int] = encoding.ids
@@ -228,12 +226,19 @@ class Model:
             mask[row, : len(encoding)] = 1
         feeds = {"input_ids": ids, "attention_mask": mask}
         if "token_type_ids" in self._input_names:
-            feeds["token_type_ids"] = np.zeros(shape, dtype=np.int64)
+            feeds["token_type_ids"] = types = np.zeros(shape, dtype=np.int64)
+            if self.text_pairs:
+                for row, encoding in enumerate(encodings):
+                    types[row, len(encoding) - encoding.typed : len(encoding)] = 1
         return feeds
 
     def scores(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Softmax of logits [..., labels], or their sigmoid for a multi-label checkpoint."""
+        """Softmax of logits [..., labels], or their sigmoid for a multi-label checkpoint.
+
+        The logits of a calibrated variant are divided by its temperature first.
+        """
         scores: NDArray[np.float32]
+        logits = logits / self.temperature
         if self.multi_label:
             scores = np.exp(-np.logaddexp(0, -logits))  # sigmoid that cannot overflow
         else:
@@ -242,17 +247,17 @@ class Model:
         return scores
 
 
-def _fault(text: str) -> EmptyText | InvalidRequest | None:
-    """The reason why a text cannot be tokenised, or None if it can."""
+def _fault(text: str, name: str = "the text") -> EmptyText | InvalidRequest | None:
+    """The reason why a text cannot be tokenised, or None if it can. Errors call it ``name``."""
     if "\0" in text:
-        return InvalidRequest("the text holds a NUL character (U+0000); remove it")
+        return InvalidRequest(f"{name} holds a NUL character (U+0000); remove it")
     if not VISIBLE.search(text):
-        return EmptyText("the text is empty or blank; send at least one visible character")
+        return EmptyText(f"{name} is empty or blank; send at least one visible character")
     try:
         text.encode()  # before the normalisation, which may drop the ill-formed part
     except UnicodeEncodeError:
         return InvalidRequest(
-            "the text holds half of a surrogate pair, so it is not well-formed Unicode"
+            f"{name} holds half of a surrogate pair, so it is not well-formed Unicode"
         )
     return None
 

@@ -7,11 +7,13 @@ from typing import Literal, cast
 
 import numpy as np
 
-from app.engine.model import Encoding, Model
+from app.engine.encoding import Encoding
+from app.engine.model import Model
+from app.engine.pairs import Input, TextPair
 from app.engine.results import FailedSentence, Outcome, Prediction, Sentence, item
 from app.engine.sentences import Span, sentence_spans
 from app.engine.worker import Steps, finish
-from app.errors import ServiceError, TextTooLong
+from app.errors import InvalidRequest, ServiceError, TextTooLong
 
 # Short texts are tokenised in steps of up to this many characters. A step takes about 10 ms.
 STEP_CHARS = 10_000
@@ -61,7 +63,7 @@ class EncodedText:
 
 
 def encode(
-    model: Model, texts: Sequence[str], *, max_chars: int, options: Options = DEFAULTS
+    model: Model, texts: Sequence[Input], *, max_chars: int, options: Options = DEFAULTS
 ) -> list[EncodedText | ServiceError]:
     """Tokenise each text, or return the error that says why it cannot be classified."""
     if not options.split:
@@ -73,7 +75,7 @@ def encode(
 
 def encode_steps(
     model: Model,
-    texts: Sequence[str],
+    texts: Sequence[Input],
     *,
     max_chars: int,
     options: Options,
@@ -91,16 +93,16 @@ def encode_steps(
         check(encodings(wholes))
         yield
     if options.split:
-        for index, text in enumerate(encoded):
-            if isinstance(text, ServiceError):
+        for index, (text, whole) in enumerate(zip(texts, encoded, strict=True)):
+            if isinstance(whole, ServiceError) or isinstance(text, TextPair):
                 continue
             sentences: list[EncodedSentence] = []
-            for spans in sentence_spans(texts[index], options.language):
-                found = _sentences(model, texts[index], spans, options)
+            for spans in sentence_spans(text, options.language):
+                found = _sentences(model, text, spans, options)
                 sentences += found
                 check(encodings([sentence.text for sentence in found]))
                 yield
-            encoded[index] = replace(text, sentences=sentences)
+            encoded[index] = replace(whole, sentences=sentences)
     return encoded
 
 
@@ -141,7 +143,7 @@ def _unlimited(encodings: Sequence[Encoding]) -> None:
     """Accept any number of encodings."""
 
 
-def _groups(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+def _groups(texts: Sequence[Input]) -> Iterator[Sequence[Input]]:
     """The texts in their order, in groups. A group fits in one step, or has one longer text."""
     first = chars = 0
     for index, text in enumerate(texts):
@@ -153,11 +155,11 @@ def _groups(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _encoded(
-    model: Model, texts: Sequence[str], max_chars: int, options: Options
+    model: Model, texts: Sequence[Input], max_chars: int, options: Options
 ) -> list[EncodedText | ServiceError]:
     fitting = iter(model.encode_batch([text for text in texts if len(text) <= max_chars]))
     return [
-        _checked(next(fitting), model, options)
+        _checked(text, next(fitting), model, options)
         if len(text) <= max_chars
         else TextTooLong(f"the text has {len(text)} characters; at most {max_chars} are accepted")
         for text in texts
@@ -165,15 +167,19 @@ def _encoded(
 
 
 def _checked(
-    encoding: Encoding | ServiceError, model: Model, options: Options
+    text: Input, encoding: Encoding | ServiceError, model: Model, options: Options
 ) -> EncodedText | ServiceError:
     if isinstance(encoding, ServiceError):
         return encoding
-    if encoding.truncated and options.overflow == "error":
-        return TextTooLong(
-            f"the text has {encoding.tokens} tokens; the model takes at most {model.max_tokens} "
-            'and "overflow" is "error"'
-        )
+    if options.split and isinstance(text, TextPair):
+        return InvalidRequest('a pair of texts is not split; leave out "split" or text_pair')
+    if encoding.truncated and options.overflow != "truncate":
+        too_long = f"the text has {encoding.tokens} tokens; the model takes at most "
+        too_long += str(model.max_tokens)
+        if options.overflow == "error":
+            return TextTooLong(f'{too_long} and "overflow" is "error"')
+        if isinstance(text, TextPair):
+            return TextTooLong(f"{too_long}, and a pair of texts is not cut into windows")
     return EncodedText(encoding, options)
 
 
@@ -197,10 +203,11 @@ def _prediction(
             return answer
         scored.append(answer)
     logits, scores = scored[0] if len(scored) == 1 else _mean(model, windows, scored)
-    score = max(scores)
+    # Not by the scores: where they are rounded to the same number, the logits still differ.
+    best = logits.index(max(logits))
     prediction: Prediction = {
-        "label": model.labels[scores.index(score)],
-        "score": score,
+        "label": model.labels[best],
+        "score": scores[best],
         "scores": dict(zip(model.labels, scores, strict=True)),
         "logits": dict(zip(model.labels, logits, strict=True)),
         "tokens": text.encoding.tokens,

@@ -3,7 +3,7 @@
 import re
 from typing import Literal
 
-Preprocessing = Literal["tweet", "none"]
+Preprocessing = Literal["tweet", "bertweet", "none"]
 
 # A visible character: neither white space nor a control or format character (Unicode's categories
 # Cc, and Cf of the basic plane).
@@ -31,4 +31,11 @@ def normalise_tweet(text: str) -> str:
 
 def preprocess(text: str, preprocessing: Preprocessing) -> str:
     """Apply the normalisation that the bundle's manifest names."""
-    return normalise_tweet(text) if preprocessing == "tweet" else text
+    if preprocessing == "tweet":
+        return normalise_tweet(text)
+    if preprocessing == "bertweet":
+        # Imported here because its patterns take longer to compile than all of this package.
+        from app.engine.bertweet import normalise_bertweet
+
+        return normalise_bertweet(text)
+    return text

@@ -1,11 +1,13 @@
 """The results of the engine, as plain dicts. Descriptions and docstrings appear in OpenAPI."""
 
-from typing import Annotated, NotRequired
+from typing import Annotated, NotRequired, TypeVar
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from app.errors import ServiceError
+
+Result = TypeVar("Result")
 
 
 class ItemError(TypedDict):
@@ -28,9 +30,14 @@ class LabelScores(TypedDict):
     score: Annotated[float, Field(description="its score")]
     scores: Annotated[
         dict[str, float],
-        Field(description="softmax of the logits (sigmoid for a multi-label checkpoint)"),
+        Field(
+            description="softmax of the logits (sigmoid for a multi-label checkpoint); the logits "
+            "of a calibrated model are divided by its temperature first"
+        ),
     ]
-    logits: Annotated[dict[str, float], Field(description="what the model computed")]
+    logits: Annotated[
+        dict[str, float], Field(description="what the model computed, never calibrated")
+    ]
     tokens: Annotated[
         int, Field(description="tokens of the text, special ones included, before truncation")
     ]
@@ -78,8 +85,8 @@ class Word(Span):
 Outcome = Prediction | ServiceError
 
 
-def item(outcome: Outcome) -> Prediction | FailedItem:
-    """The outcome as an item of ``results``."""
+def item(outcome: Result | ServiceError) -> Result | FailedItem:
+    """The outcome of a text as an item of ``results``."""
     if isinstance(outcome, ServiceError):
         return {"error": {"code": outcome.code, "message": outcome.detail}}
     return outcome

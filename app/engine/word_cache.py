@@ -1,8 +1,8 @@
 """Remembers the token ids of words, because most words of a text have been tokenised before.
 
-The tokenizers of BERT, RoBERTa and XLM-RoBERTa cut a text into words first, and then each word into
-tokens. So the ids of a text are the ids of its words, one after the other. To look them up takes a
-fraction of the time that the tokenizer needs for the text.
+The tokenizers of BERT, RoBERTa, XLM-RoBERTa and BERTweet cut a text into words first, and then
+each word into tokens. So the ids of a text are the ids of its words, one after the other. To look
+them up takes a fraction of the time that the tokenizer needs for the text.
 """
 
 import json
@@ -21,6 +21,8 @@ MAX_WORD_CHARS = 24
 
 # Words as BERT cuts them: white space ends a word, and each ASCII punctuation mark is a word.
 _BERT = re.compile(r"[^ \t\n\r!-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")
+# A word of BERTweet: a line break after it is its last character. Its tokenizer keeps only words.
+BERTWEET_WORD = r"[^\s\x1c-\x1f]+\n?"
 # In the other tokenizers, a space belongs to the word after it.
 _SPACED = re.compile(" ?[^ ]+")
 _NEIGHBOUR = "a"
@@ -143,5 +145,7 @@ def _pattern(tokenizer: Tokenizer, max_tokens: int) -> re.Pattern[str] | None:
             "prepend_scheme": "always",
             "split": True,
         }:
+            return _SPACED
+        case {"type": "Split", "pattern": {"Regex": pattern}} if pattern == BERTWEET_WORD:
             return _SPACED
     return None

@@ -1,5 +1,6 @@
 """The command `sentiment classify`: read texts, classify them, write the results."""
 
+import logging
 import os
 import sys
 import time
@@ -8,15 +9,17 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from app.errors import UserError
+from app.errors import CannotContinue, UserError
+from app.files.csv_table import Csv
 from app.files.job import Job, Tally
 from app.files.outputs import CsvOutput, JsonlOutput, LinesOutput, Output, ResultsOutput
-from app.files.progress_bar import Progress, summary
-from app.files.table_classifier import ClassifiedChunk, Classifier
+from app.files.progress_bar import Progress, Warnings, summary
+from app.files.table_classifier import ClassifiedChunk, Classifier, with_reasons
 from app.files.tables import CHUNK_ROWS, Table
-from app.files.text_tables import Csv, Jsonl, Lines, TextStream, read_lines
+from app.files.text_files import read_lines
+from app.files.text_tables import Jsonl, Lines, TextStream
 from app.files.unicode import SURROGATEESCAPE_OR_REPLACE
 from app.settings import Settings
 
@@ -65,6 +68,7 @@ def classify(options: Options, settings: Settings) -> None:
         UserError: an input, the model, the service or an unfinished run cannot be used.
         OSError: a file cannot be read or written.
     """
+    logging.basicConfig(handlers=[Warnings(logging.WARNING)])
     table = _table(options, settings)
     classifier = _classifier(options, settings)
     if options.output is None:
@@ -86,8 +90,8 @@ def _table(options: Options, settings: Settings) -> Table:
         case ".csv":
             return Csv(path, options.column)
         case ".parquet":
-            with _import_of("pyarrow", needed_by="Parquet"):
-                from app.files.parquet import Parquet
+            from app.files.parquet import Parquet
+
             return Parquet(path, options.column)
         case _:
             return Jsonl(path, options.column)
@@ -100,8 +104,8 @@ def _output(path: Path, table: Table, labels: list[str]) -> Output:
         case ".csv":
             return CsvOutput(table, labels)
         case ".parquet":
-            with _import_of("pyarrow", needed_by="Parquet"):
-                from app.files.parquet import ParquetOutput
+            from app.files.parquet import ParquetOutput
+
             return ParquetOutput(table, labels)
         case _:
             return JsonlOutput(table)
@@ -109,24 +113,14 @@ def _output(path: Path, table: Table, labels: list[str]) -> Output:
 
 def _classifier(options: Options, settings: Settings) -> Classifier:
     if options.url is not None:
-        with _import_of("httpx", needed_by="--url"):
-            from app.files.remote import RemoteClassifier
+        from app.files.remote import RemoteClassifier
+
         return RemoteClassifier(options.url, os.environ.get("SENTIMENT_API_KEY") or None)
     # Imported here: --url must work without loading the runtime.
     from app.files.local import LocalClassifier
 
     measure = options.input is not None and options.input.stat().st_size > MEASURE_FROM_BYTES
     return LocalClassifier(settings, measure=measure)
-
-
-@contextmanager
-def _import_of(package: str, *, needed_by: str) -> Iterator[None]:
-    """Turn a failed import of an optional package into an error that says what to install."""
-    try:
-        yield
-    except ImportError:
-        install = "pip install 'sentiment-service[files]'"
-        raise UserError(f"{needed_by} needs {package}; install it with: {install}") from None
 
 
 def _standard_input(max_chars: int) -> Iterator[str]:
@@ -151,7 +145,7 @@ def _to_standard_output(table: Table, classifier: Classifier, options: Options) 
 def _stream_to_file(target: Path, table: Table, classifier: Classifier, options: Options) -> None:
     """A stream can be read only once, so a run that fails leaves nothing to continue."""
     output = _output(target, table, classifier.labels)
-    job = Job(target, output, {"input": None}, resume=False)
+    job = Job(target, output, {"input": None}, resume=None)
     try:
         _run(job, table, classifier, options)
     except BaseException:
@@ -162,11 +156,9 @@ def _stream_to_file(target: Path, table: Table, classifier: Classifier, options:
 def _file_to_file(
     source: Path, target: Path, table: Table, classifier: Classifier, options: Options
 ) -> None:
-    status = source.stat()
+    read = _identity(source)
     identity = {
-        "input": str(source.resolve()),
-        "size": status.st_size,
-        "mtime_ns": status.st_mtime_ns,
+        **read,
         "column": options.column,
         "output": target.suffix.lower(),
         "rows in a part": CHUNK_ROWS,
@@ -175,17 +167,37 @@ def _file_to_file(
     }
     output = _output(target, table, classifier.labels)
     job = Job(target, output, identity, resume=options.resume)
+
+    def saved() -> str:
+        if _identity(source) != read:
+            return f"{source} has changed since the start, so this run cannot be continued"
+        return f"{job.tally.rows} rows are saved; add --resume to continue"
+
     try:
         _run(job, table, classifier, options)
     except KeyboardInterrupt:
-        print(f"sentiment: interrupted; {_saved(job)}", file=sys.stderr)
+        print(f"sentiment: interrupted; {saved()}", file=sys.stderr)
         raise
+    except CannotContinue as error:
+        if not job.tally.rows:
+            job.discard()
+            raise
+        raise UserError(f"{error}; {job.tally.rows} rows are in {job.directory}") from error
     except (UserError, OSError) as error:
-        raise UserError(f"{error}; {_saved(job)}") from error
+        raise UserError(f"{error}; {saved()}") from error
 
 
-def _saved(job: Job) -> str:
-    return f"{job.tally.rows} rows are saved; add --resume to continue"
+def _identity(source: Path) -> dict[str, Any]:
+    """What tells an input from another one, or from itself after a change."""
+    try:
+        status = source.stat()
+    except FileNotFoundError:
+        return {}
+    return {
+        "input": str(source.resolve()),
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+    }
 
 
 def _run(job: Job, table: Table, classifier: Classifier, options: Options) -> None:
@@ -213,7 +225,7 @@ def _classified(
             advance=progress.advance,
         )
         with closing(chunks):
-            yield chunks
+            yield with_reasons(chunks)
     if files:
         seconds = time.monotonic() - started
         print(summary(tally, tally.rows - before, seconds), file=sys.stderr)

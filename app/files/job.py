@@ -3,7 +3,9 @@
 ``FILE.partial/`` holds the parts until the file is complete.
 """
 
+import hashlib
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +20,8 @@ from app.files.table_classifier import ResultItem
 from app.files.tables import Chunk
 
 IDENTITY, WHOLE = "job.json", "whole.part"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -51,14 +55,18 @@ class Tally:
 class Job:
     """Writes the file ``path`` from chunks. A run killed at any moment can be continued.
 
-    Each chunk becomes a part. The part is written first, then its tally: a part with a tally is
-    complete. ``identity`` describes the run; only a run with the same identity continues it.
+    Each chunk becomes a part. The part is written first, then its tally and digest: a part with
+    these is complete. ``identity`` describes the run; only a run with the same identity continues
+    it.
     """
 
     def __init__(
-        self, path: Path, output: Output, identity: dict[str, Any], *, resume: bool
+        self, path: Path, output: Output, identity: dict[str, Any], *, resume: bool | None
     ) -> None:
         """Start, or continue after the complete parts of an unfinished run.
+
+        A part that is not as it was written, and those after it, are written again. ``resume`` is
+        None for an input that cannot be read again.
 
         Raises:
             UserError: there is an unfinished run, and ``resume`` is not set or the identities
@@ -67,35 +75,37 @@ class Job:
         """
         self._path = path
         self._output = output
-        self._directory = path.with_name(path.name + ".partial")
+        self.directory = path.with_name(path.name + ".partial")
         self._parts = 0
         self.tally = Tally()
-        if (self._directory / IDENTITY).exists():
-            if not resume:
-                raise UserError(
-                    f"{self._directory} holds the results of an unfinished run; "
-                    "add --resume to continue it, or delete the directory"
-                )
+        if (self.directory / IDENTITY).exists():
             self._check_identity(identity)
-            while (tally := self._part_path(self._parts, "json")).exists():
-                self._count_part(Tally(**json.loads(tally.read_text("utf-8"))))
+            if not resume:
+                advice = "" if resume is None else "add --resume to continue it, or "
+                raise UserError(
+                    f"{self.directory} holds the results of an unfinished run; "
+                    f"{advice}delete the directory"
+                )
+            while (tally := self._saved_tally(self._parts)) is not None:
+                self._count_part(tally)
         else:
             self.discard()  # a run that was killed while it cleaned up may have left files
-            self._directory.mkdir(exist_ok=True)
-            _write(self._directory / IDENTITY, lambda path: _write_json(path, identity))
+            self.directory.mkdir(exist_ok=True)
+            _write(self.directory / IDENTITY, lambda path: _write_json(path, identity))
 
     def add(self, chunk: Chunk, results: Sequence[ResultItem]) -> None:
         """Save the results of the next chunk as a part."""
         tally = Tally.of(results)
         part, counts = self._part_path(self._parts, "part"), self._part_path(self._parts, "json")
         _write(part, lambda path: self._output.write(path, chunk, results))
-        _write(counts, lambda path: _write_json(path, vars(tally)))
+        saved = {**vars(tally), "sha256": _sha256(part)}
+        _write(counts, lambda path: _write_json(path, saved))
         self._count_part(tally)
 
     def finish(self) -> None:
         """Join the parts and remove them. The file appears only when it is complete."""
         parts = [self._part_path(number, "part") for number in range(self._parts)]
-        whole = self._directory / WHOLE
+        whole = self.directory / WHOLE
         _write(whole, lambda path: self._output.join(parts, path))
         whole.replace(self._path)
         self.discard()
@@ -105,31 +115,45 @@ class Job:
 
         The identity is removed first: a run must not continue with only some of the parts.
         """
-        if not self._directory.is_dir():
+        if not self.directory.is_dir():
             return
-        (self._directory / IDENTITY).unlink(missing_ok=True)
+        (self.directory / IDENTITY).unlink(missing_ok=True)
         for pattern in ("[0-9][0-9][0-9][0-9][0-9][0-9].*", f"{WHOLE}*", f"{IDENTITY}.*"):
-            for path in self._directory.glob(pattern):
+            for path in self.directory.glob(pattern):
                 path.unlink()
         with suppress(OSError):
-            self._directory.rmdir()
+            self.directory.rmdir()
+
+    def _saved_tally(self, number: int) -> Tally | None:
+        """The part's tally; None if the part does not exist, or not as it was written."""
+        part, counts = self._part_path(number, "part"), self._part_path(number, "json")
+        if not counts.exists():
+            return None
+        try:
+            saved = json.loads(counts.read_text("utf-8"))
+            if saved.pop("sha256") == _sha256(part):
+                return Tally(**saved)
+        except (FileNotFoundError, ValueError, KeyError):
+            pass
+        logger.warning("%s is damaged; its rows and all after them are classified again", part)
+        return None
 
     def _count_part(self, tally: Tally) -> None:
         self.tally.add(tally)
         self._parts += 1
 
     def _part_path(self, number: int, kind: str) -> Path:
-        return self._directory / f"{number:06}.{kind}"
+        return self.directory / f"{number:06}.{kind}"
 
     def _check_identity(self, identity: dict[str, Any]) -> None:
         try:
-            saved = json.loads((self._directory / IDENTITY).read_text("utf-8"))
+            saved = json.loads((self.directory / IDENTITY).read_text("utf-8"))
         except ValueError:
             saved = {}
         for name, value in identity.items():
             if saved.get(name) != value:
                 raise UserError(
-                    f"{self._directory} cannot be continued: {name} was {saved.get(name)!r} and "
+                    f"{self.directory} cannot be continued: {name} was {saved.get(name)!r} and "
                     f"is {value!r} now; repeat the first command, or delete the directory"
                 )
 
@@ -145,6 +169,11 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
         partial.unlink(missing_ok=True)
         raise
     partial.replace(path)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:

@@ -7,12 +7,15 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
+from app.engine.batching.isolation import infer_each
 from app.engine.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
+from app.engine.encoding import Encoding
 from app.engine.machine.cpu import available_cpus, ways_to_share
-from app.engine.model import Encoding, Model
+from app.engine.model import Model
 from app.engine.predictions import (
     EncodedText,
     Scored,
@@ -116,10 +119,18 @@ class LocalClassifier:
         return _TokenizedChunk(encoded, order, batches)
 
     def _infer(self, batch: Sequence[Encoding]) -> BatchResults:
+        return infer_each(partial(infer, self._model), batch, on_failure=self._check_model)
+
+    def _check_model(self, *_: object) -> None:
+        """Stop the run if the model fails on a plain text too. Else only some texts are at fault.
+
+        Raises:
+            UserError: the model failed.
+        """
         try:
-            return infer(self._model, batch)
+            infer(self._model, [self._model.encode("a")])
         except Exception as error:  # onnxruntime's exceptions share no base class
-            raise UserError(f"ONNX Runtime failed: {first_line(error)}") from error
+            raise UserError(f"the model fails on every text: {first_line(error)}") from error
 
     def _results(
         self, chunk: Chunk, future: Future[_TokenizedChunk], advance: Callable[[int], None]

@@ -8,10 +8,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from app.errors import EmptyText, UserError
+from app.errors import CannotContinue, EmptyText, UserError, first_line
 from app.files.outputs import Output, result_columns, result_values
 from app.files.table_classifier import ResultItem
-from app.files.tables import CHUNK_ROWS, Chunk, Table, Text, check_is_file, column_index
+from app.files.tables import (
+    CHUNK_ROWS,
+    Chunk,
+    Table,
+    Text,
+    check_is_file,
+    check_names,
+    column_index,
+)
 from app.files.unicode import well_formed
 
 ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
@@ -23,11 +31,12 @@ class Parquet(Table):
     def __init__(self, path: Path, column: str) -> None:
         check_is_file(path)
         try:
-            with pq.ParquetFile(path) as file:
+            with _opened(path) as file:
                 self.schema = file.schema_arrow
         except pa.ArrowException as error:
             raise UserError(f"{path} cannot be read as Parquet: {error}") from None
         super().__init__(self.schema.names, dict.fromkeys(self.schema.names, object))
+        check_names(self.columns, path)
         self._path = path
         self._text_index = column_index(column, self.columns, path)
         kind = self.schema.field(self._text_index).type
@@ -35,18 +44,39 @@ class Parquet(Table):
             raise UserError(f"{path}: column {column!r} has the type {kind}, not text")
 
     def chunks(self, skip: int) -> Iterator[Chunk]:
-        with pq.ParquetFile(self._path) as file:
+        with _opened(self._path) as file:
             total, end = file.metadata.num_rows, 0
-            # Reading takes one thread; the model needs the others.
-            for batch in file.iter_batches(CHUNK_ROWS, use_threads=False):
+            for batch in self._batches(file):
                 start, end = end, end + batch.num_rows
                 if end > skip:
                     rows = batch.slice(max(0, skip - start))
                     yield Chunk(rows, _texts(rows.column(self._text_index)), end / total)
 
     def records(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
-        records: list[dict[str, Any]] = rows.to_pylist()
+        """See ``Table``. Dates and times are text, and durations are numbers in their unit.
+
+        Python's types for them have neither nanoseconds nor years after 9999.
+
+        Raises:
+            UserError: a column has values that cannot be written as text.
+        """
+        schema = pa.schema([(field.name, _writable(field.type)) for field in rows.schema])
+        try:
+            records: list[dict[str, Any]] = rows.cast(schema).to_pylist()
+        except (pa.ArrowException, ValueError) as error:
+            raise UserError(
+                f"{self._path} has a column that can only be written as Parquet: "
+                f"{first_line(error)}"
+            ) from None
         return records
+
+    def _batches(self, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+        # Reading takes one thread; the model needs the others.
+        batches = file.iter_batches(CHUNK_ROWS, use_threads=False)
+        try:
+            yield from batches
+        except (pa.ArrowException, OSError) as error:
+            raise CannotContinue(f"{self._path} cannot be read: {first_line(error)}") from None
 
 
 class ParquetOutput(Output):
@@ -64,7 +94,6 @@ class ParquetOutput(Output):
                 (name, ARROW_TYPES.get(kind, pa.string())) for name, kind in table.types.items()
             ]
             self._table_schema = pa.schema(fields)
-        # Not pa.unify_schemas: that merges columns of the same name, and a table may have two.
         self._schema = pa.schema(
             [*self._table_schema, *self._result_schema], metadata=self._table_schema.metadata
         )
@@ -101,10 +130,34 @@ class ParquetOutput(Output):
         ]
 
 
+def _opened(path: Path) -> pq.ParquetFile:
+    # Spark's old timestamps (INT96) have microseconds. By default, they would be read as
+    # nanoseconds, in which the year 9999 becomes 1816 without an error.
+    return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+
+
 def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return kind in (pa.string(), pa.large_string(), pa.null())
+
+
+def _writable(kind: pa.DataType) -> pa.DataType:
+    """The type with text for dates and times, and numbers for durations, also inside of others."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _writable(kind.value_type)
+    if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
+        return pa.string()
+    if types.is_duration(kind):
+        return pa.int64()
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.large_list(_writable(kind.value_type))
+    if types.is_map(kind):
+        return pa.map_(_writable(kind.key_type), _writable(kind.item_type))
+    if types.is_struct(kind):
+        return pa.struct([(field.name, _writable(field.type)) for field in kind])
+    return kind
 
 
 def _texts(column: pa.Array) -> list[Text]:

@@ -1,5 +1,6 @@
-"""The progress bar on a terminal, and the summary at the end of a run."""
+"""What a run shows on standard error: a progress bar on a terminal, warnings and a summary."""
 
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Self
@@ -44,6 +45,20 @@ class Progress:
         """Count ``texts`` more as done."""
         if self._bar is not None:
             self._bar.update(texts)
+
+
+class Warnings(logging.Handler):
+    """Writes each warning of the log as one line, above the progress bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the message without the traceback of an exception."""
+        line = f"sentiment: {record.getMessage()}"
+        try:
+            from tqdm import tqdm
+        except ImportError:  # then there is no bar
+            print(line, file=sys.stderr)
+        else:
+            tqdm.write(line, file=sys.stderr)
 
 
 def summary(tally: Tally, rows: int, seconds: float) -> str:

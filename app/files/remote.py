@@ -5,13 +5,12 @@ from dataclasses import asdict
 from itertools import tee
 from typing import Any
 
-from app.errors import ServiceError, UserError
+from app.errors import CannotContinue, ServiceError, UserError
+from app.files.patient_client import ModelChanged, PatientClient
 from app.files.table_classifier import ClassifiedChunk, ResultItem
 from app.files.tables import Chunk, Text
-from sentiment_client import Client, ItemError, Outcome, SentimentError
+from sentiment_client import ItemError, Outcome, SentimentError
 
-# Seconds for a request with all its attempts: enough for a busy service to accept it.
-TIMEOUT_S = 60.0
 BATCH_TEXTS = 32  # a service can classify so many texts within a deadline, even long ones
 CONCURRENCY = 8
 
@@ -26,16 +25,13 @@ class RemoteClassifier:
             UserError: the service does not answer, or refuses the URL or the key.
         """
         try:
-            self._client = Client(
-                url,
-                api_key=api_key,
-                timeout_s=TIMEOUT_S,
-                batch_size=BATCH_TEXTS,
-                concurrency=CONCURRENCY,
+            self._client = PatientClient(
+                url, api_key=api_key, batch_size=BATCH_TEXTS, concurrency=CONCURRENCY
             )
             model, *_ = self._client.models()
         except (SentimentError, ValueError) as error:
             raise UserError(str(error)) from error
+        self._client.model = model
         self.labels = list(model.labels)
         self.identity: dict[str, Any] = {
             "url": self._client.url,
@@ -55,6 +51,8 @@ class RemoteClassifier:
             for chunk in to_answer:
                 try:
                     results = [_result(text, outcomes, advance) for text in chunk.texts]
+                except ModelChanged as error:
+                    raise CannotContinue(str(error)) from error
                 except SentimentError as error:
                     raise UserError(str(error)) from error
                 yield chunk, results

@@ -1,9 +1,11 @@
 """What every classifier offers, be it a model in this process or a remote service."""
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from app.files.tables import Chunk
+from app.errors import InvalidRequest
+from app.files.tables import Chunk, Text
+from app.files.unicode import NOT_UTF8
 
 # The result of one text, as in the HTTP answer's ``results``: a prediction with ``label``,
 # ``score``, ``scores`` and more, or only ``error`` with ``code`` and ``message``.
@@ -33,3 +35,19 @@ class Classifier(Protocol):
         Raises:
             UserError: the model or the service failed.
         """
+
+
+def with_reasons(chunks: Iterable[ClassifiedChunk]) -> Iterator[ClassifiedChunk]:
+    """The same chunks, with what users can understand for texts with bytes that are not UTF-8.
+
+    A model sees only the lone surrogates that such bytes have become.
+    """
+    for chunk, results in chunks:
+        yield chunk, [*map(_with_reason, chunk.texts, results)]
+
+
+def _with_reason(text: Text, result: ResultItem) -> ResultItem:
+    if "error" in result and isinstance(text, str) and NOT_UTF8.search(text):
+        message = "the text is not UTF-8; convert the input, for example with iconv"
+        return {"error": {"code": InvalidRequest.code, "message": message}}
+    return result

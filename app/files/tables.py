@@ -3,6 +3,7 @@
 import json
 import stat
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ class Table(ABC):
         """The rows after the first ``skip``. Each call reads the file again.
 
         Raises:
-            UserError: the content of the file is not valid.
+            CannotContinue: the content of the file is not valid.
         """
 
     @abstractmethod
@@ -73,6 +74,20 @@ def column_index(column: str, columns: Sequence[str], path: Path) -> int:
         names = ", ".join(map(repr, columns))
         raise UserError(f"{path} has no column {column!r}; --column accepts one of: {names}")
     return columns.index(column)
+
+
+def check_names(columns: Sequence[str], path: Path) -> None:
+    """Refuse two columns of the same name: the output could hold only one of them.
+
+    Raises:
+        UserError: there are such columns.
+    """
+    twice = [repr(name) for name, count in Counter(columns).items() if count > 1]
+    if twice:
+        raise UserError(
+            f"{path} has several columns with the same name: {', '.join(twice)}; "
+            "give each column its own name"
+        )
 
 
 def check_is_file(path: Path) -> None:

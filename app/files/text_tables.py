@@ -1,26 +1,22 @@
-"""Tables from text: lines, CSV, JSONL and streams. ``parquet.py`` has the binary kind."""
+"""Tables from lines of text: plain lines, JSONL and streams."""
 
-import csv
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import NoneType
 from typing import Any, TextIO
 
-from app.errors import EmptyText, InvalidRequest, UserError
-from app.files.tables import (
-    Chunk,
-    Table,
-    Text,
-    check_is_file,
-    column_index,
-    split_into_chunks,
+from app.errors import EmptyText, InvalidRequest
+from app.files.tables import Chunk, Table, Text, column_index, split_into_chunks
+from app.files.text_files import (
+    MAX_FIELD_CHARS,
+    check_is_utf8,
+    fraction_read,
+    open_text,
+    read_lines,
 )
 
-# Of a line or a cell. A longer one means another kind of file, or a quote that is never closed.
-MAX_FIELD_CHARS = 16_777_216
 INT64_MAX = 2**63 - 1
 
 
@@ -39,14 +35,14 @@ class Lines(_TextColumn):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        check_is_file(path)
+        check_is_utf8(path)
         self._path = path
 
     def chunks(self, skip: int) -> Iterator[Chunk]:
-        with _opened(self._path, "\n") as file:
+        with open_text(self._path, "\n") as file:
             lines = islice(read_lines(file, MAX_FIELD_CHARS), skip, None)
             rows = ((line, line, len(line)) for line in lines)
-            yield from split_into_chunks(rows, _fraction_read(file))
+            yield from split_into_chunks(rows, fraction_read(file))
 
 
 class TextStream(_TextColumn):
@@ -62,52 +58,6 @@ class TextStream(_TextColumn):
         return split_into_chunks(rows, lambda: None, self._chunk_rows)
 
 
-class Csv(Table):
-    """A file of comma-separated values in UTF-8 with a header. Blank lines are skipped."""
-
-    def __init__(self, path: Path, column: str) -> None:
-        check_is_file(path)
-        self._path = path
-        csv.field_size_limit(MAX_FIELD_CHARS)
-        with _opened(path, "") as file:
-            header = next(self._rows(csv.reader(file)), None)
-        if header is None:
-            raise UserError(f"{path} is empty; a CSV file must begin with the names of its columns")
-        super().__init__(header, dict.fromkeys(header, str))
-        self._text_index = column_index(column, header, path)
-
-    def chunks(self, skip: int) -> Iterator[Chunk]:
-        with _opened(self._path, "") as file:
-            reader = csv.reader(file)
-            read = islice(self._rows(reader), 1 + skip, None)
-            rows = ((*self._checked(row, reader.line_num), sum(map(len, row))) for row in read)
-            yield from split_into_chunks(rows, _fraction_read(file))
-
-    def records(self, rows: list[list[str]]) -> list[dict[str, Any]]:
-        return [dict(zip(self.columns, row, strict=True)) for row in rows]
-
-    def cells(self, rows: list[list[str]]) -> list[list[Any]]:
-        return rows
-
-    def _rows(self, reader: Any) -> Iterator[list[str]]:
-        try:
-            yield from filter(None, reader)
-        except csv.Error as error:
-            raise UserError(
-                f"{self._path}, line {reader.line_num}: {error}; is a quote never closed?"
-            ) from None
-
-    def _checked(self, row: list[str], line: int) -> tuple[list[str], Text]:
-        """The row with as many cells as there are columns, and its text."""
-        width = len(self.columns)
-        if len(row) == width:
-            return row, row[self._text_index]
-        error = InvalidRequest(
-            f"line {line}: the header has {width} columns, but this row has {len(row)}"
-        )
-        return [*row, *[""] * width][:width], error
-
-
 class Jsonl(Table):
     """A file with a JSON object in each line. Blank lines are skipped.
 
@@ -115,11 +65,11 @@ class Jsonl(Table):
     """
 
     def __init__(self, path: Path, column: str) -> None:
-        check_is_file(path)
+        check_is_utf8(path)
         self._path = path
         self._column = column
         types: dict[str, type] = {}
-        with _opened(path, "\n") as file:
+        with open_text(path, "\n") as file:
             for _, line in self._lines(file):
                 for name, value in (_json_object(line) or {}).items():
                     types[name] = _common_type(types.get(name, NoneType), value)
@@ -128,10 +78,10 @@ class Jsonl(Table):
             column_index(column, self.columns, path)
 
     def chunks(self, skip: int) -> Iterator[Chunk]:
-        with _opened(self._path, "\n") as file:
+        with open_text(self._path, "\n") as file:
             lines = islice(self._lines(file), skip, None)
             rows = ((line, self._text(number, line), len(line)) for number, line in lines)
-            yield from split_into_chunks(rows, _fraction_read(file))
+            yield from split_into_chunks(rows, fraction_read(file))
 
     def records(self, rows: list[str]) -> list[dict[str, Any]]:
         return [_json_object(line) or {} for line in rows]
@@ -155,29 +105,6 @@ class Jsonl(Table):
         if text is None:
             return EmptyText(f"line {number} has no {self._column!r}")
         return InvalidRequest(f"line {number}: {self._column!r} is not text")
-
-
-def read_lines(source: TextIO, max_chars: int) -> Iterator[str]:
-    """The lines without their ends.
-
-    A line that is longer than ``max_chars`` is cut, which bounds the memory. What is left is
-    still longer than ``max_chars``, so that the line is refused later.
-    """
-    while line := source.readline(max_chars + 2):
-        rest = line
-        while rest and not rest.endswith("\n"):
-            rest = source.readline(max_chars)
-        yield line.removesuffix("\n").removesuffix("\r")
-
-
-def _opened(path: Path, newline: str) -> TextIO:
-    """A byte that is not UTF-8 becomes a lone surrogate: only its own text fails."""
-    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
-
-
-def _fraction_read(file: TextIO) -> Callable[[], float]:
-    size = os.fstat(file.fileno()).st_size
-    return lambda: file.buffer.tell() / size
 
 
 def _json_object(line: str) -> dict[str, Any] | None:

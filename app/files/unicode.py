@@ -4,7 +4,11 @@ A lone surrogate is a byte that was not UTF-8 when it was read, or half of a sur
 """
 
 import codecs
+import re
 from typing import Any
+
+# What "surrogateescape" makes of a byte that is not UTF-8.
+NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
 def well_formed(value: Any) -> Any:

@@ -14,7 +14,7 @@ from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import Scope
 
-from app.errors import UserError
+from app.extras import missing_extra
 
 if TYPE_CHECKING:
     from app.engine.batching.report import BatchReport
@@ -116,10 +116,8 @@ def require_sdk() -> None:
     try:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter
         import opentelemetry.sdk.trace  # noqa: F401
-    except ImportError:
-        raise UserError(
-            "traces need the OpenTelemetry SDK: pip install 'sentiment-service[otel]'"
-        ) from None
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) from None
 
 
 def current_tag() -> trace.SpanContext | None:

@@ -10,6 +10,7 @@ import {
   facts,
   milliseconds,
   percent,
+  tokenList,
   verdict,
 } from "./view.js";
 
@@ -112,7 +113,27 @@ function details(text, result, answer, times = []) {
   const place = element("div", {}, words, note);
   explain(text, answer, place, run.signal);
   const tokens = result.truncated ? `${result.tokens} (truncated)` : `${result.tokens}`;
-  return [bars(result, answer.labels), place, facts([["Tokens", tokens], ...times])];
+  const numbers = facts([["Tokens", tokens], ...times]);
+  return [bars(result, answer.labels), place, numbers, tokenDetails(text, answer.model)];
+}
+
+// The tokens of a text. They are requested when the user opens the list.
+function tokenDetails(text, model) {
+  const place = element("div");
+  const summary = element("summary", { textContent: "Tokens as the model sees them" });
+  const details = element("details", { className: "tokens" }, summary, place);
+  details.addEventListener("toggle", async () => {
+    if (!details.open || place.querySelector("ol")) return;
+    try {
+      const body = { inputs: text, model: model.name };
+      const { answer } = await call("tokenize", body, run.signal);
+      place.replaceChildren(tokenList(answer.results[0]));
+    } catch (error) {
+      const note = `The tokens are not available: ${error.message}`;
+      place.replaceChildren(element("p", { className: "note", textContent: note }));
+    }
+  });
+  return details;
 }
 
 // If this fails, the classification is still shown.

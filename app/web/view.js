@@ -91,6 +91,19 @@ function weighed(letters, { contribution }, strongest) {
   return word;
 }
 
+// The tokens and their numbers in the vocabulary. Special tokens are paler.
+export function tokenList({ tokens, ids, sequence_ids: sequences }) {
+  const items = tokens.map((token, index) =>
+    element(
+      "li",
+      { className: sequences[index] === null ? "special" : "", dir: "auto" },
+      token,
+      element("small", { textContent: ids[index] }),
+    ),
+  );
+  return element("ol", { ariaLabel: "Tokens" }, ...items);
+}
+
 // A list of names and values.
 export function facts(pairs) {
   const items = pairs.map(([name, value]) =>

@@ -1,31 +1,86 @@
-"""The table of architectures: what is exported, and what each needs and gets."""
+"""The table of architectures: what is exported, what each needs and gets, and what is refused.
 
+docs/architectures.md shows the same table to users; a test compares the two.
+"""
+
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
-# Sets of files from which a tokenizer can be made, besides tokenizer.json; one set is enough.
-BYTE_LEVEL_BPE = ("vocab.json", "merges.txt")
-BERTWEET_BPE = ("vocab.txt", "bpe.codes")
-WORD_PIECE = ("vocab.txt",)
-SENTENCEPIECE_BPE = ("sentencepiece.bpe.model",)
-SENTENCEPIECE = ("spm.model",)
-ALBERT_SENTENCEPIECE = ("spiece.model",)
+from app.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """Files from which a tokenizer can be made if there is no tokenizer.json; all are needed."""
+
+    kind: str
+    names: tuple[str, ...]
+
+
+BYTE_LEVEL_BPE = TokenizerFiles("byte-level BPE", ("vocab.json", "merges.txt"))
+BERTWEET_BPE = TokenizerFiles("byte pair encoding (fastBPE)", ("vocab.txt", "bpe.codes"))
+WORD_PIECE = TokenizerFiles("WordPiece", ("vocab.txt",))
+SENTENCEPIECE = "sentencepiece"
+SENTENCEPIECE_BPE = TokenizerFiles(SENTENCEPIECE, ("sentencepiece.bpe.model",))
+SPM = TokenizerFiles(SENTENCEPIECE, ("spm.model",))
+SPIECE = TokenizerFiles(SENTENCEPIECE, ("spiece.model",))
+
+
+def every_row(config: Any) -> int:
+    """Each row of the position table is one token's, or there is no table but a trained length."""
+    return int(config.max_position_embeddings)
+
+
+def rows_after_padding(config: Any) -> int:
+    """Position ids start at the padding id + 1: RoBERTa's 514 rows are for 512 tokens."""
+    return int(config.max_position_embeddings) - int(config.pad_token_id) - 1
+
+
+def rows_after_one(config: Any) -> int:
+    """As ``rows_after_padding``, with the padding id 1 whatever config.json says (MPNet)."""
+    return int(config.max_position_embeddings) - 2
+
+
+def full_attention(config: Any) -> int:
+    """The number of tokens up to which BigBird attends to all tokens.
+
+    In longer texts, its sparse attention picks blocks at random, which no graph can repeat.
+    """
+    rows = int(config.max_position_embeddings)
+    if config.attention_type == "original_full":
+        return rows
+    return min(rows, (5 + 2 * int(config.num_random_blocks)) * int(config.block_size))
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """One model type of transformers that has a sequence classifier.
 
-    ``layers`` says whether the graph passes find its encoder layers: then padding is left out, the
-    last layer computes the first token only, and int8 quantizes whole layers. Otherwise the graph
-    stays as exported, and int8 quantizes each linear layer by itself.
+    ``layers`` says whether the graph passes find its encoder layers. If they do not, they leave
+    attention as it was exported, and change what is between. ``max_tokens`` takes the
+    model's config and returns how many tokens have a position, special tokens included.
     """
 
     name: str
     example: str  # a public checkpoint whose file layout the tests build
-    tokenizers: tuple[tuple[str, ...], ...]
+    tokenizers: tuple[TokenizerFiles, ...]  # the first complete one is read
     layers: bool = False
-    # Position ids start at the padding id + 1, so the rows before it are never used.
-    offset_positions: bool = False
+    max_tokens: Callable[[Any], int] = every_row
+
+    def tokenizer_files(self, present: Collection[str]) -> TokenizerFiles | None:
+        """The first of ``tokenizers`` whose files are all among the names ``present``."""
+        return next((t for t in self.tokenizers if set(t.names) <= set(present)), None)
+
+    @property
+    def passes(self) -> str:
+        """What the export does to the graph."""
+        last = (
+            "last layer for the first token only"
+            if self.layers
+            else "first token only after the last attention, unless the classifier reads others"
+        )
+        return f"padding left out, {last}, int8 with a scale per token"
 
 
 # By model_type in config.json.
@@ -35,14 +90,14 @@ ARCHITECTURES = {
         "cardiffnlp/twitter-roberta-base-sentiment-latest",
         (BYTE_LEVEL_BPE, BERTWEET_BPE),
         layers=True,
-        offset_positions=True,
+        max_tokens=rows_after_padding,
     ),
     "xlm-roberta": Architecture(
         "XLM-RoBERTa",
         "cardiffnlp/twitter-xlm-roberta-base-sentiment",
         (SENTENCEPIECE_BPE,),
         layers=True,
-        offset_positions=True,
+        max_tokens=rows_after_padding,
     ),
     "bert": Architecture(
         "BERT",
@@ -61,30 +116,80 @@ ARCHITECTURES = {
         "cmarkea/distilcamembert-base-sentiment",
         (SENTENCEPIECE_BPE,),
         layers=True,
-        offset_positions=True,
+        max_tokens=rows_after_padding,
     ),
     "electra": Architecture(
-        "ELECTRA",
-        "bhadresh-savani/electra-base-emotion",
-        (WORD_PIECE,),
-        layers=True,
+        "ELECTRA", "bhadresh-savani/electra-base-emotion", (WORD_PIECE,), layers=True
     ),
-    "albert": Architecture("ALBERT", "textattack/albert-base-v2-SST-2", (ALBERT_SENTENCEPIECE,)),
-    "mpnet": Architecture("MPNet", "florentgbelidji/setfit_emotion", (WORD_PIECE,)),
+    "albert": Architecture("ALBERT", "textattack/albert-base-v2-SST-2", (SPIECE,), layers=True),
+    "mpnet": Architecture(
+        "MPNet", "microsoft/mpnet-base", (WORD_PIECE,), max_tokens=rows_after_one
+    ),
     "deberta": Architecture("DeBERTa", "microsoft/deberta-base-mnli", (BYTE_LEVEL_BPE,)),
-    "deberta-v2": Architecture(
-        "DeBERTa-v2/v3", "yangheng/deberta-v3-base-absa-v1.1", (SENTENCEPIECE,)
-    ),
+    "deberta-v2": Architecture("DeBERTa-v2/v3", "yangheng/deberta-v3-base-absa-v1.1", (SPM,)),
     "modernbert": Architecture("ModernBERT", "clapAI/modernBERT-base-multilingual-sentiment", ()),
     "data2vec-text": Architecture(
         "data2vec-text",
         "facebook/data2vec-text-base",
         (BYTE_LEVEL_BPE,),
         layers=True,
-        offset_positions=True,
+        max_tokens=rows_after_padding,
     ),
-    "big_bird": Architecture("BigBird", "google/bigbird-roberta-base", (SENTENCEPIECE,)),
-    "longformer": Architecture(
-        "Longformer", "allenai/longformer-base-4096", (BYTE_LEVEL_BPE,), offset_positions=True
+    "big_bird": Architecture(
+        "BigBird", "google/bigbird-roberta-base", (SPIECE,), layers=True, max_tokens=full_attention
     ),
 }
+
+_NO_EXPORTER = "Optimum cannot export it to ONNX"
+_DECODER = "it classifies by its last token, and this service reads the first"
+_BOTH = "it is an encoder with a decoder, and this service runs encoders"
+# What people ask for and do not get, by model_type: name, and the reason. All other types that
+# are not in ARCHITECTURES are refused without a reason of their own.
+REFUSED = {
+    "bart": ("BART", _BOTH),
+    "bloom": ("BLOOM", _DECODER),
+    "canine": ("CANINE", _NO_EXPORTER),
+    "ernie": ("ERNIE", _NO_EXPORTER),
+    "ernie_m": ("ERNIE-M", _NO_EXPORTER),
+    "funnel": ("Funnel Transformer", _NO_EXPORTER),
+    "gemma2": ("Gemma 2", _DECODER),
+    "gemma3_text": ("Gemma 3", _DECODER),
+    "gpt2": ("GPT-2", _DECODER),
+    "gpt_neox": ("GPT-NeoX", _DECODER),
+    "ibert": ("I-BERT", "its layers simulate integer arithmetic, which the export does not keep"),
+    "llama": ("Llama", _DECODER),
+    "longformer": (
+        "Longformer",
+        "the graph that Optimum exports fails or gives wrong logits for texts of other lengths",
+    ),
+    "luke": ("LUKE", _NO_EXPORTER),
+    "mbart": ("mBART", _BOTH),
+    "mistral": ("Mistral", _DECODER),
+    "mt5": ("mT5", _BOTH),
+    "opt": ("OPT", _DECODER),
+    "phi3": ("Phi-3", _DECODER),
+    "qwen2": ("Qwen2", _DECODER),
+    "qwen3": ("Qwen3", _DECODER),
+    "roberta-prelayernorm": ("RoBERTa-PreLayerNorm", _NO_EXPORTER),
+    "t5": ("T5", _BOTH),
+    "xlm-roberta-xl": ("XLM-RoBERTa-XL", _NO_EXPORTER),
+    "xlnet": ("XLNet", _NO_EXPORTER),
+}
+
+
+def find_architecture(model_type: object, where: str) -> Architecture:
+    """The architecture of a ``model_type``.
+
+    Raises:
+        UserError: it is not exported. The message names it, the reason, and what is taken.
+    """
+    if not isinstance(model_type, str):
+        raise UserError(f"{where}: config.json has no model_type, so its architecture is unknown")
+    if model_type in ARCHITECTURES:
+        return ARCHITECTURES[model_type]
+    name, reason = REFUSED.get(model_type, (model_type, "this exporter does not know it"))
+    taken = ", ".join(architecture.name for architecture in ARCHITECTURES.values())
+    raise UserError(
+        f"{where} is of the unsupported architecture {name}: {reason}; use a sequence classifier "
+        f"of one of these architectures: {taken}"
+    )

@@ -1,7 +1,7 @@
 """Loads a checkpoint safely and reads its labels and limits from the config."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,23 +11,18 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from transformers.modeling_utils import no_init_weights
 
 from app.engine.bundle import sha256
+from app.engine.pairs import TextPair
 from app.engine.preprocessing import Preprocessing
 from app.errors import UserError, first_line
+from model_export.checkpoint.architectures import ARCHITECTURES
+from model_export.checkpoint.bertweet import embed_unknown_pieces, normalises
+from model_export.checkpoint.config import check_task, read_config
+from model_export.checkpoint.labels import MULTI_LABEL, canonical_labels, read_labels
 from model_export.checkpoint.layout import check_directory, choose_files, shards
 from model_export.checkpoint.source import origin
 from model_export.checkpoint.tokenizer import load_tokenizer
 from model_export.checkpoint.weights import Fit, load_weights
-
-# Position ids of these start at padding_idx + 1, so the rows before it are never used.
-OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"}
-SPELLINGS = {
-    "negative": {"negative", "neg"},
-    "neutral": {"neutral", "neu"},
-    "positive": {"positive", "pos"},
-}
-SENTIMENTS = list(SPELLINGS)
-# The first cardiffnlp checkpoints number the three sentiments in the order of SENTIMENTS.
-NUMBERED = ["label_0", "label_1", "label_2"]
+from model_export.checkpoint.workarounds import prepare_for_export
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +43,28 @@ class Checkpoint:
         """Name of the model class."""
         return type(self.model).__name__
 
+    @property
+    def multi_label(self) -> bool:
+        """Whether a text can have several labels, or none; scores are then sigmoids."""
+        return bool(self.model.config.problem_type == MULTI_LABEL)
+
     @torch.inference_mode()
     def logits(self, ids: list[int]) -> torch.Tensor:
         """Reference logits [labels] of one unpadded text."""
         logits: torch.Tensor = self.model(input_ids=torch.tensor([ids])).logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def pair_logits(self, pair: TextPair) -> torch.Tensor:
+        """Reference logits [labels] of a pair, tokenised and truncated by transformers."""
+        inputs = self.tokenizer(
+            pair.text,
+            pair.text_pair,
+            truncation="longest_first",
+            max_length=self.max_tokens,
+            return_tensors="pt",
+        )
+        logits: torch.Tensor = self.model(**inputs).logits[0]
         return logits
 
 
@@ -65,23 +78,26 @@ def load_checkpoint(
     ``preprocessing`` and ``labels`` (in logit order) override what the checkpoint says.
 
     Raises:
-        UserError: a file is missing or damaged, the weights do not match config.json, or the
-            model is not a sequence classifier.
+        UserError: a file is missing or damaged, the weights do not match config.json, the
+            model is not a sequence classifier, or an output has no usable label.
     """
     check_directory(path)
     side_files, weights = choose_files((file.name for file in path.iterdir()), str(path))
-    model = empty_classifier(path)
-    spelled = [model.config.id2label[index] for index in range(model.config.num_labels)]
-    if labels is not None and (len(set(labels)) != len(labels) or len(labels) != len(spelled)):
-        raise UserError(f"{path} has {len(spelled)} outputs: give as many different labels")
+    entries = read_config(path, str(path))
+    check_task(entries, str(path))
+    spelled = read_labels(entries, str(path), labels)
+    model = empty_classifier(path, entries, outputs=len(spelled))
     try:
         fit = load_weights(model, path / weights)
     except UserError as error:
         raise UserError(f"cannot load the checkpoint {path}: {error}") from error
+    prepare_for_export(model)
     tokenizer = load_tokenizer(path)
-    if len(tokenizer) > model.config.vocab_size:
+    embed_unknown_pieces(model, tokenizer)
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= model.config.vocab_size:
         raise UserError(
-            f"{path}: the tokenizer has {len(tokenizer)} tokens, but the model's embedding has "
+            f"{path}: the tokenizer's largest id is {largest}, but the model's embedding has "
             f"{model.config.vocab_size} rows: they belong to different checkpoints"
         )
     return Checkpoint(
@@ -89,57 +105,37 @@ def load_checkpoint(
         model=model.eval(),
         tokenizer=tokenizer,
         fit=fit,
-        labels=list(labels) if labels is not None else canonical_labels(spelled),
+        labels=spelled if labels is not None else canonical_labels(spelled),
         max_tokens=max_tokens(model.config),
         preprocessing=preprocessing or trained_preprocessing(path),
         files=_digests(path, [*side_files, weights, *shards(path / weights)]),
     )
 
 
-def empty_classifier(path: Path) -> Any:
+def empty_classifier(path: Path, entries: Mapping[str, Any], outputs: int | None = None) -> Any:
     """The model that config.json describes (eager attention, fp32), with undefined weights.
 
-    Code in the checkpoint never runs.
+    ``entries`` are those of config.json, checked. ``outputs`` is the number of labels, if id2label
+    is not to be trusted. Code in the checkpoint never runs.
 
     Raises:
-        UserError: config.json cannot be read, or transformers has no such sequence classifier.
+        UserError: no model can be made from these entries together.
     """
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config.num_labels = outputs or config.num_labels
         with no_init_weights():
             model = AutoModelForSequenceClassification.from_config(
                 config, trust_remote_code=False, attn_implementation="eager", dtype=torch.float32
             )
     except Exception as error:  # a bad config can raise anything
-        reason = first_line(error)
-        if "Unrecognized configuration class" in reason or "does not support" in reason:
-            reason = f"unsupported architecture: {config.model_type} has no sequence classifier"
-        raise UserError(f"cannot load the checkpoint {path}: {reason}") from error
-    other = [name for name in config.architectures or () if "SequenceClassification" not in name]
-    if other:
+        architecture = ARCHITECTURES[entries["model_type"]]
         raise UserError(
-            f"{path} is a {other[0]}, not a sequence classifier: fine-tune it first, or give "
-            "the checkpoint of a classifier"
-        )
-    if config.num_labels < 2:
-        raise UserError(f"{path} has one output, a regression; a classifier needs two or more")
+            f"cannot load the checkpoint {path}: no {architecture.name} classifier can be made "
+            f"from its config.json ({first_line(error)}); compare it with that of "
+            f"{architecture.example}"
+        ) from error
     return model
-
-
-def canonical_labels(labels: list[str]) -> list[str]:
-    """Spell sentiment labels as ``negative``, ``neutral`` and ``positive``.
-
-    This applies to ``LABEL_0`` to ``LABEL_2``, and to sets of negative and positive, with or
-    without neutral, in any known spelling. Other label sets are returned unchanged.
-    """
-    lower = [label.lower() for label in labels]
-    if lower == NUMBERED:
-        return SENTIMENTS
-    found = [next((name for name in SENTIMENTS if word in SPELLINGS[name]), "") for word in lower]
-    distinct = len(set(found)) == len(found)
-    return (
-        found if distinct and {"negative", "positive"} <= set(found) <= set(SENTIMENTS) else labels
-    )
 
 
 def max_tokens(config: Any) -> int:
@@ -148,23 +144,27 @@ def max_tokens(config: Any) -> int:
     RoBERTa, for example, has 514 rows of positions for 512 tokens.
 
     Raises:
-        UserError: the architecture has no position table.
+        UserError: there are too few positions for one token between two special ones.
     """
-    if getattr(config, "max_position_embeddings", None) is None:
-        raise UserError(f"unsupported architecture: {config.model_type} has no position table")
-    rows = int(config.max_position_embeddings)
-    if config.model_type in OFFSET_POSITIONS:
-        return rows - int(config.pad_token_id) - 1
-    return rows
+    tokens = ARCHITECTURES[config.model_type].max_tokens(config)
+    if tokens < 3:
+        raise UserError(
+            f"max_position_embeddings in config.json is {config.max_position_embeddings}, which "
+            f"leaves {tokens} tokens for a text with its two special tokens; it must be larger"
+        )
+    return tokens
 
 
 def trained_preprocessing(path: Path) -> Preprocessing:
     """The text normalisation that the model was trained with.
 
-    config.json of our own fine-tuned checkpoints names it. Others get ``tweet`` if their name
-    contains "twitter", as the models of cardiffnlp do, else ``none``.
+    BERTweet's tokenizer says whether it normalises. config.json of our own fine-tuned checkpoints
+    names the normalisation. Others get ``tweet`` if their name contains "twitter", as the models
+    of cardiffnlp do, else ``none``.
     """
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    if normalises(path, config):
+        return "bertweet"
     hub = origin(path)
     name = hub[0].split("/")[-1] if hub else path.resolve().name
     names = f"{name} {config.get('_name_or_path', '')}".lower()

@@ -10,29 +10,33 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from app.engine.preprocessing import Preprocessing
-from app.errors import UserError, first_line
+from app.errors import UserError
+from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.checkpoint import (
-    canonical_labels,
     empty_classifier,
     max_tokens,
     trained_preprocessing,
 )
+from model_export.checkpoint.config import check_task, read_config
 from model_export.checkpoint.description import Description, length_limit, shortened
-from model_export.checkpoint.layout import CONFIG_FILE, check_directory, choose_files
+from model_export.checkpoint.labels import canonical_labels, output_names, read_labels
+from model_export.checkpoint.layout import check_directory, choose_files
 from model_export.checkpoint.metadata import (
-    KINDS_BY_FILES,
     TensorInfo,
     list_tensors,
     read_files,
-    read_json,
     read_tokenizer,
 )
 from model_export.checkpoint.weights import Fit, Shape, check_fit, fit
 
 T = TypeVar("T")
+NORMALISED = {
+    "tweet": "texts are normalised as tweets: user names become @user, links become http",
+    "bertweet": "texts are normalised as for BERTweet: words are cut apart, user names become "
+    "@USER, links HTTPURL, emoji words",
+}
 NUMBERED_LAYER = re.compile(r"(?P<stack>.+?)\.(?P<number>\d+)\.(?P<weight>.+)")
 
 
@@ -42,41 +46,47 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     ``preprocessing`` overrides the checkpoint's own, as in the export.
 
     Raises:
-        UserError: a needed file is missing or damaged, or the architecture is unknown.
+        UserError: a needed file is missing or damaged, or the architecture is not exported.
     """
     check_directory(path)
     present = sorted(file.name for file in path.iterdir() if file.is_file())
     _, weights = choose_files(present, str(path))
+    entries = read_config(path, str(path))
+    problems: list[str] = []
+    labels = _labels(entries, str(path), problems)
+    with torch.device("meta"):  # its weights use no memory
+        model = empty_classifier(path, entries)
+    config = model.config
+    architecture = ARCHITECTURES[config.model_type]
     tensors = list_tensors(path / weights)
-    config, model = _model(path)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {tensor.name: tensor.shape for tensor in tensors}
     fitted = fit(expected, found, model.base_model_prefix)
     read_as = {key: name for name, key in fitted.names.items()}
-    spelled = [str(config.id2label.get(i, f"LABEL_{i}")) for i in range(config.num_labels)]
-    tokenizer = read_tokenizer(path, present)
-    problems: list[str] = []
+    made_from = architecture.tokenizer_files(present)
+    tokenizer = read_tokenizer(path, present, made_from)
     limit = _attempt(problems, lambda: max_tokens(config))
-    with torch.device("meta"):
-        _attempt(problems, lambda: empty_classifier(path))
+    _attempt(problems, lambda: check_task(entries, str(path)))
     _attempt(problems, lambda: check_fit(fitted, expected, found, weights))
     if tokenizer["kind"] is None:
         problems.append(f"{path} has no tokenizer: no tokenizer.json, and no files to make it from")
-    labels = {"as_spelled": spelled, "exported": canonical_labels(spelled)}
     chosen = preprocessing or trained_preprocessing(path)
     layers = _layers(expected)
-    changes = _changes(fitted, tensors, labels, present)
+    changes = _changes(fitted, tensors, labels)
+    if made_from is not None and "tokenizer.json" not in present:
+        changes.append(f"tokenizer.json is made from {' and '.join(made_from.names)}")
     if limit is not None and tokenizer["max_tokens"] != limit:
         own = length_limit(tokenizer["max_tokens"])
         changes.append(f"the maximum length becomes {limit} (the tokenizer's own limit: {own})")
-    if chosen == "tweet":
-        changes.append("texts are normalised as tweets: user names become @user, links become http")
+    if chosen != "none":
+        changes.append(NORMALISED[chosen])
     return Description(
         path=str(path),
         architecture=type(model).__name__,
         model_type=config.model_type,
         problem_type=_problem_type(config),
         labels=labels,
+        passes=architecture.passes,
         max_tokens=limit,
         tokenizer=tokenizer,
         preprocessing=chosen,
@@ -103,18 +113,14 @@ def _attempt(problems: list[str], step: Callable[[], T]) -> T | None:
         return None
 
 
-def _model(path: Path) -> tuple[Any, Any]:
-    """The config and the model that it describes; its weights use no memory."""
-    read_json(path / CONFIG_FILE)  # its errors are clearer than those of transformers
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):
-            model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
-    except Exception as error:  # a bad config can raise anything
-        raise UserError(
-            f"{path / CONFIG_FILE} describes no sequence classifier: {first_line(error)}"
-        ) from error
-    return config, model
+def _labels(entries: Mapping[str, Any], where: str, problems: list[str]) -> dict[str, list[str]]:
+    """The labels as in config.json, and those of the bundle: none if they are unusable."""
+    names = output_names(entries, where)
+    usable = _attempt(problems, lambda: read_labels(entries, where)) or []
+    return {
+        "as_spelled": [str(names[index]) for index in sorted(names)],
+        "exported": canonical_labels(usable),
+    }
 
 
 def _problem_type(config: Any) -> str:
@@ -171,11 +177,10 @@ def _changes(
     fitted: Fit,
     tensors: list[TensorInfo],
     labels: Mapping[str, list[str]],
-    present: list[str],
 ) -> list[str]:
-    """What the export changes in labels, weights and tokenizer, as sentences."""
+    """What the export changes in labels and weights, as sentences."""
     changes = []
-    if labels["as_spelled"] != labels["exported"]:
+    if labels["exported"] not in ([], labels["as_spelled"]):
         changes.append(
             f"labels {shortened(labels['as_spelled'])} become {shortened(labels['exported'])}"
         )
@@ -190,8 +195,4 @@ def _changes(
     changes += [f"{dtypes[dtype]} weights in {dtype} become float32" for dtype in other]
     if any(not tensor.file.endswith(".safetensors") for tensor in tensors):
         changes.append("the pickled weights are read as plain tensors; the pickle is not copied")
-    if "tokenizer.json" not in present:
-        sources = next((files for files in KINDS_BY_FILES if set(files) <= set(present)), ())
-        if sources:
-            changes.append(f"tokenizer.json is made from {' and '.join(sources)}")
     return changes

@@ -18,6 +18,7 @@ class Description:
     model_type: str
     problem_type: str
     labels: dict[str, list[str]]
+    passes: str
     max_tokens: int | None
     tokenizer: dict[str, Any]
     preprocessing: Preprocessing
@@ -35,13 +36,14 @@ class Description:
 
         - ``path``, ``architecture`` (class of the model), ``model_type``
         - ``problem_type``: ``single_label``, ``multi_label`` or ``regression``
-        - ``labels``: ``as_spelled`` in config.json, and ``exported``
-        - ``max_tokens``: the number of tokens that have a position; null if the architecture
-          has no position table
+        - ``labels``: ``as_spelled`` in config.json, and ``exported`` (empty if they are unusable)
+        - ``passes``: what the export does to the graph
+        - ``max_tokens``: the number of tokens that have a position; null if config.json leaves
+          no position for a text
         - ``tokenizer``: ``kind`` (null if its files are missing), ``max_tokens`` (from the
           tokenizer's files, or null), ``special_tokens`` (token by role) and ``added_tokens``
           (special tokens of any role)
-        - ``preprocessing``: ``tweet`` or ``none``
+        - ``preprocessing``: ``tweet``, ``bertweet`` or ``none``
         - ``parameters``: ``in_files``, and for the loaded model ``total``, ``embeddings``,
           ``encoder`` (all layers), ``per_layer`` (the largest layer) and ``classifier``
           (including BERT's pooler)
@@ -69,8 +71,9 @@ class Description:
             "checkpoint": self.path,
             "architecture": f"{self.architecture} ({self.model_type})",
             "labels": f"{shortened(self.labels['as_spelled'])} ({self.problem_type})",
-            "exported as": shortened(self.labels["exported"]),
-            "max tokens": f"{self.max_tokens or 'no position table'} "
+            "exported as": shortened(self.labels["exported"]) or "not exported",
+            "the graph": self.passes,
+            "max tokens": f"{self.max_tokens or 'none'} "
             f"(the tokenizer's own limit: {length_limit(tokens['max_tokens'])})",
             "tokenizer": tokens["kind"] or "none",
             "special tokens": shortened(special or tokens["added_tokens"])

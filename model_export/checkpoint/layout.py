@@ -3,20 +3,24 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from app.errors import UserError
+from model_export.checkpoint.architectures import ARCHITECTURES
 
 CONFIG_FILE = "config.json"
-# Files that the tokenizers of the supported architectures may use; each may be absent.
+# Files that the tokenizers of the architectures may use; each may be absent.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.json",  # RoBERTa
-    "merges.txt",  # RoBERTa
-    "sentencepiece.bpe.model",  # XLM-RoBERTa
-    "vocab.txt",  # BERT
+    *dict.fromkeys(
+        name
+        for architecture in ARCHITECTURES.values()
+        for files in architecture.tokenizers
+        for name in files.names
+    ),
 )
 # Preferred first: safetensors hold only tensors. An index names the shards of a large model.
 WEIGHT_FILES = (
@@ -57,6 +61,21 @@ def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
             f"{where} has no weights: one of {', '.join(WEIGHT_FILES)} is needed{instead}"
         )
     return [CONFIG_FILE, *(name for name in TOKENIZER_FILES if name in held)], weights
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        UserError: the file cannot be read, or holds something else.
+    """
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    if not isinstance(held, dict):
+        raise UserError(f"cannot read {path}: it is not a JSON object")
+    return held
 
 
 def shards(weights: Path) -> list[str]:

@@ -7,15 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import UserError
-from model_export.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILES, shards
+from model_export.checkpoint.architectures import TokenizerFiles
+from model_export.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILES, read_json, shards
 from model_export.checkpoint.weights import Shape, read_tensors
-
-# The kind of a tokenizer without tokenizer.json, by the files that it has.
-KINDS_BY_FILES = {
-    ("vocab.json", "merges.txt"): "byte-level BPE",
-    ("sentencepiece.bpe.model",): "sentencepiece unigram",
-    ("vocab.txt",): "WordPiece",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +40,10 @@ def list_tensors(weights: Path) -> list[TensorInfo]:
     return [found[name] for name in sorted(found)]
 
 
-def read_tokenizer(path: Path, present: list[str]) -> dict[str, Any]:
+def read_tokenizer(path: Path, present: list[str], source: TokenizerFiles | None) -> dict[str, Any]:
     """Facts from the tokenizer's JSON files, without loading the tokenizer.
+
+    ``source`` are the files from which a missing tokenizer.json is made.
 
     Raises:
         UserError: a JSON file is damaged.
@@ -56,7 +52,6 @@ def read_tokenizer(path: Path, present: list[str]) -> dict[str, Any]:
         read_json(path / name) if name in present else {}
         for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
     )
-    by_files = (kind for files, kind in KINDS_BY_FILES.items() if set(files) <= set(present))
     try:
         tokens = {
             role: token["content"] if isinstance(token, dict) else token
@@ -64,7 +59,7 @@ def read_tokenizer(path: Path, present: list[str]) -> dict[str, Any]:
             if role.endswith("_token")
         }
         return {
-            "kind": _kind(whole) if whole else next(by_files, None),
+            "kind": _kind(whole) if whole else source.kind if source else None,
             "max_tokens": config.get("model_max_length"),
             "special_tokens": {r: token for r, token in tokens.items() if isinstance(token, str)},
             "added_tokens": [t["content"] for t in whole.get("added_tokens", ()) if t["special"]],
@@ -85,21 +80,6 @@ def read_files(path: Path, present: list[str], weights: str) -> list[dict[str, A
         {"name": name, "bytes": size, "format": formats.get(name, "not needed")}
         for name, size in sizes.items()
     ]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        UserError: the file cannot be read, or holds something else.
-    """
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
-    if not isinstance(held, dict):
-        raise UserError(f"cannot read {path}: it is not a JSON object")
-    return held
 
 
 def _kind(whole: dict[str, Any]) -> str:

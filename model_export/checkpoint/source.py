@@ -11,8 +11,9 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils._validators import validate_repo_id
 
 from app.errors import UserError
+from model_export.checkpoint.config import check_task, read_config
 from model_export.checkpoint.hub import explain, is_outage, with_retries
-from model_export.checkpoint.layout import choose_files, shards
+from model_export.checkpoint.layout import CONFIG_FILE, choose_files, shards
 
 CACHED = "models--"  # a hub cache names a model's directory models--ORG--NAME
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -88,6 +89,8 @@ def _of_hub(repo_id: str, revision: str) -> Path:
             raise TypeError("no commit")
         names, weights = choose_files((file.rfilename for file in info.siblings or ()), repo_id)
         commit = info.sha
+        # What is not exported is refused before anything large is downloaded.
+        check_task(read_config(fetch(CONFIG_FILE).parent, repo_id), repo_id)
         for name in names:
             fetch(name)
         # Weights come last: a snapshot that has them is complete.

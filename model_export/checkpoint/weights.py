@@ -6,6 +6,7 @@ does not match is an error with its name, both shapes and the likely cause. It i
 by random numbers.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,11 @@ Shape = tuple[int, ...]
 TRAINERS_PREFIXES = ("module.", "model.")
 # Name parts of entries that old or pre-trained checkpoints hold and classifiers never read.
 NEVER_READ = ("position_ids", "pooler.", "lm_head.", "cls.", "vocab_")
+NUMBERED_LAYER = re.compile(r"layers?\.\d")
 # Part of a weight's name -> the entry of config.json that is probably wrong if its shape is.
 CAUSES = {
     "word_embeddings": "vocab_size",
+    "tok_embeddings": "vocab_size",
     "position_embeddings": "max_position_embeddings",
     "token_type_embeddings": "type_vocab_size",
     "classifier": "the number of labels (id2label)",
@@ -80,7 +83,7 @@ def check_fit(
             )
     if fitted.missing:
         raise UserError(_what_is_missing(fitted.missing, where))
-    extra = [key for key in fitted.unused if "layer." in key and not _never_read(key)]
+    extra = [key for key in fitted.unused if NUMBERED_LAYER.search(key) and not _never_read(key)]
     if extra:
         raise UserError(
             f"{where} holds {extra[0]}, which the model that config.json describes does not "

@@ -13,15 +13,23 @@ from optimum.exporters.onnx import onnx_export_from_model
 
 from app.engine.session import CPU
 from model_export.checkpoint.checkpoint import Checkpoint
+from model_export.graph.encoder_layers import find_layers
+from model_export.graph.linear import Linear, NotRecognised
 from model_export.graph.passes.first_token import keep_first_token
 from model_export.graph.passes.half_precision import to_half_precision
-from model_export.graph.passes.int8 import quantize_encoder
+from model_export.graph.passes.int8 import fold_attention_biases, quantize_linears
 from model_export.graph.passes.int8_embedding import quantize_word_embedding
+from model_export.graph.passes.mean_pooling import sum_tokens_in_order
 from model_export.graph.passes.padding import drop_padding
+from model_export.graph.passes.rows import compute_on_rows
 
 OPSET = 18
 # A protobuf message holds at most 2 GiB; larger weights go into a second file beside it.
 LARGEST_FILE = 2**31 - 2**20
+# What is done to the graph, as manifest and model card say it.
+NO_PADDING = "padding left out"
+LAST_LAYER_SHORTENED = "last layer for the first token only"
+END_SHORTENED = "first token only after the last attention"
 
 
 def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
@@ -53,34 +61,60 @@ def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
     return plain
 
 
-def write_fp32(plain: Path, target: Path) -> None:
-    """Write fp32: the last layer computes the first token only, and padding is dropped."""
-    model = _load(plain)
-    keep_first_token(model)
-    drop_padding(model)
+def write_fp32(plain: Path, target: Path) -> list[str]:
+    """Write fp32 without the work that changes no logit.
+
+    Returns:
+        What was done to the graph, in plain words; so do the other writers.
+    """
+    model, passes, _ = _without_padding(plain)
     _save(model, target)
+    return passes
 
 
-def write_int8(plain: Path, target: Path) -> None:
+def write_int8(plain: Path, target: Path) -> list[str]:
     """Write int8: as fp32, with per-token int8 linear layers and int8 embedding rows."""
-    model = _load(plain)
-    keep_first_token(model)
-    drop_padding(model)
-    quantize_encoder(model)
+    model, passes, linears = _without_padding(plain)
+    if linears is None:
+        linears = fold_attention_biases(model, find_layers(model.graph))
+    quantize_linears(model, linears)
     quantize_word_embedding(model)
     _save(model, target)
+    return [*passes, "int8 with a scale per token", "int8 embedding"]
 
 
-def write_fp16(plain: Path, target: Path) -> None:
-    """Write fp16 for CUDA: half precision, except for layer norms and softmax.
+def write_fp16(plain: Path, target: Path) -> list[str]:
+    """Write fp16 for CUDA: half precision, except where it is too coarse.
 
     Padding is kept. Dropping it needs the number of real tokens, which only the GPU knows, and
     the CPU would have to wait for it in the middle of the graph.
     """
-    model = _load(plain)
-    keep_first_token(model)
+    model, passes = _load(plain), ["half precision"]
+    try:
+        keep_first_token(model)
+        passes = [LAST_LAYER_SHORTENED, *passes]
+    except NotRecognised:
+        model = _load(plain)
     to_half_precision(model)
     _save(model, target)
+    return passes
+
+
+def _without_padding(plain: Path) -> tuple[ir.Model, list[str], list[Linear] | None]:
+    """The graph without padding, what was done to it, and the linear layers that have no padding.
+
+    The layers are None if ``find_layers`` finds them.
+    """
+    model = _load(plain)
+    try:
+        keep_first_token(model)
+        drop_padding(model)
+        return model, [NO_PADDING, LAST_LAYER_SHORTENED], None
+    except NotRecognised:
+        model = _load(plain)  # without what the first pass did before the second one failed
+    sum_tokens_in_order(model)
+    linears, first_token_only = compute_on_rows(model)
+    return model, [NO_PADDING, *[END_SHORTENED] * first_token_only], linears
 
 
 def external_data(target: Path) -> Path:

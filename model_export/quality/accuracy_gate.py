@@ -12,6 +12,7 @@ from model_export.quality.scores import Scores
 
 MAX_ACCURACY_LOSS = 0.01
 LEAST_AGREEMENT = 0.98
+ROUNDING = 1e-9  # a loss of 0.55 - 0.54 is 0.01, but not for floating-point numbers
 
 
 class AccuracyGate:
@@ -59,7 +60,7 @@ class AccuracyGate:
             )
         for name in ("accuracy", "macro_recall"):
             loss = getattr(fp32, name) - getattr(scores, name)
-            if loss > self._max_loss:
+            if not loss <= self._max_loss + ROUNDING:
                 self.refused[precision] = (
                     f"it loses {loss:.4f} of fp32's {name.replace('_', ' ')} "
                     f"(--max-accuracy-loss {self._max_loss:g})"

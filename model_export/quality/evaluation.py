@@ -1,26 +1,37 @@
 """Classifies labelled texts with a bundle and scores the predictions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from app.engine.model import Model
 from app.errors import ServiceError, UserError
 from model_export.batches import batches
+from model_export.quality.calibration import expected_calibration_error, log_loss
 from model_export.quality.labelled import Example
 from model_export.quality.scores import Scores, score
 
 TEXTS_PER_BATCH = 16
+NO_SINGLE_LABEL = "is multi-label and cannot be scored with one label per text"
 
 
 def evaluate(model: Model, examples: Sequence[Example]) -> Scores:
-    """Classify every example as the service does and compare the result with its label.
+    """Classify every example as the service does; compare labels and scores with the example's.
 
     Raises:
         UserError: a text cannot be classified (the message names its row), or the model is
             multi-label, while the examples have one label each.
     """
-    return compare(examples, predict(model, examples), model.labels)
+    logits = infer(model, examples)
+    gold = np.array([model.labels.index(example.label) for example in examples])
+    return replace(
+        compare(examples, _names(model, logits), model.labels),
+        ece=expected_calibration_error(logits / model.temperature, gold),
+        log_loss=log_loss(logits / model.temperature, gold),
+    )
 
 
 def compare(examples: Sequence[Example], predicted: Sequence[str], labels: list[str]) -> Scores:
@@ -35,8 +46,17 @@ def predict(model: Model, examples: Sequence[Example]) -> list[str]:
     Raises:
         UserError: see ``evaluate``.
     """
+    return _names(model, infer(model, examples))
+
+
+def infer(model: Model, examples: Sequence[Example]) -> NDArray[np.float32]:
+    """The logits [examples, labels] of the examples, in the same order.
+
+    Raises:
+        UserError: see ``evaluate``.
+    """
     if model.multi_label:
-        raise UserError(f"{model.name} is multi-label and cannot be scored with one label per text")
+        raise UserError(f"{model.name} {NO_SINGLE_LABEL}")
     encodings = []
     for row, example in enumerate(examples, start=1):
         try:
@@ -44,13 +64,17 @@ def predict(model: Model, examples: Sequence[Example]) -> list[str]:
         except ServiceError as error:
             raise UserError(f"labelled text {row}: {error.detail}") from error
     by_length = sorted(range(len(encodings)), key=lambda index: len(encodings[index]))
-    predicted = [""] * len(examples)
+    found = np.empty((len(examples), len(model.labels)), dtype=np.float32)
     with tqdm(total=len(examples), desc=model.precision, unit="text", disable=None) as progress:
         for rows in batches(by_length, TEXTS_PER_BATCH):
             answers = model.infer([encodings[row] for row in rows])
             for row, logits in zip(rows, answers, strict=True):
                 if isinstance(logits, ServiceError):
                     raise UserError(f"labelled text {row + 1}: {logits.detail}")
-                predicted[row] = model.labels[int(logits.argmax())]
+                found[row] = logits
             progress.update(len(rows))
-    return predicted
+    return found
+
+
+def _names(model: Model, logits: NDArray[np.float32]) -> list[str]:
+    return [model.labels[index] for index in logits.argmax(axis=1)]

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.engine.preprocessing import VISIBLE
 from app.errors import UserError
+from model_export.checkpoint.labels import known_spellings
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +18,21 @@ class Example:
 
 
 def read_examples(path: Path, labels: list[str]) -> list[Example]:
-    """Read a labelled file.
+    """Read a labelled file. A byte order mark at its start is ignored.
+
+    A label may be written in upper or lower case, in the checkpoint's spelling (``POS``) or by its
+    position (``LABEL_2``); the examples have the spelling of ``labels``.
 
     Raises:
-        UserError: the file cannot be read or is empty, or a row does not have three columns or
-            its label is not one of ``labels``; the message names the row.
+        UserError: the file cannot be read or is empty, or a row does not have three columns, its
+            label is not one of ``labels``, or the service would refuse its text; the message names
+            the row.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path} as UTF-8 text: {error}") from error
+    spellings = known_spellings(labels)
     examples = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -35,13 +42,16 @@ def read_examples(path: Path, labels: list[str]) -> list[Example]:
             raise UserError(
                 f"{path}:{number}: expected group<TAB>label<TAB>text, found {len(columns)} columns"
             )
-        example = Example(*columns)
-        if example.label not in labels:
+        group, written, text = columns
+        label = written if written in labels else spellings.get(written.lower())
+        if label is None:
             accepted = ", ".join(labels)
             raise UserError(
-                f"{path}:{number}: label {example.label!r} is not one of the model's: {accepted}"
+                f"{path}:{number}: label {written!r} is not one of the model's: {accepted}"
             )
-        examples.append(example)
+        if "\0" in text or not VISIBLE.search(text):  # the service refuses it
+            raise UserError(f"{path}:{number}: the text is blank or holds a NUL character")
+        examples.append(Example(group, label, text))
     if not examples:
         raise UserError(f"{path} holds no labelled texts")
     return examples

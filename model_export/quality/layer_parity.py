@@ -106,8 +106,11 @@ def _module_outputs(checkpoint: Checkpoint, ids: list[int]) -> dict[str, np.ndar
         for name, module in checkpoint.model.named_modules():
             if not any(module.children()):
 
-                def record(_: Any, __: Any, output: torch.Tensor, name: str = name) -> None:
-                    outputs[name] = output.numpy().copy()
+                def record(_: Any, __: Any, output: Any, name: str = name) -> None:
+                    # ModernBERT's rotary embeddings are a pair. ALBERT calls its one layer many
+                    # times; in the graph, the first call has its name.
+                    if isinstance(output, torch.Tensor):
+                        outputs.setdefault(name, output.numpy().copy())
 
                 hooks.callback(module.register_forward_hook(record).remove)
         checkpoint.logits(ids)

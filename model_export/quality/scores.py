@@ -33,7 +33,8 @@ class Figures:
 class Scores(Figures):
     """Figures of all texts; ``confusion[i][j]`` counts gold label i predicted as label j.
 
-    ``groups`` holds the figures of each group, ``mean`` their average over the groups.
+    ``groups`` holds the figures of each group, ``mean`` their average over the groups. ``ece`` and
+    ``log_loss`` are those of the model's scores, where these are known.
     """
 
     labels: list[str]
@@ -42,10 +43,12 @@ class Scores(Figures):
     groups: dict[str, Figures]
     mean: Figures
     agreement_with_fp32: float | None = None
+    ece: float | None = None
+    log_loss: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """A JSON-ready copy."""
-        return asdict(self)
+        """A JSON-ready copy, without what is not known."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def table(self) -> str:
         """The figures and the confusion matrix as text for a terminal."""
@@ -62,6 +65,8 @@ class Scores(Figures):
             lines.append(f"{'mean':<{widest}}  {self.mean.line()}")
         if self.agreement_with_fp32 is not None:
             lines.append(f"labels agree with fp32: {self.agreement_with_fp32:.2%}")
+        if self.ece is not None:
+            lines.append(f"scores: ECE {self.ece:.4f}  log loss {self.log_loss:.4f}")
         return "\n".join(lines)
 
 

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from app.errors import UserError
-from model_export.checkpoint.checkpoint import SENTIMENTS
+from model_export.checkpoint.checkpoint import max_tokens
+from model_export.checkpoint.config import read_config
+from model_export.checkpoint.labels import SENTIMENTS
 from model_export.checkpoint.layout import check_directory
 from model_export.quality.labelled import Example, read_examples
 from model_export.quality.scores import Scores
-from model_export.training.recipe import Recipe
+from model_export.training import unfinished
+from model_export.training.recipe import MAX_TOKENS, Recipe
 from model_export.training.run import Run, evaluate, load_base
 from model_export.training.training_data import Tokenised, tokenise, without_leaks
 
@@ -26,22 +29,28 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     """Train with every seed, average the weights and write a checkpoint to ``output``.
 
     After an interruption, the same call resumes from the last save and gives the same
-    weights as an uninterrupted run.
+    weights as an uninterrupted run. The saves are in ``<output>.training`` until then.
 
     Returns:
         The averaged model's scores on the validation texts that are not in the training data.
 
     Raises:
-        UserError: ``base`` is not a directory, a labelled file cannot be read, a label has no
-            training text, or no validation text is left.
+        UserError: ``base`` is not a checkpoint that can be exported, a labelled file cannot be
+            read, a label has no training text, no validation text is left, or the saves are of
+            another training.
     """
     check_directory(recipe.base)
+    read_config(recipe.base, str(recipe.base))  # what is not exported is not trained either
     tokenizer = AutoTokenizer.from_pretrained(recipe.base, trust_remote_code=False)
     train, validation = _labelled_texts(recipe, say)
-    train_set = tokenise(train, SENTIMENTS, tokenizer)
-    validation_set = tokenise(validation, SENTIMENTS, tokenizer)
+    config = AutoConfig.from_pretrained(recipe.base, trust_remote_code=False)
+    limit = min(MAX_TOKENS, max_tokens(config))
+    train_set = tokenise(train, SENTIMENTS, tokenizer, limit)
+    validation_set = tokenise(validation, SENTIMENTS, tokenizer, limit)
+    cut = sum(len(ids) >= limit for ids in train_set.ids)
+    say(f"texts are cut to {limit} tokens; {cut} training texts are that long or longer")
     work = output.with_name(output.name + ".training")
-    work.mkdir(parents=True, exist_ok=True)
+    unfinished.start_or_resume(work, recipe)
 
     averaged, runs = _train_every_seed(recipe, train_set, validation_set, work, say)
     model = load_base(recipe.base)
@@ -60,6 +69,7 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
         "averaged": scores.as_dict(),
     }
     (output / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    unfinished.remove(work)
     return scores
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_export.training.training_data import MAX_TOKENS
-
+# Special tokens included. A longer text is cut, or sooner if the base has fewer positions.
+MAX_TOKENS = 96
 WARMUP_SHARE = 0.06
 LABEL_SMOOTHING = 0.05
 

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 
 from model_export.batches import batches
-from model_export.checkpoint.checkpoint import SENTIMENTS
+from model_export.checkpoint.labels import SENTIMENTS
 from model_export.quality.scores import Scores, score
 from model_export.training.recipe import LABEL_SMOOTHING, WARMUP_SHARE, Recipe
 from model_export.training.training_data import (
@@ -21,6 +21,8 @@ from model_export.training.training_data import (
 )
 
 STEPS_BETWEEN_SAVES = 500
+# A save has the weights, and two moments of AdamW for each of them.
+STATE_PER_WEIGHTS = 3
 
 
 class Run:
@@ -48,6 +50,11 @@ class Run:
         )
         self._loss = torch.nn.CrossEntropyLoss(
             weight=balanced_weights(train_set.labels), label_smoothing=LABEL_SMOOTHING
+        )
+        parameters = sum(parameter.nbytes for parameter in self._model.parameters())
+        say(
+            f"seed {seed}: until the end of the training, {state_path} takes "
+            f"{STATE_PER_WEIGHTS * parameters / 1e6:,.1f} MB"
         )
         self._step = 0
         self.history: list[dict[str, Any]] = []
@@ -94,7 +101,6 @@ class Run:
 
     def _save(self) -> None:
         state = {
-            "recipe": self._shared_settings(),
             "step": self._step,
             "history": self.history,
             "model": self._model.state_dict(),
@@ -106,17 +112,10 @@ class Run:
         torch.save(state, partial)
         partial.replace(self._state_path)
 
-    def _shared_settings(self) -> dict[str, Any]:
-        """The settings that a save and the run that resumes it must share."""
-        return {**self._recipe.as_dict(), "seeds": [self._seed]}
-
     def _resume(self) -> None:
         if not self._state_path.exists():
             return
         state = torch.load(self._state_path, weights_only=True)
-        if state["recipe"] != self._shared_settings():
-            self._say(f"{self._state_path.name} was saved with other settings: starting anew")
-            return
         self._model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])

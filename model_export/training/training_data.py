@@ -14,7 +14,6 @@ from app.engine.preprocessing import normalise_tweet
 from model_export.batches import batches
 from model_export.quality.labelled import Example
 
-MAX_TOKENS = 96
 # This many shuffled batches are sorted by length together. Batches then need nearly no
 # padding, and their order still changes in every epoch.
 BATCHES_PER_BUCKET = 50
@@ -48,10 +47,12 @@ def _fingerprint(text: str) -> str:
     return "".join(filter(str.isalnum, without_names)) or text
 
 
-def tokenise(examples: list[Example], labels: list[str], tokenizer: Any) -> Tokenised:
-    """Normalise and tokenise as the service does, with at most ``MAX_TOKENS`` per text."""
+def tokenise(
+    examples: list[Example], labels: list[str], tokenizer: Any, max_tokens: int
+) -> Tokenised:
+    """Normalise and tokenise as the service does, with at most ``max_tokens`` per text."""
     texts = [normalise_tweet(example.text) for example in examples]
-    ids = tokenizer(texts, truncation=True, max_length=MAX_TOKENS)["input_ids"]
+    ids = tokenizer(texts, truncation=True, max_length=max_tokens)["input_ids"]
     indices = [labels.index(example.label) for example in examples]
     return Tokenised(ids, indices, tokenizer.pad_token_id)
 

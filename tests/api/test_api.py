@@ -138,9 +138,11 @@ def test_models_says_what_is_served(client: TestClient) -> None:
         "labels": LABELS,
         "max_tokens": MAX_TOKENS,
         "multi_label": False,
+        "text_pairs": False,
         "preprocessing": "tweet",
         "provider": "CPUExecutionProvider",
         "tuning": "runners 2 x threads 1, at most 512 tokens a batch, as set",
+        "calibration": None,
         "parity": {"samples": 1, "max_abs_logit_diff": 0.0, "label_agreement": 1.0},
     }
 

@@ -28,11 +28,11 @@ def _inputs(value: object) -> str:
 
 BAD = [
     _case("no field", "{}", 422, "invalid_request", "inputs is required"),
-    _case("wrong type", _inputs(1), 422, "invalid_request", "a string or a list of strings"),
-    _case("null", _inputs(None), 422, "invalid_request", "a string or a list of strings"),
-    _case("mixed list", _inputs(["a", 1]), 422, "invalid_request", "a string or a list of strings"),
+    _case("wrong type", _inputs(1), 422, "invalid_request", "must be a string, an object"),
+    _case("null", _inputs(None), 422, "invalid_request", "must be a string, an object"),
+    _case("mixed list", _inputs(["a", 1]), 422, "invalid_request", "must be a string, an object"),
     _case("no texts", _inputs([]), 422, "invalid_request", "at least one text"),
-    _case("many", _inputs([1] * 90_000), 422, "invalid_request", "a list of strings"),
+    _case("many", _inputs([1] * 90_000), 422, "invalid_request", "or a list of these"),
     _case("million", _inputs([1] * 600_000), 422, "invalid_request", "values, names"),
     _case("empty text", _inputs(""), 422, "empty_text", "empty or blank"),
     _case("blank text", _inputs(" \t\n"), 422, "empty_text", "empty or blank"),

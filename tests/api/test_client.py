@@ -24,6 +24,7 @@ from sentiment_client import (
     SentimentError,
 )
 from tests.support.serving import Process
+from tests.support.tiny_bundle import make_bundle, write_manifest
 
 Call = Callable[[str, Any, dict[str, Any]], Any]
 RESULT = {
@@ -146,6 +147,19 @@ def test_a_text_that_fails_is_an_error(service: Process, classify: Call) -> None
     assert (raised.value.status, raised.value.code) == (422, "empty_text")
     assert raised.value.request_id
     assert raised.value.request_id in str(raised.value)
+
+
+def test_pairs_of_texts(tmp_path: Path, classify: Call) -> None:
+    """An object with text and text_pair is one text, alone and in a list."""
+    bundle = make_bundle(tmp_path / "pairs")
+    write_manifest(bundle, text_pairs=True)
+    pair = {"text": "love it", "text_pair": "worst"}
+    with Process("--model", str(bundle)) as process:
+        alone = classify(process.url, pair, {})
+        love, listed = classify(process.url, ["love", pair], {})
+    assert alone == listed
+    assert (alone.tokens, alone.logits["negative"]) == (6, 3.0)
+    assert love.label == "positive"
 
 
 def test_many_texts_come_back_in_order(service: Process, classify: Call) -> None:

@@ -123,9 +123,9 @@ def test_what_other_clients_send_besides_is_ignored(url: str) -> None:
     ("body", "code", "says"),
     [
         ({}, "invalid_request", "inputs is required"),
-        ({"inputs": None}, "invalid_request", "inputs must be a string or a list of strings"),
-        ({"inputs": {"text": "a", "text_pair": "b"}}, "invalid_request", "a string or a list"),
-        ({"inputs": [["a", "b"]]}, "invalid_request", "a string or a list of strings"),
+        ({"inputs": None}, "invalid_request", "inputs must be a string, an object"),
+        ({"inputs": {"text": "a", "text_pair": "b"}}, "invalid_request", "takes single texts"),
+        ({"inputs": [["a", "b"]]}, "invalid_request", "must be a string, an object"),
         ({"inputs": []}, "invalid_request", "at least one text"),
         ({"inputs": ["a"] * 1001}, "too_many_texts", "there are 1001 texts; at most 1000"),
         ({"inputs": ["love", " ", ""]}, "empty_text", "text 1, counted from 0: the text is empty"),

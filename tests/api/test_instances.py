@@ -33,6 +33,14 @@ def test_a_bad_instance_fails_alone(client: TestClient) -> None:
     assert only["error"]["code"] == "empty_text"
 
 
+def test_a_pair_is_judged_as_a_whole(client: TestClient) -> None:
+    """A model of single texts refuses a pair in its place: its first text alone is no answer."""
+    pair = {"text": "love", "text_pair": "it"}
+    native = client.post("/classify", json={"inputs": [pair, "it"]}).json()["results"]
+    assert "error" in native[0]
+    assert client.post(V1, json={"instances": [pair, "it"]}).json() == {"predictions": native}
+
+
 def test_overflow_is_a_parameter(client: TestClient) -> None:
     """A long text is truncated, or refused in its place."""
     body = {"instances": ["it " * 20], "parameters": None}
@@ -49,7 +57,7 @@ def test_overflow_is_a_parameter(client: TestClient) -> None:
         ({"instances": "love"}, "invalid_request", "instances must be a list of at least one text"),
         ({"instances": ["a", 1]}, "invalid_request", "instances item 1, counted from 0, must be"),
         ({"instances": [{"x": "a"}]}, "invalid_request", "one of the fields text, inputs, content"),
-        ({"instances": [{"text": "a", "text_pair": "b"}]}, "invalid_request", "without text_pair"),
+        ({"instances": [{"text": "a", "text_pair": 1}]}, "invalid_request", "instances item 0"),
         ({"instances": [{"text": None}]}, "invalid_request", "instances item 0, counted from 0"),
         ({"instances": ["a"], "parameters": []}, "invalid_request", "parameters must be an object"),
         (

@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from app.api.openapi import ERRORS
 from app.api.schemas import Problem
 from tests.support.serving import Process, environment
+from tests.support.tiny_bundle import make_bundle, write_manifest
 
 CASES = 1_000
 
@@ -30,7 +31,7 @@ def test_every_route_is_described(operations: dict[tuple[str, str], dict[str, An
     """Each route has a summary, a description, its answers' media types and all errors by code."""
     posts = {path for method, path in operations if method == "post"}
     classifying = {"/", "/classify", "/classify/stream", "/explain", "/predict", "/v1/classify"}
-    assert posts == classifying | {"/models/{name}/reload"}
+    assert posts == classifying | {"/tokenize", "/models/{name}/reload"}
     for name, operation in operations.items():
         assert operation["summary"], name
         assert operation["description"], name
@@ -54,7 +55,8 @@ def test_every_error_of_a_classifying_route_is_described(
 def test_answers_have_examples_that_fit(client: TestClient) -> None:
     """Each example has the same members as a real answer."""
     document = client.get("/openapi.json").json()
-    for path, inputs in (("/classify", ["love", ""]), ("/explain", "love it")):
+    lists = ["love", ""]
+    for path, inputs in (("/classify", lists), ("/tokenize", lists), ("/explain", "love it")):
         answer = document["paths"][path]["post"]["responses"]["200"]["content"]
         shown = answer["application/json"]["example"]
         real = client.post(path, json={"inputs": inputs}).json()
@@ -67,16 +69,21 @@ def test_request_bodies_have_examples(
     operations: dict[tuple[str, str], dict[str, Any]],
 ) -> None:
     """Each example request can be sent as it is."""
-    for path in ("/", "/classify", "/explain", "/predict", "/v1/classify"):
+    for path in ("/", "/classify", "/explain", "/predict", "/tokenize", "/v1/classify"):
         schema = operations["post", path]["requestBody"]["content"]["application/json"]["schema"]
         assert "examples" in json.dumps(schema), path
 
 
 def test_requests_made_up_from_the_document_find_no_fault(tmp_path: Path) -> None:
-    """Over a thousand valid and invalid requests: no 5xx, only answers that the document allows."""
+    """Over a thousand valid and invalid requests: no 5xx, only answers that the document allows.
+
+    The model takes pairs of texts; one that does not would refuse pairs, which the document allows.
+    """
+    bundle = make_bundle(tmp_path / "pairs")
+    write_manifest(bundle, text_pairs=True, max_tokens=512)
     st = str(Path(sys.executable).parent / "st")
     command = [st, "run", "--seed", "1", "--max-examples", "60"]
-    with Process() as process:
+    with Process("--model", str(bundle)) as process:
         done = subprocess.run(
             [*command, f"{process.url}/openapi.json"],
             cwd=tmp_path,

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
 from tests.support.serving import SLOW_COMMAND, STUCK_COMMAND, Process
-from tests.support.tiny_bundle import LABELS, make_bundle, write_manifest
+from tests.support.tiny_bundle import LABELS, make_bundle
 
 BY_HAND = ("--runners", "2", "--threads", "1", "--max-batch-tokens", "512")
 TOO_LONG = "x" * 60_000
@@ -392,6 +392,21 @@ def test_words_are_coloured(page: Page) -> None:
     expect(page.locator("#result .note")).to_contain_text("counts for “positive”")
 
 
+def test_tokens_are_shown_on_request(page: Page, visits: Visits) -> None:
+    """A click asks for the tokens of the text, with their numbers; without it nothing is asked."""
+    classify(page, "@anna love")
+    summary = page.get_by_text("Tokens as the model sees them")
+    expect(summary).to_be_visible()
+    assert not [url for url in visits.requests if url.endswith("/tokenize")]
+    summary.click()
+    tokens = page.get_by_role("list", name="Tokens").get_by_role("listitem")
+    expect(tokens).to_have_text(["<s>1", "<unk>3", "love4", "</s>2"])
+    expect(tokens.first).to_have_class("special")
+    summary.click()
+    summary.click()
+    assert len([url for url in visits.requests if url.endswith("/tokenize")]) == 1
+
+
 def test_what_cannot_be_explained_is_classified(page: Page) -> None:
     """A text of too many words shows its label, its words without colours, and the reason."""
     text = "love " * 200
@@ -475,20 +490,16 @@ def test_examples(visits: Visits, embedded: str, tiny: str) -> None:
 
 
 def test_several_models(bundle: Path, tmp_path: Path, visits: Visits) -> None:
-    """The user chooses a model by name; its labels are shown in different colours."""
-    moods = make_bundle(tmp_path / "moods")
-    labels = ["anger", "calm", "joy"]
-    config = {"id2label": dict(enumerate(labels)), "pad_token_id": 0}
-    (moods / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    write_manifest(moods, name="moods", labels=labels)
+    """The user chooses a model by name; its labels are shown as text, in different colours."""
+    moods = make_bundle(tmp_path / "moods", name="moods", labels=["1 star", "calm", "<b>喜び</b>"])
     with Process("--model", str(bundle), "--model", str(moods), *BY_HAND) as process:
         page = visits.open(process.url)
         page.get_by_label("Model").select_option("moods")
         expect(page.locator("#served")).to_have_text(
-            "moods, fp32 · anger, calm, joy · up to 16 tokens"
+            "moods, fp32 · 1 star, calm, <b>喜び</b> · up to 16 tokens"
         )
         classify(page, "love")
-        expect(page.get_by_role("heading", name="joy")).to_be_visible()
+        expect(page.get_by_role("heading", name="<b>喜び</b>")).to_be_visible()
         colours = page.locator(".bar i").evaluate_all(
             "bars => bars.map(bar => getComputedStyle(bar).backgroundColor)"
         )

@@ -111,7 +111,7 @@ def test_tables_of_mlflow_have_predictions(client: TestClient, body: Any) -> Non
         ({"dataframe_split": {"columns": ["a"], "data": [[]]}}, "as many values as columns"),
         ({"dataframe_records": [1]}, "dataframe_records must be a list of objects"),
         ({"dataframe_records": [{"a": "x", "b": "y"}]}, "must have one column, or a column named"),
-        ({"inputs": [1]}, "inputs must be a string or a list of strings"),
+        ({"inputs": [1]}, "inputs must be a string, an object"),
     ],
 )
 def test_bad_bodies_say_what_is_accepted(client: TestClient, body: Any, says: str) -> None:

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.engine.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.model import Encoding, Model
+from app.engine.encoding import Encoding
+from app.engine.model import Model
 from app.errors import InferenceFailed
 from tests.support.checkpoints import ARCHITECTURES, MAX_TOKENS, PRECISIONS, exported
 from tests.support.graphs import VOCABULARY, encoding_of

@@ -8,7 +8,7 @@ import pytest
 
 from app.engine.batching.pending import Answer
 from app.engine.cache import ResultCache
-from app.engine.model import Encoding
+from app.engine.encoding import Encoding
 from app.engine.predictions import Scored
 from app.errors import InferenceFailed, Overloaded, ServiceError
 

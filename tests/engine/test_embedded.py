@@ -52,6 +52,16 @@ def test_the_manifest_says_what_it_is(bundle: Bundle) -> None:
     assert parity.label_agreement >= 0.95
 
 
+def test_its_scores_are_calibrated(bundle: Bundle, model: Model) -> None:
+    """The manifest has a temperature that lowers both figures, and the model uses it."""
+    calibration = bundle.manifest.variants["int8"].calibration
+    assert calibration is not None
+    assert calibration.texts == 1280
+    assert calibration.ece.after < calibration.ece.before
+    assert calibration.log_loss.after < calibration.log_loss.before
+    assert model.temperature == calibration.temperature > 1
+
+
 @pytest.mark.parametrize(
     ("text", "label"),
     [

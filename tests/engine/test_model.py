@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from app.engine.bundle import EMBEDDED_BUNDLE, Bundle, Precision
-from app.engine.model import Encoding, Model
+from app.engine.encoding import Encoding
+from app.engine.model import Model
 from app.engine.preprocessing import normalise_tweet
 from app.errors import EmptyText, InferenceFailed, InvalidRequest, UserError
 from tests.support.checkpoints import exported

@@ -75,6 +75,24 @@ def test_a_variant_may_lose_so_much(
             raise UserError(gate.verdict())
 
 
+def test_a_loss_of_exactly_the_limit_is_allowed(
+    made: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """55 of 100 right, then 54: the difference of the shares is a little above 0.01."""
+    gold = ["negative"] * 55 + ["neutral"] * 45
+    by_precision = {"fp32": 55 * ["negative"], "int8": 54 * ["negative"] + ["positive"]}
+    found = {name: right + 45 * ["positive"] for name, right in by_precision.items()}
+    assert 0.55 - 0.54 > 0.01
+    monkeypatch.setattr(accuracy_gate, "predict", lambda model, examples: found[model.precision])
+    refused = {}
+    for limit in (0.01, 0.0099):
+        gate = AccuracyGate([Example("en", label, "x") for label in gold], limit)
+        for precision in ("fp32", "int8"):
+            gate.scored(made.model(precision), silent)
+        refused[limit] = list(gate.refused)
+    assert refused == {0.01: [], 0.0099: ["int8"]}
+
+
 def test_a_variant_that_loses_is_not_written(
     made: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

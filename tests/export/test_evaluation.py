@@ -1,7 +1,9 @@
 """Evaluation: labelled texts are read, classified and scored."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from app.engine.bundle import Bundle
@@ -10,7 +12,7 @@ from app.errors import UserError
 from model_export.quality.evaluation import TEXTS_PER_BATCH, evaluate
 from model_export.quality.labelled import Example, read_examples
 from model_export.quality.scores import score
-from tests.support.tiny_bundle import LABELS
+from tests.support.tiny_bundle import LABELS, calibrate, make_bundle
 
 
 def test_figures_are_those_computed_by_hand() -> None:
@@ -48,6 +50,15 @@ def test_the_table_shows_figures_and_matrix() -> None:
     ]
 
 
+def test_the_figures_of_scores_are_shown_where_they_are_known() -> None:
+    """The line is there for a model's scores, and not for labels alone."""
+    scores = score(["negative", "positive"], ["negative", "neutral"], LABELS)
+    assert "scores:" not in scores.table()
+    known = replace(scores, ece=0.25, log_loss=0.5)
+    assert known.table().splitlines()[-1] == "scores: ECE 0.2500  log loss 0.5000"
+    assert "ece" not in scores.as_dict()
+
+
 def test_the_record_is_json_ready() -> None:
     """Nothing of numpy is left in it."""
     record = score(["negative"], ["negative"], LABELS).as_dict()
@@ -70,13 +81,51 @@ def test_rows_are_read_as_they_stand(tmp_path: Path) -> None:
     ]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_group(tmp_path: Path) -> None:
+    """Windows' editors begin UTF-8 files with it; the group of all rows is one."""
+    content = "\ufeffen\tpositive\tok\nen\tneutral\tmeh\n"
+    examples = read_examples(_write(tmp_path / "x.tsv", content), LABELS)
+    assert {example.group for example in examples} == {"en"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "written", "meant"),
+    [
+        (LABELS, "POS", "positive"),
+        (LABELS, "Neutral", "neutral"),
+        (LABELS, "LABEL_0", "negative"),
+        (["POS", "NEG", "MIXED"], "positive", "POS"),
+        (["1 star", "2 stars"], "LABEL_1", "2 stars"),
+        (["Gut", "Schlecht"], "gut", "Gut"),
+        (["neg", "negative", "positive"], "neg", "neg"),
+        (["LABEL_1", "LABEL_0"], "LABEL_1", "LABEL_1"),
+        (["LABEL_1", "LABEL_0"], "label_1", None),
+        (["neg", "negative", "positive"], "NEG", None),
+    ],
+)
+def test_labels_may_be_spelled_as_in_the_checkpoint(
+    tmp_path: Path, labels: list[str], written: str, meant: str | None
+) -> None:
+    """In other letter cases, by position, or in another spelling, if only one can be meant."""
+    path = _write(tmp_path / "x.tsv", f"en\t{written}\tok\n")
+    if meant is None:
+        with pytest.raises(UserError, match=f"label '{written}' is not one of"):
+            read_examples(path, labels)
+    else:
+        assert [example.label for example in read_examples(path, labels)] == [meant]
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         ("en\tpositive\tok\nen\tpositive\n", ":2: expected .* found 2 columns"),
         ("en\tpositive\tone\ttwo\n", ":1: expected .* found 4 columns"),
         ("just a text\n", ":1: expected .* found 1 columns"),
-        ("en\tneutral\tok\n\nen\tPositive\tok\n", ":3: label 'Positive' is not one of"),
+        ("en\tneutral\tok\n\nen\tgood\tok\n", ":3: label 'good' is not one of"),
+        ("en\tLABEL_3\tok\n", ":1: label 'LABEL_3' is not one of"),
+        ("en\tneutral\tok\nen\tneutral\t\n", ":2: the text is blank"),
+        ("en\tneutral\t \u200b\n", ":1: the text is blank"),
+        ("en\tneutral\ta\0b\n", ":1: the text .* holds a NUL character"),
         ("en\t2\tok\n", ":1: label '2' is not one of the model's: negative, neutral, positive"),
         ("", "holds no labelled texts"),
         ("\n \n", "holds no labelled texts"),
@@ -117,6 +166,16 @@ def test_every_text_is_classified_in_its_place(tiny: Model) -> None:
     assert scores.accuracy == scores.macro_recall == scores.macro_f1 == 1.0
     wrong = [Example("en", "positive", "worst worst"), *examples[1:]]
     assert evaluate(tiny, wrong).confusion == [[7, 0, 0], [0, 7, 0], [1, 0, 6]]
+
+
+def test_scores_are_judged_as_they_are_served(tmp_path: Path) -> None:
+    """The log loss is that of the calibrated scores."""
+    path = calibrate(make_bundle(tmp_path / "tiny"), temperature=2.0)
+    model = Model.load(Bundle.open(path), device="cpu", precision="fp32", threads=1)
+    scores = model.scores(np.array([-1, 0, 4], np.float32))  # of "love"
+    found = evaluate(model, [Example("en", "positive", "love")])
+    assert found.log_loss == pytest.approx(-np.log(scores[2]), rel=1e-5)
+    assert found.ece == pytest.approx(1 - scores[2], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """Exports from checkpoint to bundle: complete, correct, and never half a bundle."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
@@ -16,14 +17,17 @@ import pytest
 from optimum.onnxruntime import ORTModelForSequenceClassification
 from transformers import AutoTokenizer
 
-from app.engine.bundle import FORMAT_VERSION, Bundle, Precision, sha256
-from app.engine.model import Model
+from app.engine.bundle import FORMAT_VERSION, Bundle, Manifest, Precision, sha256
+from app.engine.encoding import Encoding
+from app.engine.model import Logits, Model
 from app.errors import InferenceFailed, UserError
 from model_export import export as export_module
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from model_export.export import WRITERS, export
 from model_export.graph import variants
 from model_export.graph.variants import write_fp32, write_int8
+from model_export.model_card import model_card
+from model_export.output import ONNX_FILES
 from model_export.quality.labelled import Example
 from tests.support.checkpoints import (
     ARCHITECTURES,
@@ -171,36 +175,61 @@ def test_other_loaders_find_their_settings(made: Exported) -> None:
     assert loaded(text)["input_ids"] == made.model("fp32").encode(text).ids
 
 
-def test_labels_are_canonical_everywhere(tmp_path: Path) -> None:
-    """LABEL_0…2 of the checkpoint are the three sentiments in config, manifest and answers."""
-    numbered = {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
-    source = make_checkpoint(
-        tmp_path / "source", "bert", id2label=numbered, label2id={"LABEL_0": 0}
-    )
-    export(load_checkpoint(source), tmp_path / "out", precisions=["fp32"], say=silent)
-    config = json.loads((tmp_path / "out/config.json").read_text())
-    assert config["id2label"] == {"0": "negative", "1": "neutral", "2": "positive"}
-    assert config["label2id"] == {"negative": 0, "neutral": 1, "positive": 2}
-    bundle = Bundle.open(tmp_path / "out")
-    assert bundle.manifest.labels == LABELS
-    assert list(bundle.manifest.variants) == ["fp32"]
-    assert not (tmp_path / "out/onnx/model_int8.onnx").exists()
-
-
-def test_a_multi_label_checkpoint_stays_one(tmp_path: Path) -> None:
-    """Its labels are its own, its scores sigmoids."""
-    labels = {0: "anger", 1: "joy"}
+@pytest.mark.parametrize(
+    ("spelled", "labels"),
+    [
+        (["LABEL_0", "LABEL_1"], ["LABEL_0", "LABEL_1"]),
+        (["LABEL_0", "LABEL_1", "LABEL_2"], LABELS),
+        (
+            ["1 star", "2 stars", "3 stars", "4 stars", "très bon, 好"],
+            ["1 star", "2 stars", "3 stars", "4 stars", "très bon, 好"],
+        ),
+    ],
+)
+def test_any_label_set_is_written_and_served(
+    tmp_path: Path, spelled: list[str], labels: list[str]
+) -> None:
+    """The same in config.json and manifest; also those that transformers does not write."""
     source = make_checkpoint(
         tmp_path / "source",
         "bert",
-        id2label=labels,
-        label2id={"anger": 0, "joy": 1},
-        problem_type="multi_label_classification",
+        id2label=dict(enumerate(spelled)),
+        label2id={label: index for index, label in enumerate(spelled)},
     )
     export(load_checkpoint(source), tmp_path / "out", precisions=["fp32"], say=silent)
+    config = json.loads((tmp_path / "out/config.json").read_text(encoding="utf-8"))
+    assert config["id2label"] == {str(index): label for index, label in enumerate(labels)}
+    assert config["label2id"] == {label: index for index, label in enumerate(labels)}
+    manifest = Bundle.open(tmp_path / "out").manifest
+    assert manifest.labels == labels
+    assert list(manifest.variants) == ["fp32"]
+    assert not (tmp_path / "out/onnx/model_int8.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pytest.param([f"emotion {index}" for index in range(28)], id="28 emotions"),
+        pytest.param(["toxic"], id="a single logit"),
+    ],
+)
+def test_a_multi_label_checkpoint_stays_one(tmp_path: Path, labels: list[str]) -> None:
+    """Its labels are its own, its scores sigmoids, also where it has a single label."""
+    source = make_checkpoint(
+        tmp_path / "source",
+        "bert",
+        id2label=dict(enumerate(labels)),
+        label2id={label: index for index, label in enumerate(labels)},
+        problem_type="multi_label_classification",
+    )
+    checkpoint = load_checkpoint(source)
+    examples = [Example("en", labels[0], "meh")]
+    with pytest.raises(UserError, match="source is multi-label and cannot be scored"):
+        export(checkpoint, tmp_path / "out", examples=examples, say=_fail(AssertionError()))
+    export(checkpoint, tmp_path / "out", precisions=["fp32"], say=silent)
     model = Model.load(Bundle.open(tmp_path / "out"), device="cpu", precision="fp32", threads=1)
     assert model.multi_label
-    assert model.labels == ["anger", "joy"]
+    assert model.labels == labels
     (logits,) = model.infer([model.encode("what a lovely afternoon")])
     assert not isinstance(logits, InferenceFailed)
     np.testing.assert_allclose(model.scores(logits), 1 / (1 + np.exp(-logits)), rtol=1e-5)
@@ -237,6 +266,10 @@ def _make_file(output: Path) -> None:
     output.write_text("mine")
 
 
+def _make_pipe(output: Path) -> None:
+    os.mkfifo(output)
+
+
 def _make_directory(output: Path) -> None:
     output.mkdir()
     (output / "notes.txt").write_text("mine")
@@ -252,7 +285,9 @@ def _make_broken(output: Path) -> None:
     (output / "manifest.json").write_text("[")
 
 
-@pytest.mark.parametrize("occupy", [_make_file, _make_directory, _make_web_page, _make_broken])
+@pytest.mark.parametrize(
+    "occupy", [_make_file, _make_pipe, _make_directory, _make_web_page, _make_broken]
+)
 def test_what_is_no_bundle_is_never_replaced(
     roberta: Exported, tmp_path: Path, occupy: Callable[[Path], None]
 ) -> None:
@@ -260,9 +295,11 @@ def test_what_is_no_bundle_is_never_replaced(
     output = tmp_path / "out"
     occupy(output)
     before = output.read_bytes() if output.is_file() else _files(output)
+    kind = output.stat().st_mode
     with pytest.raises(UserError, match="out exists and is not a bundle"):
         export(load_checkpoint(roberta.source), output, say=silent)
     assert (output.read_bytes() if output.is_file() else _files(output)) == before
+    assert output.stat().st_mode == kind
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -271,11 +308,76 @@ def test_a_bundle_is_replaced_whole(quick: Callable[[Path], object], tmp_path: P
     output = tmp_path / "new" / "out"
     quick(output)
     first = _files(output)
-    (output / "of the old one").write_text("x")
+    (output / "onnx/model_fp16.onnx").write_text("of the old one")
     quick(output)
     assert _files(output).keys() == first.keys()
     Bundle.open(output)
     assert [path.name for path in output.parent.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("name", [".git/HEAD", "notes.txt", "onnx/mine.onnx"])
+def test_what_no_bundle_has_is_never_deleted(roberta: Exported, tmp_path: Path, name: str) -> None:
+    """A repository around the bundle, or a file beside its own, is named and stays."""
+    output = shutil.copytree(roberta.bundle, tmp_path / "out")
+    (output / name).parent.mkdir(exist_ok=True)
+    (output / name).write_text("mine")
+    before = _files(output)
+    shown = ".git" if name.startswith(".git") else name
+    with pytest.raises(UserError, match=f"out holds {shown}, which the export would delete"):
+        export(load_checkpoint(roberta.source), output, say=silent)
+    assert _files(output) == before
+
+
+def test_what_is_put_there_during_an_export_stays_too(
+    quick: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output is looked at again before it is replaced."""
+    output = tmp_path / "out"
+
+    def slow(manifest: Manifest) -> str:
+        output.mkdir()
+        (output / "notes.txt").write_text("mine")
+        return model_card(manifest)
+
+    monkeypatch.setattr(export_module, "model_card", slow)
+    with pytest.raises(UserError, match="out exists and is not a bundle"):
+        quick(output)
+    assert [path.name for path in output.iterdir()] == ["notes.txt"]
+
+
+def test_a_bundle_that_could_not_be_served_does_not_appear(
+    quick: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The finished bundle is opened from its files before it gets its name."""
+    write = export_module._write_side_files
+
+    def without_labels(checkpoint: Checkpoint, directory: Path) -> None:
+        write(checkpoint, directory)
+        config = json.loads((directory / "config.json").read_text())
+        del config["id2label"]
+        (directory / "config.json").write_text(json.dumps(config))
+
+    monkeypatch.setattr(export_module, "_write_side_files", without_labels)
+    with pytest.raises(UserError, match="no usable id2label"):
+        quick(tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_text_that_the_finished_bundle_fails_on_stops_the_export(
+    quick: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One text is computed as the service computes it."""
+    failed = InferenceFailed("the model gave no finite logits for this text")
+    infer = Model.infer
+
+    def fails(model: Model, encodings: Sequence[Encoding]) -> list[Logits | InferenceFailed]:
+        finished = (model.path / "manifest.json").exists()
+        return [failed] * len(encodings) if finished else infer(model, encodings)
+
+    monkeypatch.setattr(Model, "infer", fails)
+    with pytest.raises(UserError, match="cannot be served: the model gave no finite logits"):
+        quick(tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_empty_directory_is_filled(
@@ -319,11 +421,13 @@ def test_a_failure_leaves_nothing_behind(
     assert [path.name for path in tmp_path.iterdir()] == (["out"] if replacing else [])
 
 
-def _damaged(write: Callable[[Path, Path], None], name: str) -> Callable[[Path, Path], None]:
+def _damaged(
+    write: Callable[[Path, Path], list[str]], name: str
+) -> Callable[[Path, Path], list[str]]:
     """Write a variant with one of its weights wrong."""
 
-    def damaged(plain: Path, target: Path) -> None:
-        write(plain, target)
+    def damaged(plain: Path, target: Path) -> list[str]:
+        passes = write(plain, target)
         model = ir.load(target)
         value = next(value for key, value in model.graph.initializers.items() if name in key)
         assert value.const_value is not None
@@ -331,6 +435,7 @@ def _damaged(write: Callable[[Path, Path], None], name: str) -> Callable[[Path, 
         array[:] = array[::-1].copy()
         value.const_value = ir.tensor(array, name=value.name)
         ir.save(model, target)
+        return passes
 
     return damaged
 
@@ -339,7 +444,7 @@ def _damaged(write: Callable[[Path, Path], None], name: str) -> Callable[[Path, 
     ("precision", "writer", "weight"),
     [
         ("fp32", write_fp32, "layer.0.output.dense.bias"),
-        ("int8", write_int8, "int8.layer.0.query.weight_int8"),
+        ("int8", write_int8, "layer.0.attention.self.query.weight_int8"),
     ],
 )
 def test_a_variant_with_a_wrong_weight_is_refused(
@@ -347,7 +452,7 @@ def test_a_variant_with_a_wrong_weight_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     precision: Precision,
-    writer: Callable[[Path, Path], None],
+    writer: Callable[[Path, Path], list[str]],
     weight: str,
 ) -> None:
     """The message names the variant, and the sound one is not left alone either."""
@@ -357,9 +462,18 @@ def test_a_variant_with_a_wrong_weight_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_the_manifest_says_what_was_done_to_each_graph(made: Exported) -> None:
+    """In the order in which it was done."""
+    written = Bundle.open(made.bundle).manifest.variants
+    shortened = ["padding left out", "last layer for the first token only"]
+    assert written["fp32"].passes == shortened
+    int8 = ["int8 with a scale per token", "int8 embedding"]
+    assert written["int8"].passes == [*shortened, *int8]
+
+
 def test_precisions_are_those_that_can_be_written() -> None:
     """Every name has a writer, and a file of the contract."""
-    assert set(WRITERS) == set(export_module.ONNX_FILES) == set(get_args(Precision))
+    assert set(WRITERS) == set(ONNX_FILES) == set(get_args(Precision))
 
 
 _UNTIL_KILLED = """
@@ -439,7 +553,7 @@ def test_weights_beyond_one_file_go_into_another(
     for precision in precisions:
         data = bundles[1].manifest.variants[precision].data
         assert data is not None
-        assert data.file == f"{export_module.ONNX_FILES[precision]}_data"
+        assert data.file == f"{ONNX_FILES[precision]}_data"
         assert data.sha256 == sha256(tmp_path / "large" / data.file)
         variant = bundles[1].manifest.variants[precision]
         size = f"{(variant.bytes + data.bytes) / 1e6:.1f}"

@@ -1,6 +1,11 @@
 """The ``sentiment-export`` command: exit codes and messages."""
 
+import contextlib
+import io
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,10 +18,13 @@ from app.engine.bundle import Bundle
 from model_export import export as export_module
 from model_export.checkpoint.checkpoint import Checkpoint
 from model_export.cli import main
+from model_export.quality.evaluation import predict
+from model_export.quality.labelled import Example
 from tests.support.checkpoints import CORPUS, Exported, exported, make_checkpoint
 
 ROOT = Path(__file__).parents[2]
 LABELS = ["negative", "neutral", "positive"]
+FINETUNE = ["finetune", "base", "--train", "t.tsv", "--validation", "v.tsv", "--output", "out"]
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +42,33 @@ def labelled(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def four_of_five_right(made: Exported, tmp_path: Path) -> Path:
+    """A labelled file; its labels are those of the model for four texts of five."""
+    examples = [
+        Example("en", LABELS[0], f"{CORPUS[row % len(CORPUS)]} {row}") for row in range(100)
+    ]
+    rows = []
+    for row, label in enumerate(predict(made.model("int8"), examples)):
+        other = LABELS[(LABELS.index(label) + 1) % 3]
+        rows.append(f"en\t{label if row % 5 else other}\t{examples[row].text}\n")
+    path = tmp_path / "four-of-five.tsv"
+    path.write_text("".join(rows), encoding="utf-8")
+    return path
+
+
 def test_an_export_says_what_it_wrote(
-    made: Exported, tmp_path: Path, labelled: Path, capsys: pytest.CaptureFixture[str]
+    made: Exported,
+    tmp_path: Path,
+    labelled: Path,
+    four_of_five_right: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Exit code 0, the bundle is there, and its options were heard."""
     output = tmp_path / "out"
     words = [str(made.source), "--output", str(output), "--precision", "int8"]
-    assert main([*words, "--preprocessing", "tweet", "--evaluate", str(labelled)]) == 0
+    words += ["--evaluate", str(labelled), "--calibrate", str(four_of_five_right)]
+    assert main([*words, "--preprocessing", "tweet"]) == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines()[-1] == f"wrote {output}"
     assert printed.err == ""
@@ -48,6 +76,19 @@ def test_an_export_says_what_it_wrote(
     assert list(manifest.variants) == ["int8"]
     assert manifest.preprocessing == "tweet"
     assert manifest.variants["int8"].accuracy is not None
+    calibration = manifest.variants["int8"].calibration
+    assert calibration is not None
+    assert (calibration.loss, calibration.texts) == ("log", 100)
+    assert f"int8: {calibration.line()}" in printed.out
+    assert (
+        f"| int8 | {calibration.temperature:.4f} | log loss |" in (output / "README.md").read_text()
+    )
+
+
+def test_without_calibrate_nothing_is_calibrated(made: Exported) -> None:
+    """Neither the manifest nor the card mentions calibration."""
+    for name in ("manifest.json", "README.md"):
+        assert "calibrat" not in (made.bundle / name).read_text().lower()
 
 
 @pytest.mark.parametrize("value", ["fp32,int8", "int8, fp32", "int8,fp32,int8"])
@@ -66,7 +107,7 @@ def test_precisions_are_a_list(
 def test_what_the_options_ask_for_arrives(
     made: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Labels are named in order; the gate's limit and the layers' comparison are handed on."""
+    """Labels are named in order; the gate's limit and the two switches are handed on."""
     asked: dict[str, Any] = {}
 
     def export(checkpoint: Checkpoint, output: Path, **options: Any) -> None:
@@ -74,12 +115,13 @@ def test_what_the_options_ask_for_arrives(
 
     monkeypatch.setattr(export_module, "export", export)
     words = [str(made.source), "--output", str(tmp_path / "out"), "--labels", "bad, so-so,good"]
-    words += ["--max-accuracy-loss", "0.2", "--debug-parity", "--precision", "fp16"]
+    words += ["--max-accuracy-loss", "0.2", "--debug-parity", "--precision", "fp16", "--text-pairs"]
     assert main(words) == 0
     assert asked["labels"] == ["bad", "so-so", "good"]
     assert asked["precisions"] == ("fp16",)
     assert asked["max_accuracy_loss"] == 0.2
     assert asked["debug_parity"] is True
+    assert asked["text_pairs"] is True
 
 
 def test_layers_are_compared_on_request(
@@ -151,7 +193,16 @@ Words = Callable[[Exported, Path], list[str]]
             ],
             "malformed:1",
         ),
+        (
+            lambda made, tmp: [
+                *(str(made.source), "--output", str(tmp / "out")),
+                *("--calibrate", str(tmp / "malformed")),
+            ],
+            "malformed:1",
+        ),
         (lambda made, tmp: ["evaluate", str(tmp), str(tmp / "labelled.tsv")], "not a bundle"),
+        (lambda made, tmp: ["calibrate", str(tmp), str(tmp / "labelled.tsv")], "not a bundle"),
+        (lambda made, tmp: ["calibrate", str(made.bundle), str(tmp / "none")], "cannot read"),
         (lambda made, tmp: ["evaluate", str(made.bundle), str(tmp / "none")], "cannot read"),
         (lambda made, tmp: ["evaluate", str(made.bundle), str(tmp / "malformed")], "malformed:1"),
         (
@@ -187,14 +238,28 @@ def test_a_failure_is_one_line(
     [
         ([], "required: source, --output"),
         (["describe"], "required: source"),
-        (["checkpoint", "--output", "out", "--max-accuracy-loss", "much"], "invalid float"),
+        (["c", "--output", "out", "--max-accuracy-loss", "much"], "'much' is not a number from 0"),
+        (["c", "--output", "out", "--max-accuracy-loss", "nan"], "'nan' is not a number from 0"),
+        (["c", "--output", "out", "--max-accuracy-loss=-0.1"], "'-0.1' is not a number from 0"),
         (["checkpoint"], "required: --output"),
+        (["caf\udce9", "--output", "out"], r"'caf\udce9' is not valid UTF-8"),
+        (["describe", "caf\udce9"], r"'caf\udce9' is not valid UTF-8"),
         (["checkpoint", "--output", "out", "--precision", "int4"], "unknown precision int4"),
         (["checkpoint", "--output", "out", "--precision", "fp32,"], "unknown precision"),
         (["checkpoint", "--output", "out", "--preprocessing", "html"], "invalid choice"),
         (["checkpoint", "--output", "out", "--verbose"], "unrecognized arguments: --verbose"),
         (["evaluate", "bundle"], "required: file"),
+        (["calibrate", "bundle"], "required: file"),
+        (["calibrate", "bundle", "file", "--loss", "hinge"], "invalid choice: 'hinge'"),
         (["finetune", "base"], "required: --train, --validation, --output"),
+        ([*FINETUNE, "--batch-size", "-1"], "must be a whole number of at least 1, not '-1'"),
+        ([*FINETUNE, "--epochs", "0"], "--epochs: must be a whole number of at least 1, not '0'"),
+        ([*FINETUNE, "--epochs", "1.5"], "must be a whole number of at least 1, not '1.5'"),
+        ([*FINETUNE, "--learning-rate", "nan"], "must be a number above 0, not 'nan'"),
+        ([*FINETUNE, "--learning-rate", "inf"], "must be a number above 0, not 'inf'"),
+        ([*FINETUNE, "--learning-rate=-1e-4"], "must be a number above 0, not '-1e-4'"),
+        ([*FINETUNE, "--learning-rate", "fast"], "must be a number above 0, not 'fast'"),
+        ([*FINETUNE, "--seeds", "1", "2", "1"], "--seeds: 1 is given 2 times; give each seed once"),
     ],
 )
 def test_wrong_usage(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,6 +270,51 @@ def test_wrong_usage(words: list[str], says: str, capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().err
     assert printed.startswith("usage: sentiment-export")
     assert says in printed.splitlines()[-1]
+
+
+def test_an_error_that_nobody_expected_is_one_line(
+    made: Exported,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 1; the line has its class, where it was raised and its first line."""
+
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError("no such shape\nand ten lines more")
+
+    monkeypatch.setattr(export_module, "verify", fail)
+    assert main([str(made.source), "--output", str(tmp_path / "out")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    place = r"unexpected ZeroDivisionError in test_export_cli\.py, line \d+: no such shape"
+    assert re.fullmatch(f"sentiment-export: {place}", line)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_terminal_need_not_have_the_characters_of_a_label(made: Exported, tmp_path: Path) -> None:
+    """They are printed as escapes; the work is not lost for the sake of a line of text."""
+    source = shutil.copytree(made.source, tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    config["id2label"] = {"0": "悲しい", "1": "普通", "2": "嬉しい"}
+    (source / "config.json").write_text(json.dumps(config))
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with contextlib.redirect_stdout(printed):
+        assert main(["describe", str(source)]) == 0
+    printed.seek(0)
+    assert r"\u60b2\u3057\u3044" in printed.read()
+
+
+def test_the_output_is_checked_before_the_source(
+    made: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A refused output costs no download; a path that is not UTF-8 is shown in ASCII."""
+    output = os.fsdecode(bytes(tmp_path / "caf") + b"\xe9")
+    assert main([str(tmp_path / "no source"), "--output", output]) == 1
+    line = capsys.readouterr().err
+    assert "caf\\udce9' is not valid UTF-8: choose another --output" in line
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert main([str(tmp_path / "no source"), "--output", str(tmp_path / "loop")]) == 1
+    assert "loop cannot be followed: " in capsys.readouterr().err
 
 
 def test_ctrl_c_is_no_traceback(
@@ -230,7 +340,7 @@ from model_export.cli import main
 try:
     main(sys.argv[1:])
 except SystemExit as exit:
-    heavy = {"torch", "transformers", "optimum", "onnx", "sklearn", "onnxruntime"}
+    heavy = {"torch", "transformers", "optimum", "onnx", "sklearn", "scipy", "onnxruntime"}
     print("loaded:", *sorted(heavy & set(sys.modules)))
     sys.exit(exit.code)
 """
@@ -241,6 +351,7 @@ except SystemExit as exit:
     [
         (["--help"], 0),
         (["evaluate", "--help"], 0),
+        (["calibrate", "--help"], 0),
         (["finetune", "--help"], 0),
         (["describe", "--help"], 0),
         (["checkpoint", "--output", "out", "--precision", "int4"], 2),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -201,20 +202,113 @@ def test_the_weights_are_the_average_of_the_seeds(
         torch.testing.assert_close(both[name], (zero[name] + one[name]) / 2, rtol=0, atol=1e-6)
 
 
-def test_a_save_of_another_recipe_is_not_resumed(
+def _other_labels(recipe: Recipe) -> Recipe:
+    (path,) = recipe.train
+    rows = path.read_text().splitlines()
+    swapped = [row.replace("\tnegative\t", "\tpositive\t", 1) for row in rows[:9]] + rows[9:]
+    path.write_text("\n".join(swapped))
+    return recipe
+
+
+def _one_row_less(recipe: Recipe) -> Recipe:
+    (path,) = recipe.train
+    path.write_text(path.read_text().partition("\n")[2])
+    return recipe
+
+
+def _other_validation(recipe: Recipe) -> Recipe:
+    recipe.validation.write_text(recipe.validation.read_text().partition("\n")[2])
+    return recipe
+
+
+def _other_base(recipe: Recipe) -> Recipe:
+    config = recipe.base / "config.json"
+    config.write_text(config.read_text().replace('"id2label"', ' "id2label"'))
+    return recipe
+
+
+def _other_rate(recipe: Recipe) -> Recipe:
+    return dataclasses.replace(recipe, learning_rate=1e-3)
+
+
+@pytest.fixture
+def copied(recipe: Recipe, tmp_path: Path) -> Recipe:
+    """The recipe with files of its own, which the test may change."""
+    return dataclasses.replace(
+        recipe,
+        base=Path(shutil.copytree(recipe.base, tmp_path / "base")),
+        train=(Path(shutil.copy(recipe.train[0], tmp_path)),),
+        validation=Path(shutil.copy(recipe.validation, tmp_path)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_other_labels, "the content of --train was sha256"),
+        (_one_row_less, "the content of --train was sha256"),
+        (_other_validation, "the content of --validation was sha256"),
+        (_other_base, "the content of the base was sha256"),
+        (_other_rate, "learning_rate was 0.003 then and is 0.001 now; .* remove the directory"),
+    ],
+)
+def test_the_saves_of_another_training_are_not_resumed(
+    copied: Recipe,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Recipe], Recipe],
+    says: str,
+) -> None:
+    """Other data, another base or other settings are refused, and the saves stay as they are."""
+    output, saves = tmp_path / "checkpoint", tmp_path / "checkpoint.training"
+    with monkeypatch.context() as patch:
+        _interrupt_at(4, patch)
+        _run_until_interrupted(copied, output)
+    before = {path.name: path.read_bytes() for path in saves.iterdir()}
+    with pytest.raises(UserError, match=says):
+        finetune(change(copied), output, say=silent)
+    assert {path.name: path.read_bytes() for path in saves.iterdir()} == before
+    assert not output.exists()
+
+
+def test_a_directory_of_saves_that_is_not_described_is_refused(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    """Saves without a record of their training, as older versions wrote them, are not resumed."""
+    saves = tmp_path / "checkpoint.training"
+    saves.mkdir()
+    (saves / "seed-0.pt").touch()
+    with pytest.raises(UserError, match=r"the base was not recorded then and is sha256"):
+        finetune(recipe, tmp_path / "checkpoint", say=silent)
+
+
+def test_the_saves_are_removed_at_the_end(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It starts afresh and says so; the answer is that of the new recipe alone."""
-    other = dataclasses.replace(recipe, learning_rate=1e-3)
-    finetune(other, tmp_path / "alone", say=silent)
-    output = tmp_path / "checkpoint"
+    """What they take is said before; other files beside them are kept."""
+    output, saves = tmp_path / "checkpoint", tmp_path / "checkpoint.training"
     with monkeypatch.context() as patch:
-        _interrupt_at(6, patch)
+        _interrupt_at(4, patch)
         _run_until_interrupted(recipe, output)
+    size = (saves / "seed-0.pt").stat().st_size
     said: list[str] = []
-    finetune(other, output, say=said.append)
-    assert "seed-0.pt was saved with other settings: starting anew" in said
-    _assert_equal(output, tmp_path / "alone")
+    finetune(recipe, output, say=said.append)
+    assert not saves.exists()
+    (line,) = [line for line in said if " MB" in line]
+    assert str(saves / "seed-0.pt") in line
+    assert float(line.split()[-2]) == pytest.approx(size / 1e6, rel=0.3)
+
+
+def test_texts_that_are_cut_are_counted(recipe: Recipe, tmp_path: Path) -> None:
+    """The output says how many training texts reach the limit; here the base has 64 positions."""
+    examples = _examples(57, 0)
+    examples += [Example("en", "neutral", f"{text} " + "bus " * 200) for text in ("a", "b", "c")]
+    train = _write(tmp_path / "train.tsv", examples)
+    said: list[str] = []
+    longer = dataclasses.replace(recipe, train=(train,), epochs=1)
+    finetune(longer, tmp_path / "out", say=said.append)
+    assert "texts are cut to 64 tokens; 3 training texts are that long or longer" in said
 
 
 TRAIN_TEXT = "@anna It\u2019s GREAT &amp; new: look http://t.co/1"
@@ -274,6 +368,12 @@ def _no_base(recipe: Recipe, directory: Path) -> Recipe:
     return dataclasses.replace(recipe, base=directory / "nowhere")
 
 
+def _other_architecture(recipe: Recipe, directory: Path) -> Recipe:
+    shutil.copytree(recipe.base, directory / "gpt")
+    (directory / "gpt" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    return dataclasses.replace(recipe, base=directory / "gpt")
+
+
 def _no_train(recipe: Recipe, directory: Path) -> Recipe:
     return dataclasses.replace(recipe, train=(directory / "none.tsv",))
 
@@ -284,6 +384,7 @@ def _no_train(recipe: Recipe, directory: Path) -> Recipe:
         (_without_neutral, "no training text has the label neutral"),
         (_validate_on_train, "every text of .* is also in the training data"),
         (_no_base, "nowhere is not a directory"),
+        (_other_architecture, "unsupported architecture GPT-2"),
         (_no_train, r"cannot read .*none\.tsv"),
     ],
 )

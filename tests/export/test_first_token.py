@@ -8,9 +8,9 @@ import onnxruntime as ort
 import pytest
 from onnx_ir.tape import Tape
 
-from app.engine.model import Encoding
-from app.errors import UserError
+from app.engine.encoding import Encoding
 from model_export.graph.encoder_layers import find_layers
+from model_export.graph.linear import NotRecognised
 from model_export.graph.passes.first_token import keep_first_token
 from tests.support.checkpoints import ARCHITECTURES, HIDDEN_SIZE, exported
 from tests.support.graphs import random_encodings, run, session
@@ -67,7 +67,7 @@ def test_a_classifier_that_averages_all_tokens_is_refused(plain: Path) -> None:
     pooled.name = "pooled"
     model.graph.insert_after(last, tape.nodes)
     model.graph.outputs.append(pooled)
-    with pytest.raises(UserError, match=r"ReduceMean .*reads more of the last layer"):
+    with pytest.raises(NotRecognised, match=r"ReduceMean .*reads more of the last layer"):
         keep_first_token(model)
 
 
@@ -78,5 +78,5 @@ def test_a_classifier_that_reads_another_token_is_refused(plain: Path) -> None:
     second = ir.Value(name="second", const_value=ir.tensor(np.array(1, np.int64), name="second"))
     model.graph.register_initializer(second)
     use.node.replace_input_with(1, second)
-    with pytest.raises(UserError, match="reads more of the last layer"):
+    with pytest.raises(NotRecognised, match="reads more of the last layer"):
         keep_first_token(model)

@@ -8,8 +8,8 @@ import onnx_ir as ir
 import pytest
 from safetensors.numpy import load_file
 
-from model_export.export import ONNX_FILES
 from model_export.graph.encoder_layers import find_layers
+from model_export.output import ONNX_FILES
 from tests.support.checkpoints import ARCHITECTURES, HEADS, HIDDEN_SIZE, LAYERS, Exported, exported
 from tests.support.graphs import name_of, session
 

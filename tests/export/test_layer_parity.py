@@ -11,9 +11,10 @@ from onnx_ir.tape import Tape
 from app.engine.bundle import Precision
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from model_export.export import ONNX_FILES
-from model_export.graph.encoder_layers import array_of, find_layers
+from model_export.graph.encoder_layers import find_layers
+from model_export.graph.linear import array_of
 from model_export.graph.variants import write_fp16
+from model_export.output import ONNX_FILES
 from model_export.quality.layer_parity import TOLERANCE, layer_parity
 from tests.support.checkpoints import ARCHITECTURES, LAYERS, Exported, exported
 
@@ -138,22 +139,24 @@ def test_a_damaged_fp32_weight_is_named(
 
 
 INT8_DAMAGES = [
-    ("layer.0.query.weight_scale", f"{ENCODER}0.attention.self.query"),
+    (f"{ENCODER}0.attention.self.query", f"{ENCODER}0.attention.self.query"),
     # The values themselves are not compared in int8, what attention makes of them is.
-    ("layer.0.value.weight_scale", f"{ENCODER}0.attention.output.dense"),
-    ("layer.1.attention_output.weight_scale", f"{ENCODER}1.attention.output.dense"),
-    ("layer.1.intermediate.weight_scale", f"{ENCODER}1.intermediate.dense"),
-    ("layer.1.output.weight_scale", f"{ENCODER}1.output.dense"),
+    (f"{ENCODER}0.attention.self.value", f"{ENCODER}0.attention.output.dense"),
+    (f"{ENCODER}1.attention.output.dense", f"{ENCODER}1.attention.output.dense"),
+    (f"{ENCODER}1.intermediate.dense", f"{ENCODER}1.intermediate.dense"),
+    (f"{ENCODER}1.output.dense", f"{ENCODER}1.output.dense"),
 ]
 
 
-@pytest.mark.parametrize(("weight", "module"), INT8_DAMAGES)
+@pytest.mark.parametrize(("damaged_module", "module"), INT8_DAMAGES)
 def test_a_damaged_int8_weight_is_named(
-    weight: str, module: str, roberta: Exported, tmp_path: Path
+    damaged_module: str, module: str, roberta: Exported, tmp_path: Path
 ) -> None:
     """Though int8 is off everywhere by a little."""
     source = _variant(roberta, "int8")
-    damaged = _damage(source, tmp_path / "damaged.onnx", f"int8.{weight}", _double)
+    damaged = _damage(
+        source, tmp_path / "damaged.onnx", f"int8.{damaged_module}.weight_scale", _double
+    )
     report = layer_parity(load_checkpoint(roberta.source), damaged, "int8", IDS)
     assert report.first_wrong == module
 

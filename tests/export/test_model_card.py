@@ -48,6 +48,25 @@ def test_a_variant_without_figures_has_no_row() -> None:
     assert "fp32" not in model_card(_manifest(path="my-checkpoint"))
 
 
+def test_it_says_whether_the_model_takes_pairs() -> None:
+    """A model takes single texts, unless its manifest has text_pairs."""
+    manifest = _manifest(path="x")
+    assert "- Input: single texts\n" in model_card(manifest)
+    pairs = manifest.model_copy(update={"text_pairs": True})
+    assert "- Input: single texts and pairs of texts\n" in model_card(pairs)
+
+
+def test_it_says_what_was_done_to_each_graph() -> None:
+    """One line for each variant that records it; older manifests have no such section."""
+    manifest = _manifest(path="x")
+    assert "What was done to the graph" not in model_card(manifest)
+    passes = ["padding left out", "int8 embedding"]
+    int8 = manifest.variants["int8"].model_copy(update={"passes": passes})
+    card = model_card(manifest.model_copy(update={"variants": {"int8": int8}}))
+    assert "## What was done to the graph" in card
+    assert "- int8: padding left out, int8 embedding" in card.splitlines()
+
+
 def test_a_hub_id_is_the_origin_where_there_is_one() -> None:
     """It says more than a directory's name."""
     card = model_card(_manifest(path="snapshot", repo_id="some/one"))

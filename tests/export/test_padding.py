@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from app.errors import UserError
 from model_export.graph.encoder_layers import find_layers
+from model_export.graph.linear import NotRecognised
 from model_export.graph.passes.first_token import keep_first_token
 from model_export.graph.passes.padding import drop_padding
 from tests.support.checkpoints import ARCHITECTURES, HIDDEN_SIZE, exported
@@ -73,7 +73,7 @@ def test_a_graph_without_a_mask_is_refused(plain: Path) -> None:
     """What is padding cannot be told from it."""
     model = _shortened(plain, padded=True)
     next(i for i in model.graph.inputs if i.name == "attention_mask").name = "mask"
-    with pytest.raises(UserError, match="no attention_mask"):
+    with pytest.raises(NotRecognised, match="no attention_mask"):
         drop_padding(model)
 
 
@@ -82,5 +82,5 @@ def test_heads_that_are_split_otherwise_are_refused(plain: Path) -> None:
     model = _shortened(plain, padded=True)
     (use,) = find_layers(model.graph)[0].head_reshapes[2].outputs[0].uses()
     use.node.attributes["perm"] = ir.AttrInt64s("perm", [0, 2, 1, 3][::-1])
-    with pytest.raises(UserError, match="does not split heads"):
+    with pytest.raises(NotRecognised, match="does not split heads"):
         drop_padding(model)

@@ -40,6 +40,7 @@ def fail(*words, **options):
     raise {}
 model_export.checkpoint.source.hf_hub_download = fail
 """
+CONFIG = b'{"model_type": "bert"}'
 CHUNK = 10 * 2**20  # what the client writes at once
 
 
@@ -56,7 +57,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return write_files(
         tmp_path / "checkpoint",
         **{
-            "config.json": b"{}",
+            "config.json": CONFIG,
             "tokenizer.json": b'{"a": 1}',
             "tokenizer_config.json": b'{"b": 2}',
             "vocab.json": b'{"c": 3}',
@@ -143,6 +144,25 @@ def test_only_needed_files_are_downloaded(hub: Hub, checkpoint: Path, tmp_path: 
     assert hub.fetched() == NEEDED
 
 
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "xlnet"}, f"{REPO} is of the unsupported architecture XLNet: Optimum"),
+        ({}, f"{REPO}: config.json has no model_type"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, f"{REPO} is a BertFor"),
+        ({"model_type": "bert", "hidden_act": 3}, f"{REPO}: hidden_act in config.json is 3"),
+    ],
+)
+def test_what_is_not_exported_is_not_downloaded(
+    hub: Hub, checkpoint: Path, tmp_path: Path, config: dict[str, object], why: str
+) -> None:
+    """config.json decides: nothing else is fetched of a checkpoint that the export refuses."""
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    hub.add(REPO, checkpoint)
+    assert refusal(tmp_path, hub.url, REPO).startswith(why)
+    assert hub.fetched() == ["config.json"]
+
+
 def test_a_second_call_downloads_nothing(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """Only the API is asked, whether the commit is still the same."""
     hub.add(REPO, checkpoint)
@@ -155,7 +175,8 @@ def test_a_second_call_downloads_nothing(hub: Hub, checkpoint: Path, tmp_path: P
 def test_revisions(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """A branch, a commit and a pull request's ref each give their own files, also offline."""
     other = write_files(
-        tmp_path / "other", **{"config.json": b'{"x": 1}', "model.safetensors": b"other"}
+        tmp_path / "other",
+        **{"config.json": b'{"model_type": "bert", "x": 1}', "model.safetensors": b"other"},
     )
     main = hub.add(REPO, checkpoint)
     changed = hub.add(REPO, other, ref="refs/pr/1")
@@ -188,7 +209,7 @@ def test_a_name_without_organisation(hub: Hub, checkpoint: Path, tmp_path: Path)
 def test_shards(hub: Hub, tmp_path: Path, index: str, shards: list[str]) -> None:
     """The index is read for the names of the shards; a copy that lacks one is not whole."""
     weight_map = {"a": shards[0], "b": shards[1], "c": shards[1]}
-    files = {index: json.dumps({"weight_map": weight_map}).encode(), "config.json": b"{}"}
+    files = {index: json.dumps({"weight_map": weight_map}).encode(), "config.json": CONFIG}
     files |= {name: name.encode() for name in shards}
     source = write_files(tmp_path / "source", **files, **{"model-old.safetensors": b"stale"})
     hub.add(REPO, source)
@@ -204,7 +225,7 @@ def test_a_cut_transfer_is_resumed(hub: Hub, tmp_path: Path) -> None:
     """What came before the cut is kept, and the file is the same in the end."""
     weights = os.urandom(2**20) * 24
     source = write_files(
-        tmp_path / "source", **{"config.json": b"{}", "model.safetensors": weights}
+        tmp_path / "source", **{"config.json": CONFIG, "model.safetensors": weights}
     )
     hub.add(REPO, source)
     hub.cut("model.safetensors")
@@ -218,7 +239,7 @@ def test_a_killed_download_is_resumed(hub: Hub, tmp_path: Path) -> None:
     """The next process goes on where the first was killed."""
     weights = os.urandom(2**20) * 24
     source = write_files(
-        tmp_path / "source", **{"config.json": b"{}", "model.safetensors": weights}
+        tmp_path / "source", **{"config.json": CONFIG, "model.safetensors": weights}
     )
     hub.add(REPO, source)
     hub.cut("model.safetensors", halt=True)
@@ -399,7 +420,7 @@ def test_a_new_commit_cut_short_is_not_replaced_by_an_old_one(
     """Once the hub has named a commit, it is that one or an error; offline, still the old one."""
     hub.add(REPO, checkpoint)
     old = find(tmp_path, hub.url, REPO)
-    (checkpoint / "config.json").write_bytes(b'{"new": 1}')
+    (checkpoint / "config.json").write_bytes(b'{"model_type": "bert", "new": 1}')
     hub.add(REPO, checkpoint)
     hub.fail(500, name="config.json")
     assert "fails (status 500)" in refusal(tmp_path, hub.url, REPO, before=NO_WAIT)
@@ -429,7 +450,7 @@ def test_a_full_disk(hub: Hub, checkpoint: Path, tmp_path: Path, before: str, re
 
 def test_a_model_without_readable_weights(hub: Hub, tmp_path: Path) -> None:
     """Nothing of it is downloaded."""
-    hub.add(REPO, write_files(tmp_path / "s", **{"config.json": b"{}", "tf_model.h5": b"tf"}))
+    hub.add(REPO, write_files(tmp_path / "s", **{"config.json": CONFIG, "tf_model.h5": b"tf"}))
     assert f"{REPO} has no weights" in refusal(tmp_path, hub.url, REPO)
     assert hub.fetched() == []
 

@@ -1,15 +1,25 @@
 """Verification: exported variants are compared with the PyTorch checkpoint."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
-from app.engine.bundle import Precision
-from app.engine.model import Encoding, Logits, Model
+from app.engine.bundle import Bundle, Precision
+from app.engine.encoding import Encoding
+from app.engine.model import Logits, Model
+from app.engine.pairs import PairTokenizer
 from app.errors import InferenceFailed, UserError
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from model_export.quality.verification import LABEL_AGREEMENT, TOLERANCE, verify
+from model_export.quality.verification import (
+    LABEL_AGREEMENT,
+    LONGEST,
+    TOLERANCE,
+    _encodings,
+    verify,
+)
 from tests.support.checkpoints import MAX_TOKENS, PRECISIONS, Exported, exported
 
 Infer = list[Logits | InferenceFailed]
@@ -38,6 +48,21 @@ def test_a_faithful_variant_passes(
     assert parity.samples >= 40
 
 
+def test_pairs_are_compared_where_the_model_takes_them(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Pairs add to the samples; a model that forgets their token types is refused."""
+    bert = exported(tmp_path_factory.getbasetemp(), "bert")
+    checkpoint = load_checkpoint(bert.source)
+    bundle = Bundle.open(bert.bundle)
+    bundle.manifest = bundle.manifest.model_copy(update={"text_pairs": True})
+    model = Model.load(bundle, device="cpu", precision="fp32", threads=1)
+    assert verify(model, checkpoint).samples > verify(bert.model("fp32"), checkpoint).samples
+    model.pairs = PairTokenizer(model.tokenizer, max_tokens=MAX_TOKENS, stride=0, has_types=False)
+    with pytest.raises(UserError, match="differs too much"):
+        verify(model, checkpoint)
+
+
 def test_texts_run_from_one_word_to_beyond_the_limit(
     made: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +82,16 @@ def test_texts_run_from_one_word_to_beyond_the_limit(
     assert any(encoding.truncated for encoding in encodings)
     assert {len(batch) for batch in seen} >= {1, 4}
     assert any(len({len(encoding) for encoding in batch}) > 1 for batch in seen)
+
+
+def test_very_long_texts_are_cut_to_what_memory_allows() -> None:
+    """A model of 8,192 tokens is compared on at most 1,024, and still on many lengths."""
+    model = SimpleNamespace(
+        max_tokens=8192, encode=lambda text: Encoding(list(range(min(len(text) // 4, 8192))), 0)
+    )
+    lengths = {len(encoding) for encoding in _encodings(cast(Model, model))}
+    assert max(lengths) == LONGEST == 1024
+    assert lengths >= {3, 4, 8, 16, 32, 64, 128, 256, 512, 1023}
 
 
 def _wrong(change: float, *, batched_only: bool = False) -> object:
@@ -85,7 +120,50 @@ def test_a_variant_that_departs_is_refused_by_name(
     """Logits beyond the tolerance, alone or only in batches, end the export."""
     model = made.model(precision)
     monkeypatch.setattr(Model, "infer", _wrong(TOLERANCE[precision] * 2, batched_only=batched_only))
-    with pytest.raises(UserError, match=f"the {precision} model differs too much .* by up to"):
+    with pytest.raises(
+        UserError, match=f"the {precision} model differs too much .* by up"
+    ) as caught:
+        verify(model, checkpoint)
+    assert ("leave it out with --precision fp32" in str(caught.value)) == (precision != "fp32")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_large_logits_have_a_larger_tolerance(
+    made: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, precision: Precision
+) -> None:
+    """A hundred times the logits may differ by a hundred times as much, if the labels agree."""
+    logits, infer = Checkpoint.logits, Model.infer
+    monkeypatch.setattr(Checkpoint, "logits", lambda self, ids: 100 * logits(self, ids))
+
+    def larger(model: Model, encodings: Sequence[Encoding]) -> Infer:
+        rows = infer(model, encodings)
+        return [100 * row for row in rows if not isinstance(row, InferenceFailed)]
+
+    monkeypatch.setattr(Model, "infer", larger)
+    parity = verify(made.model(precision), checkpoint)
+    assert precision == "fp32" or parity.max_abs_logit_diff > TOLERANCE[precision]
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_each_label_of_a_multi_label_model_is_a_decision(
+    made: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, labels: int
+) -> None:
+    """Whether its score is over 0.5 must agree, be it the best label or not, or the only one."""
+    logits, infer = Checkpoint.logits, Model.infer
+    monkeypatch.setattr(checkpoint.model.config, "problem_type", "multi_label_classification")
+    monkeypatch.setattr(Checkpoint, "logits", lambda self, ids: logits(self, ids)[:labels])
+    signs = np.ones(labels, np.float32)
+
+    def first_labels(model: Model, encodings: Sequence[Encoding]) -> Infer:
+        rows = infer(model, encodings)
+        return [row[:labels] * signs for row in rows if not isinstance(row, InferenceFailed)]
+
+    monkeypatch.setattr(Model, "infer", first_labels)
+    model = made.model("fp32")
+    assert verify(model, checkpoint).label_agreement == 1.0
+    monkeypatch.setitem(TOLERANCE, "fp32", 1e6)
+    signs[0] = -1
+    with pytest.raises(UserError, match=r"label agreement 0\.\d+"):
         verify(model, checkpoint)
 
 

@@ -2,16 +2,18 @@
 
 import csv
 import json
+import logging
 import os
 import pty
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,18 @@ import pytest
 
 import app.files
 from app.cli import main
+from app.engine.model import Model
+from app.errors import CannotContinue, UserError
 from app.files import tables
+from app.files.csv_table import Csv
 from app.files.job import Job
-from app.files.outputs import CsvOutput
+from app.files.outputs import CsvOutput, LinesOutput
+from app.files.progress_bar import Warnings
 from app.files.table_classifier import ClassifiedChunk, ResultItem
 from app.files.tables import Chunk
-from app.files.text_tables import Csv
 from tests.support import serving
 from tests.support.serving import COMMAND, ROOT, Process, environment, eventually
+from tests.support.tiny_bundle import make_bundle, write_manifest
 
 # Chunks of about ten rows, and each batch takes at least 5 ms.
 SLOW_COMMAND = [
@@ -61,9 +67,11 @@ def _classify(
     )
 
 
-def _started(*arguments: str | Path) -> "subprocess.Popen[str]":
+def _started(
+    *arguments: str | Path, command: Sequence[str] = SLOW_COMMAND
+) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [*SLOW_COMMAND, "classify", *map(str, arguments)],
+        [*command, "classify", *map(str, arguments)],
         cwd=ROOT,
         env=environment(),
         stdin=subprocess.DEVNULL,
@@ -140,6 +148,70 @@ def test_standard_input_to_a_file(bundle: Path, tmp_path: Path) -> None:
     assert not Path(f"{target}.partial").exists()
 
 
+def _unusable_token(path: Path) -> Path:
+    """A bundle whose tokenizer gives the word "beyond" an id that the model does not have."""
+    make_bundle(path)
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["beyond"] = 3_000
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    write_manifest(path)
+    return path
+
+
+def test_a_text_whose_inference_fails(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only its row has an error; the other texts of its batch are classified."""
+    source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text("text\n" + "love\n" * 20 + "beyond\n" + "worst\n" * 20)
+    bundle = _unusable_token(tmp_path / "bundle")
+    options = ["--model", str(bundle), "--input", str(source), "--output", str(target)]
+    assert main(["classify", *options]) == 0
+    with target.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == ["positive"] * 20 + [""] + ["negative"] * 20
+    assert rows[20]["error"] == "inference_failed: inference failed on this text"
+    out, err = capfd.readouterr()
+    assert (out, caplog.messages) == ("", [])
+    assert err.splitlines()[-1] == "errors 1, truncated 0"
+
+
+def test_a_model_that_fails_on_every_text(
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 1 and one line: the rows are not written as errors."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is gone\nand more")
+
+    monkeypatch.setattr(Model, "infer", fail)
+    source, target = _csv(tmp_path / "in.csv", 10), tmp_path / "out.csv"
+    options = ["--model", str(bundle), "--input", str(source), "--output", str(target)]
+    assert main(["classify", *options]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sentiment: the model fails on every text: the device is gone; ")
+    assert not target.exists()
+
+
+def test_a_text_that_is_not_utf8(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only its row has an error, which says so; the text is written as it was."""
+    source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_bytes("text\nlove é\nworst ".encode() + b"\xe9\n")
+    options = ["--model", str(bundle), "--input", str(source), "--output", str(target)]
+    assert main(["classify", *options]) == 0
+    _, first, second = target.read_bytes().splitlines()
+    assert first.startswith("love é,positive,".encode())
+    assert second.startswith(b"worst \xe9,,")
+    assert second.endswith(
+        b'"invalid_request: the text is not UTF-8; convert the input, for example with iconv"'
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -184,6 +256,7 @@ def test_wrong_usage(
         ("empty.csv", "is empty"),
         ("other.csv", "no column 'text'"),
         ("broken.parquet", "cannot be read as Parquet"),
+        ("quote.csv", "line 6: the quote that opens here"),
     ],
 )
 def test_an_input_that_cannot_be_read(
@@ -194,6 +267,7 @@ def test_an_input_that_cannot_be_read(
     (tmp_path / "empty.csv").touch()
     (tmp_path / "other.csv").write_text("id\n1\n")
     (tmp_path / "broken.parquet").write_text("PAR1")
+    (tmp_path / "quote.csv").write_text("text\n" + "love\n" * 4 + '"it\n' + "is\n" * 10_000)
     before = sorted(tmp_path.iterdir())
     arguments = ["--input", str(tmp_path / name), "--output", str(tmp_path / "out.csv")]
     assert main(["classify", *arguments]) == 1
@@ -210,7 +284,7 @@ def test_without_pyarrow(
     monkeypatch.delattr(app.files, "parquet", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["classify", "--input", str(tmp_path / "in.parquet")]) == 1
-    assert "pip install 'sentiment-service[files]'" in capsys.readouterr().err
+    assert "pip install '.[files]'" in capsys.readouterr().err
 
 
 def test_ctrl_c_and_resume(bundle: Path, tmp_path: Path) -> None:
@@ -315,6 +389,14 @@ def test_killed_at_random_moments(bundle: Path, tmp_path: Path, make: Any, suffi
     assert not Path(f"{target}.partial").exists()
 
 
+def test_what_is_left_of_a_stream(tmp_path: Path) -> None:
+    """Standard input cannot be read again, so --resume is not offered after a killed run."""
+    target = tmp_path / "out.txt"
+    Job(target, LinesOutput(), {"input": None}, resume=None)
+    with pytest.raises(UserError, match=r"holds the results of an unfinished run; delete the dir"):
+        Job(target, LinesOutput(), {"input": None}, resume=None)
+
+
 class _RecordingClassifier:
     """A classifier that answers at once and records the texts."""
 
@@ -343,6 +425,49 @@ def _classify_rest(source: Path, target: Path) -> int:
         job.add(chunk, results)
     job.finish()
     return len(classifier.texts)
+
+
+def _shorten(part: Path, tally: Path) -> None:
+    part.write_bytes(part.read_bytes()[:-10])
+
+
+def _change(part: Path, tally: Path) -> None:
+    part.write_bytes(part.read_bytes().replace(b"love", b"hate"))
+
+
+def _remove(part: Path, tally: Path) -> None:
+    part.unlink()
+
+
+def _cut_tally(part: Path, tally: Path) -> None:
+    tally.write_bytes(tally.read_bytes()[:10])
+
+
+@pytest.mark.parametrize("damage", [_shorten, _change, _remove, _cut_tally])
+def test_a_damaged_part_is_written_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path, Path], None],
+) -> None:
+    """A continued run does not join it, and says from which part on it classifies again."""
+    monkeypatch.setattr(tables, "CHUNK_CHARS", 250)
+    source, target = _csv(tmp_path / "in.csv", 60), tmp_path / "out.csv"
+    assert _classify_rest(source, target) == 60
+    whole = target.read_bytes()
+    target.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "finish", lambda job: None)
+        assert _classify_rest(source, target) == 60
+    assert _parts(target) > 3
+    parts = Path(f"{target}.partial")
+    sound = sum(json.loads((parts / f"00000{n}.json").read_text())["rows"] for n in range(2))
+    damage(parts / "000002.part", parts / "000002.json")
+    assert _classify_rest(source, target) == 60 - sound
+    assert target.read_bytes() == whole
+    assert caplog.messages == [
+        f"{parts}/000002.part is damaged; its rows and all after them are classified again"
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -398,17 +523,68 @@ def _killed_at(step: int, source: Path, target: Path) -> bool:
 
 
 def test_a_changed_input_is_not_continued(tmp_path: Path, bundle: Path) -> None:
-    """--resume refuses an input that changed since the interrupted run."""
+    """--resume refuses an input that changed since the interrupted run, and is not offered."""
     source, target = _csv(tmp_path / "in.csv", 3_000), tmp_path / "out.csv"
     options = ("--model", bundle, "--input", source, "--output", target)
     with _started(*options) as process:
         eventually(lambda: _parts(target) > 1)
         process.kill()
     _csv(source, 2_999)
-    done = _classify(*options, "--resume", command=SLOW_COMMAND)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert "cannot be continued: size was" in line
+    for more in ([], ["--resume"]):
+        done = _classify(*options, *more, command=SLOW_COMMAND)
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert "cannot be continued: size was" in line
+        assert "--resume" not in line
+
+
+def test_resume_is_promised_only_where_it_works(
+    tmp_path: Path,
+    bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A run whose input changed, or cannot be read to its end, is not told to add --resume."""
+    source, target = _csv(tmp_path / "in.csv", 10), tmp_path / "out.csv"
+    options = ["classify", "--model", str(bundle), "--input", str(source), "--output", str(target)]
+
+    def grow_and_stop(_: Job) -> None:
+        _csv(source, 11)
+        raise KeyboardInterrupt
+
+    def find_damage(_: Job) -> None:
+        raise CannotContinue("in.csv cannot be read")
+
+    for stop, words in [
+        (grow_and_stop, f"interrupted; {source} has changed since the start, so this run cannot"),
+        (find_damage, f"in.csv cannot be read; 11 rows are in {target}.partial"),
+    ]:
+        monkeypatch.setattr(Job, "finish", stop)
+        assert main(options) in (1, 130)
+        (line,) = capsys.readouterr().err.splitlines()[-1:]
+        assert words in line
+        assert "--resume" not in line
+        shutil.rmtree(f"{target}.partial")
+
+
+def test_nothing_is_left_of_an_input_that_cannot_be_read(
+    tmp_path: Path,
+    bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """If no row was saved, the corrected input can be classified without --resume."""
+    source, target = _csv(tmp_path / "in.csv", 10), tmp_path / "out.csv"
+    options = ["classify", "--model", str(bundle), "--input", str(source), "--output", str(target)]
+
+    def damaged(*_: object, **__: object) -> None:
+        raise CannotContinue("in.csv cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Csv, "chunks", damaged)
+        assert main(options) == 1
+    assert capsys.readouterr().err == "sentiment: in.csv cannot be read\n"
+    assert main(options) == 0
 
 
 def test_a_full_disk_keeps_the_complete_parts(bundle: Path, tmp_path: Path) -> None:
@@ -484,9 +660,12 @@ def test_a_service_that_requires_a_key(bundle: Path) -> None:
 def test_a_service_that_dies(bundle: Path, tmp_path: Path) -> None:
     """Exit code 1 and a one-line error; when the service is back, --resume continues."""
     source, target = _csv(tmp_path / "in.csv", 4_000), tmp_path / "out.csv"
+    patience = "from app.files import patient_client; patient_client.ABSENCE_S = 0.5\n"
+    command = [*SLOW_COMMAND[:-1], patience + SLOW_COMMAND[-1]]
     with Process("--model", str(bundle)) as service:
         url, port = service.url, service.port
-        with _started("--url", url, "--input", source, "--output", target) as process:
+        options = ("--url", url, "--input", source, "--output", target)
+        with _started(*options, command=command) as process:
             eventually(lambda: _parts(target) > 5)
             service.signal(signal.SIGKILL)
             assert process.wait(30) == 1
@@ -495,8 +674,7 @@ def test_a_service_that_dies(bundle: Path, tmp_path: Path) -> None:
     assert f"cannot reach {url}" in line
     assert "rows are saved; add --resume to continue" in line
     with Process("--model", str(bundle), "--port", str(port)):
-        options = ("--url", url, "--input", source, "--output", target, "--resume")
-        done = _classify(*options, command=SLOW_COMMAND)
+        done = _classify(*options, "--resume", command=SLOW_COMMAND)
     assert done.returncode == 0
     assert "of them in earlier runs" in done.stderr
     with target.open(newline="") as file:
@@ -531,6 +709,22 @@ def test_a_progress_bar_on_a_terminal(bundle: Path, tmp_path: Path) -> None:
     assert b"3,000 rows in " in shown
     quiet = _classify(*options)
     assert "texts/s" not in quiet.stderr
+
+
+@pytest.mark.parametrize("bar", [True, False])
+def test_a_warning_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bar: bool
+) -> None:
+    """It is written to standard error without a traceback, with or without the package tqdm."""
+    if not bar:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+    warning = logging.makeLogRecord({"msg": "part %d is damaged", "args": (3,)})
+    try:
+        raise RuntimeError("secret")
+    except RuntimeError:
+        warning.exc_info = sys.exc_info()
+    Warnings().handle(warning)
+    assert capsys.readouterr() == ("", "sentiment: part 3 is damaged\n")
 
 
 def test_memory_does_not_grow_with_the_file(bundle: Path, tmp_path: Path) -> None:

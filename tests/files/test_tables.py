@@ -2,6 +2,7 @@
 
 import csv
 import json
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from app.errors import ServiceError, UserError
-from app.files import tables, text_tables
+from app.errors import CannotContinue, ServiceError, UserError
+from app.files import csv_table, tables
+from app.files.csv_table import Csv
 from app.files.outputs import CsvOutput, JsonlOutput, LinesOutput, Output
 from app.files.parquet import Parquet, ParquetOutput
 from app.files.table_classifier import ResultItem
 from app.files.tables import Table
-from app.files.text_tables import Csv, Jsonl, Lines
+from app.files.text_tables import Jsonl, Lines
 
 LABELS = ["bad", "good"]
 GOOD: ResultItem = {"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}}
@@ -122,12 +124,93 @@ def test_csv_without_a_header(tmp_path: Path, content: bytes) -> None:
         Csv(_file(tmp_path, "a.csv", content), "text")
 
 
-def test_a_quote_that_is_never_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading stops at the size limit of a cell, with an error that names the line."""
-    monkeypatch.setattr(text_tables, "MAX_FIELD_CHARS", 100)
-    table = Csv(_file(tmp_path, "a.csv", b'text\nfine\n"open\n' + b"x\n" * 100), "text")
-    with pytest.raises(UserError, match=r"a\.csv, line \d+: field larger.* never closed"):
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ('1,fine\n2,"open\n3,fine\n', 3),  # to the end of the file
+        ('1,fine\n2,"open\n3,fine\n4,"closed"\n', 3),  # to the next quote
+        ('1,"open\r\n2,""\r\n3,"""closed"""\r\n', 2),
+        ('"two\nlines","open\n2,"closed"\n', 3),  # its row begins a line earlier
+        ('1,"I ""love"" it"\n2,"I "love" it"\n', 3),  # quotes that are not doubled
+        ('1,"open\n' + "2,x\n" * 200, 2),  # to the size limit of a cell
+    ],
+)
+def test_a_quote_that_is_never_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, line: int
+) -> None:
+    """The file is refused before any row is classified, with the line where the quote opens."""
+    monkeypatch.setattr(csv_table, "MAX_FIELD_CHARS", 500)
+    path = _file(tmp_path, "a.csv", f"id,text\n{rows}".encode())
+    with pytest.raises(UserError, match=rf"a\.csv, line {line}: the quote that opens here"):
+        Csv(path, "text")
+
+
+def test_a_quote_that_opens_after_the_file_was_checked(tmp_path: Path) -> None:
+    """A file that changed since then ends with the same error."""
+    path = _file(tmp_path, "a.csv", b'text\n"fine"\n')
+    table = Csv(path, "text")
+    path.write_bytes(b'text\n"open\n')
+    with pytest.raises(CannotContinue, match="line 2: the quote that opens here"):
         _texts(table)
+
+
+@pytest.mark.parametrize("kind", [Csv, Jsonl, Lines])
+@pytest.mark.parametrize(
+    ("encoding", "named"),
+    [
+        ("utf-16", "UTF-16"),
+        ("utf-16-be", "UTF-16BE"),
+        ("utf-16-le", "UTF-16LE"),
+        ("utf-32", "UTF-32"),
+        ("windows-1252", "WINDOWS-1252"),
+    ],
+)
+def test_text_in_another_encoding(tmp_path: Path, kind: Any, encoding: str, named: str) -> None:
+    """The file is refused with the name of a likely encoding and a command that converts it."""
+    path = _file(tmp_path, "a file.csv", "text\nle café\nnaïve\n".encode(encoding))
+    with pytest.raises(UserError, match=rf"not UTF-8.* iconv -f {named} -t UTF-8 '/.*/a file.csv'"):
+        kind(*[path] if kind is Lines else [path, "text"])
+
+
+def test_a_few_bytes_that_are_not_utf8(tmp_path: Path) -> None:
+    """They do not make the file one in another encoding, wherever blocks of reading end."""
+    content = "é\n".encode() * 600_000
+    assert len(_texts(Lines(_file(tmp_path, "a.txt", b"\xe9\n" + b"x" + content)))) == 600_001
+    assert _texts(Lines(_file(tmp_path, "b.txt", "é\n".encode() + b"\xe9"))) == ["é", "\udce9"]
+
+
+@pytest.mark.parametrize("content", [b"id;text\n", b'"id";"text"\n', b"id\ttext\n", b"id|x\n"])
+def test_another_delimiter(tmp_path: Path, content: bytes) -> None:
+    """A CSV file without commas is refused with the delimiter and a command that converts it."""
+    with pytest.raises(UserError, match=r"separates its columns with '(;|\\t|\|)', .* python3"):
+        Csv(_file(tmp_path, "a.csv", content), "text")
+
+
+def test_the_command_that_converts_another_delimiter(tmp_path: Path) -> None:
+    """What it writes is read as the same table, with delimiters and lines inside of cells."""
+    content = b'id;text\r\n1;"a;b, ""c"""\r\n2;"two\nlines"\r\n'
+    with pytest.raises(UserError) as raised:
+        Csv(_file(tmp_path, "it's.csv", content), "text")
+    command = str(raised.value).rpartition("for example with: ")[2]
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)  # noqa: S602
+    assert _texts(Csv(tmp_path / "commas.csv", "text")) == ['a;b, "c"', "two\nlines"]
+
+
+def test_a_single_column_may_contain_other_delimiters(tmp_path: Path) -> None:
+    """A column that is asked for by its whole name is not taken apart."""
+    assert _texts(Csv(_file(tmp_path, "a.csv", b"text; raw\nx;y\n"), "text; raw")) == ["x;y"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_columns_of_the_same_name(tmp_path: Path, name: str) -> None:
+    """They are refused by name, because the output could hold only one of them."""
+    path = _file(tmp_path, name, b"id,text,id\n1,x,2\n")
+    if name == "a.parquet":
+        arrays = [pa.array([1]), pa.array(["x"]), pa.array([2])]
+        pq.write_table(pa.Table.from_arrays(arrays, names=["id", "text", "id"]), path)
+    kind: Any = {"a.csv": Csv, "a.parquet": Parquet}[name]
+    with pytest.raises(UserError, match="several columns with the same name: 'id'; give each"):
+        kind(path, "text")
 
 
 def test_a_long_cell_is_read_whole(tmp_path: Path) -> None:
@@ -218,6 +301,91 @@ def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
     assert whole.schema.names[4:] == ["label", "score", "score_bad", "score_good", "error"]
     assert whole["label"].to_pylist() == ["good", None, "good"]
     assert whole["error"].to_pylist() == [None, "empty_text: no text", None]
+
+
+def _with_dates(path: Path) -> Path:
+    """A Parquet file with dates and times that Python's types do not hold."""
+    columns = {
+        "text": pa.array(["love", "it"]),
+        "ns": pa.array([1_500, None], pa.timestamp("ns")),
+        "far": pa.array([2**58, None], pa.timestamp("us", tz="UTC")),
+        "date": pa.array([2**22, None], pa.int32()).cast(pa.date32()),
+        "time": pa.array([7, None], pa.time64("ns")),
+        "duration": pa.array([7, None], pa.duration("ns")),
+        "kind": pa.array([1_500, None], pa.timestamp("ns")).dictionary_encode(),
+        "list": pa.array([[5], None], pa.list_(pa.timestamp("ns"))),
+        "struct": pa.array([{"a": 5}, None], pa.struct({"a": pa.timestamp("ns")})),
+        "map": pa.array([[("a", 5)], None], pa.map_(pa.string(), pa.timestamp("ns"))),
+    }
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_parquet_dates_stay_unchanged_in_parquet(tmp_path: Path) -> None:
+    """Nanoseconds and years after 9999 are written as they are."""
+    table = Parquet(_with_dates(tmp_path / "a.parquet"), "text")
+    _written(table, ParquetOutput(table, LABELS), tmp_path)
+    before, after = pq.read_table(tmp_path / "a.parquet"), pq.read_table(tmp_path / "whole")
+    assert after.select(before.schema.names).equals(before)
+
+
+@pytest.mark.parametrize("kind", [CsvOutput, JsonlOutput])
+def test_parquet_dates_as_text(tmp_path: Path, kind: Any) -> None:
+    """In text files, they are text with all digits, and durations are numbers."""
+    table = Parquet(_with_dates(tmp_path / "a.parquet"), "text")
+    output = kind(table, LABELS) if kind is CsvOutput else kind(table)
+    written = _written(table, output, tmp_path).decode()
+    reader: Any = csv.DictReader(written.splitlines())
+    first, second = reader if kind is CsvOutput else map(json.loads, written.splitlines())
+    moment = "1970-01-01 00:00:00.000000005"
+    expected: dict[str, Any] = {
+        "ns": "1970-01-01 00:00:00.000001500",
+        "far": "11103-08-29 17:22:31.711744Z",
+        "date": "13453-08-13",
+        "time": "00:00:00.000000007",
+        "duration": 7,
+        "kind": "1970-01-01 00:00:00.000001500",
+        "list": [moment],
+        "struct": {"a": moment},
+        "map": [["a", moment]],
+    }
+    if kind is CsvOutput:
+        expected = {k: v if isinstance(v, str) else json.dumps(v) for k, v in expected.items()}
+    assert {name: first[name] for name in expected} == expected
+    assert not any(second[name] for name in expected)
+
+
+def test_old_parquet_timestamps(tmp_path: Path) -> None:
+    """A far date of INT96, which Spark uses as "no end", keeps its year."""
+    when = pa.array([253_402_300_799_000_000], pa.timestamp("us"))
+    path = tmp_path / "a.parquet"
+    columns = pa.table({"text": ["x"], "when": when})
+    pq.write_table(columns, path, use_deprecated_int96_timestamps=True)
+    table = Parquet(path, "text")
+    (chunk,) = table.chunks(0)
+    assert table.records(chunk.rows)[0]["when"] == "9999-12-31 23:59:59.000000"
+
+
+def test_a_parquet_column_that_cannot_be_text(tmp_path: Path) -> None:
+    """A one-line error says so; Parquet keeps the column."""
+    text = pa.array(["x"])
+    twice = pa.StructArray.from_arrays([text, text], names=["a", "a"])
+    pq.write_table(pa.table({"text": text, "both": twice}), tmp_path / "a.parquet")
+    table = Parquet(tmp_path / "a.parquet", "text")
+    with pytest.raises(UserError, match="column that can only be written as Parquet"):
+        _written(table, CsvOutput(table, LABELS), tmp_path)
+    _written(table, ParquetOutput(table, LABELS), tmp_path)
+
+
+def test_a_damaged_parquet_page(tmp_path: Path) -> None:
+    """The error names the file, and does not promise that the run can be continued."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["x" * 50] * 10}), path, use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    content[4:60] = b"\xff" * 56
+    path.write_bytes(content)
+    with pytest.raises(CannotContinue, match=r"a\.parquet cannot be read"):
+        _texts(Parquet(path, "text"))
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 and nothing else"])

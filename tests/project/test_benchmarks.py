@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from app.engine.bundle import EMBEDDED_BUNDLE
 from app.main import create_app
 from app.settings import Settings
-from benchmarks import report
+from benchmarks import architectures, int8_speed, report
 from benchmarks.event_loop.client import send_slice
 from benchmarks.load import Load, run
 from benchmarks.subject import Goal
@@ -143,3 +143,15 @@ def test_the_report_has_goals_tables_and_conditions(
     assert json.loads((tmp_path / "results.json").read_text())["other"]["rows"] == [{"x": 2}]
     for suffix in ("png", "svg"):
         assert (tmp_path / f"connections.{suffix}").stat().st_size > 1_000
+
+
+@pytest.mark.parametrize("name", ["deberta-v3-small", "modernbert-base"])
+def test_shapes_of_architectures_are_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fp32, stock int8 and our int8 get a figure in each round, here with small layers."""
+    monkeypatch.setattr(int8_speed, "SECONDS_PER_TURN", 0.01)
+    model_type, config = architectures.SHAPES[name]
+    small = {"hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 96}
+    small |= {"vocab_size": 500, "num_hidden_layers": 2, "pooler_hidden_size": 48}
+    rates = architectures.speeds(model_type, config | small, rounds=2)
+    assert [len(rounds) for rounds in rates] == [2, 2, 2]
+    assert min(min(rounds) for rounds in rates) > 0

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "requirements"
-EXPORT_ONLY = {"torch", "transformers", "optimum", "optimum-onnx", "onnx", "scikit-learn"}
+EXPORT_ONLY = {"torch", "transformers", "optimum", "optimum-onnx", "onnx", "scikit-learn", "scipy"}
 
 
 @pytest.fixture(scope="module")

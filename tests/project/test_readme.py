@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,9 +16,11 @@ import pytest
 from app.engine.bundle import Bundle
 from app.errors import ServiceError
 from app.settings import Settings, flag
-from tests.support.checkpoints import make_twitter_roberta
+from model_export.cli import main as sentiment_export
+from tests.support.checkpoints import CORPUS, make_checkpoint, make_twitter_roberta
 from tests.support.hub import Hub
 from tests.support.serving import ROOT, Process, environment
+from tests.support.tiny_bundle import LABELS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = [
@@ -111,6 +114,28 @@ def test_the_export_section_works_word_by_word(tmp_path: Path) -> None:
     }
 
 
+def test_training_exporting_and_serving_work_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands of the section's second block, unchanged, with a tiny encoder."""
+    section = README.split("## Your own checkpoint")[1].split("```sh\n")[2].split("```")[0]
+    train, export, serve = (shlex.split(command) for command in section.splitlines())
+    make_checkpoint(tmp_path / "path/to/encoder", "bert")
+    rows = [f"en\t{LABELS[n % 3]}\t{text}\n" for n, text in enumerate(CORPUS)]
+    (tmp_path / "train.tsv").write_text("".join(rows[:9]), encoding="utf-8")
+    (tmp_path / "val.tsv").write_text("".join(rows[9:]), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for program, *words in (train, export):
+        assert program == ".venv/bin/sentiment-export"
+        assert sentiment_export(words) == 0
+    program, command, *flags, bundle = serve
+    assert (program, command) == (".venv/bin/sentiment", "serve")
+    with Process(*flags, str(tmp_path / bundle)) as process:
+        answer = httpx2.post(f"{process.url}/classify", json={"inputs": CORPUS[0]}).json()
+    assert answer["model"]["name"] == "mine"
+    assert answer["labels"] == LABELS
+
+
 def _run(command: str, directory: Path, endpoint: str) -> str:
     here = command.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
     variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(directory / "hub")}
@@ -154,7 +179,7 @@ def test_links_to_files_lead_somewhere() -> None:
     targets = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
 
     assert targets
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+    assert [target for target in targets if not (ROOT / target.partition("#")[0]).exists()] == []
 
 
 def _default(value: Any) -> str:

@@ -8,7 +8,7 @@ weights are seeded and large enough that different texts get different answers.
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,6 +31,7 @@ from transformers import (
 
 from app.engine.bundle import Bundle, Precision
 from app.engine.model import Model
+from model_export.checkpoint import architectures as known
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.export import WRITERS, export
 from model_export.graph.variants import write_fp32
@@ -41,6 +42,11 @@ MAX_TOKENS = 64
 HIDDEN_SIZE = 48
 HEADS = 4
 LAYERS = 2
+# Special tokens in the order of their ids.
+ROBERTAS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+BERTS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# Positions start after the padding id 1, so two rows of the position table are nobody's.
+OFFSET = (known.rows_after_padding, known.rows_after_one)
 DISTILBERTS_NAMES = {
     "hidden_size": "dim",
     "num_hidden_layers": "n_layers",
@@ -90,17 +96,16 @@ def make_twitter_roberta(path: Path, **config: Any) -> Path:
 
 def random_model(architecture: str, vocabulary: int, **config: Any) -> PreTrainedModel:
     """A classifier with seeded random weights, whose logits vary by about 1 from text to text."""
-    bert = architecture in ("bert", "distilbert")
+    after_padding = known.ARCHITECTURES[architecture].max_tokens in OFFSET
     settings = {
         "vocab_size": vocabulary,
         "hidden_size": HIDDEN_SIZE,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
         "intermediate_size": 2 * HIDDEN_SIZE,
-        # RoBERTa's positions start after the padding id.
-        "max_position_embeddings": MAX_TOKENS if bert else MAX_TOKENS + 2,
-        "type_vocab_size": 2 if bert else 1,
-        "pad_token_id": 0 if bert else 1,
+        "max_position_embeddings": MAX_TOKENS + 2 if after_padding else MAX_TOKENS,
+        "type_vocab_size": 1 if after_padding else 2,
+        "pad_token_id": 1 if after_padding else 0,
         "id2label": {0: "negative", 1: "neutral", 2: "positive"},
         "label2id": {"negative": 0, "neutral": 1, "positive": 2},
     }
@@ -112,7 +117,7 @@ def random_model(architecture: str, vocabulary: int, **config: Any) -> PreTraine
     generator = torch.Generator().manual_seed(2)
     for name, weights in model.named_parameters():
         noise = torch.randn(weights.shape, generator=generator)
-        if name.lower().endswith(("layernorm.weight", "layer_norm.weight")):
+        if name.lower().endswith("norm.weight"):
             weights.data = 1 + 0.1 * noise
         elif weights.ndim == 1:
             weights.data = 0.2 * noise
@@ -169,9 +174,9 @@ def exported(base: Path, architecture: str) -> Exported:
     source = make_checkpoint(directory / "source", architecture)
     kept = directory / "plain.onnx"
 
-    def keep_plain(plain: Path, target: Path) -> None:
+    def keep_plain(plain: Path, target: Path) -> list[str]:
         shutil.copyfile(plain, kept)
-        write_fp32(plain, target)
+        return write_fp32(plain, target)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(WRITERS, "fp32", keep_plain)
@@ -183,13 +188,11 @@ def silent(line: str) -> None:
     """What an export says, nobody wants to read in a test."""
 
 
-def _byte_level_bpe(path: Path) -> int:
+def byte_level_bpe(path: Path, special: Sequence[str] = ROBERTAS) -> int:
+    """Write vocab.json and merges.txt; returns the number of tokens."""
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
-        CORPUS,
-        vocab_size=400,
-        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
-        show_progress=False,
+        CORPUS, vocab_size=400, special_tokens=list(special), show_progress=False
     )
     tokenizer.save_model(str(path))
     return int(tokenizer.get_vocab_size())
@@ -198,10 +201,9 @@ def _byte_level_bpe(path: Path) -> int:
 def _unigram(path: Path) -> int:
     # Trained, its scores would differ from run to run.
     pieces = sorted({f"\u2581{word}" for word in _words()} | {"\u2581", *_characters()})
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    scored = [(piece, 0.0) for piece in special[:-1]]
+    scored = [(piece, 0.0) for piece in ROBERTAS[:-1]]
     scored += [(piece, -10.0 if len(piece) == 1 else -float(len(piece))) for piece in pieces]
-    tokenizer = Tokenizer(Unigram([*scored, (special[-1], 0.0)], unk_id=3, byte_fallback=False))
+    tokenizer = Tokenizer(Unigram([*scored, (ROBERTAS[-1], 0.0)], unk_id=3, byte_fallback=False))
     tokenizer.normalizer = NFKC()
     tokenizer.pre_tokenizer = Metaspace()
     tokenizer.post_processor = TemplateProcessing(
@@ -213,11 +215,12 @@ def _unigram(path: Path) -> int:
     return int(tokenizer.get_vocab_size())
 
 
-def _word_piece(path: Path) -> int:
+def word_piece(path: Path, special: Sequence[str] = BERTS) -> int:
+    """Write vocab.txt; returns the number of tokens."""
     # Trained, its order would differ from run to run.
     words = sorted({word.lower() for word in _words()} - set(_characters()))
     characters = [piece for c in _characters() for piece in (c, f"##{c}")]
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *words]
+    vocabulary = [*special, *characters, *words]
     (path / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
     return len(vocabulary)
 
@@ -231,8 +234,8 @@ def _characters() -> list[str]:
 
 
 _TOKENIZERS: dict[str, Callable[[Path], int]] = {
-    "roberta": _byte_level_bpe,
+    "roberta": byte_level_bpe,
     "xlm-roberta": _unigram,
-    "bert": _word_piece,
-    "distilbert": _word_piece,
+    "bert": word_piece,
+    "distilbert": word_piece,
 }

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from app.engine.model import Encoding
+from app.engine.encoding import Encoding
 from app.engine.session import CPU
 from tests.support.checkpoints import MAX_TOKENS
 

@@ -5,6 +5,7 @@ is positive, ``worst`` negative, ``nan`` not a number; all else leans to neutral
 """
 
 import json
+from collections.abc import Sequence
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -38,14 +39,25 @@ def different_texts(count: int) -> list[str]:
     return [" ".join(text) for text in islice(words, count)]
 
 
-def make_bundle(path: Path, *, name: str = "tiny", outputs: int = 3) -> Path:
-    """Write a bundle; ``outputs`` other than 3 do not fit its labels."""
+def make_bundle(
+    path: Path,
+    *,
+    name: str = "tiny",
+    outputs: int = 3,
+    labels: Sequence[str] = LABELS,
+    **config: Any,
+) -> Path:
+    """Write a bundle; ``config`` adds entries to config.json.
+
+    The manifest fits the files if there are as many ``labels`` as ``outputs``.
+    """
     (path / "onnx").mkdir(parents=True)
     _write_model(path / "onnx/model.onnx", outputs)
     _tokenizer().save(str(path / "tokenizer.json"))
     _write_json(path / "tokenizer_config.json", {"model_max_length": MAX_TOKENS})
-    _write_json(path / "config.json", {"id2label": dict(enumerate(LABELS)), "pad_token_id": 0})
-    write_manifest(path, name=name)
+    described = {"id2label": dict(enumerate(labels)), "pad_token_id": 0}
+    _write_json(path / "config.json", described | config)
+    write_manifest(path, name=name, labels=list(labels))
     return path
 
 
@@ -74,6 +86,24 @@ def write_manifest(path: Path, **changes: Any) -> None:
     _write_json(path / MANIFEST, manifest | changes)
 
 
+def calibrate(path: Path, **changes: Any) -> Path:
+    """Give the bundle's fp32 variant a record of a calibration, with these changes."""
+    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    figures = {"before": 0.2, "after": 0.1}
+    manifest["variants"]["fp32"]["calibration"] = {
+        "method": "temperature",
+        "temperature": 1.0,
+        "loss": "log",
+        "texts": 100,
+        "sha256": "0123abc",
+        "folds": 5,
+        "ece": figures,
+        "log_loss": figures,
+    } | changes
+    _write_json(path / MANIFEST, manifest)
+    return path
+
+
 def _write_json(path: Path, document: dict[str, Any]) -> None:
     path.write_text(json.dumps(document), encoding="utf-8")
 
@@ -83,7 +113,9 @@ def _tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.post_processor = TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+        single="<s> $A </s>",
+        pair="<s> $A </s> $B </s>",
+        special_tokens=[("<s>", 1), ("</s>", 2)],
     )
     return tokenizer
 

@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, TypeAdapter, WithJsonSchema
+from pydantic import Field, PlainValidator
 from typing_extensions import TypedDict
 
-from app.api.schemas import Text, Texts
+from app.api.inputs import PairObject, Text, parse_texts
 from app.engine.model import Model
+from app.engine.pairs import Input
 from app.engine.results import Prediction
 
 
@@ -20,7 +21,14 @@ Item = TypeVar("Item")
 NonEmpty = Annotated[list[Item], Field(min_length=1)]
 
 # These protocols have no place for the error of one text, so every text must be valid.
-AllTexts = Annotated[Texts, WithJsonSchema(TypeAdapter[Any](Text | NonEmpty[Text]).json_schema())]
+AllTexts = Annotated[
+    Input | list[Input],
+    PlainValidator(
+        parse_texts,
+        json_schema_input_type=Text | PairObject[Text] | NonEmpty[Text | PairObject[Text]],
+    ),
+]
+INPUTS = "one text, or a list of texts; a list of two strings is two separate texts"
 
 
 class LabelScore(TypedDict):

@@ -10,8 +10,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from app.api.answers import classify_texts, every_prediction, json_answer
 from app.api.body import read_body
 from app.api.openapi import ERRORS, documented, documented_body
-from app.api.protocols.common import AllTexts, LabelScore, ranking, whole
+from app.api.protocols.common import INPUTS, AllTexts, LabelScore, ranking, whole
 from app.api.routing import DirectRoute
+from app.engine.model import Model
 from app.engine.results import Prediction
 
 router = APIRouter(tags=["compatibility"], route_class=DirectRoute)
@@ -27,7 +28,8 @@ class Parameters(BaseModel):
     )
     function_to_apply: Function | None = Field(
         default=None,
-        description="function that turns logits into scores; if not given, the model's own",
+        description="function that turns logits into scores; if not given, the model's own. "
+        "softmax uses the temperature of a calibrated model, sigmoid and none do not",
     )
 
 
@@ -38,7 +40,7 @@ class TextClassification(BaseModel):
         json_schema_extra={"examples": [{"inputs": "I love this!", "parameters": {"top_k": 1}}]}
     )
 
-    inputs: AllTexts = Field(description="one text, or a list of separate texts (never a pair)")
+    inputs: AllTexts = Field(description=INPUTS)
     parameters: Parameters | None = None
 
 
@@ -56,16 +58,16 @@ async def text_classification(request: Request) -> Response:
     """
     body = await read_body(request, TextClassification)
     asked = body.parameters or Parameters()
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     done = await classify_texts(request, texts, model=None)
     answer = [
-        ranking(scores(prediction, asked.function_to_apply))[: asked.top_k]
+        ranking(scores(prediction, asked.function_to_apply, done.model))[: asked.top_k]
         for prediction in every_prediction(done.outcomes)
     ]
     return json_answer(answer, done)
 
 
-def scores(prediction: Prediction, function: Function | None) -> Mapping[str, float]:
+def scores(prediction: Prediction, function: Function | None, model: Model) -> Mapping[str, float]:
     """The prediction's scores; with a function, that of its logits."""
     logits = prediction["logits"]
     match function:
@@ -77,7 +79,10 @@ def scores(prediction: Prediction, function: Function | None) -> Mapping[str, fl
             return {label: _sigmoid(logit) for label, logit in logits.items()}
         case "softmax":
             highest = max(logits.values())
-            powers = {label: math.exp(logit - highest) for label, logit in logits.items()}
+            powers = {
+                label: math.exp((logit - highest) / model.temperature)
+                for label, logit in logits.items()
+            }
             total = sum(powers.values())
             return {label: power / total for label, power in powers.items()}
 

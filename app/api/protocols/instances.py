@@ -1,6 +1,6 @@
 """{"instances": […]} → {"predictions": […]}: the format of Vertex AI, KServe V1 and MLflow."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
@@ -10,26 +10,31 @@ from typing_extensions import TypedDict
 
 from app.api.answers import classify_texts, json_answer, whole_failure
 from app.api.protocols.common import NonEmpty
+from app.engine.pairs import Input, TextPair
 from app.engine.predictions import Options, Overflow
 from app.engine.results import FailedItem, Prediction, item
 
 TEXT_FIELDS = ("text", "inputs", "content")
-ACCEPTED = (
-    f"a string, or an object with a string in one of the fields {', '.join(TEXT_FIELDS)}, without "
-    "text_pair"
-)
+ACCEPTED = f"a string, or an object with a string in one of the fields {', '.join(TEXT_FIELDS)}"
 
 
-def text_of(value: Any) -> str | None:
-    """The text that a record of a platform holds: the value itself, or one of its fields."""
+def text_of(value: Any) -> Input | None:
+    """The text that a record of a platform holds: the value itself, or one of its fields.
+
+    A record with ``text_pair`` holds a pair. None means that the record holds something else.
+    """
+    text, text_pair = value, None
     if isinstance(value, dict):
-        if value.get("text_pair") is not None:  # half of a pair is not what was asked
-            return None
-        value = next((value[name] for name in TEXT_FIELDS if name in value), None)
-    return value if isinstance(value, str) else None
+        text = next((value[name] for name in TEXT_FIELDS if name in value), None)
+        text_pair = value.get("text_pair")
+    if not isinstance(text, str):
+        return None
+    if text_pair is None:
+        return text
+    return TextPair(text, text_pair) if isinstance(text_pair, str) else None
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value: Any) -> list[Input]:
     if not isinstance(value, list) or not value:
         raise PydanticCustomError("instances", "must be a list of at least one text")
     texts = []
@@ -45,9 +50,13 @@ def _texts(value: Any) -> list[str]:
 
 
 class TextObject(TypedDict):
-    """A text in an object. The fields `inputs` and `content` are accepted in its place."""
+    """A text in an object. The fields `inputs` and `content` are accepted in its place.
+
+    Only models with `text_pairs` (see `GET /models`) take a second text.
+    """
 
     text: str
+    text_pair: NotRequired[str | None]
 
 
 class Parameters(BaseModel):
@@ -68,7 +77,7 @@ class InstancesRequest(BaseModel):
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
 
     instances: Annotated[
-        list[str], PlainValidator(_texts, json_schema_input_type=NonEmpty[str | TextObject])
+        list[Input], PlainValidator(_texts, json_schema_input_type=NonEmpty[str | TextObject])
     ] = Field(description="texts, or objects with a text")
     parameters: Parameters | None = None
 

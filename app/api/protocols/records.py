@@ -13,6 +13,7 @@ from app.api.body import parse, read_bytes
 from app.api.protocols.instances import ACCEPTED, text_of
 from app.api.service import Service
 from app.engine.batching.admission import REQUEST_SHARE
+from app.engine.pairs import Input
 from app.engine.results import Outcome, item
 from app.errors import InvalidRequest, ServiceError, TooManyTexts
 
@@ -31,8 +32,8 @@ class Format(ABC):
     ends = (b"", b"\n")
 
     @abstractmethod
-    def text(self, line: bytes, number: int) -> str:
-        """The text of a line; empty if the line is blank. ``number`` is for errors, from 1.
+    def text(self, line: bytes, number: int) -> Input:
+        """The text or pair of a line; empty if the line is blank. ``number`` is for errors, from 1.
 
         Raises:
             InvalidRequest: the line is not in this format.
@@ -48,8 +49,8 @@ class JsonLines(Format):
 
     media_type = "application/jsonlines"
 
-    def text(self, line: bytes, number: int) -> str:
-        """The text of a line."""
+    def text(self, line: bytes, number: int) -> Input:
+        """The text or pair of a line."""
         if not line.strip():
             return ""
         if (text := text_of(parse(line, f"line {number}"))) is None:
@@ -135,17 +136,17 @@ async def _classified(
     Raises:
         ServiceError: the lines could not be classified now.
     """
-    texts: list[str | ServiceError] = []
+    texts: list[Input | ServiceError] = []
     for number, line in enumerate(lines, first):
         try:
             texts.append(reads.text(line.removesuffix(b"\r"), number))
         except InvalidRequest as error:
             texts.append(InvalidRequest(error.detail))  # a new error, without stack frames
-    good = [text for text in texts if isinstance(text, str)]
+    good = [text for text in texts if not isinstance(text, ServiceError)]
     bad = [text for text in texts if isinstance(text, ServiceError)]
     Service.of(request).models.classifier(None).count(bad)
     found = iter((await classify_texts(request, good, model=None)).outcomes if good else ())
-    outcomes = [next(found) if isinstance(text, str) else text for text in texts]
+    outcomes = [text if isinstance(text, ServiceError) else next(found) for text in texts]
     for outcome in outcomes:
         if isinstance(outcome, ServiceError) and outcome.status in TRY_AGAIN:
             # A new error, because other requests may share the original.

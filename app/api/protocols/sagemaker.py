@@ -111,14 +111,13 @@ async def _as_container(request: Request, body: TextClassification) -> Response:
     has a list of labels, and that of a single text stands alone.
     """
     asked = body.parameters or Parameters()
-    single = isinstance(body.inputs, str)
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     done = await classify_texts(request, texts, model=None)
     ranked = [
-        ranking(scores(prediction, asked.function_to_apply))
+        ranking(scores(prediction, asked.function_to_apply, done.model))
         for prediction in every_prediction(done.outcomes)
     ]
     if "top_k" not in asked.model_fields_set:
         return json_answer([labels[0] for labels in ranked], done)
     best = [labels[: asked.top_k] for labels in ranked]
-    return json_answer(best[0] if single else best, done)
+    return json_answer(best if isinstance(body.inputs, list) else best[0], done)

@@ -5,19 +5,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, cast
 
 from fastapi import APIRouter, Request, Response
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    TypeAdapter,
-    WithJsonSchema,
-)
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool
 from pydantic_core import PydanticCustomError
 
 from app.api.answers import classify_texts, every_prediction, json_answer
 from app.api.body import ByField, read_body
+from app.api.inputs import PairObject, Text, parse_texts
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.problems import problem
 from app.api.protocols.common import (
@@ -28,8 +21,9 @@ from app.api.protocols.common import (
 )
 from app.api.protocols.instances import InstancesRequest, InstancesResponse, answer_instances
 from app.api.routing import DirectRoute
-from app.api.schemas import Problem, Text, Texts
+from app.api.schemas import Problem
 from app.engine.classifier import Classification
+from app.engine.pairs import Input, TextPair
 from app.engine.predictions import Options
 from app.engine.results import Prediction
 from app.engine.session import CUDA
@@ -56,24 +50,34 @@ _ERROR_TYPES: dict[type[ServiceError], ErrorType] = {
 }
 
 
-def _without_rows(value: Any) -> Any:
-    """The texts of TEI's batch, which may be a list of lists of one text each.
-
-    In TEI, an inner list of two strings is a pair of texts.
-    """
+def _parse_inputs(value: Any) -> Input | list[Input]:
+    """The texts. A batch may be a list of lists: of one text each, or of two for a pair."""
     if not isinstance(value, list) or not any(isinstance(item, list) for item in value):
-        return value
-    if not all(isinstance(item, list) and len(item) == 1 for item in value):
+        return parse_texts(value)
+    if not all(_is_row(item) for item in value):
         raise PydanticCustomError(
-            "batch", "must be a list of lists of one string each; pairs of texts are not supported"
+            "batch", "must be a list of lists of one string each, or of two for a pair"
         )
-    return [text for (text,) in value]
+    return [TextPair(*row) if len(row) == 2 else row[0] for row in value]
+
+
+def _is_row(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) in (1, 2)
+        and all(isinstance(text, str) for text in value)
+    )
 
 
 Inputs = Annotated[
-    Texts,
-    BeforeValidator(_without_rows),
-    WithJsonSchema(TypeAdapter[Any](Text | NonEmpty[Text] | NonEmpty[tuple[Text]]).json_schema()),
+    Input | list[Input],
+    PlainValidator(
+        _parse_inputs,
+        json_schema_input_type=Text
+        | PairObject[Text]
+        | NonEmpty[Text | PairObject[Text]]
+        | NonEmpty[tuple[Text] | tuple[Text, Text]],
+    ),
 ]
 
 
@@ -83,7 +87,8 @@ class PredictRequest(BaseModel):
     model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "I love this!"}]})
 
     inputs: Inputs = Field(
-        description='one text, or a batch: ["a", "b"] and [["a"], ["b"]] are two documents each'
+        description='one text, or a batch: ["a", "b"] and [["a"], ["b"]] are two documents each, '
+        'and [["a", "b"]] is one pair'
     )
     raw_scores: StrictBool = Field(default=False, description="logits in the place of scores")
     truncate: StrictBool | None = Field(
@@ -128,18 +133,18 @@ async def predict(request: Request) -> Response:
 
 async def _predict(request: Request, body: PredictRequest) -> Response:
     started = time.perf_counter()
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     options = Options("error" if body.truncate is False else "truncate")
     done = await classify_texts(request, texts, model=None, options=options)
     predictions = every_prediction(done.outcomes)
     batch = [ranking(one["logits" if body.raw_scores else "scores"]) for one in predictions]
-    response = json_answer(batch[0] if isinstance(body.inputs, str) else batch, done)
+    response = json_answer(batch if isinstance(body.inputs, list) else batch[0], done)
     response.headers.update(_headers(done, texts, predictions, started))
     return response
 
 
 def _headers(
-    done: Classification, texts: Sequence[str], predictions: Sequence[Prediction], started: float
+    done: Classification, texts: Sequence[Input], predictions: Sequence[Prediction], started: float
 ) -> dict[str, str]:
     """TEI's headers: the device, the amount of text, and the times in milliseconds.
 

@@ -12,7 +12,7 @@ from app.api.answers import classify_texts, every_prediction, json_answer
 from app.api.body import read_body
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.problems import problem
-from app.api.protocols.common import AllTexts, tokens_computed
+from app.api.protocols.common import INPUTS, AllTexts, tokens_computed
 from app.api.routing import DirectRoute
 from app.api.service import Service
 from app.errors import RateLimited, ServiceError, Unauthorized
@@ -25,7 +25,7 @@ class ClassificationRequest(BaseModel):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"input": "I love this!"}]})
 
-    input: AllTexts = Field(description="one text, or a list of separate texts (never a pair)")
+    input: AllTexts = Field(description=INPUTS)
     model: str | None = Field(default=None, description="name of a served model")
     truncate_prompt_tokens: Literal[-1] | None = Field(
         default=None,
@@ -166,7 +166,7 @@ def served_model(service: Service, name: str) -> ServedModel:
 
 async def _classify(request: Request) -> Response:
     body = await read_body(request, ClassificationRequest)
-    texts = [body.input] if isinstance(body.input, str) else body.input
+    texts = body.input if isinstance(body.input, list) else [body.input]
     done = await classify_texts(request, texts, model=body.model)
     predictions = every_prediction(done.outcomes)
     tokens = tokens_computed(done.model, predictions)

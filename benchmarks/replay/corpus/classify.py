@@ -1,4 +1,4 @@
-"""POST /classify and POST /explain: texts, fields and their types."""
+"""POST /classify, POST /explain and POST /tokenize: texts, fields and their types."""
 
 import json
 from typing import Any
@@ -96,6 +96,11 @@ BODIES: dict[str, Any] = {
     "list with a boolean": {"inputs": [GOOD, False]},
     "list with null": {"inputs": [GOOD, None]},
     "list with an object": {"inputs": [GOOD, {}]},
+    "pair": {"inputs": {"text": GOOD, "text_pair": "meh"}},
+    "pair of null": {"inputs": {"text": GOOD, "text_pair": None}},
+    "pair without text": {"inputs": {"text_pair": GOOD}},
+    "pair with an unknown field": {"inputs": {"text": GOOD, "pair": GOOD}},
+    "list of texts and pairs": {"inputs": [GOOD, {"text": GOOD}, {"text": GOOD, "text_pair": ""}]},
     "missing": {"model": None},
     "unknown field": {"inputs": GOOD, "foo": 1},
     "unknown fields": {"foo": 1, "bar": 2, "inputs": GOOD},
@@ -175,6 +180,24 @@ EXPLAIN: dict[str, Any] = {
     "more than 512 tokens": {"inputs": "extraordinarily-unbelievable-things! " * 100},
 }
 
+TOKENIZE: dict[str, Any] = {
+    "good": {"inputs": GOOD},
+    "list": {"inputs": [GOOD, "", "a\x00b", {"text": "meh"}, {"text": GOOD, "text_pair": "meh"}]},
+    "empty": {"inputs": ""},
+    "number": {"inputs": 1},
+    "missing": {},
+    "unknown field": {"inputs": GOOD, "overflow": "error"},
+    "no special tokens": {"inputs": [GOOD, "[CLS] good [SEP]"], "add_special_tokens": False},
+    "special tokens null": {"inputs": GOOD, "add_special_tokens": None},
+    "unknown model": {"inputs": GOOD, "model": "x"},
+    "user and link": {"inputs": "@anna loves http://example.org 😀 Cafe\u0301"},
+    "private use only": {"inputs": "\ue000"},
+    "more than 512 tokens": {"inputs": "so good " * 256},
+    "more tokens than half of the queue": {"inputs": [LONG] * 80},
+    "50,001 characters": {"inputs": "x" * 50_001},
+    "1,001 texts": {"inputs": ["ok"] * 1_001},
+}
+
 
 REQUESTS = [
     *(post_value(f"text: {name}", "/classify", {"inputs": text}) for name, text in TEXTS.items()),
@@ -199,4 +222,5 @@ REQUESTS = [
     ),
     *(post_value(f"options {number}", "/classify", body) for number, body in enumerate(OPTIONS)),
     *(post_value(f"explain: {name}", "/explain", body) for name, body in EXPLAIN.items()),
+    *(post_value(f"tokenize: {name}", "/tokenize", body) for name, body in TOKENIZE.items()),
 ]

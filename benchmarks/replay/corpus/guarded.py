@@ -40,6 +40,7 @@ CLASSIFYING = [
     "/predict",
     "/v1/classify",
     "/explain",
+    "/tokenize",
     f"/v2/models/{MODEL}/infer",
 ]
 ORIGINS = {

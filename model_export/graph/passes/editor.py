@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from app.errors import UserError
+from model_export.graph.linear import producer
 
 
 class Editor:
@@ -13,6 +13,7 @@ class Editor:
     def __init__(self, graph: ir.Graph, name: str) -> None:
         self._graph = graph
         self._name = name
+        self._node_names = {node.name for node in graph}
 
     def constant(self, name: str, array: np.ndarray | np.generic) -> ir.Value:
         """Add an initializer."""
@@ -31,12 +32,12 @@ class Editor:
 
     def insert_after(self, value: ir.Value, tape: Tape, scope: str) -> None:
         """Insert the tape's nodes after the node that computes ``value``."""
-        _name_nodes(tape, scope)
+        self._name_nodes(tape, scope)
         self._graph.insert_after(producer(value), tape.nodes)
 
     def insert_before(self, node: ir.Node, tape: Tape, scope: str) -> None:
         """Insert the tape's nodes before ``node``."""
-        _name_nodes(tape, scope)
+        self._name_nodes(tape, scope)
         self._graph.insert_before(node, tape.nodes)
 
     def replace(self, node: ir.Node, value: ir.Value) -> None:
@@ -45,31 +46,21 @@ class Editor:
             use.node.replace_input_with(use.idx, value)
         self._graph.remove(node, safe=True)
 
-
-def producer(value: ir.Value | None) -> ir.Node:
-    """The node that computes ``value``.
-
-    Raises:
-        UserError: the value is a constant or an input of the graph.
-    """
-    node = value.producer() if value is not None else None
-    if node is None:
-        name = value.name if value is not None else "a missing input"
-        raise UserError(f"unsupported architecture: {name} is not computed")
-    return node
+    def _name_nodes(self, tape: Tape, scope: str) -> None:
+        """Name the unnamed nodes: scope, operator and, if that name is taken, a number."""
+        for node in tape.nodes:
+            if node.name is None:
+                name = first = f"{scope}/{node.op_type}"
+                number = 0
+                while name in self._node_names:
+                    number += 1
+                    name = f"{first}_{number}"
+                self._node_names.add(name)
+                node.name = name
+                node.outputs[0].name = f"{name}_output_0"
 
 
 def scope_of(value: ir.Value) -> str:
     """The module that computes ``value``, in the exporter's form ``/encoder/layer.0/...``."""
     name = value.name or ""
     return name.rpartition("/")[0] or name
-
-
-def _name_nodes(tape: Tape, scope: str) -> None:
-    """Name the unnamed nodes: scope, operator and, from the second on, a number."""
-    counts: dict[str, int] = {}
-    for node in tape.nodes:
-        if node.name is None:
-            number = counts[node.op_type] = counts.get(node.op_type, 0) + 1
-            node.name = f"{scope}/{node.op_type}" + (f"_{number - 1}" if number > 1 else "")
-            node.outputs[0].name = f"{node.name}_output_0"

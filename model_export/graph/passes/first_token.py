@@ -13,8 +13,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from app.errors import UserError
 from model_export.graph.encoder_layers import find_layers
+from model_export.graph.linear import NotRecognised
 
 QUERIES_KEPT = 2
 
@@ -23,14 +23,14 @@ def keep_first_token(model: ir.Model) -> None:
     """Cut the last layer's queries to two tokens and the rest of the layer to one, in place.
 
     Raises:
-        UserError: the classifier reads more than the first token.
+        NotRecognised: the classifier reads more than the first token.
     """
     last = find_layers(model.graph)[-1]
     for use in last.output_norm.outputs[0].uses():
-        if not _selects_first_token(use.node):
-            raise UserError(
-                f"unsupported architecture: {use.node.op_type} {use.node.name} reads more of "
-                "the last layer than its first token"
+        if not selects_first_token(use.node):
+            raise NotRecognised(
+                f"{use.node.op_type} {use.node.name} reads more of the last layer than its first "
+                "token"
             )
     tape = Tape()
     first = _constant(tape, "first", [0])
@@ -53,8 +53,9 @@ def keep_first_token(model: ir.Model) -> None:
     RemoveUnusedNodesPass()(model)
 
 
-def _selects_first_token(node: ir.Node) -> bool:
-    if node.op_type != "Gather" or node.attributes["axis"].as_int() != 1:
+def selects_first_token(node: ir.Node) -> bool:
+    """Whether the node takes the first token of [batch, sequence, hidden]."""
+    if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 1:
         return False
     index = node.inputs[1].const_value if node.inputs[1] is not None else None
     return index is not None and not index.numpy().any()

@@ -1,45 +1,106 @@
 """Half precision for CUDA: fp16 weights and activations, and fp32 where fp16 is too coarse.
 
-Layer norms and softmax sum many squares or exponentials, so they stay in fp32, with casts
-around them. The logits, the graph's output, are fp32 too.
+Layer norms and softmax sum many squares or exponentials, so they stay in fp32. So does what
+becomes a whole number or an angle: relative positions (MPNet, DeBERTa) and rotary embeddings
+(ModernBERT), because the next fp16 number after 256 is 256.25. Casts stand where a value goes from
+one precision to the other. The logits, the graph's output, are fp32 too.
 """
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
 from onnx_ir.tape import Tape
 
-IN_FLOAT32 = {"LayerNormalization", "Softmax"}
+from model_export.graph.linear import consumers, producer
+from model_export.graph.shapes import forget_shapes
+
+# The last three make up a layer norm where it is no single operator (DeBERTa).
+IN_FLOAT32 = {"LayerNormalization", "Softmax", "If", "Pow", "ReduceMean", "Sqrt"}
+ANGLES = {"Sin", "Cos"}
 LARGEST = float(np.finfo(np.float16).max)
 
 
 def to_half_precision(model: ir.Model) -> None:
     """Convert a float32 graph to float16 in place; its inputs and outputs keep their types."""
     graph = model.graph
+    exact = _exact_nodes(model)
     nodes = tuple(graph)
-    for value in tuple(graph.initializers.values()):
-        _halve(graph, value)
     for node in nodes:
-        if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT:
+        if node not in exact and node.op_type == "Cast" and _is_float(node.outputs[0]):
             node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT16)
-        elif node.op_type in IN_FLOAT32:
-            _surround(graph, node)
-    for index, output in enumerate(graph.outputs):
-        name, last = output.name, output.producer()
-        tape = Tape()
-        logits = tape.op("Cast", [output], {"to": ir.DataType.FLOAT})
-        output.name = f"{name}_fp16"
-        logits.name, logits.type, logits.shape = name, output.type, output.shape
-        output.type = ir.TensorType(ir.DataType.FLOAT16)
-        graph.insert_after(last, tape.nodes) if last is not None else graph.extend(tape.nodes)
+    for node in nodes:
+        for output in node.outputs:
+            if _is_float(output):
+                _cast_for_readers(graph, output, exact)
+    for value in tuple(graph.initializers.values()):
+        _halve(graph, value, exact)
+    forget_shapes(model)
+
+
+def _exact_nodes(model: ir.Model) -> set[ir.Node]:
+    """The nodes that compute in fp32; finds the types of all values on the way."""
+    ShapeInferencePass()(model)
+    exact = {node for node in model.graph if node.op_type in IN_FLOAT32}
+    # The branches of an If, too: they are graphs of their own (DeBERTa).
+    exact |= {node for node in model.graph.all_nodes() if node.graph is not model.graph}
+    waiting = [node for node in model.graph if node.op_type in ANGLES or _ends_floats(node)]
+    while waiting:  # they, and all that they compute from
+        node = waiting.pop()
+        if node not in exact:
+            exact.add(node)
+            sources = (v.producer() for v in node.inputs if v is not None and _is_float(v))
+            waiting += [source for source in sources if source is not None]
+    between = {  # a layer norm's epsilon
+        node
+        for node in model.graph
+        if all(reader in exact for reader in consumers(node.outputs[0]))
+        and all(v.producer() in exact for v in node.inputs if v is not None and v.producer())
+    }
+    return exact | between
+
+
+def _ends_floats(node: ir.Node) -> bool:
+    """Whether the node makes other numbers of floats, or floats of nothing that can be halved."""
+    if node.op_type in ("ConstantOfShape", "Range"):
+        return _is_float(node.outputs[0])
+    return (
+        node.op_type == "Cast"
+        and node.inputs[0] is not None
+        and _is_float(node.inputs[0])
+        and not _is_float(node.outputs[0])
+    )
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype == ir.DataType.FLOAT
+
+
+def _cast_for_readers(graph: ir.Graph, value: ir.Value, exact: set[ir.Node]) -> None:
+    """Cast the value for the readers that compute in the other precision."""
+    source = producer(value)
+    is_exact = source in exact
+    readers = [use for use in value.uses() if (use.node in exact) != is_exact]
+    tape = Tape()
+    if readers:
+        to = ir.DataType.FLOAT16 if is_exact else ir.DataType.FLOAT
+        cast = tape.op("Cast", [value], {"to": to})
+        for use in readers:
+            use.node.replace_input_with(use.idx, cast)
+    if value.is_graph_output() and not is_exact:
+        logits = tape.op("Cast", [value], {"to": ir.DataType.FLOAT})
+        name, index = value.name, graph.outputs.index(value)
+        value.name = f"{name}_fp16"
+        logits.name, logits.type, logits.shape = name, value.type, value.shape
         graph.outputs[index] = logits
+    graph.insert_after(source, tape.nodes)
 
 
-def _halve(graph: ir.Graph, value: ir.Value) -> None:
+def _halve(graph: ir.Graph, value: ir.Value, exact: set[ir.Node]) -> None:
     """Give an fp16 copy to the readers that compute in fp16; the others keep the original."""
     tensor = value.const_value
     if tensor is None or tensor.dtype != ir.DataType.FLOAT:
         return
-    readers = [use for use in value.uses() if use.node.op_type not in IN_FLOAT32]
+    readers = [use for use in value.uses() if use.node not in exact]
     if readers:
         # A mask's -3.4e38 becomes the lowest fp16 value, which softmax also turns into 0.
         array = tensor.numpy().clip(-LARGEST, LARGEST).astype(np.float16)
@@ -49,16 +110,3 @@ def _halve(graph: ir.Graph, value: ir.Value) -> None:
             use.node.replace_input_with(use.idx, half)
     if not value.uses():
         del graph.initializers[str(value.name)]
-
-
-def _surround(graph: ir.Graph, node: ir.Node) -> None:
-    """Cast the node's input to fp32 and its output to fp16."""
-    before, after = Tape(), Tape()
-    node.replace_input_with(0, before.op("Cast", [node.inputs[0]], {"to": ir.DataType.FLOAT}))
-    graph.insert_before(node, before.nodes)
-    output = node.outputs[0]
-    readers = tuple(output.uses())
-    half = after.op("Cast", [output], {"to": ir.DataType.FLOAT16})
-    graph.insert_after(node, after.nodes)
-    for use in readers:
-        use.node.replace_input_with(use.idx, half)

@@ -10,7 +10,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
 from app.errors import UserError
-from model_export.graph.encoder_layers import array_of
+from model_export.graph.linear import array_of
 from model_export.graph.passes.editor import Editor
 from model_export.graph.passes.int8 import quantize_matrix
 

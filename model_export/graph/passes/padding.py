@@ -18,10 +18,11 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from app.errors import UserError
 from model_export.graph.encoder_layers import EncoderLayer, find_layers
-from model_export.graph.passes.editor import Editor, producer, scope_of
+from model_export.graph.linear import NotRecognised, producer
+from model_export.graph.passes.editor import Editor, scope_of
 from model_export.graph.passes.first_token import QUERIES_KEPT
+from model_export.graph.passes.text_rows import text_rows
 
 TO_HEADS, TO_KEYS = (0, 2, 1, 3), (0, 2, 3, 1)  # [batch, heads, sequence, width]; keys transposed
 SCOPE = "/padding"
@@ -44,7 +45,7 @@ def drop_padding(model: ir.Model) -> None:
     Run ``keep_first_token`` first.
 
     Raises:
-        UserError: the graph is not a post-norm encoder, or has no attention mask.
+        NotRecognised: the graph is not a post-norm encoder, or has no attention mask.
     """
     _PaddingPass(model.graph).run()
     RemoveUnusedNodesPass()(model)
@@ -77,39 +78,27 @@ class _PaddingPass:
         self._keep_first_token(last, places)
 
     def _places(self) -> _Places:
-        mask = next((i for i in self._graph.inputs if i.name == "attention_mask"), None)
-        if mask is None:
-            raise UserError("unsupported architecture: the graph has no attention_mask")
         tape, number = Tape(), self._edit.integers
+        rows = text_rows(self._graph, self._edit, tape)
         axis, vector, heads = (
             number("axis", [1]),
-            number("vector", [-1]),
+            number("shape", [-1]),
             number("heads", self._heads),
         )
-        sequence = tape.op("Shape", [mask], {"start": 1, "end": 2})
-
-        real = tape.op("NonZero", [mask])
-        text = tape.op("Gather", [real, number("text", 0)], {"axis": 0})
-        position = tape.op("Gather", [real, number("position", 1)], {"axis": 0})
-        tokens = tape.op("Add", [tape.op("Mul", [text, sequence]), position])
-
-        head = tape.op("Mul", [tape.op("Unsqueeze", [text, axis]), heads])
+        head = tape.op("Mul", [tape.op("Unsqueeze", [rows.text, axis]), heads])
         head = tape.op("Add", [head, number("head", [list(range(self._heads))])])
-        position = tape.op("Unsqueeze", [position, axis])
-        join = tape.op("Add", [tape.op("Mul", [head, sequence]), position])
+        position = tape.op("Unsqueeze", [rows.position, axis])
+        join = tape.op("Add", [tape.op("Mul", [head, rows.sequence]), position])
 
-        # Padding is masked, so any finite value will do: that of the token before, or the last.
-        count = tape.op("CumSum", [tape.op("Reshape", [mask, vector]), number("rows", 0)])
-        token = tape.op("Sub", [count, number("one", 1)])
-        token = tape.op("Reshape", [token, tape.op("Shape", [mask])])
-        spread = tape.op("Mul", [tape.op("Unsqueeze", [token, axis]), heads])
+        spread = tape.op("Mul", [tape.op("Unsqueeze", [rows.token, axis]), heads])
         spread = tape.op("Add", [spread, number("head_of", [[[h] for h in range(self._heads)]])])
 
-        kept = tape.op("Gather", [token, number("queries", list(range(QUERIES_KEPT)))], {"axis": 1})
-        first = tape.op("Gather", [token, number("first", [0])], {"axis": 1})
-        kept, first = (tape.op("Reshape", [rows, vector]) for rows in (kept, first))
+        queries = number("queries", list(range(QUERIES_KEPT)))
+        kept = tape.op("Gather", [rows.token, queries], {"axis": 1})
+        first = tape.op("Gather", [rows.token, number("first", [0])], {"axis": 1})
+        kept, first = (tape.op("Reshape", [chosen, vector]) for chosen in (kept, first))
         self._edit.insert_at_start(tape, SCOPE)
-        return _Places(tokens, spread, join, kept, first)
+        return _Places(rows.tokens, spread, join, kept, first)
 
     def _keep_shape(self) -> None:
         """Give three axes to the nodes that read a hidden state's shape (DistilBERT's mask)."""
@@ -141,7 +130,7 @@ class _PaddingPass:
         transpose = use.node
         permutation = tuple(transpose.attributes.get_ints("perm", ()))
         if transpose.op_type != "Transpose" or permutation not in (TO_HEADS, TO_KEYS):
-            raise UserError(f"unsupported architecture: {transpose.name} does not split heads")
+            raise NotRecognised(f"{transpose.name} does not split heads")
         reshape.replace_input_with(1, self._by_head)
         tape = Tape()
         heads = tape.op("Gather", [reshape.outputs[0], places.spread])

@@ -1,0 +1,70 @@
+"""The texts of a request: how its JSON is read, and how OpenAPI describes it."""
+
+from typing import Annotated, Any, Generic, NotRequired, TypeVar
+
+from pydantic import ConfigDict, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from app.engine.pairs import Input, TextPair
+from app.engine.preprocessing import VISIBLE
+
+PAIR = '{"text": ..., "text_pair": ...}'
+
+# A text that is accepted as the only text of a request. The pattern is only for OpenAPI: the model
+# checks each text, so that each bad text gets its own error.
+Text = Annotated[str, Field(pattern=rf"^[^\x00]*{VISIBLE.pattern}[^\x00]*$")]
+
+String = TypeVar("String", bound=str)
+
+
+class PairObject(TypedDict, Generic[String]):
+    """A text, and a second text that the model judges together with it.
+
+    Only models with `text_pairs` (see `GET /models`) take a second text.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    text: String
+    text_pair: NotRequired[String | None]
+
+
+def parse_texts(value: Any) -> Input | list[Input]:
+    """One text or pair, or a list of at least one.
+
+    Raises:
+        PydanticCustomError: it is something else.
+    """
+    if not isinstance(value, list):
+        return _text(value)
+    if not value:
+        raise PydanticCustomError("texts", "must hold at least one text")
+    if all(isinstance(text, str) for text in value):
+        return value
+    return [_text(item) for item in value]
+
+
+def _text(value: Any) -> Input:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and value.keys() <= PairObject.__annotations__.keys():
+        text, text_pair = value.get("text"), value.get("text_pair")
+        if isinstance(text, str) and isinstance(text_pair, str):
+            return TextPair(text, text_pair)
+        if isinstance(text, str) and text_pair is None:
+            return text
+    raise PydanticCustomError(
+        "texts", "must be a string, an object {accepted}, or a list of these", {"accepted": PAIR}
+    )
+
+
+Texts = Annotated[
+    Input | list[Input],
+    PlainValidator(
+        parse_texts,
+        json_schema_input_type=Text
+        | PairObject[Text]
+        | Annotated[list[str | PairObject[str]], Field(min_length=1)],
+    ),
+]

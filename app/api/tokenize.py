@@ -1,0 +1,70 @@
+"""POST /tokenize."""
+
+from fastapi import APIRouter, Request, Response
+
+from app.api.answers import JsonAnswer, check_number, version
+from app.api.body import read_body
+from app.api.connection import while_connected
+from app.api.openapi import ERRORS, documented, documented_body, example
+from app.api.routing import DirectRoute
+from app.api.schemas import TokenizeRequest, TokenizeResponse
+from app.api.service import Service
+from app.engine.batching.admission import REQUEST_SHARE
+from app.engine.results import item
+from app.engine.tokens import tokens_steps
+from app.errors import ServiceError
+
+router = APIRouter(tags=["classification"], route_class=DirectRoute)
+
+_ANSWER = {
+    "model": {"name": "minilm-l6-tweet-sentiment", "revision": None, "precision": "int8"},
+    "results": [
+        {
+            "text": "@user I loved it!",
+            "tokens": ["[CLS]", "@", "user", "i", "loved", "it", "!", "[SEP]"],
+            "ids": [101, 1030, 5310, 1045, 3866, 2009, 999, 102],
+            "offsets": [[0, 0], [0, 1], [1, 5], [6, 7], [8, 13], [14, 16], [16, 17], [0, 0]],
+            "sequence_ids": [None, 0, 0, 0, 0, 0, 0, None],
+            "count": 8,
+            "truncated": False,
+        },
+        {"error": {"code": "empty_text", "message": "the text is empty or blank; ..."}},
+    ],
+}
+
+
+@router.post(
+    "/tokenize",
+    response_model=TokenizeResponse,
+    responses={**example(_ANSWER), **documented(*ERRORS)},
+    openapi_extra=documented_body(TokenizeRequest),
+)
+async def tokenize(request: Request) -> Response:
+    """Show the tokens of one text or several, as the model sees them. Nothing is classified.
+
+    The model's preprocessing and truncation are applied first. `results` is always a list, in the
+    order of the texts. A bad text of a list has its error in its place. If you send a single text
+    and it is bad, the request fails with its error. All texts together may have at most half of
+    `max_queue_tokens`.
+    """
+    body = await read_body(request, TokenizeRequest)
+    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    service = Service.of(request)
+    check_number(service, texts)
+    model = service.models.classifier(body.model).model
+    steps = tokens_steps(
+        model,
+        texts,
+        special=body.add_special_tokens,
+        max_chars=service.settings.max_text_chars,
+        max_tokens=int(service.settings.max_queue_tokens * REQUEST_SHARE),
+    )
+    work = service.worker.run(steps, deadline=request.state.deadline)
+    results = await while_connected(request, work)
+    if not isinstance(body.inputs, list) and isinstance(results[0], ServiceError):
+        raise results[0]
+    response: TokenizeResponse = {
+        "model": version(model),
+        "results": [item(result) for result in results],
+    }
+    return JsonAnswer(response, {})

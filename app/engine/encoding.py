@@ -1,0 +1,43 @@
+"""A tokenised text, as the model gets it."""
+
+import struct
+from dataclasses import dataclass
+
+
+# What is made for each text is not frozen: that takes several times as long.
+@dataclass(slots=True)
+class Encoding:
+    """The token ids of a text, as the model gets them. Do not change it.
+
+    ``tokens`` is the number of tokens before truncation. ``overflow`` has the ids of the following
+    windows. Each window overlaps the one before. The last ``typed`` ids have the token type 1, the
+    others 0. A pair of texts has no ``overflow``, and a single text has no ``typed`` ids.
+    """
+
+    ids: list[int]
+    tokens: int
+    overflow: tuple[list[int], ...] = ()
+    typed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the text was cut: its end, or its start if tokenizer.json says so."""
+        return self.tokens > len(self.ids)
+
+    @property
+    def key(self) -> bytes:
+        """The ids and their types as bytes. Encodings with equal keys have equal logits."""
+        # Bytes, because Python computes their hash once, and for a tuple again at each use.
+        if self.typed:  # negative, so that it is no id
+            return struct.pack(f"{len(self.ids) + 1}i", *self.ids, -self.typed)
+        return struct.pack(f"{len(self.ids)}i", *self.ids)
+
+    @property
+    def windows(self) -> list["Encoding"]:
+        """The whole text, cut into overlapping parts that are short enough for the model."""
+        if not self.overflow:
+            return [self]
+        return [Encoding(ids, len(ids)) for ids in (self.ids, *self.overflow)]

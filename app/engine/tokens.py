@@ -1,0 +1,93 @@
+"""What a model sees of a text: its tokens, their ids, and where they stand in the text."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, NotRequired, cast
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from app.engine.model import Model
+from app.engine.pairs import Input, Offset, PairTokenizer, TextPair
+from app.engine.preprocessing import preprocess
+from app.engine.worker import Steps
+from app.errors import ServiceError, TextTooLong, TooManyTexts
+
+
+class Tokens(TypedDict):
+    """The tokens of one text. The lists have one item for each token that the model sees."""
+
+    text: Annotated[str, Field(description="the text after the model's preprocessing")]
+    text_pair: NotRequired[Annotated[str, Field(description="the second text of a pair, likewise")]]
+    tokens: Annotated[list[str], Field(description="as the model's vocabulary spells them")]
+    ids: Annotated[list[int], Field(description="their numbers in the vocabulary")]
+    offsets: Annotated[
+        list[Offset],
+        Field(
+            description="first character, and the character after the last; they count the "
+            "characters (Unicode code points) of `text` or `text_pair`; [0, 0] for special tokens"
+        ),
+    ]
+    sequence_ids: Annotated[
+        list[int | None],
+        Field(description="0: in `text`; 1: in `text_pair`; null: a special token"),
+    ]
+    count: Annotated[int, Field(description="tokens before truncation")]
+    truncated: Annotated[bool, Field(description="whether the end of the text was cut off")]
+
+
+def tokens_steps(
+    model: Model, texts: Sequence[Input], *, special: bool, max_chars: int, max_tokens: int
+) -> Steps[list[Tokens | ServiceError]]:
+    """The tokens of each text, or the error that says why it cannot be classified.
+
+    Each text is one step. Special tokens are left out unless ``special`` is true.
+
+    Raises:
+        TooManyTexts: all texts together have more than ``max_tokens`` tokens that the model sees.
+    """
+    found: list[Tokens | ServiceError] = []
+    left = max_tokens
+    for text in texts:
+        one = _tokens(model, text, special=special, max_chars=max_chars)
+        found.append(one)
+        if not isinstance(one, ServiceError):
+            left -= len(one["ids"])
+        if left < 0:
+            raise TooManyTexts(
+                f"the texts have more than the {max_tokens} tokens that are accepted in one request"
+            )
+        yield
+    return found
+
+
+def _tokens(model: Model, text: Input, *, special: bool, max_chars: int) -> Tokens | ServiceError:
+    if len(text) > max_chars:
+        return TextTooLong(f"the text has {len(text)} characters; at most {max_chars} are accepted")
+    (encoding,) = model.encode_batch([text])
+    if isinstance(encoding, ServiceError):
+        return encoding
+    normalise = partial(preprocess, preprocessing=model.preprocessing)
+    if isinstance(text, TextPair):
+        pair = text.map(normalise)
+        texts = {"text": pair.text, "text_pair": pair.text_pair}
+        # Without it, encode_batch would have refused the pair.
+        offsets, sequence_ids = cast(PairTokenizer, model.pairs).offsets(pair)
+    else:
+        texts = {"text": normalise(text)}
+        # Not ``encode``, which would hold Python's global lock.
+        (found,) = model.tokenizer.encode_batch([texts["text"]])
+        offsets, sequence_ids = found.offsets, found.sequence_ids
+        if len(offsets) < len(encoding):  # the model gets one unknown token for the whole text
+            offsets.insert(1, (0, len(texts["text"])))
+            sequence_ids.insert(1, 0)
+    ids = encoding.ids
+    shown = [n for n, sequence in enumerate(sequence_ids) if special or sequence is not None]
+    lists = {
+        "tokens": [model.tokenizer.id_to_token(ids[n]) for n in shown],
+        "ids": [ids[n] for n in shown],
+        "offsets": [offsets[n] for n in shown],
+        "sequence_ids": [sequence_ids[n] for n in shown],
+    }
+    count = encoding.tokens - (len(ids) - len(shown))
+    return cast(Tokens, {**texts, **lists, "count": count, "truncated": encoding.truncated})

@@ -1,0 +1,90 @@
+"""Open and read files of UTF-8 text, and refuse what is not one."""
+
+import codecs
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from app.errors import UserError
+from app.files.tables import check_is_file
+from app.files.unicode import NOT_UTF8
+
+# Of a line or a cell. A longer one means another kind of file.
+MAX_FIELD_CHARS = 16_777_216
+# UTF-32 first: in little-endian, its byte order mark begins with that of UTF-16.
+BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+BLOCK_BYTES = 1 << 20
+# After so many bytes and characters outside of ASCII, the encoding is known.
+ENOUGH = 1_000
+NOT_ASCII = re.compile("[^\0-\x7f]")
+
+
+def check_is_utf8(path: Path) -> None:
+    """Refuse a file in another encoding. A few bytes that are not UTF-8 are accepted.
+
+    Raises:
+        OSError: the file cannot be read.
+        UserError: it is not a regular file, or most of its text outside of ASCII is not UTF-8.
+    """
+    check_is_file(path)
+    with path.open("rb") as file:
+        start = file.read(BLOCK_BYTES)
+        for mark, name in BYTE_ORDER_MARKS.items():
+            if start.startswith(mark):
+                raise UserError(f"{path} is {name}, not UTF-8; {_how_to_convert(path, name)}")
+        if start.count(0) > len(start) // 4:
+            convert = _how_to_convert(path, "UTF-16BE" if start[0] == 0 else "UTF-16LE")
+            raise UserError(f"{path} is not UTF-8 text; if it is UTF-16, {convert}")
+        decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        bad = special = 0
+        block = start
+        while block and special < ENOUGH:
+            text = decoder.decode(block)
+            bad += len(NOT_UTF8.findall(text))
+            special += len(NOT_ASCII.findall(text))
+            block = file.read(BLOCK_BYTES)
+    if bad > special / 2:
+        convert = _how_to_convert(path, "WINDOWS-1252")
+        raise UserError(f"{path} is not UTF-8; if it is Windows-1252 or Latin-1, {convert}")
+
+
+def _how_to_convert(path: Path, encoding: str) -> str:
+    source = shlex.quote(str(path))
+    return (
+        f"convert it, for example with: iconv -f {encoding} -t UTF-8 {source} > utf8{path.suffix}"
+    )
+
+
+def open_text(path: Path, newline: str) -> TextIO:
+    """Open a file of text. A byte that is not UTF-8 becomes a lone surrogate.
+
+    So only the text with this byte fails.
+    """
+    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+
+
+def fraction_read(file: TextIO) -> Callable[[], float]:
+    """A function that returns the part of the file that has been read, from 0 to 1."""
+    size = os.fstat(file.fileno()).st_size
+    return lambda: file.buffer.tell() / size
+
+
+def read_lines(source: TextIO, max_chars: int) -> Iterator[str]:
+    """The lines without their ends.
+
+    A line that is longer than ``max_chars`` is cut, which bounds the memory. What is left is
+    still longer than ``max_chars``, so that the line is refused later.
+    """
+    while line := source.readline(max_chars + 2):
+        rest = line
+        while rest and not rest.endswith("\n"):
+            rest = source.readline(max_chars)
+        yield line.removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,108 @@
+"""Calibrates the variants of a bundle on labelled texts."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from app.engine.bundle import MANIFEST, Bundle, CalibrationLoss, Manifest, sha256
+from app.engine.model import Model
+from app.errors import UserError
+from model_export.model_card import calibration_section, model_card
+from model_export.quality.calibration import calibrate
+from model_export.quality.evaluation import infer
+from model_export.quality.labelled import Example, read_examples
+
+# With fewer texts, the temperature would depend more on the choice of the texts than on the model.
+LEAST_TEXTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationTexts:
+    """The labelled texts of a file, and the file's SHA-256."""
+
+    examples: Sequence[Example]
+    sha256: str
+
+    @classmethod
+    def read(cls, path: Path, labels: list[str]) -> "CalibrationTexts":
+        """Read a labelled file.
+
+        Raises:
+            UserError: ``read_examples`` refuses the file, or it has too few texts or only one
+                label.
+        """
+        examples = read_examples(path, labels)
+        if len(examples) < LEAST_TEXTS:
+            raise UserError(
+                f"{path} holds {len(examples)} labelled texts; calibration needs at least "
+                f"{LEAST_TEXTS}"
+            )
+        found = {example.label for example in examples}
+        if len(found) == 1:
+            raise UserError(
+                f"all texts of {path} are labelled {found.pop()!r}; calibration needs texts of at "
+                "least two labels"
+            )
+        return cls(examples, sha256(path))
+
+
+def calibrated(
+    bundle: Bundle,
+    texts: CalibrationTexts,
+    loss: CalibrationLoss = "log",
+    say: Callable[[str], None] = print,
+) -> Manifest:
+    """The bundle's manifest with a temperature for every variant, each fitted on its own logits.
+
+    Raises:
+        UserError: a text cannot be classified, the model is multi-label, or no temperature fits.
+    """
+    labels = bundle.manifest.labels
+    gold = np.array([labels.index(example.label) for example in texts.examples])
+    variants = {}
+    for precision, variant in bundle.manifest.variants.items():
+        model = Model.load(bundle, device="cpu", precision=precision, threads=0)
+        calibration = calibrate(infer(model, texts.examples), gold, loss, texts.sha256)
+        say(f"{precision}: {calibration.line()}")
+        variants[precision] = variant.model_copy(update={"calibration": calibration})
+    return bundle.manifest.model_copy(update={"variants": variants})
+
+
+def calibrate_bundle(
+    path: Path, file: Path, loss: CalibrationLoss, say: Callable[[str], None] = print
+) -> None:
+    """Calibrate a bundle on a labelled file, and record it in its manifest and its model card.
+
+    A model card that was edited by hand stays as it is; its new section is printed instead.
+
+    Raises:
+        UserError: ``path`` is not a bundle, ``file`` is refused, or see ``calibrated``. Nothing was
+            changed.
+    """
+    bundle = Bundle.open(path)
+    texts = CalibrationTexts.read(file, bundle.manifest.labels)
+    manifest = calibrated(bundle, texts, loss, say)
+    # The manifest may hold entries of a newer version; they stay.
+    document = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    for precision, variant in manifest.variants.items():
+        document["variants"][precision] |= variant.model_dump(include={"calibration"})
+    card = path / "README.md"
+    edited = card.exists() and card.read_text(encoding="utf-8") != model_card(bundle.manifest)
+    _replace(path / MANIFEST, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    if edited:
+        say(f"{card} was edited, so it stays; add this to it:\n{calibration_section(manifest)}")
+    else:
+        _replace(card, model_card(manifest))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write the file completely or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

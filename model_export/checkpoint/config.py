@@ -1,0 +1,96 @@
+"""Reads and checks config.json, before weights are downloaded or a model is built from it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from app.errors import UserError
+from model_export.checkpoint.architectures import find_architecture
+from model_export.checkpoint.layout import CONFIG_FILE, read_json
+
+# Entries by what they hold. Architectures spell some of them in their own way. The largest sizes
+# are far beyond those of published encoders; they keep a damaged file from filling the memory.
+_SIZES = {
+    **dict.fromkeys(("num_hidden_layers", "n_layers"), (1, 256)),
+    **dict.fromkeys(("num_attention_heads", "n_heads"), (1, 256)),
+    **dict.fromkeys(("hidden_size", "dim", "embedding_size"), (1, 2**15)),
+    **dict.fromkeys(("intermediate_size", "hidden_dim"), (1, 2**17)),
+    "vocab_size": (1, 2**22),
+    "max_position_embeddings": (1, 2**20),
+    "type_vocab_size": (0, 256),
+    "num_labels": (1, 2**15),
+}
+_UNTYPED = ("deberta", "deberta-v2")  # these can do without token types
+_EPSILONS = ("layer_norm_eps", "norm_eps")
+_GELUS = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "quick_gelu")
+_ACTIVATIONS = (*_GELUS, "mish", "relu", "relu2", "sigmoid", "silu", "swish", "tanh")
+_CHOICES = {
+    **dict.fromkeys(("hidden_act", "activation", "hidden_activation"), _ACTIVATIONS),
+    "attention_type": ("block_sparse", "original_full"),
+    "classifier_pooling": ("cls", "mean"),
+}
+_WIDTHS = (("hidden_size", "num_attention_heads"), ("dim", "n_heads"))
+
+
+def read_config(directory: Path, where: str) -> dict[str, Any]:
+    """The entries of the config.json in ``directory``, checked. Errors name ``where``.
+
+    Raises:
+        UserError: the file cannot be read, its architecture is not exported, or an entry from
+            which the model is built has a wrong type or size.
+    """
+    config = read_json(directory / CONFIG_FILE)
+    find_architecture(config.get("model_type"), where)
+    _check_entries(config, where)
+    return config
+
+
+def check_task(config: Mapping[str, Any], where: str) -> None:
+    """Check that the config is that of a sequence classifier.
+
+    Raises:
+        UserError: the model was made for another task.
+    """
+    classes = config.get("architectures") or ()
+    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
+        raise _wrong(where, "architectures", classes, "a list of class names")
+    other = [name for name in classes if "SequenceClassification" not in name]
+    if other:
+        raise UserError(
+            f"{where} is a {other[0]}, not a sequence classifier: fine-tune it first, or give "
+            "the checkpoint of a classifier"
+        )
+
+
+def _check_entries(config: Mapping[str, Any], where: str) -> None:
+    for name, (least, most) in _SIZES.items():
+        if name in config and not _is_whole(config[name], least, most):
+            raise _wrong(where, name, config[name], f"a whole number from {least} to {most}")
+    if config.get("type_vocab_size") == 0 and config["model_type"] not in _UNTYPED:
+        raise _wrong(where, "type_vocab_size", 0, "1 or more in this architecture")
+    for name in _EPSILONS:
+        value = config.get(name, 1e-5)
+        if not isinstance(value, float | int) or not 0 < value < 1:
+            raise _wrong(where, name, value, "a number between 0 and 1")
+    for name, choices in _CHOICES.items():
+        if name in config and config[name] not in choices:
+            raise _wrong(where, name, config[name], f"one of {', '.join(choices)}")
+    rows = config.get("vocab_size", _SIZES["vocab_size"][1])
+    if "pad_token_id" in config and not _is_whole(config["pad_token_id"], 0, rows - 1):
+        accepted = f"the id of the padding token, a whole number from 0 to {rows - 1}"
+        raise _wrong(where, "pad_token_id", config["pad_token_id"], accepted)
+    for width, heads in _WIDTHS:
+        if config.get(width, 0) % config.get(heads, 1):
+            accepted = f"a multiple of {heads}, which is {config[heads]}"
+            raise _wrong(where, width, config[width], accepted)
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _wrong(where: str, name: str, value: object, accepted: str) -> UserError:
+    found = json.dumps(value, default=str)
+    shown = found if len(found) <= 40 else f"{found[:40]}..."
+    return UserError(f"{where}: {name} in config.json is {shown}; it must be {accepted}")

@@ -1,0 +1,161 @@
+"""The command ``sentiment-export SOURCE --output DIR``."""
+
+import argparse
+import math
+from pathlib import Path
+from typing import get_args
+
+from app.engine.bundle import Precision
+from app.engine.preprocessing import Preprocessing
+from model_export.output import check_output
+
+EXPORTED: tuple[Precision, ...] = ("fp32", "int8", "fp16")
+DEFAULT: tuple[Precision, ...] = ("fp32", "int8")
+DESCRIPTION = """\
+Turn a checkpoint into a bundle that `sentiment serve` loads.
+
+  sentiment-export SOURCE --output DIR     export and verify (see the options below)
+  sentiment-export describe SOURCE         show what a checkpoint holds
+  sentiment-export evaluate BUNDLE FILE    score a bundle on labelled texts
+  sentiment-export calibrate BUNDLE FILE   make a bundle's scores match how often they are right
+  sentiment-export finetune BASE ...       train a classifier on labelled texts
+"""
+SOURCE = "hub id (org/name), a checkpoint directory, or a model's directory in a hub cache"
+LABELLED = "labelled texts: TSV without a header, with the columns group, label and text"
+
+
+def export_command(words: list[str]) -> None:
+    """Run the command with these arguments. Wrong usage exits with code 2.
+
+    Raises:
+        UserError: the checkpoint cannot be exported; see ``load_checkpoint`` and ``export``.
+    """
+    parser = argparse.ArgumentParser(
+        "sentiment-export",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", type=utf8, help=SOURCE)
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        help="bundle directory to write; an earlier bundle there is replaced, nothing else is",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
+    parser.add_argument(
+        "--precision",
+        type=_precisions,
+        default=DEFAULT,
+        metavar="LIST",
+        help=(
+            f"comma-separated variants to write, from {','.join(EXPORTED)}; int8 is for the "
+            f"CPU, fp16 for CUDA (default: {','.join(DEFAULT)})"
+        ),
+    )
+    parser.add_argument(
+        "--labels",
+        type=lambda value: [label.strip() for label in value.split(",")],
+        metavar="LIST",
+        help="comma-separated names of the outputs in logit order (default: from config.json)",
+    )
+    parser.add_argument(
+        "--preprocessing",
+        choices=get_args(Preprocessing),
+        help="text normalisation (default: the one that the checkpoint was trained with)",
+    )
+    parser.add_argument(
+        "--text-pairs",
+        action="store_true",
+        help="the checkpoint was trained on pairs of texts, such as a review and one aspect of it",
+    )
+    parser.add_argument(
+        "--evaluate",
+        type=Path,
+        metavar="FILE",
+        help=f"record every variant's scores on {LABELLED}",
+    )
+    parser.add_argument(
+        "--max-accuracy-loss",
+        type=_loss,
+        default=0.01,
+        metavar="LOSS",
+        help=(
+            "leave out a variant if its accuracy or macro recall on the labelled texts is lower "
+            "than that of fp32 by more than this, from 0 to 1 (default: %(default)s)"
+        ),
+    )
+    parser.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "fit every variant's temperature, so that scores match how often they are right, on "
+            f"{LABELLED}; use texts that the checkpoint was not trained on"
+        ),
+    )
+    parser.add_argument(
+        "--debug-parity",
+        action="store_true",
+        help="compare every layer with PyTorch and name the first that differs too much",
+    )
+    options = parser.parse_args(words)
+
+    # Imported here because they load torch and transformers, which --help does not need.
+    from model_export.bundle_calibration import CalibrationTexts
+    from model_export.checkpoint.checkpoint import load_checkpoint
+    from model_export.checkpoint.source import find_checkpoint
+    from model_export.export import export
+    from model_export.quality.labelled import read_examples
+
+    check_output(options.output)
+    path = find_checkpoint(options.source, options.revision)
+    checkpoint = load_checkpoint(path, options.preprocessing, options.labels)
+    print(
+        f"{checkpoint.architecture}; labels {', '.join(checkpoint.labels)}; at most "
+        f"{checkpoint.max_tokens} tokens; preprocessing {checkpoint.preprocessing}"
+    )
+    examples = read_examples(options.evaluate, checkpoint.labels) if options.evaluate else ()
+    calibration_texts = (
+        CalibrationTexts.read(options.calibrate, checkpoint.labels) if options.calibrate else None
+    )
+    export(
+        checkpoint,
+        options.output,
+        precisions=options.precision,
+        text_pairs=options.text_pairs,
+        examples=examples,
+        max_accuracy_loss=options.max_accuracy_loss,
+        calibration_texts=calibration_texts,
+        debug_parity=options.debug_parity,
+    )
+    print(f"wrote {options.output}")
+
+
+def utf8(value: str) -> str:
+    """An argument of the command line. The libraries that read files take only valid UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{value!a} is not valid UTF-8") from None
+    return value
+
+
+def _precisions(value: str) -> tuple[Precision, ...]:
+    wanted = [name.strip() for name in value.split(",")]
+    unknown = [name for name in wanted if name not in EXPORTED]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"unknown precision {', '.join(unknown)}; choose from {', '.join(EXPORTED)}"
+        )
+    return tuple(precision for precision in EXPORTED if precision in wanted)
+
+
+def _loss(value: str) -> float:
+    try:
+        loss = float(value)
+    except ValueError:
+        loss = math.nan
+    if not 0 <= loss <= 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number from 0 to 1")
+    return loss

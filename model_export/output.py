@@ -1,0 +1,60 @@
+"""The directory that an export writes: the files of a bundle, and what is never replaced."""
+
+import json
+from pathlib import Path
+
+from app.engine.bundle import MANIFEST, SIDE_FILES, Precision
+from app.errors import UserError, first_line
+
+ONNX_FILES: dict[Precision, str] = {
+    "fp32": "onnx/model.onnx",
+    "int8": "onnx/model_int8.onnx",
+    "fp16": "onnx/model_fp16.onnx",
+}
+BUNDLE_FILES = {
+    MANIFEST,
+    "README.md",
+    *SIDE_FILES,
+    *ONNX_FILES.values(),
+    *(f"{name}_data" for name in ONNX_FILES.values()),  # weights beyond 2 GB
+}
+
+
+def check_output(output: Path) -> Path:
+    """The absolute path of ``output``, if an export may write there.
+
+    It may if nothing is there, or an empty directory, or a bundle and nothing else.
+
+    Raises:
+        UserError: the export would delete something that is not a bundle's, which the message
+            names, or the path is a loop of links or not valid UTF-8.
+    """
+    try:
+        output = output.resolve()
+        str(output).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"the path {str(output)!a} is not valid UTF-8: choose another --output"
+        ) from None
+    except (OSError, RuntimeError) as error:  # which of the two depends on Python's version
+        raise UserError(f"{output} cannot be followed: {first_line(error)}") from error
+    occupied = any(output.iterdir()) if output.is_dir() else output.exists()
+    if occupied and not _is_bundle(output):
+        raise UserError(f"{output} exists and is not a bundle; choose another --output")
+    held = [path for folder in (output, output / "onnx") for path in folder.glob("*")]
+    names = {str(path.relative_to(output)) for path in held} - {"onnx"}
+    foreign = sorted(names - BUNDLE_FILES)
+    if foreign:
+        raise UserError(
+            f"{output} holds {', '.join(foreign[:3])}, which the export would delete: it is "
+            "not part of a bundle. Move it away, or choose another --output"
+        )
+    return output
+
+
+def _is_bundle(output: Path) -> bool:
+    """Whether the manifest.json is a bundle's; web pages and extensions have one too."""
+    try:
+        return "format_version" in json.loads((output / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False

@@ -1,0 +1,86 @@
+"""The command ``sentiment-export finetune``."""
+
+import argparse
+from collections import Counter
+from math import isfinite
+from pathlib import Path
+
+from model_export.training.recipe import MAX_TOKENS, Recipe
+
+
+def finetune_command(words: list[str]) -> None:
+    """Run the command with these arguments. Wrong usage exits with code 2.
+
+    Raises:
+        UserError: the training cannot be done; see ``finetune``.
+    """
+    parser = argparse.ArgumentParser(
+        "sentiment-export finetune",
+        description=(
+            "Fine-tune an encoder for the labels negative, neutral and positive. The seeds are "
+            "trained one after another, and their weights are averaged. Labelled files are TSV "
+            "without a header, with the columns group, label and text. A text is cut to "
+            f"{MAX_TOKENS} tokens. Run the same command again to resume after an interruption: "
+            "until the end, OUTPUT.training has a file for each seed, three times as large as the "
+            "weights."
+        ),
+    )
+    parser.add_argument("base", type=Path, help="local checkpoint directory of the encoder")
+    parser.add_argument(
+        "--train", type=Path, nargs="+", required=True, help="one or more labelled files"
+    )
+    parser.add_argument("--validation", type=Path, required=True, help="a labelled file")
+    parser.add_argument("--output", type=Path, required=True, help="checkpoint directory to write")
+    parser.add_argument(
+        "--epochs", type=_count, default=2, help="passes over the texts (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[0, 1],
+        help="random seeds; each trains one model (default: 0 1)",
+    )
+    parser.add_argument(
+        "--learning-rate",
+        type=_rate,
+        default=1e-4,
+        help="highest learning rate (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch-size", type=_count, default=32, help="texts per step (default: %(default)s)"
+    )
+    options = parser.parse_args(words)
+    seed, times = Counter(options.seeds).most_common(1)[0]
+    if times > 1:
+        parser.error(f"argument --seeds: {seed} is given {times} times; give each seed once")
+    recipe = Recipe(
+        base=options.base,
+        train=tuple(options.train),
+        validation=options.validation,
+        epochs=options.epochs,
+        seeds=tuple(options.seeds),
+        learning_rate=options.learning_rate,
+        batch_size=options.batch_size,
+    )
+    # Imported here because it loads torch and transformers, which --help does not need.
+    from model_export.training.finetune import finetune
+
+    finetune(recipe, options.output)
+    print(f"wrote {options.output}")
+
+
+def _count(value: str) -> int:
+    if not value.isdecimal() or int(value) == 0:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {value!r}")
+    return int(value)
+
+
+def _rate(value: str) -> float:
+    try:
+        rate = float(value)
+    except ValueError:
+        rate = 0.0
+    if not isfinite(rate) or rate <= 0:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {value!r}")
+    return rate

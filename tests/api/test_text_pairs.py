@@ -1,0 +1,153 @@
+"""Pairs of texts over HTTP, in the forms of the native API, Hugging Face and TEI."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.conftest import Serve
+from tests.support.serving import metric
+from tests.support.tiny_bundle import MAX_TOKENS, make_bundle, write_manifest
+
+PAIR = {"text": "love it", "text_pair": "worst"}
+# The tiny model adds up the logits of all words: 1 × love, 1 × worst, and 1 × it.
+LOGITS = {"negative": 3.0, "neutral": 0.5, "positive": 3.0}
+LONG = "love " * 20
+
+
+@pytest.fixture
+def client(serve: Serve, tmp_path: Path) -> TestClient:
+    """The tiny model, as if it was trained on pairs."""
+    path = make_bundle(tmp_path / "pairs")
+    write_manifest(path, text_pairs=True)
+    return serve(model=(path,))
+
+
+def _classify(client: TestClient, inputs: Any, **options: str) -> Any:
+    answer = client.post("/classify", json={"inputs": inputs, **options})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["results"]
+
+
+def test_a_pair_gets_one_prediction(client: TestClient) -> None:
+    """Both texts are computed together; ``tokens`` counts those of both, with special tokens."""
+    (result,) = _classify(client, PAIR)
+    assert result["logits"] == LOGITS
+    assert (result["tokens"], result["truncated"]) == (6, False)
+    assert client.get("/models").json()["models"][0]["text_pairs"] is True
+
+
+def test_texts_and_pairs_share_a_list(client: TestClient) -> None:
+    """A text alone, as a string or in an object, and pairs: each in its place, with its error."""
+    inputs = ["love", PAIR, {"text": "love"}, {"text": "love", "text_pair": None}]
+    inputs += [{"text": "love", "text_pair": " "}, {"text": "love", "text_pair": "x" * 50_000}]
+    love, pair, same, again, blank, long = _classify(client, inputs)
+    assert love == same == again
+    assert pair["logits"] == LOGITS
+    assert blank["error"]["code"] == "empty_text"
+    assert blank["error"]["message"].startswith("text_pair is empty")
+    assert long["error"]["message"] == "the text has 50004 characters; at most 50000 are accepted"
+
+
+def test_two_strings_are_two_texts(client: TestClient) -> None:
+    """A list of two strings is never a pair, even for a model that takes pairs."""
+    assert len(_classify(client, ["love it", "worst"])) == 2
+
+
+def test_a_long_pair_is_truncated_or_refused(client: TestClient) -> None:
+    """The longer text is cut first. A pair is not cut into windows, nor into sentences."""
+    long = {"text": LONG, "text_pair": "worst"}
+    (result,) = _classify(client, long)
+    assert (result["tokens"], result["truncated"]) == (24, True)
+    love = MAX_TOKENS - 3 - 1
+    assert result["logits"] == {"negative": 4.0 - love, "neutral": 0.0, "positive": 4 * love - 1.0}
+    fits, refused = _classify(client, [PAIR, long], overflow="window")
+    assert (fits["logits"], fits["windows"]) == (LOGITS, 1)
+    assert refused["error"]["code"] == "text_too_long"
+    assert "not cut into windows" in refused["error"]["message"]
+    (refused,) = _classify(client, [long], overflow="error")
+    assert refused["error"]["code"] == "text_too_long"
+    split, text = _classify(client, [PAIR, "love. it."], split="sentences")
+    assert split["error"]["code"] == "invalid_request"
+    assert "not split" in split["error"]["message"]
+    assert text["sentences"]
+
+
+def test_a_model_for_single_texts_says_so(serve: Serve) -> None:
+    """In a list the pair fails alone, and counts as a failed text; alone it is the error."""
+    client = serve()
+    love, pair = _classify(client, ["love", PAIR])
+    assert love["label"] == "positive"
+    assert pair["error"]["code"] == "invalid_request"
+    assert "the model tiny takes single texts" in pair["error"]["message"]
+    alone = client.post("/classify", json={"inputs": PAIR})
+    assert (alone.status_code, alone.json()["detail"]) == (422, pair["error"]["message"])
+    assert metric(client, "sentiment_texts_total", model="tiny", outcome="invalid_request") == 2
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {},
+        {"text_pair": "worst"},
+        {"text": "love", "text_pair": 1},
+        {"text": None},
+        {"text": "love", "pair": "worst"},
+        ["love", "worst"],
+        1,
+    ],
+)
+def test_other_objects_are_refused(client: TestClient, item: Any) -> None:
+    """An item that is no text and no pair is refused, and the error says what is accepted."""
+    for inputs in ([item], ["love", item]):
+        answer = client.post("/classify", json={"inputs": inputs})
+        assert answer.status_code == 422
+        assert 'an object {"text": ..., "text_pair": ...}' in answer.json()["detail"]
+
+
+def _labels(rows: Any) -> list[list[str]]:
+    return [[one["label"] for one in row] for row in rows]
+
+
+def test_the_forms_of_other_servers(client: TestClient) -> None:
+    """Hugging Face's objects, and TEI's lists in a list, are pairs; TEI's ["a", "b"] is none."""
+    pair = ["negative", "positive", "neutral"]
+    for path, inputs in (("/", [PAIR] * 2), ("/predict", [["love it", "worst"]] * 2)):
+        answer = client.post(path, json={"inputs": inputs})
+        assert answer.status_code == 200, answer.text
+        assert _labels(answer.json()) == [pair] * 2
+    both = client.post("/predict", json={"inputs": [["love"], ["love it", "worst"]]}).json()
+    assert _labels(both) == [["positive", "neutral", "negative"], pair]
+    assert len(client.post("/predict", json={"inputs": ["love", "worst"]}).json()) == 2
+    assert _labels(client.post("/", json={"inputs": PAIR}).json()) == [pair]
+
+
+def test_lines_of_a_stream_may_be_pairs(client: TestClient) -> None:
+    """A line with text_pair is a pair; one whose text_pair is no string fails alone."""
+    lines = [
+        {"id": 1, **PAIR},
+        {"id": 2, "text": "love"},
+        {"id": 3, "text": "love", "text_pair": 1},
+    ]
+    content = "".join(f"{json.dumps(line)}\n" for line in lines)
+    answer = client.post(
+        "/classify/stream", content=content, headers={"content-type": "application/x-ndjson"}
+    )
+    pair, text, bad = map(json.loads, answer.text.splitlines())
+    assert pair["logits"] == LOGITS
+    assert text["label"] == "positive"
+    assert bad["error"]["message"] == "line 3: text_pair must be a string"
+
+
+def test_a_pair_is_not_explained(client: TestClient) -> None:
+    """Only single texts are explained."""
+    answer = client.post("/explain", json={"inputs": PAIR})
+    assert (answer.status_code, answer.json()["detail"]) == (422, "inputs must be a string")
+
+
+def test_a_request_of_many_pairs_is_parsed(client: TestClient) -> None:
+    """The limit on values in a body leaves room for as many pairs as a request may have texts."""
+    inputs = [{"text": "", "text_pair": ""}] * 1_000
+    assert {item["error"]["code"] for item in _classify(client, inputs)} == {"empty_text"}

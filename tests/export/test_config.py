@@ -1,0 +1,125 @@
+"""config.json is checked before anything is built from it; its wrong entries are named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.errors import UserError
+from model_export.checkpoint.architectures import ARCHITECTURES, REFUSED
+from model_export.checkpoint.checkpoint import load_checkpoint
+from model_export.checkpoint.config import read_config
+from model_export.checkpoint.describe import describe
+from model_export.cli import main
+from tests.support.checkpoints import make_checkpoint
+
+
+def _config(path: Path, text: str) -> Path:
+    (path / "config.json").write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_a_refusal_names_the_architecture_the_reason_and_what_is_taken(
+    tmp_path: Path, model_type: str
+) -> None:
+    """In one line, before a model is built."""
+    path = _config(tmp_path, json.dumps({"model_type": model_type}))
+    with pytest.raises(UserError) as caught:
+        read_config(path, "org/name")
+    name, reason = REFUSED[model_type]
+    message = str(caught.value)
+    assert message.startswith(f"org/name is of the unsupported architecture {name}: {reason}; ")
+    assert all(known.name in message for known in ARCHITECTURES.values())
+    assert "\n" not in message
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("hidden_act", 3, "one of gelu, "),
+    ("hidden_act", "no_such", "one of gelu, "),
+    ("hidden_act", ["gelu"], "one of gelu, "),
+    ("layer_norm_eps", "1e-12", "a number between 0 and 1"),
+    ("layer_norm_eps", None, "a number between 0 and 1"),
+    ("layer_norm_eps", 0, "a number between 0 and 1"),
+    ("num_hidden_layers", 1_000_000, "a whole number from 1 to 256"),
+    ("num_hidden_layers", 2.0, "a whole number from 1 to 256"),
+    ("num_attention_heads", True, "a whole number from 1 to 256"),
+    ("hidden_size", 10**9, "a whole number from 1 to 32768"),
+    ("hidden_size", 50, "a multiple of num_attention_heads, which is 4"),
+    ("intermediate_size", "96", "a whole number"),
+    ("vocab_size", -1, "a whole number"),
+    ("max_position_embeddings", None, "a whole number"),
+    ("type_vocab_size", "2", "a whole number from 0"),
+    ("type_vocab_size", 0, "1 or more in this architecture"),
+    ("pad_token_id", None, "the id of the padding token, a whole number from 0 to "),
+    ("pad_token_id", -1, "the id of the padding token"),
+    ("pad_token_id", 10**6, "the id of the padding token"),
+    ("architectures", "BertForSequenceClassification", "a list of class names"),
+]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT that loads."""
+    return make_checkpoint(tmp_path_factory.mktemp("sound") / "made", "bert")
+
+
+@pytest.mark.parametrize(("entry", "value", "accepted"), WRONG)
+def test_a_wrong_entry_is_named_with_what_is_accepted(
+    sound: Path, tmp_path: Path, entry: str, value: object, accepted: str
+) -> None:
+    """Export and description refuse it in the same line, which also shows the value."""
+    config = json.loads((sound / "config.json").read_text()) | {entry: value}
+    _linked(sound, tmp_path)
+    _config(tmp_path, json.dumps(config))
+    with pytest.raises(UserError) as loading:
+        load_checkpoint(tmp_path)
+    shown = json.dumps(value)
+    expected = f"{tmp_path}: {entry} in config.json is {shown}; it must be {accepted}"
+    assert str(loading.value).startswith(expected)
+    if entry != "architectures":  # a problem that a description lists
+        with pytest.raises(UserError) as describing:
+            describe(tmp_path)
+        assert str(describing.value) == str(loading.value)
+
+
+@pytest.mark.parametrize("text", ["3", "[]", "null", '"bert"', "", "{", "\xff", "[" * 100_000])
+def test_a_config_that_is_no_object(
+    sound: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both commands end with code 1 and one line that names the file."""
+    _linked(sound, tmp_path)
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    for words in ([str(tmp_path), "--output", str(tmp_path / "out")], ["describe", str(tmp_path)]):
+        assert main(words) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"sentiment-export: cannot read {tmp_path / 'config.json'}: ")
+
+
+def test_entries_that_do_not_fit_together(sound: Path, tmp_path: Path) -> None:
+    """What no check foresaw is still one line that names the architecture and a good example."""
+    config = json.loads((sound / "config.json").read_text()) | {"hidden_dropout_prob": "much"}
+    _linked(sound, tmp_path)
+    _config(tmp_path, json.dumps(config))
+    expected = "no BERT classifier can be made from its config.json .* compare it with that of nlp"
+    for step in (load_checkpoint, describe):
+        with pytest.raises(UserError, match=expected) as caught:
+            step(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_one_token_type_is_exported_like_two(tmp_path: Path) -> None:
+    """A BERT with a table of one token type gives the logits of the table's only row."""
+    one = load_checkpoint(make_checkpoint(tmp_path / "one", "bert", type_vocab_size=1))
+    table = one.model.bert.embeddings.token_type_embeddings.weight
+    assert table.shape == (2, table.shape[1])
+    assert (table[0] == table[1]).all()
+    assert one.model.config.type_vocab_size == 2
+
+
+def _linked(source: Path, target: Path) -> None:
+    """The files of a checkpoint but config.json, without copies of the weights."""
+    for file in source.iterdir():
+        if file.name != "config.json":
+            (target / file.name).symlink_to(file)

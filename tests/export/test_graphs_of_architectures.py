@@ -1,0 +1,179 @@
+"""The graphs of every architecture: their logits, their bits in any batch, what was done to them.
+
+The checkpoints are those of tests/support/published.py. test_batch_invariance.py and the tests of
+the single passes examine RoBERTa, XLM-RoBERTa, BERT and DistilBERT in more detail.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto
+
+from app.engine.bundle import Precision
+from app.engine.session import CPU, open_session
+from model_export.checkpoint.architectures import ARCHITECTURES
+from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from model_export.graph.linear import as_linear
+from model_export.graph.variants import export_graph, write_fp16, write_fp32, write_int8
+from model_export.quality import verification
+from model_export.quality.layer_parity import layer_parity
+from tests.support.graphs import encoding_of, name_of, random_encodings, run, session
+from tests.support.published import make_published
+
+WRITERS: dict[Precision, Callable[[Path, Path], list[str]]] = {
+    "fp32": write_fp32,
+    "int8": write_int8,
+    "fp16": write_fp16,
+}
+TOLERANCE = verification.TOLERANCE | {"fp32": 1e-4}  # of logits that vary by about 1
+# What is computed once per batch, or for one row of each text, or for narrow embeddings.
+IN_FP32 = {
+    "albert": {"embedding_hidden_mapping_in"},
+    "deberta": {"pos_proj", "pos_q_proj"},
+    "electra": {"embeddings_project"},
+    "modernbert": {"dense"},
+}
+ENCODINGS = [encoding for seed in range(3) for encoding in random_encodings(seed)]
+SHORTEST = encoding_of([5, 17, 6])
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """A checkpoint, its variants' files, and what was done to each."""
+
+    checkpoint: Checkpoint
+    files: dict[Precision, Path]
+    passes: dict[Precision, list[str]]
+
+    def session(self, precision: Precision) -> ort.InferenceSession:
+        """Open a variant as the service does."""
+        return open_session(self.files[precision], CPU, threads=1, kernels=None)
+
+
+@cache
+def _graphs(base: Path, model_type: str) -> Graphs:
+    directory = base / f"graphs-{model_type}"
+    checkpoint = load_checkpoint(
+        make_published(directory / "source", ARCHITECTURES[model_type].example)
+    )
+    plain = export_graph(checkpoint, directory)
+    files = {precision: directory / f"{precision}.onnx" for precision in WRITERS}
+    passes = {precision: write(plain, files[precision]) for precision, write in WRITERS.items()}
+    return Graphs(checkpoint, files, passes)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model_type(request: pytest.FixtureRequest) -> str:
+    """Each architecture of the table."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def graphs(model_type: str, tmp_path_factory: pytest.TempPathFactory) -> Graphs:
+    """Its graphs."""
+    return _graphs(tmp_path_factory.getbasetemp(), model_type)
+
+
+@pytest.mark.parametrize("precision", WRITERS)
+def test_logits_are_those_of_pytorch(graphs: Graphs, precision: Precision) -> None:
+    """At many lengths, shorter and longer than what was traced, in padded batches."""
+    expected = np.stack([graphs.checkpoint.logits(e.ids).numpy() for e in ENCODINGS])
+    found = run(graphs.session(precision), ENCODINGS)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_batch_changes_no_bit(graphs: Graphs, precision: Precision) -> None:
+    """The logits are the same alone, in batches of several sizes, and with more padding."""
+    opened = graphs.session(precision)
+    texts = [SHORTEST, *ENCODINGS]
+    alone = [run(opened, [text])[0].tobytes() for text in texts]
+    for size in (2, 3, 7):
+        for start in range(0, len(texts), size):
+            rows = run(opened, texts[start : start + size])
+            assert [row.tobytes() for row in rows] == alone[start : start + size]
+    assert [row.tobytes() for row in run(opened, texts[::-1])] == alone[::-1]
+
+
+def test_the_passes_are_those_of_the_table(graphs: Graphs, model_type: str) -> None:
+    """The table's ``layers`` agrees with what the export did."""
+    padding, *last = graphs.passes["fp32"]
+    assert padding == "padding left out"
+    if ARCHITECTURES[model_type].layers:
+        assert last == ["last layer for the first token only"]
+    else:
+        mean = getattr(graphs.checkpoint.model.config, "classifier_pooling", "cls") == "mean"
+        assert last == ([] if mean else ["first token only after the last attention"])
+    assert ", ".join([padding, *last]) in ARCHITECTURES[model_type].passes or not last
+    int8 = ["int8 with a scale per token", "int8 embedding"]
+    assert graphs.passes["int8"] == [padding, *last, *int8]
+
+
+def test_rows_are_the_real_tokens(graphs: Graphs, model_type: str) -> None:
+    """A batch of 4, 9 and 7 tokens has 20 rows, not 27; the end of the graph has one a text, unless
+    the classifier reads the mean of all tokens."""
+    model = ir.load(graphs.files["fp32"])
+    linears = [linear for node in model.graph if (linear := as_linear(node)) is not None]
+    inside = [
+        linear.output
+        for linear in linears
+        if module_of(linear.matmul) not in IN_FP32.get(model_type, set())
+    ]
+    model.graph.outputs.extend([inside[0], inside[-1]])
+    encodings = [encoding_of(list(range(5, 5 + length))) for length in (4, 9, 7)]
+    opened = session(model)
+    rows = [len(run(opened, encodings, name_of(value))) for value in (inside[0], inside[-1])]
+    assert rows == [20, 20 if len(graphs.passes["fp32"]) == 1 else 3]
+
+
+def test_every_linear_layer_of_the_encoder_is_int8(graphs: Graphs, model_type: str) -> None:
+    """Only small matrices stay in fp32, each named here; and no two nodes have one name."""
+    graph = ir.load(graphs.files["int8"]).graph
+    names = Counter(node.name for node in graph)
+    assert [name for name, count in names.items() if count > 1] == []
+    assert modules_with(graph, "MatMulIntegerToFloat")
+    assert modules_with(graph, "MatMul") == IN_FP32.get(model_type, set())
+
+
+def module_of(node: ir.Node) -> str:
+    """The module that the exporter names the node after."""
+    return str(node.name).split("/")[-2]
+
+
+def modules_with(graph: ir.Graph, op_type: str) -> set[str]:
+    """The modules whose nodes of this type multiply with a constant matrix."""
+    return {
+        module_of(node)
+        for node in graph
+        if node.op_type == op_type and node.inputs[1] is not None
+        if (weight := node.inputs[1].const_value) is not None and len(weight.shape) == 2
+    }
+
+
+def test_no_module_differs_in_fp32(graphs: Graphs) -> None:
+    """--debug-parity finds the modules of every architecture, those called twice included."""
+    ids = ENCODINGS[0].ids
+    report = layer_parity(graphs.checkpoint, graphs.files["fp32"], "fp32", ids)
+    assert report.first_wrong is None
+    assert len(report.differences) > 10
+
+
+def test_fp16_is_valid_and_keeps_sums_in_fp32(graphs: Graphs) -> None:
+    """ONNX's checker accepts the file, and softmax and layer norms read fp32."""
+    model = onnx.load(graphs.files["fp16"])
+    onnx.checker.check_model(model, full_check=True)
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    types = {v.name: v.type.tensor_type.elem_type for v in inferred.graph.value_info}
+    for node in model.graph.node:
+        if node.op_type in ("LayerNormalization", "Softmax"):
+            assert types[node.input[0]] == TensorProto.FLOAT
+        elif node.op_type == "MatMul" and "rotary" not in node.name:
+            assert types[node.output[0]] == TensorProto.FLOAT16

@@ -1,0 +1,204 @@
+"""`sentiment classify --url` with a service that is away, limits clients or changes its model."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.cli import main
+from app.files import patient_client, tables
+from app.files.patient_client import (
+    ABSENCE_S,
+    FIRST_CONTACT_S,
+    LONGEST_PAUSE_S,
+    ModelChanged,
+    PatientClient,
+)
+from sentiment_client import ConnectionFailed, ModelInfo, SentimentError
+
+URL = "http://service.test/"
+MODEL = {"name": "tiny", "revision": "abc", "precision": "int8"}
+LABELS = ["negative", "positive"]
+
+
+class FakeService:
+    """Answers with ``model`` and ``labels``, except where a step of ``script`` is left.
+
+    A step is an answer, or an error to raise. Several threads ask, so ``script`` must not be a
+    generator. ``classified`` counts the requests with texts.
+    """
+
+    def __init__(self) -> None:
+        self.model, self.labels = dict(MODEL), list(LABELS)
+        self.script: Iterator[httpx.Response | Exception] = iter(())
+        self.classified = 0
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        """The answer to the request."""
+        if request.method == "GET":
+            return httpx.Response(200, json={"models": [{**self.model, "labels": self.labels}]})
+        step = next(self.script, None)
+        if isinstance(step, Exception):
+            raise step
+        if step is not None:
+            return step
+        self.classified += 1
+        return httpx.Response(200, json=self.answer(json.loads(request.content)["inputs"]))
+
+    def answer(self, texts: list[str]) -> dict[str, Any]:
+        """A correct answer."""
+        scores = dict.fromkeys(self.labels, 0.5)
+        result = {"label": self.labels[0], "score": 0.5, "scores": scores, "logits": scores}
+        results = [{**result, "tokens": 3, "truncated": False} for _ in texts]
+        return {"model": self.model, "labels": self.labels, "results": results}
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> FakeService:
+    """A service without a socket; the client does not wait long for it."""
+    fake = FakeService()
+    transport = httpx.MockTransport(fake.handle)
+    monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=transport))
+    monkeypatch.setattr(patient_client, "LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(tables, "CHUNK_CHARS", 300)
+    return fake
+
+
+def _classify(directory: Path, *more: str) -> int:
+    source, target = directory / "in.csv", directory / "out.csv"
+    if not source.exists():
+        source.write_text("text\n" + "I love this\n" * 400)
+    options = ["--url", URL, "--input", str(source), "--output", str(target), *more]
+    return main(["classify", *options])
+
+
+def _rows(directory: Path) -> int:
+    with (directory / "out.csv").open(newline="") as file:
+        return len([row for row in csv.DictReader(file) if row["label"] == "negative"])
+
+
+def _refused() -> Exception:
+    return httpx.ConnectError("Connection refused")
+
+
+def _busy(status: int, **headers: str) -> httpx.Response:
+    document = {"status": status, "code": "busy", "detail": "it is busy"}
+    return httpx.Response(status, json=document, headers=headers)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        _refused,
+        partial(_busy, 429),
+        partial(_busy, 429, **{"retry-after": "0.001"}),
+        partial(_busy, 503),
+        partial(httpx.Response, 502, html="<h1>Bad Gateway</h1>"),
+    ],
+)
+def test_a_service_that_is_away_or_busy(
+    service: FakeService, tmp_path: Path, step: Callable[[], httpx.Response | Exception]
+) -> None:
+    """The run goes on when the service is back, after many more attempts than the client's own."""
+    service.script = iter([step() for _ in range(100)])
+    assert _classify(tmp_path) == 0
+    assert _rows(tmp_path) == 400
+
+
+def test_why_the_run_waits_is_shown_once(
+    service: FakeService,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Eight requests wait at the same time, and one of them says so."""
+    monkeypatch.setattr(patient_client, "SHOWN_FROM_S", 0.0)
+    service.script = iter([_refused() for _ in range(50)])
+    assert _classify(tmp_path) == 0
+    assert [message for message in caplog.messages if "HTTP Request" not in message] == [
+        f"connection_failed: cannot reach {URL}: Connection refused; trying again for up to 60 s"
+    ]
+
+
+def _client(*, known: bool = True) -> PatientClient:
+    client = PatientClient(URL, api_key=None, batch_size=1, concurrency=1)
+    client.model = ModelInfo("tiny", "abc", "int8", ("negative", "positive")) if known else None
+    return client
+
+
+def test_how_long_the_client_is_patient() -> None:
+    """A minute for a service that has answered before, and a moment for one that never has."""
+    pause_s = partial(_client()._pause_s, attempts=9)
+    absent = ConnectionFailed("", code="connection_failed")
+    assert pause_s(absent, waited_s=ABSENCE_S - LONGEST_PAUSE_S) is not None
+    assert pause_s(absent, waited_s=ABSENCE_S) is None
+    assert pause_s(SentimentError("", status=401, code="unauthorized"), waited_s=0) is None
+    assert pause_s(ConnectionFailed("", code="timed_out"), waited_s=0) is None
+    first_contact = _client(known=False)
+    assert first_contact._pause_s(absent, attempts=9, waited_s=FIRST_CONTACT_S) is None
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_rate_limit_is_waited_for_as_told(known: bool) -> None:
+    """However long that is, even at the first contact."""
+    limited = SentimentError("", status=429, code="rate_limited", retry_after_s=3_500)
+    pause_s = _client(known=known)._pause_s(limited, attempts=9, waited_s=7_000)
+    assert pause_s is not None
+    assert 3_500 <= pause_s < 3_510
+
+
+@pytest.mark.parametrize(
+    ("model", "labels", "shown"),
+    [
+        ({"name": "large"}, LABELS, "large (revision abc, int8, labels negative, positive)"),
+        ({"precision": "fp32"}, LABELS, "tiny (revision abc, fp32, labels negative, positive)"),
+        ({}, ["bad", "good"], "tiny (revision abc, int8, labels bad, good)"),
+    ],
+)
+def test_the_answer_of_another_model(
+    service: FakeService, model: dict[str, str], labels: list[str], shown: str
+) -> None:
+    """It is refused with what both models are."""
+    client = _client()
+    assert len(client.classify(["love"])) == 1
+    service.model |= model
+    service.labels = labels
+    with pytest.raises(ModelChanged) as raised:
+        client.classify(["love"])
+    first = "tiny (revision abc, int8, labels negative, positive)"
+    words = f"{URL} now serves {shown}, but this run began with {first}; serve the first"
+    assert str(raised.value).startswith(words)
+
+
+def test_a_model_that_changes_during_a_run(
+    service: FakeService,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The run stops, and what it saved is of the first model; with that, --resume continues."""
+    answer = FakeService.answer
+
+    def reload(service: FakeService, texts: list[str]) -> dict[str, Any]:
+        if service.classified >= 10:
+            service.model["revision"] = "def"
+        return answer(service, texts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeService, "answer", reload)
+        assert _classify(tmp_path) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "now serves tiny (revision def, " in line
+    assert line.endswith(f" rows are in {tmp_path}/out.csv.partial")
+    assert not (tmp_path / "out.csv").exists()
+    assert _classify(tmp_path, "--resume") == 1
+    assert "cannot be continued: revision was 'abc' and is 'def' now" in capsys.readouterr().err
+    service.model["revision"] = "abc"
+    assert _classify(tmp_path, "--resume") == 0
+    assert "of them in earlier runs" in capsys.readouterr().err
+    assert _rows(tmp_path) == 400
