@@ -175,6 +175,12 @@ def test_the_health_check_tells_ready_from_not(served: Process) -> None:
         assert done.returncode == code
 
 
+def test_the_log_says_which_port_and_model_and_why(served: Process) -> None:
+    """The first line names the port and the model, each with what decided it."""
+    first, *_ = served.first_lines.splitlines()
+    assert "port 0 (--port); model the embedded one (default)" in first
+
+
 def test_no_image_sends_anything_anywhere() -> None:
     """ONNX Runtime's telemetry is off."""
     assert all(image.env["ORT_DISABLE_TELEMETRY"] == "1" for image in IMAGES)
