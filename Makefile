@@ -62,6 +62,7 @@ format: install-dev ## Format the code and apply the fixes of the linter
 bench: install-dev ## Measure the service, plain ONNX Runtime, other servers and int8 (takes an hour)
 	.venv/bin/python -m benchmarks --peers
 	.venv/bin/python -m benchmarks.int8_speed
+	.venv/bin/python -m benchmarks.architectures
 
 .PHONY: soak
 soak: install-dev ## Run traffic with faults for half an hour; check all answers and the memory

@@ -67,6 +67,7 @@ class Calls:
             self.infer_binary: 6,
             self.vllm: 8,
             self.explain: 1,
+            self.tokenize: 2,
             self.stream: 2,
             self.read: 15,
         }
@@ -188,6 +189,17 @@ class Calls:
 
         computed = [text] * (len(text.split()) + 1)
         return self._post("/explain", {"inputs": text}, computed, sound)
+
+    def tokenize(self) -> Call:
+        """POST /tokenize."""
+        texts = self._texts(self._order.randint(1, 4))
+        expected = [self._truth.model.encode(text).ids for text in texts]
+        return self._post(
+            "/tokenize",
+            {"inputs": texts},
+            texts,
+            lambda answer: [one["ids"] for one in answer["results"]] == expected,
+        )
 
     def stream(self) -> Call:
         """POST /classify/stream with all lines sent at once."""
