@@ -14,7 +14,8 @@ from app.errors import UserError
 from app.extras import missing_extra
 from app.server import signals
 from app.server.process import open_standard_files, raise_file_limit
-from app.settings import Settings, flag, load_settings, sources
+from app.settings import Settings, flag
+from app.sources import load_settings, sources
 
 # The kinds of files that `classify` reads and writes.
 SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".parquet")

@@ -62,6 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
     Raises:
         UserError: a bundle cannot be served.
     """
+    chosen = platforms.vertex_routes(os.environ)
     service = Service(settings)
     if settings.otlp_endpoint:
         require_sdk()
@@ -77,7 +78,6 @@ def create_app(settings: Settings) -> FastAPI:
             models.clear()
             yield
 
-    chosen = platforms.vertex_routes(os.environ)
     app = Application(
         service,
         health_route=chosen.health,

@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.errors import NotReady
-from app.settings import load_settings
+from app.sources import load_settings
 from tests.conftest import Serve
 from tests.support.serving import metric
 from tests.support.tiny_bundle import make_bundle

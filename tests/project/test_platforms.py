@@ -7,7 +7,7 @@ import pytest
 
 from app import platforms
 from app.errors import UserError
-from app.settings import load_settings, sources
+from app.sources import load_settings, sources
 
 PORTS = ["AIP_HTTP_PORT", "SAGEMAKER_BIND_TO_PORT", "PORT"]
 

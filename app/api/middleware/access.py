@@ -33,7 +33,7 @@ class Access:
     """
 
     def __init__(self, settings: Settings, health_route: str | None) -> None:
-        self._open = OPEN | {health_route}
+        self._health_route = health_route
         self._digests = settings.api_keys
         self._admin_digests = settings.admin_keys
         self._rate = settings.rate_limit
@@ -68,10 +68,11 @@ class Access:
 
     def _is_open(self, scope: Scope) -> bool:
         path = scope["path"]
-        if path in self._open:
+        if path in OPEN:
             return True
         reads = scope["method"] in ("GET", "HEAD")
-        return reads and (path in OPEN_PAGES or path.startswith("/web/"))
+        pages = path in OPEN_PAGES or path.startswith("/web/")
+        return reads and (pages or path == self._health_route)
 
 
 class MovingWindow:
