@@ -65,6 +65,12 @@ def export_command(words: list[str]) -> None:
         help="text normalisation (default: the one that the checkpoint was trained with)",
     )
     parser.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="cut texts to this many tokens (default: as many as the checkpoint has positions for)",
+    )
+    parser.add_argument(
         "--text-pairs",
         action="store_true",
         help="the checkpoint was trained on pairs of texts, such as a review and one aspect of it",
@@ -110,7 +116,9 @@ def export_command(words: list[str]) -> None:
 
     check_output(options.output)
     path = find_checkpoint(options.source, options.revision)
-    checkpoint = load_checkpoint(path, options.preprocessing, options.labels)
+    checkpoint = load_checkpoint(
+        path, options.preprocessing, options.labels, longest=options.max_tokens
+    )
     print(
         f"{checkpoint.architecture}; labels {', '.join(checkpoint.labels)}; at most "
         f"{checkpoint.max_tokens} tokens; preprocessing {checkpoint.preprocessing}"

@@ -18,7 +18,9 @@ class Tokens(TypedDict):
     """The tokens of one text. The lists have one item for each token that the model sees."""
 
     text: Annotated[str, Field(description="the text after the model's preprocessing")]
-    text_pair: NotRequired[Annotated[str, Field(description="the second text of a pair, likewise")]]
+    text_pair: NotRequired[
+        Annotated[str, Field(description="the second text of a pair after the preprocessing")]
+    ]
     tokens: Annotated[list[str], Field(description="as the model's vocabulary spells them")]
     ids: Annotated[list[int], Field(description="their numbers in the vocabulary")]
     offsets: Annotated[

@@ -24,6 +24,9 @@ from model_export.checkpoint.tokenizer import load_tokenizer
 from model_export.checkpoint.weights import Fit, load_weights
 from model_export.checkpoint.workarounds import prepare_for_export
 
+# The least that a text can be cut to: a few words, and up to four special tokens of a pair.
+LEAST_TOKENS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -72,14 +75,17 @@ def load_checkpoint(
     path: Path,
     preprocessing: Preprocessing | None = None,
     labels: Sequence[str] | None = None,
+    longest: int | None = None,
 ) -> Checkpoint:
     """Load a local checkpoint. Pickled weights are read as plain tensors; their code never runs.
 
-    ``preprocessing`` and ``labels`` (in logit order) override what the checkpoint says.
+    ``preprocessing`` and ``labels`` (in logit order) override what the checkpoint says. Texts are
+    cut to ``longest`` tokens, if there are more positions.
 
     Raises:
         UserError: a file is missing or damaged, the weights do not match config.json, the
-            model is not a sequence classifier, or an output has no usable label.
+            model is not a sequence classifier, an output has no usable label, or the model has
+            fewer positions than ``longest``.
     """
     check_directory(path)
     side_files, weights = choose_files((file.name for file in path.iterdir()), str(path))
@@ -87,6 +93,12 @@ def load_checkpoint(
     check_task(entries, str(path))
     spelled = read_labels(entries, str(path), labels)
     model = empty_classifier(path, entries, outputs=len(spelled))
+    limit = max_tokens(model.config)
+    if longest is not None and not LEAST_TOKENS <= longest <= limit:
+        raise UserError(
+            f"--max-tokens is {longest}; for {path} it must be from {LEAST_TOKENS} to {limit}, the "
+            "number of tokens that have a position"
+        )
     try:
         fit = load_weights(model, path / weights)
     except UserError as error:
@@ -106,7 +118,7 @@ def load_checkpoint(
         tokenizer=tokenizer,
         fit=fit,
         labels=spelled if labels is not None else canonical_labels(spelled),
-        max_tokens=max_tokens(model.config),
+        max_tokens=longest or limit,
         preprocessing=preprocessing or trained_preprocessing(path),
         files=_digests(path, [*side_files, weights, *shards(path / weights)]),
     )

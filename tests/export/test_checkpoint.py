@@ -258,3 +258,12 @@ def test_the_parents_of_a_checkpoint_say_nothing_of_its_training(tmp_path: Path)
     assert load_checkpoint(path).preprocessing == "none"
     renamed = path.rename(path.with_name("twitter-roberta-base-sentiment"))
     assert load_checkpoint(renamed).preprocessing == "tweet"
+
+
+def test_a_shorter_maximum_length_can_be_asked_for(tmp_path: Path) -> None:
+    """``longest`` cuts texts earlier; more than there are positions for is refused."""
+    path = make_checkpoint(tmp_path / "source")
+    assert load_checkpoint(path, longest=16).max_tokens == 16
+    for longest in (-1, 0, 7, MAX_TOKENS + 1):
+        with pytest.raises(UserError, match=f"--max-tokens is {longest}; .* from 8 to 64"):
+            load_checkpoint(path, longest=longest)
