@@ -157,8 +157,8 @@ def _serve(settings: Settings, reasons: str) -> int:
     raise_file_limit()
     logs.configure(settings.log_level, settings.log_format)
     logger.info("%s", reasons)
-    for mount in platforms.without_bundle(os.environ):
-        logger.warning("%s has files, but no bundle, so no model is loaded from there", mount)
+    for reason in platforms.unused_mounts(os.environ):
+        logger.warning("%s", reason)
     try:
         from app.server.run import run
 

@@ -60,9 +60,20 @@ def vertex_routes(environment: Mapping[str, str]) -> VertexRoutes:
     )
 
 
-def without_bundle(environment: Mapping[str, str]) -> list[Path]:
-    """The mounted directories that have files, but no bundle."""
-    return [mount for mount in _mounts(environment) if _has_files(mount) and not _bundles(mount)]
+def unused_mounts(environment: Mapping[str, str]) -> list[str]:
+    """Why no model is loaded from a directory that is mounted: a sentence for each of them."""
+    reasons = []
+    for mount in _mounts(environment):
+        try:
+            if any(mount.iterdir()) and not _bundles(mount):
+                reasons.append(f"{mount} has files, but no bundle; no model is loaded from there")
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            reasons.append(
+                f"{mount} cannot be read: {error.strerror}; no model is loaded from there"
+            )
+    return reasons
 
 
 def _port(environment: Mapping[str, str]) -> dict[str, Found]:
@@ -108,13 +119,6 @@ def _bundles(mount: Path) -> tuple[Path, ...]:
         return tuple(sorted(manifest.parent for manifest in mount.glob(f"*/{MANIFEST}")))
     except OSError:  # it cannot be read
         return ()
-
-
-def _has_files(mount: Path) -> bool:
-    try:
-        return any(mount.iterdir())
-    except OSError:
-        return False
 
 
 def _route(environment: Mapping[str, str], name: str) -> str | None:

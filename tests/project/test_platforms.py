@@ -77,10 +77,26 @@ def test_the_first_mount_with_a_manifest_is_served(
     _put_bundle(mounts[2])
     assert load_settings({}).model == (bundle,)
     assert f"model {bundle} ({bundle} has manifest.json)" in sources(load_settings({}), {})
-    assert platforms.without_bundle({}) == [mounts[0]]
+    (reason,) = platforms.unused_mounts({})
+    assert reason == f"{mounts[0]} has files, but no bundle; no model is loaded from there"
     monkeypatch.setenv("SENTIMENT_MODEL", "/own")
     assert load_settings({}).model == (Path("/own"),)
     assert load_settings({"model": ("/flag",)}).model == (Path("/flag"),)
+
+
+def test_a_mount_that_cannot_be_read_is_named(
+    mounts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise nobody would see why the embedded model answers."""
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    mounts[0].mkdir(parents=True)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    reason, *_ = platforms.unused_mounts({})
+    expected = f"{mounts[0]} cannot be read: Permission denied; no model is loaded from there"
+    assert reason == expected
 
 
 def test_a_mount_may_hold_directories_of_bundles(tmp_path: Path) -> None:
