@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.answers import classify_texts, json_answer, version, whole_failure
+from app.api.answers import JsonAnswer, classify_texts, timing, version, whole_failure
 from app.api.body import read_body
 from app.api.connection import while_connected
 from app.api.openapi import ERRORS, documented, documented_body, example
@@ -82,7 +82,7 @@ async def answer(request: Request, body: ClassifyRequest) -> Response:
         "labels": done.model.labels,
         "results": [item(outcome) for outcome in done.outcomes],
     }
-    return json_answer(response, done)
+    return JsonAnswer(response, timing(done))
 
 
 @router.post(
@@ -111,4 +111,4 @@ async def explain(request: Request) -> Response:
         "truncated": whole["truncated"],
         "words": words,
     }
-    return json_answer(response, done)
+    return JsonAnswer(response, timing(done))
