@@ -81,7 +81,7 @@ def load(
         plan = replace(plan, budget=plan.budget.again())
     if model.provider == CUDA:
         # The runners and the event loop use the other CPUs. On the CPU provider, none is idle.
-        model.divides_lists = use_idle_cpus(int(cpus) - plan.runners * plan.threads - 1)
+        model.texts.divides_lists = use_idle_cpus(int(cpus) - plan.runners * plan.threads - 1)
     return model.with_threads(plan.threads), plan
 
 
