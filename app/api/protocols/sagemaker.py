@@ -23,8 +23,8 @@ from app.api.schemas import ClassifyRequest
 from app.api.service import Service
 from app.errors import UnsupportedMediaType
 
-# Not in our OpenAPI document: JSON Schema cannot say which field decides, nor describe lines. The
-# platform has its own description, and docs/platforms.md has ours.
+# Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
+# The platform has its own description, and docs/platforms.md has ours.
 router = APIRouter(include_in_schema=False)
 classifying = APIRouter(include_in_schema=False, route_class=DirectRoute)
 
