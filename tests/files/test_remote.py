@@ -181,7 +181,7 @@ def test_a_model_that_changes_during_a_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The run stops with results of the first model only, and --resume continues with that model."""
+    """The run stops with the first model's results, and --resume continues with that model only."""
     answer = FakeService.answer
 
     def reload(service: FakeService, texts: list[str]) -> dict[str, Any]:
