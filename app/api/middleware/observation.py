@@ -16,8 +16,10 @@ OTHER_METHOD = "other"
 # Orchestrators, Prometheus and browsers ask for these all the time. If they succeed, they are
 # logged at debug.
 QUIET = frozenset(
-    {"/health", "/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready"}
-    | {"/web/{name}"}
+    {
+        *("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"),
+        *("/ping", "/metrics", "/web/{name}"),
+    }
 )
 
 access = logging.getLogger("access")
