@@ -9,6 +9,7 @@ from fastapi import Request, Response
 from app.api.connection import while_connected
 from app.api.schemas import ModelVersion
 from app.api.service import Service
+from app.api.work import note_asked, note_done
 from app.engine.classifier import Classification
 from app.engine.model import Model
 from app.engine.pairs import Input
@@ -28,10 +29,12 @@ async def classify_texts(
     """
     service = Service.of(request)
     check_number(service, texts)
-    work = service.models.classifier(model).classify(
-        texts, options, deadline=request.state.deadline
-    )
-    return await while_connected(request, work)
+    classifier = service.models.classifier(model)
+    noted = note_asked(request.scope, classifier.model.name, len(texts))
+    work = classifier.classify(texts, options, deadline=request.state.deadline)
+    done = await while_connected(request, work)
+    note_done(noted, done, done.outcomes)
+    return done
 
 
 def check_number(service: Service, texts: Sequence[Input]) -> None:

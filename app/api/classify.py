@@ -14,6 +14,7 @@ from app.api.schemas import (
     ExplainResponse,
 )
 from app.api.service import Service
+from app.api.work import note_asked, note_done
 from app.engine.predictions import Options
 from app.engine.results import item
 
@@ -101,8 +102,10 @@ async def explain(request: Request) -> Response:
     """
     body = await read_body(request, ExplainRequest)
     classifier = Service.of(request).models.classifier(body.model)
+    noted = note_asked(request.scope, classifier.model.name, 1)
     explaining = classifier.explain(body.inputs, deadline=request.state.deadline)
     done, whole, words = await while_connected(request, explaining)
+    note_done(noted, done, [whole])
     response: ExplainResponse = {
         "model": version(done.model),
         "label": whole["label"],

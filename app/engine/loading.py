@@ -76,7 +76,7 @@ def load(
         logger.info("%s: int8 with ONNX Runtime's %s kernels", model.name, model.kernels)
     if plan is None:
         plan = tune(model, settings, cpus)
-        logger.info("%s: %s", model.name, plan.summary())
+        logger.info("%s: %s", model.name, plan.sharing())
     else:
         plan = replace(plan, budget=plan.budget.again())
     if model.provider == CUDA:
