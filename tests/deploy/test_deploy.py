@@ -248,7 +248,7 @@ def test_compose_mounts_what_is_there() -> None:
 
 
 def test_each_finds_the_next_in_compose() -> None:
-    """Prometheus asks the service's port, and Grafana Prometheus; both by their names in Compose."""
+    """Prometheus asks the service, and Grafana asks Prometheus, by their names in Compose."""
     services = COMPOSE["services"]
     (scrape,) = load(ROOT / "deploy/prometheus/prometheus.yml")[0]["scrape_configs"]
     (files,) = scrape["file_sd_configs"]
