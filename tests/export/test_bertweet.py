@@ -193,7 +193,8 @@ def test_a_tokenizer_json_beside_the_codes_is_not_read(source: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("bpe.codes", "", r"bpe\.codes is damaged: its first line is not two parts and a count"),
+        ("bpe.codes", "", r"bpe\.codes is damaged: it is empty"),
+        ("bpe.codes", "a b 3\na", r"bpe\.codes is damaged: line 2 is not two parts and a count"),
         ("bpe.codes", "<!DOCTYPE html>\n", r"bpe\.codes is damaged: its first line"),
         ("vocab.txt", "a@@ 3\nb 3\nb 2\nc 1\n", r"vocab\.txt is damaged: it holds a piece twice"),
         ("vocab.txt", "<html>\n", "Incorrect dictionary format"),
