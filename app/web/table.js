@@ -131,7 +131,8 @@ export class Table {
     const csv = [["text", "label", "score", ...labels, "error"], ...lines]
       .map((cells) => `${cells.map(quoted).join(",")}\r\n`)
       .join("");
-    const href = URL.createObjectURL(new Blob([csv], { type: "text/csv" }));
+    // Excel recognizes UTF-8 by the byte order mark.
+    const href = URL.createObjectURL(new Blob(["\ufeff", csv], { type: "text/csv" }));
     element("a", { href, download: "sentiment.csv" }).click();
     setTimeout(() => URL.revokeObjectURL(href), 60_000); // the browser may ask where to save it
   }

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
@@ -392,6 +393,22 @@ def test_every_control_has_a_name(page: Page) -> None:
     assert not [role for role, name in focusable if not name and role != "RootWebArea"]
 
 
+def test_axe(page: Page) -> None:
+    """axe-core finds no fault in the page, nor in each kind of answer."""
+    axe = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+    page.evaluate(f"{axe}; null")
+    page.get_by_text("The same request with curl").click()
+    page.get_by_label("Classify each sentence").check()
+    for texts in (["love. worst day"], ["love " * 800], ["love", "worst", TOO_LONG], [TOO_LONG]):
+        classify(page, *texts)
+        expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
+        if len(texts) > 1:
+            page.get_by_role("cell", name="worst").click()
+        expect(page.get_by_text("Computing the effect")).to_have_count(0)
+        violations = page.evaluate("axe.run().then((found) => found.violations)")
+        assert not [(fault["id"], fault["nodes"][0]["html"]) for fault in violations]
+
+
 def test_words_are_coloured(page: Page) -> None:
     """Words for and against the label have signs; offsets count code points, not UTF-16."""
     classify(page, "😀😀 love, love is not so very much")
@@ -469,7 +486,7 @@ def test_rows_are_sorted_and_filtered(page: Page) -> None:
     assert [row[2] for row in rows(page)] == ['worst , " day "']
     with page.expect_download() as download:
         page.get_by_role("button", name="Download CSV").click()
-    with download.value.path().open(encoding="utf-8", newline="") as file:
+    with download.value.path().open(encoding="utf-8-sig", newline="") as file:
         (saved,) = csv.DictReader(file)
     assert list(saved) == ["text", "label", "score", *LABELS, "error"]
     assert (saved["text"], saved["label"]) == ('worst , " day "', "negative")
