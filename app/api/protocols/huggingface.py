@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from app.api.answers import classify_texts, every_prediction, json_answer
+from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
 from app.api.body import read_body
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.protocols.common import INPUTS, AllTexts, LabelScore, ranking, whole
@@ -64,7 +64,7 @@ async def text_classification(request: Request) -> Response:
         ranking(scores(prediction, asked.function_to_apply, done.model))[: asked.top_k]
         for prediction in every_prediction(done.outcomes)
     ]
-    return json_answer(answer, done)
+    return JsonAnswer(answer, timing(done))
 
 
 def scores(prediction: Prediction, function: Function | None, model: Model) -> Mapping[str, float]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from app.api import classify
-from app.api.answers import classify_texts, every_prediction, json_answer
+from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
 from app.api.body import ByField, media_type, read_body
 from app.api.openapi import ERRORS, documented
 from app.api.protocols.common import ranking
@@ -118,6 +118,6 @@ async def _as_container(request: Request, body: TextClassification) -> Response:
         for prediction in every_prediction(done.outcomes)
     ]
     if "top_k" not in asked.model_fields_set:
-        return json_answer([labels[0] for labels in ranked], done)
+        return JsonAnswer([labels[0] for labels in ranked], timing(done))
     best = [labels[: asked.top_k] for labels in ranked]
-    return json_answer(best if isinstance(body.inputs, list) else best[0], done)
+    return JsonAnswer(best if isinstance(body.inputs, list) else best[0], timing(done))
