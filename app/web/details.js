@@ -1,7 +1,7 @@
 // The details of one result: what the page shows below the label, and in an open row of the table.
 
 import { call } from "./api.js";
-import { bars, coloured, cutOff, element, facts, sentenceList, tokenList } from "./view.js";
+import { bars, coloured, cutOff, element, facts, sentenceList, tokenList, words } from "./view.js";
 
 export const EMBEDDED_MODEL = "minilm-l6-tweet-sentiment"; // trained on English only
 
@@ -22,11 +22,10 @@ export const warning = (subject) =>
 // The details of a result: the score of every class, the words, the sentences and the number of
 // tokens.
 export function details(text, result, answer, signal, times = []) {
-  const words = element("p", { className: "words", dir: "auto" }, text);
-  if (result.error) return [words];
+  if (result.error) return [words(text)];
   const { labels, model } = answer;
   const note = element("p", { className: "note" });
-  const place = element("div", {}, words, note);
+  const place = element("div", {}, words(text), note);
   if (result.truncated) showCut(text, model, place, signal);
   else explain(text, answer, place, signal);
   const numbers = [["Tokens", result.tokens], ...(result.windows ? [["Windows", result.windows]] : [])];

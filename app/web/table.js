@@ -18,6 +18,7 @@ export class Table {
   #titles = [...this.element.querySelectorAll("th")];
   #search = this.element.querySelector("[type=search]");
   #label = ""; // the only label that is shown; empty for all
+  #counts = new Map(); // label → number of texts
   #results = new Map(); // row → its text, label, result and answer, in the order of the texts
 
   // `details` returns what an open row shows.
@@ -52,14 +53,14 @@ export class Table {
     button(row).textContent = text.slice(0, 300); // one line is visible, so a long text is cut
     if (error) button(row).after(element("small", { textContent: error.message }));
     else toned(row, label, answer.labels);
+    this.#counts.set(label, (this.#counts.get(label) ?? 0) + 1);
     this.#results.set(row, { text, label, result, answer });
     return row;
   }
 
   // The number of texts with each label. A click shows only these texts.
   #summarise(labels) {
-    const counts = new Map();
-    for (const { label } of this.#results.values()) counts.set(label, (counts.get(label) ?? 0) + 1);
+    const counts = this.#counts;
     const counted = [...labels, "error"].filter((label) => counts.has(label));
     this.element.querySelector("h2").textContent = count(this.#results.size, "text");
     this.element.querySelector(".strip").replaceChildren(
@@ -131,7 +132,8 @@ export class Table {
     const csv = [["text", "label", "score", ...labels, "error"], ...lines]
       .map((cells) => `${cells.map(quoted).join(",")}\r\n`)
       .join("");
-    const href = URL.createObjectURL(new Blob([csv], { type: "text/csv" }));
+    // Excel recognizes UTF-8 by the byte order mark.
+    const href = URL.createObjectURL(new Blob(["\ufeff", csv], { type: "text/csv" }));
     element("a", { href, download: "sentiment.csv" }).click();
     setTimeout(() => URL.revokeObjectURL(href), 60_000); // the browser may ask where to save it
   }

@@ -65,19 +65,23 @@ export function bars({ label: best, scores }, labels) {
   return element("ul", { className: "bars", ariaLabel: "Scores" }, ...items);
 }
 
+// The text. It takes the focus, so that the keyboard can scroll a long one.
+export const words = (...parts) =>
+  element("p", { className: "words", dir: "auto", tabIndex: 0, role: "group", ariaLabel: "Text" }, ...parts);
+
 // The text, with each word coloured by its effect on the score of the label.
-export function coloured(text, { label, words }, labels) {
+export function coloured(text, { label, words: weights }, labels) {
   const points = Array.from(text); // offsets count code points
-  const strongest = Math.max(0.05, ...words.map((word) => Math.abs(word.contribution)));
+  const strongest = Math.max(0.05, ...weights.map((word) => Math.abs(word.contribution)));
   const parts = [];
   let end = 0;
-  for (const word of words) {
+  for (const word of weights) {
     const letters = points.slice(word.start, word.end).join("");
     parts.push(points.slice(end, word.start).join(""), weighed(letters, word, strongest));
     end = word.end;
   }
   parts.push(points.slice(end).join(""));
-  return toned(element("p", { className: "words", dir: "auto" }, ...parts), label, labels);
+  return toned(words(...parts), label, labels);
 }
 
 function weighed(letters, { contribution }, strongest) {
@@ -98,13 +102,7 @@ export function cutOff({ text, offsets, sequence_ids: sequences }) {
   const read = offsets.filter((_, index) => sequences[index] !== null);
   const [start, end] = [read[0][0], read.at(-1)[1]];
   const grey = (from, to) => element("span", { className: "cut" }, points.slice(from, to).join(""));
-  return element(
-    "p",
-    { className: "words", dir: "auto" },
-    grey(0, start),
-    points.slice(start, end).join(""),
-    grey(end),
-  );
+  return words(grey(0, start), points.slice(start, end).join(""), grey(end));
 }
 
 // The sentences of a text, each with its label and score.
@@ -135,7 +133,7 @@ export function tokenList({ tokens, ids, sequence_ids: sequences }) {
       element("small", { textContent: ids[index] }),
     ),
   );
-  return element("ol", { ariaLabel: "Tokens" }, ...items);
+  return element("ol", { ariaLabel: "Tokens", tabIndex: 0 }, ...items);
 }
 
 // A list of names and values.
