@@ -21,7 +21,7 @@ from deploy.dockerfile import ROOT
 
 KUBERNETES = "1.34"
 OVERLAYS = sorted((ROOT / "deploy/kubernetes/overlays").iterdir())
-CUSTOM = {"ScaledObject", "ServiceMonitor"}
+CUSTOM = {"PrometheusRule", "ScaledObject", "ServiceMonitor"}
 
 Object = dict[str, Any]
 
@@ -73,6 +73,8 @@ def render(folder: Path) -> list[Object]:
             if field in ("resources", "components"):
                 path = (folder / entry).resolve()
                 objects += render(path) if path.is_dir() else load(path)
+            elif field == "configMapGenerator":
+                objects.append(_config_map(folder, entry))
             elif field == "patches":
                 (patch,) = load(folder / entry["path"])
                 (target,) = (one for one in objects if _identity(one) == _identity(patch))
@@ -87,7 +89,17 @@ def render(folder: Path) -> list[Object]:
     return objects
 
 
-_FIELDS = ("resources", "components", "patches", "labels", "images")
+_FIELDS = ("resources", "configMapGenerator", "components", "patches", "labels", "images")
+
+
+def _config_map(folder: Path, entry: Object) -> Object:
+    files = [folder / name for name in entry["files"]]
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": entry["name"], "labels": entry["options"]["labels"]},
+        "data": {file.name: file.read_text(encoding="utf-8") for file in files},
+    }
 
 
 def load(path: Path) -> list[Object]:
@@ -99,7 +111,9 @@ def load(path: Path) -> list[Object]:
 
 def containers(one: Object) -> list[Object]:
     """The containers of an object; empty if it is not a workload."""
-    found: list[Object] = one["spec"].get("template", {}).get("spec", {}).get("containers", [])
+    found: list[Object] = (
+        one.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])
+    )
     return found
 
 
