@@ -73,7 +73,8 @@ LABEL org.opencontainers.image.title="sentiment-service" \
       org.opencontainers.image.description="Sentiment of short texts over HTTP, with a model inside" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="$VERSION" \
-      org.opencontainers.image.revision="$REVISION"
+      org.opencontainers.image.revision="$REVISION" \
+      com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true"
 # Mount your own bundles here. A new volume gets the owner of this directory.
 RUN install --directory --owner=10001 --group=10001 /models
 # A number, so that Kubernetes can check that it is not root. There is no home directory, so caches go
@@ -85,16 +86,13 @@ ENV PATH=/opt/sentiment/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     ORT_DISABLE_TELEMETRY=1 \
-    SENTIMENT_HOST=0.0.0.0 \
-    SENTIMENT_PORT=8000
+    SENTIMENT_HOST=0.0.0.0
+# The default port. SENTIMENT_PORT is not set here, because it would win over the variables with which
+# platforms choose the port.
 EXPOSE 8000
 STOPSIGNAL SIGTERM
-# It uses http.client, because urllib would use a proxy that is set in the environment.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-ISc", "\
-import http.client, os, sys;\
-service = http.client.HTTPConnection('127.0.0.1', int(os.environ['SENTIMENT_PORT']), timeout=4);\
-service.request('GET', '/health/ready');\
-sys.exit(service.getresponse().status != 200)"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-P", "-m", "app.server.health_check"]
 ENTRYPOINT ["sentiment"]
 CMD ["serve"]
 

@@ -49,6 +49,10 @@ check: install-dev ## Check formatting, lint, types and import rules
 deploy-check: install-dev ## Lint the Dockerfile and the Helm chart, check Compose and Kubernetes files against their schemas
 	.venv/bin/python deploy/check.py
 
+.PHONY: platform-check
+platform-check: install-dev ## Call the service with the clients of SageMaker, Vertex AI, KServe, MLflow and Azure ML
+	.venv/bin/python tests/platforms/check.py
+
 .PHONY: format
 format: install-dev ## Format the code and apply the fixes of the linter
 	.venv/bin/ruff format

@@ -2,23 +2,29 @@
 
 import argparse
 import importlib.metadata
+import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from app import logs
+from app import logs, platforms
 from app.errors import UserError
 from app.extras import missing_extra
 from app.server import signals
 from app.server.process import open_standard_files, raise_file_limit
-from app.settings import Settings, flag, load_settings
+from app.settings import Settings, flag
+from app.sources import load_settings, sources
 
 # The kinds of files that `classify` reads and writes.
 SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".parquet")
 # Settings that apply only when `classify` loads a model itself.
 LOCAL = ("model", "device", "precision")
+# The words for values in --help, where the setting's name does not end with one.
+METAVARS = {"model": "DIR"}
+
+logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,15 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(flags)
     except ValueError as error:
-        print(f"sentiment: {error}", file=sys.stderr)
+        _report(options, error)
         return 2
     try:
-        return _serve(settings) if options.command == "serve" else _classify(options, settings)
+        if options.command == "serve":
+            return _serve(settings, sources(settings, flags))
+        return _classify(options, settings)
     except UserError as error:
-        print(f"sentiment: {error}", file=sys.stderr)
+        _report(options, error)
         return 1
     except ModuleNotFoundError as error:
-        print(f"sentiment: {missing_extra(error)}", file=sys.stderr)
+        _report(options, missing_extra(error))
         return 1
     except KeyboardInterrupt:
         return 130
@@ -52,8 +60,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # for example, the disk is full
-        print(f"sentiment: {error}", file=sys.stderr)
+        _report(options, error)
         return 1
+
+
+def _report(options: argparse.Namespace, error: Exception) -> None:
+    """Print why the command failed, as one line. ``serve`` prints it in the form of its log."""
+    log_format = "human"
+    if options.command == "serve":
+        # The settings may be what failed, so this looks at the flag and the environment itself.
+        given = getattr(options, "log_format", None)
+        log_format = given or os.environ.get("SENTIMENT_LOG_FORMAT", "auto")
+    logs.report_failure(str(error), log_format)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -127,15 +145,15 @@ def _add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
     """Add a flag for each of these settings. ``load_settings`` validates the values later."""
     for name in names:
         field = Settings.model_fields[name]
-        several = name == "model"
+        several = name in ("model", "served_name")
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         parser.add_argument(
             flag(name),
             action="append" if several else "store",
             default=argparse.SUPPRESS,  # without the flag, the environment decides
-            metavar="DIR" if several else "|".join(choices) or name.split("_")[-1].upper(),
+            metavar=METAVARS.get(name) or "|".join(choices) or name.split("_")[-1].upper(),
             help=f"{field.description}"
-            + ("" if several else f" [default: {_shown(field.default)}]"),
+            + ("" if name == "model" else f" [default: {_shown(field.default)}]"),
         )
 
 
@@ -143,15 +161,23 @@ def _shown(default: object) -> object:
     return "none" if default in ("", (), None) else default
 
 
-def _serve(settings: Settings) -> int:
+def _serve(settings: Settings, reasons: str) -> int:
     signals.while_starting()
     open_standard_files()
     raise_file_limit()
     logs.configure(settings.log_level, settings.log_format)
+    logger.info("%s", reasons)
+    for reason in platforms.unused_mounts(os.environ):
+        logger.warning("%s", reason)
     try:
         from app.server.run import run
 
         return run(settings)
+    except (UserError, ModuleNotFoundError, OSError):
+        raise
+    except Exception:
+        logging.getLogger(__name__).critical("the service failed", exc_info=True)
+        return 1
     finally:
         logs.close()
 

@@ -1,10 +1,11 @@
 """Build the FastAPI application from the settings."""
 
+import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
@@ -12,11 +13,21 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 from starlette_compress import CompressMiddleware
 
+from app import platforms
 from app.api import classify, operations, page, stream, tokenize
 from app.api.middleware.observation import OTHER_METHOD
 from app.api.middleware.request import RequestMiddleware
 from app.api.problems import HANDLERS
-from app.api.protocols import huggingface, open_inference, tei, vllm
+from app.api.protocols import (
+    huggingface,
+    kserve,
+    open_inference,
+    repository,
+    sagemaker,
+    tei,
+    vertex,
+    vllm,
+)
 from app.api.routing import COMPRESS_BYTES, UNMATCHED, DirectRoute
 from app.api.service import Service
 from app.engine.bundle import EMBEDDED_BUNDLE
@@ -24,6 +35,7 @@ from app.engine.loading import load_all
 from app.errors import BadRequest, ClientDisconnected, HeadersTooLarge
 from app.observability.metrics import Metrics
 from app.observability.traces import require_sdk
+from app.platforms import VertexRoutes
 from app.settings import Settings
 
 DESCRIPTION = """
@@ -36,8 +48,9 @@ The Open Inference Protocol's `POST /v2/models/{name}/infer` is described by tha
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 ROUTERS = [
     *(module.router for module in (classify, stream, tokenize, huggingface, tei, vllm)),
-    open_inference.classifying,
-    *(module.router for module in (open_inference, operations, page)),
+    *(module.classifying for module in (sagemaker, kserve, open_inference)),
+    repository.router,  # before open_inference, whose models would be named stats
+    *(module.router for module in (sagemaker, kserve, open_inference, operations, page)),
 ]
 
 
@@ -49,6 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
     Raises:
         UserError: a bundle cannot be served.
     """
+    chosen = platforms.vertex_routes(os.environ)
     service = Service(settings)
     if settings.otlp_endpoint:
         require_sdk()
@@ -66,6 +80,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = Application(
         service,
+        health_route=chosen.health,
         title="Sentiment service",
         description=DESCRIPTION,
         version=service.version,
@@ -74,7 +89,7 @@ def create_app(settings: Settings) -> FastAPI:
         openapi_url="/openapi.json" if settings.docs == "on" else None,
         redoc_url=None,
     )
-    _add_routes(app, service)
+    _add_routes(app, service, chosen)
     return app
 
 
@@ -84,8 +99,11 @@ class Application(FastAPI):
     So a request of a direct route is answered without those layers, which it does not need.
     """
 
-    def __init__(self, service: Service, **options: Any) -> None:
+    def __init__(
+        self, service: Service, *, health_route: str | None = None, **options: Any
+    ) -> None:
         super().__init__(exception_handlers=HANDLERS, telemetry=NO_TELEMETRY, **options)
+        self._health_route = health_route
         self.state.service = service
         self.state.routes = []
         self.add_middleware(CompressMiddleware, minimum_size=COMPRESS_BYTES)
@@ -94,7 +112,10 @@ class Application(FastAPI):
         """The layers that each request passes, from the outside to the inside."""
         service = self.state.service
         stack: ASGIApp = RequestMiddleware(
-            super().build_middleware_stack(), service=service, routes=self.state.routes
+            super().build_middleware_stack(),
+            service=service,
+            routes=self.state.routes,
+            health_route=self._health_route,
         )
         if service.settings.cors_origins:
             stack = CORSMiddleware(
@@ -107,17 +128,21 @@ class Application(FastAPI):
         return stack
 
 
-def _add_routes(app: FastAPI, service: Service) -> None:
+def _add_routes(app: FastAPI, service: Service, chosen: VertexRoutes) -> None:
     routers = [*ROUTERS, *([] if service.settings.metrics_port else [operations.metrics_router])]
+    routers.append(vertex.router(chosen, _routes(routers)))
     # This only documents the keys in OpenAPI. The middleware checks them.
     keys = [Depends(HTTPBearer(auto_error=False))] if service.settings.api_keys else None
     for router in routers:
         app.include_router(router, dependencies=keys)
-    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-    app.state.routes = routes
-    _expect_requests(service.metrics, routes)
+    app.state.routes = _routes(routers)
+    _expect_requests(service.metrics, app.state.routes)
     for refusal in (BadRequest, HeadersTooLarge):
         service.metrics.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)
+
+
+def _routes(routers: Iterable[APIRouter]) -> list[APIRoute]:
+    return [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
 
 
 def create_metrics_app(service: Service) -> FastAPI:

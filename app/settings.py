@@ -1,4 +1,4 @@
-"""The service's settings: the only reader of the environment."""
+"""The service's settings. app/sources.py says where their values come from."""
 
 import hashlib
 import os
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBytes, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, StrictBytes, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 # SHA-256 of each key, in hexadecimal. They are bytes so that they cannot be mistaken for keys,
@@ -15,6 +15,7 @@ KeyDigests = Annotated[tuple[StrictBytes, ...], NoDecode]
 
 API_KEY = re.compile(r"[!-+\--~]{8,256}")  # printable ASCII without the comma, which separates keys
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
+MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 RATE = re.compile(r"[1-9]\d*/(second|minute|hour|day)")
 
 
@@ -32,11 +33,21 @@ class Settings(BaseSettings):
         default=(),
         description="bundle to load; to serve several, repeat the option (in the environment, "
         f"separate them by '{os.pathsep}'); requests that name no model go to the first [default: "
-        "the embedded model]",
+        "what a platform has mounted, such as /mnt/models, else the embedded model]",
+    )
+    served_name: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="name under which requests and metrics know the model, in the place of its "
+        "bundle's name; for several models, repeat the option in their order (in the environment, "
+        "separate the names by ',')",
     )
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(
-        default=8000, ge=0, le=65535, description="port to listen on; 0 means: any free port"
+        default=8000,
+        ge=0,
+        le=65535,
+        description="port to listen on; 0 means: any free port; if not set, AIP_HTTP_PORT, "
+        "SAGEMAKER_BIND_TO_PORT or PORT of the platform",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="where to compute; auto means: on CUDA if it works, else on CPU"
@@ -121,8 +132,9 @@ class Settings(BaseSettings):
     admin_keys: KeyDigests = Field(
         default=(),
         repr=False,
-        description="keys, separated by ',', for POST /models/{name}/reload; like --api-keys, set "
-        "them in the environment; without keys, only the signal SIGHUP reloads models",
+        description="keys, separated by ',', for POST /models/{name}/reload and "
+        "/v2/repository/models/{name}/load; like --api-keys, set them in the environment; without "
+        "keys, only the signal SIGHUP reloads models",
     )
     rate_limit: str = Field(
         default="",
@@ -192,6 +204,19 @@ class Settings(BaseSettings):
     def _split_paths(cls, value: Any) -> Any:
         return tuple(filter(None, value.split(os.pathsep))) if isinstance(value, str) else value
 
+    @field_validator("served_name", mode="before")
+    @classmethod
+    def _split_names(cls, value: Any, info: ValidationInfo) -> Any:
+        names = _listed(value) if isinstance(value, str) else tuple(value)
+        if not all(MODEL_NAME.fullmatch(name) for name in names):
+            raise ValueError("a name must be up to 128 letters, digits, '.', '_' and '-'")
+        models = len(info.data.get("model", ())) or 1
+        if len(names) not in (0, models):
+            raise ValueError(f"give as many names as models: {models}")
+        if len(set(names)) < len(names):
+            raise ValueError("give each model another name")
+        return names
+
     @field_validator("cors_origins", mode="before")
     @classmethod
     def _split_origins(cls, value: Any) -> Any:
@@ -222,35 +247,6 @@ class Settings(BaseSettings):
                 "a rate must be a number per second, minute, hour or day, such as 600/minute"
             )
         return value
-
-
-# Pydantic's words, and ours.
-PLAIN = {
-    "Input should be": "must be",
-    "a valid integer": "a whole number",
-    "a valid ": "a ",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-}
-
-
-def load_settings(flags: dict[str, Any]) -> Settings:
-    """Settings from the environment, overridden by ``flags`` (field name to value).
-
-    Raises:
-        ValueError: a value is not valid; the message names its flag or variable.
-    """
-    try:
-        return Settings(**flags)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        source = flag(name) if name in flags else f"SENTIMENT_{name.upper()}"
-        given = "" if name in ("api_keys", "admin_keys") else f", not {first['input']!r}"
-        message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
-        for pydantic, ours in PLAIN.items():
-            message = message.replace(pydantic, ours)
-        raise ValueError(f"{source}: {message}{given}") from None
 
 
 def _listed(value: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from fastapi import Request, Response
 from app.api.connection import while_connected
 from app.api.schemas import ModelVersion
 from app.api.service import Service
+from app.api.work import note_asked, note_done
 from app.engine.classifier import Classification
 from app.engine.model import Model
 from app.engine.pairs import Input
@@ -28,10 +29,12 @@ async def classify_texts(
     """
     service = Service.of(request)
     check_number(service, texts)
-    work = service.models.classifier(model).classify(
-        texts, options, deadline=request.scope["state"]["deadline"]
-    )
-    return await while_connected(request, work)
+    classifier = service.models.classifier(model)
+    noted = note_asked(request.scope, classifier.model.name, len(texts))
+    work = classifier.classify(texts, options, deadline=request.state.deadline)
+    done = await while_connected(request, work)
+    note_done(noted, done, done.outcomes)
+    return done
 
 
 def check_number(service: Service, texts: Sequence[Input]) -> None:
@@ -64,13 +67,26 @@ def every_prediction(outcomes: Sequence[Outcome]) -> list[Prediction]:
     return predictions
 
 
+def whole_failure(outcomes: Sequence[Outcome], *, single: bool) -> ServiceError | None:
+    """The error of the whole request, if no text has a result.
+
+    It is the error of a single text, or in a list the first server error (5xx).
+    """
+    if not isinstance(outcomes[0], ServiceError):  # nearly always
+        return None
+    errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
+    if len(errors) < len(outcomes):
+        return None
+    return errors[0] if single else next((e for e in errors if e.status >= 500), None)
+
+
 def version(model: Model) -> ModelVersion:
     """The model that answered."""
     return {"name": model.name, "revision": model.revision, "precision": model.precision}
 
 
 class JsonAnswer(Response):
-    """An answer as JSON."""
+    """An answer as JSON. The content is not validated: FastAPI would copy what was just built."""
 
     def __init__(self, content: Any, headers: Mapping[str, str]) -> None:
         # Response's own constructor is for every case, which takes several times as long.
@@ -82,12 +98,6 @@ class JsonAnswer(Response):
             (b"content-length", b"%d" % len(self.body)),
             (b"content-type", b"application/json"),
         ]
-
-
-def json_answer(content: Any, done: Classification) -> Response:
-    """The answer as JSON, with a header that says where the time went."""
-    # Serialized directly: FastAPI would validate and copy what was just built.
-    return JsonAnswer(content, timing(done))
 
 
 def timing(done: Classification) -> dict[str, str]:

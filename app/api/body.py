@@ -6,7 +6,8 @@ matters, and FastAPI's errors would have to be rewritten to be clear.
 
 import json
 import math
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from app.errors import (
 )
 
 Body = TypeVar("Body", bound=BaseModel)
+Validated = TypeVar("Validated", bound=BaseModel, covariant=True)
 
 # Bodies of up to this size are parsed on the event loop. They block it for a few milliseconds at
 # most.
@@ -67,7 +69,42 @@ FAST_DECODER = msgspec.json.Decoder()
 DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
-async def read_body(request: Request, schema: type[Body]) -> Body:
+class Schema(Protocol[Validated]):
+    """What validates a parsed body: a pydantic model, or ``ByField``."""
+
+    def model_validate(self, obj: Any, /) -> Validated:
+        """The body as a model."""
+
+
+class ByField:
+    """A body that may have several forms. The first field of ``forms`` that it has decides.
+
+    A body without any of them has the form ``otherwise``, if given.
+    """
+
+    def __init__(
+        self, forms: Mapping[str, type[BaseModel]], otherwise: type[BaseModel] | None = None
+    ) -> None:
+        self._forms = forms
+        self._otherwise = otherwise
+
+    def model_validate(self, obj: Any, /) -> BaseModel:
+        """The body in its form.
+
+        Raises:
+            ValidationError: it does not match the form.
+            InvalidRequest: it has no form.
+        """
+        fields = obj if isinstance(obj, dict) else ()
+        known = (form for name, form in self._forms.items() if name in fields)
+        form = next(known, self._otherwise)
+        if form is None:
+            names = ", ".join(self._forms)
+            raise InvalidRequest(f"{NO_OBJECT} with at least one of the fields {names}")
+        return form.model_validate(obj)
+
+
+async def read_body(request: Request, schema: Schema[Body]) -> Body:
     """The body, decompressed and validated as ``schema``.
 
     Raises:
@@ -78,12 +115,12 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
         DeadlineExceeded, ShuttingDown: there was no time to parse it.
     """
     body = await read_bytes(request)
-    if not _is_json(_header(request, b"content-type")):
+    if not _is_json(media_type(request, b"content-type")):
         raise UnsupportedMediaType("send JSON, with content-type: application/json")
     return await validated(request, body, schema)
 
 
-async def validated(request: Request, body: bytes, schema: type[Body]) -> Body:
+async def validated(request: Request, body: bytes, schema: Schema[Body]) -> Body:
     """A decompressed body, parsed as JSON and validated as ``schema``.
 
     Raises:
@@ -98,21 +135,21 @@ async def validated(request: Request, body: bytes, schema: type[Body]) -> Body:
     return await service.worker.run(steps, deadline=request.state.deadline)
 
 
-def _validating(body: bytes, schema: type[Body], max_values: int) -> Steps[Body]:
+def _validating(body: bytes, schema: Schema[Body], max_values: int) -> Steps[Body]:
     value = parse(body, "the body", max_values=max_values)
     yield
     return _checked(value, schema)
 
 
-def _checked(value: Any, schema: type[Body]) -> Body:
+def _checked(value: Any, schema: Schema[Body]) -> Body:
     try:
         return schema.model_validate(value)
     except ValidationError as error:
         raise InvalidRequest(_first_fault(error)) from None
 
 
-async def read_bytes(request: Request) -> bytes:
-    """The body, decompressed.
+async def read_bytes(request: Request, *, empty: str = NO_OBJECT) -> bytes:
+    """The body, decompressed. ``empty`` is the error of an empty body.
 
     Raises:
         InvalidRequest: it is empty, or its compressed data is not valid.
@@ -130,7 +167,7 @@ async def read_bytes(request: Request) -> bytes:
     if encoding := _header(request, b"content-encoding"):
         body = _decompressed(request, body, encoding)
     if not body:
-        raise InvalidRequest(NO_OBJECT)
+        raise InvalidRequest(empty)
     return body
 
 
@@ -155,8 +192,12 @@ def _header(request: Request, name: bytes) -> str:
     return next(values, b"").decode("latin-1")
 
 
-def _is_json(content_type: str) -> bool:
-    media_type = content_type.partition(";")[0].strip().lower()
+def media_type(request: Request, name: bytes) -> str:
+    """The media type in the header ``name``, without its parameters; empty if there is none."""
+    return _header(request, name).partition(";")[0].strip().lower()
+
+
+def _is_json(media_type: str) -> bool:
     main, _, sub = media_type.partition("/")
     return main == "application" and (sub == "json" or sub.endswith("+json"))
 

@@ -1,10 +1,8 @@
 """POST /classify and POST /explain."""
 
-from collections.abc import Sequence
-
 from fastapi import APIRouter, Request, Response
 
-from app.api.answers import classify_texts, json_answer, version
+from app.api.answers import JsonAnswer, classify_texts, timing, version, whole_failure
 from app.api.body import read_body
 from app.api.connection import while_connected
 from app.api.openapi import ERRORS, documented, documented_body, example
@@ -16,9 +14,9 @@ from app.api.schemas import (
     ExplainResponse,
 )
 from app.api.service import Service
+from app.api.work import note_asked, note_done
 from app.engine.predictions import Options
-from app.engine.results import Outcome, item
-from app.errors import ServiceError
+from app.engine.results import item
 
 router = APIRouter(tags=["classification"], route_class=DirectRoute)
 
@@ -65,19 +63,27 @@ async def classify(request: Request) -> Response:
     in `results` has its error, and the other texts are still classified. If you send a single
     text and it is bad, the request fails with its error.
     """
-    body = await read_body(request, ClassifyRequest)
+    return await answer(request, await read_body(request, ClassifyRequest))
+
+
+async def answer(request: Request, body: ClassifyRequest) -> Response:
+    """The answer to a request in our own format.
+
+    Raises:
+        ServiceError: its only text is bad, or the request as a whole failed.
+    """
     single = not isinstance(body.inputs, list)
     texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     options = Options(body.overflow, body.split, body.language)
     done = await classify_texts(request, texts, model=body.model, options=options)
-    if error := _whole_failure(done.outcomes, single=single):
+    if error := whole_failure(done.outcomes, single=single):
         raise error
     response: ClassifyResponse = {
         "model": version(done.model),
         "labels": done.model.labels,
         "results": [item(outcome) for outcome in done.outcomes],
     }
-    return json_answer(response, done)
+    return JsonAnswer(response, timing(done))
 
 
 @router.post(
@@ -96,8 +102,10 @@ async def explain(request: Request) -> Response:
     """
     body = await read_body(request, ExplainRequest)
     classifier = Service.of(request).models.classifier(body.model)
+    noted = note_asked(request.scope, classifier.model.name, 1)
     explaining = classifier.explain(body.inputs, deadline=request.state.deadline)
     done, whole, words = await while_connected(request, explaining)
+    note_done(noted, done, [whole])
     response: ExplainResponse = {
         "model": version(done.model),
         "label": whole["label"],
@@ -106,17 +114,4 @@ async def explain(request: Request) -> Response:
         "truncated": whole["truncated"],
         "words": words,
     }
-    return json_answer(response, done)
-
-
-def _whole_failure(outcomes: Sequence[Outcome], *, single: bool) -> ServiceError | None:
-    """The error of the whole request, if no text has a result.
-
-    It is the error of a single text, or in a list the first server error (5xx).
-    """
-    if not isinstance(outcomes[0], ServiceError):  # nearly always
-        return None
-    errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
-    if len(errors) < len(outcomes):
-        return None
-    return errors[0] if single else next((e for e in errors if e.status >= 500), None)
+    return JsonAnswer(response, timing(done))

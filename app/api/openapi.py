@@ -43,10 +43,21 @@ ERRORS = (
 )
 
 
-def documented_body(schema: type[BaseModel]) -> dict[str, Any]:
-    """The ``openapi_extra`` of a route that reads a body with this schema."""
-    content = {"application/json": {"schema": _inlined(schema.model_json_schema())}}
+def documented_body(schema: type[BaseModel], *others: type[BaseModel]) -> dict[str, Any]:
+    """The ``openapi_extra`` of a route that reads a body with one of these schemas."""
+    schemas = [_inlined(one.model_json_schema()) for one in (schema, *others)]
+    content = {"application/json": {"schema": {"anyOf": schemas} if others else schemas[0]}}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def path_parameters(*names: str) -> dict[str, Any]:
+    """The ``openapi_extra`` of a route whose path has these parameters."""
+    return {
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    }
 
 
 def example(value: Any) -> dict[int | str, Any]:

@@ -9,6 +9,7 @@ from app.api.openapi import ERRORS, documented, documented_body, example
 from app.api.routing import DirectRoute
 from app.api.schemas import TokenizeRequest, TokenizeResponse
 from app.api.service import Service
+from app.api.work import note_asked
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.results import item
 from app.engine.tokens import tokens_steps
@@ -52,6 +53,7 @@ async def tokenize(request: Request) -> Response:
     service = Service.of(request)
     check_number(service, texts)
     model = service.models.classifier(body.model).model
+    noted = note_asked(request.scope, model.name, len(texts))
     steps = tokens_steps(
         model,
         texts,
@@ -63,6 +65,8 @@ async def tokenize(request: Request) -> Response:
     results = await while_connected(request, work)
     if not isinstance(body.inputs, list) and isinstance(results[0], ServiceError):
         raise results[0]
+    if noted is not None:
+        noted.tokens = sum(r["count"] for r in results if not isinstance(r, ServiceError))
     response: TokenizeResponse = {
         "model": version(model),
         "results": [item(result) for result in results],

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 from app.engine.bundle import Bundle
@@ -29,19 +30,29 @@ def load_all(paths: Iterable[Path], settings: Settings, cpus: float) -> dict[str
         UserError: a bundle cannot be served, or two models have the same name.
     """
     loaded: dict[str, Loaded] = {}
-    for path in paths:
-        model, plan = load(path, settings, cpus)
+    for path, name in zip_longest(paths, settings.served_name):
+        model, plan = load(path, settings, cpus, name=name)
         if model.name in loaded:
-            raise UserError(f"two bundles hold a model named {model.name}; rename one")
+            raise UserError(
+                f"two bundles hold a model named {model.name}; give each a --served-name"
+            )
         loaded[model.name] = model, plan
     return loaded
 
 
-def load(path: Path, settings: Settings, cpus: float, plan: Plan | None = None) -> Loaded:
+def load(
+    path: Path,
+    settings: Settings,
+    cpus: float,
+    plan: Plan | None = None,
+    *,
+    name: str | None = None,
+) -> Loaded:
     """Load the bundle's model and compute its first batches.
 
     The first batches are slow, and they show whether the model works at all. If a ``plan`` is
-    given, nothing is measured, because other models may be computing at the same time.
+    given, nothing is measured, because other models may be computing at the same time. ``name``
+    takes the place of the bundle's own.
 
     Raises:
         UserError: the bundle cannot be served.
@@ -50,6 +61,8 @@ def load(path: Path, settings: Settings, cpus: float, plan: Plan | None = None) 
     model = Model.load(
         Bundle.open(path), device=settings.device, precision=settings.precision, threads=threads
     )
+    if name is not None:
+        model.name = name
     encoding = model.encode("The first batch pays for memory that the next ones find ready.")
     try:
         results = [r for texts in WARM_UP_TEXTS for r in model.infer([encoding] * texts)]
@@ -63,16 +76,17 @@ def load(path: Path, settings: Settings, cpus: float, plan: Plan | None = None) 
         logger.info("%s: int8 with ONNX Runtime's %s kernels", model.name, model.kernels)
     if plan is None:
         plan = tune(model, settings, cpus)
-        logger.info("%s: %s", model.name, plan.summary())
+        logger.info("%s: %s", model.name, plan.sharing())
     else:
         plan = replace(plan, budget=plan.budget.again())
     if model.provider == CUDA:
         # The runners and the event loop use the other CPUs. On the CPU provider, none is idle.
-        model.divides_lists = use_idle_cpus(int(cpus) - plan.runners * plan.threads - 1)
+        model.texts.divides_lists = use_idle_cpus(int(cpus) - plan.runners * plan.threads - 1)
     return model.with_threads(plan.threads), plan
 
 
-def load_again(path: Path, settings: Settings, cpus: float, plan: Plan) -> Steps[Loaded]:
-    """``load`` as a job for a worker. The whole load is one step."""
+def load_again(old: Model, settings: Settings, cpus: float, plan: Plan) -> Steps[Loaded]:
+    """Load the bundle of ``old``, as a job for a worker. The whole load is one step."""
     yield
-    return load(path, settings, cpus, plan)
+    name = old.name if old.name in settings.served_name else None
+    return load(old.path, settings, cpus, plan, name=name)

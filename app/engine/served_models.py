@@ -169,7 +169,7 @@ class ServedModels:
         # Not on one of the event loop's own threads: the loop would wait for it when it ends.
         loader = Worker("loader")
         try:
-            steps = load_again(old.model.path, self._settings, self._cpus, old.plan)
+            steps = load_again(old.model, self._settings, self._cpus, old.plan)
             model, plan = await loader.run(steps, deadline=math.inf)
         finally:
             loader.close()

@@ -40,6 +40,11 @@ class Distribution:
         self.sum = 0.0
         self.exemplars: dict[int, Exemplar] = {}  # the latest of each bucket that has one
 
+    @property
+    def count(self) -> int:
+        """The number of observed values."""
+        return sum(self.counts)
+
     def observe(self, value: float, exemplar: Mapping[str, str] | None = None) -> None:
         """Count a value. The labels of its exemplar, if given, are shown beside its bucket."""
         bucket = bisect_left(self._bounds, value)

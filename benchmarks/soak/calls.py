@@ -28,9 +28,18 @@ READ = {
     "/docs": b"swagger",
     "/openapi.json": b'"/classify"',
     "/v1/models": b'"data"',
+    "/v1/models/{name}": b'"ready"',
+    "/ping": b"",
+    "/execution-parameters": b"multi_record",
     "/v2": b"binary_tensor_data",
     "/v2/health/live": b'"live"',
     "/v2/health/ready": b'"ready"',
+    "/v2/models": b'"models"',
+    "/v2/models/stats": b"execution_count",
+    "/v2/models/{name}/stats": b"execution_count",
+    "/v2/models/{name}/versions/{version}/stats": b"execution_count",
+    "/v2/models/{name}/config": b"type_string",
+    "/v2/models/{name}/versions/{version}/config": b"type_string",
     "/v2/models/{name}": b'"logits"',
     "/v2/models/{name}/versions/{version}": b'"logits"',
     "/v2/models/{name}/ready": b'"ready"',
@@ -66,6 +75,9 @@ class Calls:
             self.infer: 6,
             self.infer_binary: 6,
             self.vllm: 8,
+            self.instances: 6,
+            self.records: 3,
+            self.index: 1,
             self.explain: 1,
             self.tokenize: 2,
             self.stream: 2,
@@ -177,6 +189,31 @@ class Calls:
             return found == expected
 
         return self._post("/v1/classify", {"input": texts}, texts, sound)
+
+    def instances(self) -> Call:
+        """POST /v1/models/NAME:predict, or /predict with a body of Vertex AI."""
+        texts = self._texts(self._order.randint(1, 4))
+        route = self._order.choice(["/v1/models/{name}:predict", "/predict"])
+        expected = {"predictions": [self._truth.of(text) for text in texts]}
+        return self._post(route, {"instances": texts}, texts, lambda answer: answer == expected)
+
+    def records(self) -> Call:
+        """POST /invocations with lines of JSON."""
+        texts = self._texts(self._order.randint(5, 40))
+        expected = [self._truth.of(text) for text in texts]
+
+        def sound(answer: Answer) -> bool:
+            return [json.loads(line) for line in answer.body.splitlines()] == expected
+
+        body = "".join(json.dumps(text) + "\n" for text in texts).encode()
+        sent = request("POST", "/invocations", body, content_type="application/jsonlines")
+        return Call("POST /invocations", sent, self._tokens(texts), sound, len(texts))
+
+    def index(self) -> Call:
+        """POST /v2/repository/index."""
+        route = "/v2/repository/index"
+        sent = request("POST", self._path(route), b"{}", content_type=JSON)
+        return Call(f"POST {route}", sent, 8, lambda answer: b'"reason"' in answer.body)
 
     def explain(self) -> Call:
         """POST /explain."""

@@ -55,6 +55,20 @@ def test_server_and_model_are_live_and_ready(client: triton.InferenceServerClien
     assert not client.is_model_ready("other")
 
 
+def test_the_client_reads_statistics_configuration_and_index(
+    client: triton.InferenceServerClient,
+) -> None:
+    """Triton's client finds the calls beyond inference, and the model's name and tensors there."""
+    (stats,) = client.get_inference_statistics()["model_stats"]
+    assert stats == client.get_inference_statistics("tiny", "1")["model_stats"][0]
+    assert stats["name"] == "tiny"
+    config = client.get_model_config("tiny")
+    assert [tensor["dims"] for tensor in config["output"]] == [[-1], [-1], [-1, 3], [-1, 3]]
+    assert client.get_model_repository_index()[0]["state"] == "READY"
+    with pytest.raises(InferenceServerException, match="no admin keys"):
+        client.load_model("tiny")
+
+
 def test_metadata_describe_server_and_model(client: triton.InferenceServerClient) -> None:
     """The client reads tensors, ordered labels, and that binary tensors are supported."""
     server = client.get_server_metadata()
@@ -392,7 +406,7 @@ def test_paths_that_name_nothing(url: str) -> None:
     """Unknown paths get 404, including a route's template and Triton's other routes."""
     for model in ("%7Bname%7D", "tiny/versions/1.0", "tiny/versions/", "a/b", "%ff"):
         assert _post(url, {"inputs": [_input(["love"])]}, model).status_code == 404
-    for path in ("models/tiny/config", "models/tiny/stats", "repository/index", "models"):
+    for path in ("trace/setting", "systemsharedmemory/status", "logging", "repository"):
         assert httpx2.get(f"{url}/v2/{path}").json()["code"] == "not_found"
 
 

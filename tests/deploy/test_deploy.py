@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from app import platforms
 from app.settings import Settings
 from deploy.check import OVERLAYS, Object, containers, kubectl, load, render
 from deploy.dockerfile import Copy, Run, Stage, context, stages
@@ -129,13 +130,21 @@ def test_images_listen_where_manifests_expect_it() -> None:
         image = STAGES[name]
         assert image.entrypoint + image.command == ["sentiment", "serve"]
         assert image.env["SENTIMENT_HOST"] == "0.0.0.0"  # noqa: S104
-        assert [image.env["SENTIMENT_PORT"]] == image.ports
+        assert [str(Settings.model_fields["port"].default)] == image.ports
     assert COMPOSE["services"]["sentiment"]["ports"][0].endswith(f":{STAGES['cpu'].ports[0]}")
     for overlay in OVERLAYS:
         ports = {port["name"]: str(port["containerPort"]) for port in _container(overlay)["ports"]}
         settings = {entry["name"]: entry.get("value") for entry in _container(overlay)["env"]}
         assert [ports["http"]] == STAGES["cpu"].ports
         assert ports["metrics"] == settings["SENTIMENT_METRICS_PORT"]
+
+
+def test_images_leave_the_port_to_the_platform() -> None:
+    """No image sets a port: SENTIMENT_PORT would win over the platform's own variables."""
+    for image in IMAGES:
+        assert not {"SENTIMENT_PORT", *platforms.PORT_VARIABLES} & image.env.keys()
+    label = "com.amazonaws.sagemaker.capabilities.accept-bind-to-port"
+    assert STAGES["cpu"].labels[label] == "true"
 
 
 def test_images_export_and_serve_in_one_place() -> None:
@@ -155,14 +164,24 @@ def test_the_image_says_which_version_it_is() -> None:
 
 
 def test_the_health_check_tells_ready_from_not(served: Process) -> None:
-    """Exit code 0 if the service is ready, 1 if it does not listen. No proxy is used."""
+    """Exit code 0 if the service is ready, 1 if it does not listen. No proxy is used.
+
+    It asks the port that the platform has chosen.
+    """
     _, *arguments = STAGES["cpu"].healthcheck
-    for port, code in ((served.port, 0), (1, 1)):
-        variables = {"SENTIMENT_PORT": str(port), "http_proxy": "http://127.0.0.1:1"}
+    for name, port, code in (("PORT", served.port, 0), ("SENTIMENT_PORT", 1, 1)):
+        variables = {"PORT": str(served.port), name: str(port), "http_proxy": "http://127.0.0.1:1"}
+        variables["PYTHONPATH"] = str(ROOT)
         done = subprocess.run(
             [sys.executable, *arguments], env=variables, capture_output=True, check=False
         )
         assert done.returncode == code
+
+
+def test_the_log_says_which_port_and_model_and_why(served: Process) -> None:
+    """The first line names the port and the model, each with what decided it."""
+    first, *_ = served.first_lines.splitlines()
+    assert "port 0 (--port); model the embedded one (default)" in first
 
 
 def test_no_image_sends_anything_anywhere() -> None:
@@ -458,7 +477,7 @@ def test_what_is_set_is_a_setting() -> None:
     for overlay in OVERLAYS:
         names |= {entry["name"] for c in map(_container, [overlay]) for entry in c["env"]}
     ours = {name for name in names if name.startswith("SENTIMENT_")}
-    assert {"SENTIMENT_PORT", "SENTIMENT_DRAIN_MS", "SENTIMENT_DEVICE"} <= ours <= SETTINGS
+    assert {"SENTIMENT_HOST", "SENTIMENT_DRAIN_MS", "SENTIMENT_DEVICE"} <= ours <= SETTINGS
 
 
 def test_no_service_link_can_become_a_setting() -> None:

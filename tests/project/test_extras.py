@@ -44,7 +44,7 @@ sys.exit(main())
 def test_a_missing_package_is_named_with_its_extra(
     tmp_path: Path, package: str, hidden: str, extra: str, words: list[str]
 ) -> None:
-    """One line on standard error and exit code 1, before anything else is wrong."""
+    """One line on standard error and exit code 1, without a traceback."""
     (tmp_path / "x.parquet").touch()
     done = subprocess.run(
         [sys.executable, "-c", RUN.format(hidden=hidden, package=package), *words],
@@ -55,9 +55,18 @@ def test_a_missing_package_is_named_with_its_extra(
         timeout=60,
     )
     assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    assert "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]  # `serve` first logs port and model
     assert f"the package {hidden}, which the extra '{extra}'" in line
     assert f"pip install '.[{extra}]'" in line
+
+
+def test_the_client_names_the_package_that_it_needs() -> None:
+    """`import sentiment_client` without httpx fails with an ImportError that says so."""
+    code = "import sys; sys.modules['httpx'] = None; import sentiment_client"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    says = "ModuleNotFoundError: sentiment_client needs the package httpx (0.28 or newer)"
+    assert done.stderr.splitlines()[-1] == says
 
 
 def test_each_extra_exists() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.settings import Settings, load_settings
+from app.settings import Settings
+from app.sources import load_settings
 
 
 def test_the_environment_sets_a_field(monkeypatch: pytest.MonkeyPatch) -> None:

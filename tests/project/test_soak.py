@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
+from app.api.middleware.access import ADMIN
 from app.main import create_app
 from app.settings import Settings
 from benchmarks.soak import report
@@ -49,10 +50,10 @@ def calls(truth: Truth) -> Calls:
 def test_every_route_is_asked(calls: Calls) -> None:
     """A new route must find its place in the traffic."""
     app: FastAPI = create_app(Settings.model_validate(SET_BY_HAND))
-    asked = {calls.draw().route for _ in range(1_000)}
+    asked = {calls.draw().route for _ in range(3_000)}
     for route in app.state.routes:
         for method in route.methods:
-            if route.path != "/models/{name}/reload":  # which is one of the faults
+            if not (method == "POST" and route.path.startswith(ADMIN)):  # those are the faults
                 assert f"{method} {route.path}" in asked
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
@@ -100,12 +100,17 @@ def listening(app: FastAPI, *, keep_alive_s: int = 5) -> Iterator[str]:
 class Process:
     """``sentiment serve`` in a process of its own, on a free port."""
 
-    def __init__(self, *flags: str, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        command: Sequence[str] = COMMAND,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self._process = subprocess.Popen(
             # Nobody reads the log before the end: what a full pipe does not take may be dropped.
             [*command, "serve", "--port", "0", "--access-log", "off", *flags],
             cwd=ROOT,
-            env=environment(),
+            env=environment(**variables or {}),
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -166,7 +171,12 @@ class Process:
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment without settings of the service, but for ``changes``."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SENTIMENT_")}
+    ours = ("SENTIMENT_", "SAGEMAKER_", "AIP_", "AZUREML_")
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(ours) and name != "PORT"
+    }
     return kept | changes
 
 

@@ -11,21 +11,29 @@ from starlette.types import Scope
 from app.errors import RateLimited, Unauthorized
 from app.settings import Settings
 
-# These paths and OPEN_PAGES need no key and have no rate limit: probes, the page, the API's
-# descriptions and the metrics. None of them classifies anything.
+# These paths, that of AIP_HEALTH_ROUTE, and OPEN_PAGES need no key and have no rate limit: probes,
+# the page, the API's descriptions and the metrics. None of them classifies anything.
 OPEN = frozenset(
-    {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"}
+    {
+        *("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"),
+        *("/ping", "/execution-parameters"),  # SageMaker sends no key
+    }
 )
-ADMIN = "/models/"  # a POST to any path below it needs an admin key
+# A POST to any path below these needs an admin key.
+ADMIN = ("/models/", "/v2/repository/models/")
 OPEN_PAGES = frozenset({"/", "/docs", "/openapi.json", "/metrics"})
 IPV4_MAPPED = "::ffff:"  # the prefix of an IPv4 address on an IPv6 socket
 PERIOD_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
 
 
 class Access:
-    """Checks a request's key and its rate limit. Only digests of the keys are known here."""
+    """Checks a request's key and its rate limit. Only digests of the keys are known here.
 
-    def __init__(self, settings: Settings) -> None:
+    ``health_route`` is a path that needs no key either.
+    """
+
+    def __init__(self, settings: Settings, health_route: str | None) -> None:
+        self._health_route = health_route
         self._digests = settings.api_keys
         self._admin_digests = settings.admin_keys
         self._rate = settings.rate_limit
@@ -48,7 +56,7 @@ class Access:
                 )
             _key_digest(scope, self._admin_digests)
             return
-        if not (self._digests or self._rate) or _is_open(scope):
+        if not (self._digests or self._rate) or self._is_open(scope):
             return
         address = (scope["client"] or ("",))[0]
         who = _key_digest(scope, self._digests) if self._digests else address
@@ -57,6 +65,14 @@ class Access:
                 f"the rate limit is {self._rate}; wait as long as Retry-After says",
                 retry_after_s=wait_s,
             )
+
+    def _is_open(self, scope: Scope) -> bool:
+        path = scope["path"]
+        if path in OPEN:
+            return True
+        reads = scope["method"] in ("GET", "HEAD")
+        pages = path in OPEN_PAGES or path.startswith("/web/")
+        return reads and (pages or path == self._health_route)
 
 
 class MovingWindow:
@@ -100,11 +116,3 @@ def _key_digest(scope: Scope, digests: Sequence[bytes]) -> str:
     if scheme.lower() != b"bearer" or not any(known):
         raise Unauthorized("send one of the service's keys, as 'Authorization: Bearer KEY'")
     return digest
-
-
-def _is_open(scope: Scope) -> bool:
-    path = scope["path"]
-    if path in OPEN:
-        return True
-    reads = scope["method"] in ("GET", "HEAD")
-    return reads and (path in OPEN_PAGES or path.startswith("/web/"))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from app.api.answers import classify_texts, every_prediction, json_answer
+from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
 from app.api.body import read_body
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.protocols.common import INPUTS, AllTexts, LabelScore, ranking, whole
@@ -61,13 +61,14 @@ async def text_classification(request: Request) -> Response:
     texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     done = await classify_texts(request, texts, model=None)
     answer = [
-        ranking(_scores(prediction, asked.function_to_apply, done.model))[: asked.top_k]
+        ranking(scores(prediction, asked.function_to_apply, done.model))[: asked.top_k]
         for prediction in every_prediction(done.outcomes)
     ]
-    return json_answer(answer, done)
+    return JsonAnswer(answer, timing(done))
 
 
-def _scores(prediction: Prediction, function: Function | None, model: Model) -> Mapping[str, float]:
+def scores(prediction: Prediction, function: Function | None, model: Model) -> Mapping[str, float]:
+    """The prediction's scores; with a function, that of its logits."""
     logits = prediction["logits"]
     match function:
         case None:

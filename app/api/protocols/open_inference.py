@@ -1,12 +1,10 @@
 """Version 2 of the Open Inference Protocol over HTTP, with binary tensors."""
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
 from app.api.answers import classify_texts, every_prediction, timing
-from app.api.openapi import ERRORS, documented
+from app.api.openapi import ERRORS, documented, path_parameters
 from app.api.protocols.inference_request import ALL_OUTPUTS, read_inference_request
 from app.api.protocols.inference_response import (
     VERSION,
@@ -22,6 +20,9 @@ from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unaut
 
 router = APIRouter(prefix="/v2", tags=["compatibility"])
 classifying = APIRouter(prefix="/v2", tags=["compatibility"], route_class=DirectRoute)
+
+
+PLATFORM = "onnxruntime_onnx"
 
 
 class ServerMetadata(TypedDict):
@@ -67,18 +68,8 @@ class ModelMetadata(TypedDict):
     parameters: ModelParameters
 
 
-def _with_path(*names: str) -> dict[str, Any]:
-    """The ``openapi_extra`` of a route whose path has these parameters."""
-    return {
-        "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ]
-    }
-
-
-_NAMED = _with_path("name")
-_VERSIONED = _with_path("name", "version")
+_NAMED = path_parameters("name")
+_VERSIONED = path_parameters("name", "version")
 _METADATA_ERRORS = documented(Unauthorized, ModelNotFound, RateLimited, NotReady)
 _READY_ERRORS = documented(Unauthorized, ModelNotFound, RateLimited, NotReady, ShuttingDown)
 
@@ -90,7 +81,12 @@ async def server_metadata(request: Request) -> ServerMetadata:
     return {
         "name": "sentiment-service",
         "version": version,
-        "extensions": ["binary_tensor_data"],
+        "extensions": [
+            "binary_tensor_data",
+            "model_configuration",
+            "model_repository",
+            "statistics",
+        ],
     }
 
 
@@ -117,11 +113,11 @@ async def server_ready(request: Request) -> Ready:
 @router.get("/models/{name}", responses=_METADATA_ERRORS, openapi_extra=_NAMED)
 async def model_metadata(request: Request) -> ModelMetadata:
     """The model's tensors, and its labels in the order of the logits and scores."""
-    model = _served(request).model
+    model = served(request).model
     return {
         "name": model.name,
         "versions": [VERSION],
-        "platform": "onnxruntime_onnx",
+        "platform": PLATFORM,
         "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
         "outputs": [tensor_metadata(output.name, -1, model.labels) for output in ALL_OUTPUTS],
         "parameters": {"labels": model.labels},
@@ -134,7 +130,7 @@ async def model_metadata(request: Request) -> ModelMetadata:
 @router.get("/models/{name}/ready", responses=_READY_ERRORS, openapi_extra=_NAMED)
 async def model_ready(request: Request) -> ModelReady:
     """Succeeds while you can send traffic for this model."""
-    classifier = _served(request)
+    classifier = served(request)
     Service.of(request).lifecycle.check()
     await classifier.check()
     return {"name": classifier.model.name, "ready": True}
@@ -155,14 +151,14 @@ async def infer(request: Request) -> Response:
     protocol's binary tensor data extension. If a text is bad, the answer is the error of the
     first bad text.
     """
-    name = _served(request).model.name
+    name = served(request).model.name
     body, texts = await read_inference_request(request)
     options = Options(body.parameters.overflow)
     done = await classify_texts(request, texts, model=name, options=options)
     return infer_response(body, done.model, every_prediction(done.outcomes), timing(done))
 
 
-def _served(request: Request) -> Classifier:
+def served(request: Request) -> Classifier:
     """The classifier that the path names.
 
     Raises:

@@ -1,15 +1,15 @@
-"""POST /predict, compatible with text-embeddings-inference (TEI)."""
+"""POST /predict, compatible with text-embeddings-inference (TEI) and with Vertex AI."""
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, cast
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool
 from pydantic_core import PydanticCustomError
 
-from app.api.answers import classify_texts, every_prediction, json_answer
-from app.api.body import read_body
+from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
+from app.api.body import ByField, read_body
 from app.api.inputs import PairObject, Text, parse_texts
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.problems import problem
@@ -19,6 +19,7 @@ from app.api.protocols.common import (
     ranking,
     tokens_computed,
 )
+from app.api.protocols.instances import InstancesRequest, InstancesResponse, answer_instances
 from app.api.routing import DirectRoute
 from app.api.schemas import Problem
 from app.engine.classifier import Classification
@@ -98,6 +99,9 @@ class PredictRequest(BaseModel):
     )
 
 
+FORMS = ByField({"instances": InstancesRequest}, otherwise=PredictRequest)
+
+
 class PredictProblem(Problem):
     """An error. ``error_type`` is TEI's, and missing if no route was reached (for example 401)."""
 
@@ -106,32 +110,35 @@ class PredictProblem(Problem):
 
 @router.post(
     "/predict",
-    response_model=list[LabelScore] | list[list[LabelScore]],
+    response_model=list[LabelScore] | list[list[LabelScore]] | InstancesResponse,
     responses=documented(*ERRORS, form=PredictProblem),
-    openapi_extra=documented_body(PredictRequest),
+    openapi_extra=documented_body(PredictRequest, InstancesRequest),
 )
 async def predict(request: Request) -> Response:
     """Labels and scores in the format of text-embeddings-inference, with the highest first.
 
     One text is answered with a list, a batch with a list of lists. If a text is bad, the answer is
-    the error of the first bad text.
+    the error of the first bad text. A body with `instances` is answered in the format of Vertex AI,
+    which is often given the same path.
     """
     try:
-        return await _predict(request)
+        body = await read_body(request, FORMS)
+        if isinstance(body, InstancesRequest):
+            return await answer_instances(request, body)
+        return await _predict(request, cast(PredictRequest, body))
     except ServiceError as error:
         error_type = _ERROR_TYPES.get(type(error), "Validation")
         return problem(error, request.state.request_id, error_type=error_type)
 
 
-async def _predict(request: Request) -> Response:
+async def _predict(request: Request, body: PredictRequest) -> Response:
     started = time.perf_counter()
-    body = await read_body(request, PredictRequest)
     texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     options = Options("error" if body.truncate is False else "truncate")
     done = await classify_texts(request, texts, model=None, options=options)
     predictions = every_prediction(done.outcomes)
     batch = [ranking(one["logits" if body.raw_scores else "scores"]) for one in predictions]
-    response = json_answer(batch if isinstance(body.inputs, list) else batch[0], done)
+    response = JsonAnswer(batch if isinstance(body.inputs, list) else batch[0], timing(done))
     response.headers.update(_headers(done, texts, predictions, started))
     return response
 

@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool
 from typing_extensions import TypedDict
 
-from app.api.answers import classify_texts, every_prediction, json_answer
+from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
 from app.api.body import read_body
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.problems import problem
@@ -129,10 +129,14 @@ class ServedModel(TypedDict):
 
 
 class ServedModels(TypedDict):
-    """The served models. The first one answers requests that name no model."""
+    """The served models. The first one answers requests that name no model.
+
+    ``models`` has the names again, for KServe's clients.
+    """
 
     object: Literal["list"]
     data: list[ServedModel]
+    models: list[str]
 
 
 @router.get(
@@ -141,19 +145,23 @@ class ServedModels(TypedDict):
 async def models(request: Request) -> Response:
     """The served models, in the format that OpenAI's clients read."""
     service = Service.of(request)
+    names = [*service.models.classifiers]
     listed: ServedModels = {
         "object": "list",
-        "data": [
-            {
-                "id": name,
-                "object": "model",
-                "created": service.started_at,
-                "owned_by": "sentiment-service",
-            }
-            for name in service.models.classifiers
-        ],
+        "data": [served_model(service, name) for name in names],
+        "models": names,
     }
     return JSONResponse(listed)
+
+
+def served_model(service: Service, name: str) -> ServedModel:
+    """The fields of a model that OpenAI's clients read."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "sentiment-service",
+    }
 
 
 async def _classify(request: Request) -> Response:
@@ -185,4 +193,4 @@ async def _classify(request: Request) -> Response:
             "prompt_tokens_details": None,
         },
     }
-    return json_answer(response, done)
+    return JsonAnswer(response, timing(done))

@@ -11,6 +11,7 @@ from benchmarks.replay.corpus import (
     http,
     json_documents,
     open_inference,
+    platforms,
     protocols,
     streams,
 )
@@ -23,6 +24,7 @@ CORPUS = [
     *json_documents.REQUESTS,
     *protocols.REQUESTS,
     *open_inference.REQUESTS,
+    *platforms.REQUESTS,
     *streams.REQUESTS,
     *bodies.REQUESTS,
     *http.REQUESTS,

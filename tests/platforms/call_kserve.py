@@ -1,0 +1,34 @@
+"""KServe's REST client, with the protocols V1 and V2."""
+
+import asyncio
+import sys
+
+import numpy as np
+from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
+
+MODEL = "minilm-l6-tweet-sentiment"
+TEXTS = ["I love this!", "worst service ever"]
+LABELS = ["positive", "negative"]
+
+
+async def main(url: str) -> None:
+    """Ask for readiness and predictions."""
+    async with InferenceRESTClient(RESTConfig(protocol="v1")) as client:
+        assert await client.is_model_ready(url, MODEL)
+        answer = await client.infer(url, {"instances": TEXTS}, model_name=MODEL)
+        labels = [one["label"] for one in answer["predictions"]]
+        assert labels == LABELS, answer
+    async with InferenceRESTClient(RESTConfig(protocol="v2")) as client:
+        assert await client.is_server_live(url)
+        assert await client.is_server_ready(url)
+        assert await client.is_model_ready(url, MODEL)
+        for binary in (True, False):
+            tensor = InferInput("text", [len(TEXTS)], "BYTES")
+            tensor.set_data_from_numpy(np.array(TEXTS, dtype=object), binary_data=binary)
+            request = InferRequest(model_name=MODEL, infer_inputs=[tensor])
+            answer = await client.infer(url, request, model_name=MODEL)
+            (found,) = (one.as_numpy() for one in answer.outputs if one.name == "label")
+            assert list(found) == LABELS, (binary, found)
+
+
+asyncio.run(main(sys.argv[1]))
