@@ -46,7 +46,7 @@ check: install-dev ## Check formatting, lint, types and import rules
 	.venv/bin/lint-imports --no-logo
 
 .PHONY: deploy-check
-deploy-check: install-dev ## Lint the Dockerfile, check Compose and Kubernetes files against their schemas
+deploy-check: install-dev ## Lint the Dockerfile and the Helm chart, check Compose and Kubernetes files against their schemas
 	.venv/bin/python deploy/check.py
 
 .PHONY: platform-check
