@@ -1,4 +1,6 @@
-"""Checks the Dockerfile, the Compose files and the manifests: ``make deploy-check``.
+"""Checks the Dockerfile, the Compose files, the manifests and the workflows of GitHub.
+
+Run it with ``make deploy-check``.
 
 Objects of Kubernetes itself are checked against its schemas; unknown fields are errors. No package
 has the schemas of KEDA and of the Prometheus operator, so tests/deploy/test_deploy.py checks their
@@ -30,16 +32,22 @@ def main() -> int:
     """Check everything; the exit code is 1 if something is wrong."""
     tools = Path(sys.executable).parent
     compose = sorted(ROOT.glob("docker-compose*.yml"))
+    workflows = sorted(ROOT.glob(".github/workflows/*.yml"))
     commands: list[list[str | Path]] = [
         [tools / "hadolint", "--failure-threshold=info", ROOT / "Dockerfile"],
         [tools / "check-jsonschema", "--builtin-schema=vendor.compose-spec", *compose],
+        [tools / "check-jsonschema", "--builtin-schema=vendor.github-workflows", *workflows],
+        [tools / "zizmor", "--offline", "--quiet", "--no-progress", "--pedantic", ROOT / ".github"],
     ]
     failed = [subprocess.run(command, check=False).returncode for command in commands]
     problems = [problem for overlay in OVERLAYS for problem in kubernetes_problems(overlay)]
     print(*problems, sep="\n", end="\n" if problems else "")
     if any(failed) or problems:
         return 1
-    print(f"deploy-check: {len(compose)} Compose files, {len(OVERLAYS)} overlays, a Dockerfile: ok")
+    print(
+        f"deploy-check: {len(compose)} Compose files, {len(OVERLAYS)} overlays, "
+        f"{len(workflows)} workflows, a Dockerfile: ok"
+    )
     return 0
 
 
