@@ -1,4 +1,6 @@
-"""Checks the Dockerfile, Compose files, manifests and Helm chart: ``make deploy-check``.
+"""Checks the Dockerfile, Compose files, manifests, Helm chart and GitHub's workflows.
+
+Run it with ``make deploy-check``.
 
 Objects of Kubernetes itself are checked against its schemas; unknown fields are errors. No package
 has the schemas of KEDA and of the Prometheus operator, so tests/deploy/test_deploy.py checks their
@@ -31,9 +33,12 @@ def main() -> int:
     """Check everything; the exit code is 1 if something is wrong."""
     tools = Path(sys.executable).parent
     compose = sorted(ROOT.glob("docker-compose*.yml"))
+    workflows = sorted(ROOT.glob(".github/workflows/*.yml"))
     commands: list[list[str | Path]] = [
         [tools / "hadolint", "--failure-threshold=info", ROOT / "Dockerfile"],
         [tools / "check-jsonschema", "--builtin-schema=vendor.compose-spec", *compose],
+        [tools / "check-jsonschema", "--builtin-schema=vendor.github-workflows", *workflows],
+        [tools / "zizmor", "--offline", "--quiet", "--no-progress", "--pedantic", ROOT / ".github"],
     ]
     failed = [subprocess.run(command, check=False).returncode for command in commands]
     objects = {overlay.name: render(overlay) for overlay in OVERLAYS}
@@ -44,8 +49,10 @@ def main() -> int:
     print(*problems, sep="\n", end="\n" if problems else "")
     if any(failed) or problems:
         return 1
-    counted = f"{len(compose)} Compose files, {len(OVERLAYS)} overlays, {len(chart.CASES)} ways"
-    print(f"deploy-check: {counted} to use the Helm chart, a Dockerfile: ok")
+    print(
+        f"deploy-check: {len(compose)} Compose files, {len(OVERLAYS)} overlays, "
+        f"{len(chart.CASES)} ways to use the Helm chart, {len(workflows)} workflows, a Dockerfile: ok"
+    )
     return 0
 
 
