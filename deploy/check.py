@@ -51,7 +51,8 @@ def main() -> int:
         return 1
     print(
         f"deploy-check: {len(compose)} Compose files, {len(OVERLAYS)} overlays, "
-        f"{len(chart.CASES)} ways to use the Helm chart, {len(workflows)} workflows, a Dockerfile: ok"
+        f"{len(chart.CASES)} ways to use the Helm chart, {len(workflows)} workflows, "
+        "a Dockerfile: ok"
     )
     return 0
 
