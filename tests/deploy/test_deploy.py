@@ -206,18 +206,24 @@ def test_compose_gives_the_drain_its_time() -> None:
     assert _seconds(service["stop_grace_period"]) >= drain_s + MARGIN_S
 
 
-def test_compose_starts_one_after_the_other() -> None:
-    """A service that depends on another waits until that one is healthy."""
+def test_monitoring_outlives_the_service() -> None:
+    """Prometheus and Grafana wait for nobody, and share networks only with what they ask."""
     services = COMPOSE["services"]
-    waits = [
-        (name, condition)
-        for service in services.values()
-        for name, condition in service.get("depends_on", {}).items()
-    ]
-    assert [name for name, _ in waits] == ["sentiment", "prometheus"]
-    for name, condition in waits:
-        assert condition == {"condition": "service_healthy"}
-        assert STAGES["cpu"].healthcheck if name == "sentiment" else services[name]["healthcheck"]
+    networks = {name: set(services[name].get("networks", ())) for name in services}
+    assert not any("depends_on" in s or "network_mode" in s for s in services.values())
+    assert networks["sentiment"] & networks["prometheus"]
+    assert networks["prometheus"] & networks["grafana"]
+    assert not networks["sentiment"] & networks["grafana"]
+    assert set.union(*networks.values()) == set(COMPOSE["networks"])
+
+
+def test_compose_passes_every_setting() -> None:
+    """A setting in .env or in the shell reaches the service, except those that Compose decides."""
+    environment = COMPOSE["services"]["sentiment"]["environment"]
+    decided = {"SENTIMENT_HOST", "SENTIMENT_PORT", "SENTIMENT_METRICS_PORT"}
+    assert environment.keys() - {"FORWARDED_ALLOW_IPS"} == SETTINGS - decided
+    given = {name for name, value in environment.items() if value is not None}
+    assert given == {"SENTIMENT_DRAIN_MS"}
 
 
 def test_compose_gives_no_container_more_than_it_needs() -> None:
@@ -235,21 +241,23 @@ def test_compose_mounts_what_is_there() -> None:
     """Every mounted path exists and is mounted read-only."""
     mounts = [v for s in COMPOSE["services"].values() for v in s.get("volumes", [])]
     paths = [mount.split(":") for mount in mounts if mount.startswith(".")]
-    assert len(paths) == 3
+    assert len(paths) == 4
     for path, _, mode in paths:
-        assert (ROOT / path).is_dir()
+        assert (ROOT / path).exists()
         assert mode == "ro"
 
 
-def test_localhost_in_the_monitoring_files_is_right_in_compose() -> None:
-    """Prometheus and Grafana share the service's network, and it publishes their ports."""
+def test_each_finds_the_next_in_compose() -> None:
+    """Prometheus asks the service, and Grafana asks Prometheus, by their names in Compose."""
     services = COMPOSE["services"]
-    assert services["prometheus"]["network_mode"] == "service:sentiment"
-    assert services["grafana"]["network_mode"] == "service:sentiment"
     (scrape,) = load(ROOT / "deploy/prometheus/prometheus.yml")[0]["scrape_configs"]
-    assert scrape["static_configs"] == [{"targets": ["localhost:8000"]}]
+    (files,) = scrape["file_sd_configs"]
+    mount = f"./deploy/prometheus/targets-compose.yml:/etc/prometheus/{files['files'][0]}:ro"
+    assert mount in services["prometheus"]["volumes"]
+    (targets,) = load(ROOT / "deploy/prometheus/targets-compose.yml")
+    assert targets == [{"targets": [f"sentiment:{STAGES['cpu'].ports[0]}"]}]
     sources = load(ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml")[0]
-    assert sources["datasources"][0]["url"] == "http://localhost:9090"
+    assert sources["datasources"][0]["url"] == "http://prometheus:9090"
     providers = load(ROOT / "deploy/grafana/provisioning/dashboards/sentiment.yml")[0]
     folder = providers["providers"][0]["options"]["path"]
     assert f"./deploy/grafana/dashboards:{folder}:ro" in services["grafana"]["volumes"]

@@ -75,7 +75,7 @@ def _slow(source: Path, *, normalization: bool) -> Any:
 
 
 def test_normalisation_equals_that_of_transformers(source: Path) -> None:
-    """Equal words on thousands of texts; half a surrogate pair, which no text may hold, aside."""
+    """The words of thousands of texts are equal. Texts with half a surrogate pair are left out."""
     slow = _slow(source, normalization=True)
     special = set(slow.added_tokens_encoder)
     for text in _texts(2_000):
@@ -212,7 +212,7 @@ def test_a_damaged_file_is_named(
 
 
 def test_missing_codes_are_named(source: Path, tmp_path: Path) -> None:
-    """Without bpe.codes there is no tokenizer; the line says which files would do."""
+    """Without bpe.codes there is no tokenizer; the error names the files that are needed."""
     path = _copy(source, tmp_path)
     (path / "bpe.codes").unlink()
     with pytest.raises(UserError, match=r"or vocab\.txt with bpe\.codes"):
