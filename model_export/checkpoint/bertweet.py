@@ -84,12 +84,17 @@ def normalises(path: Path, config: Mapping[str, Any]) -> bool:
     return name == BertweetTokenizer.__name__ and bool(settings.get("normalization"))
 
 
+def unknown_pieces(tokenizer: PreTrainedTokenizerFast) -> int:
+    """How many ids were added after those of the vocabulary, for which the model has no row."""
+    return int(tokenizer.init_kwargs.get(_UNKNOWN_PIECES, 0))
+
+
 def embed_unknown_pieces(model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
     """Give the model a row of the embedding for each unknown piece: that of ``<unk>``, copied."""
-    pieces = tokenizer.init_kwargs.get(_UNKNOWN_PIECES, 0)
-    known = len(tokenizer) - pieces
-    if not pieces or known > model.config.vocab_size:
+    pieces = unknown_pieces(tokenizer)
+    if not pieces:
         return
+    known = len(tokenizer) - pieces
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     rows = model.get_input_embeddings().weight
     with torch.no_grad():

@@ -20,7 +20,7 @@ from model_export.checkpoint.config import check_task, read_config
 from model_export.checkpoint.labels import MULTI_LABEL, canonical_labels, read_labels
 from model_export.checkpoint.layout import check_directory, choose_files, shards
 from model_export.checkpoint.source import origin
-from model_export.checkpoint.tokenizer import load_tokenizer
+from model_export.checkpoint.tokenizer import check_vocabulary, load_tokenizer
 from model_export.checkpoint.weights import Fit, load_weights
 from model_export.checkpoint.workarounds import prepare_for_export
 
@@ -105,13 +105,8 @@ def load_checkpoint(
         raise UserError(f"cannot load the checkpoint {path}: {error}") from error
     prepare_for_export(model)
     tokenizer = load_tokenizer(path)
+    check_vocabulary(tokenizer, model.config.vocab_size, str(path))
     embed_unknown_pieces(model, tokenizer)
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= model.config.vocab_size:
-        raise UserError(
-            f"{path}: the tokenizer's largest id is {largest}, but the model's embedding has "
-            f"{model.config.vocab_size} rows: they belong to different checkpoints"
-        )
     return Checkpoint(
         path=path,
         model=model.eval(),

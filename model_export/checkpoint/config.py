@@ -114,8 +114,7 @@ def _is_whole(value: object, least: int, most: int) -> bool:
 def _is_dropout(name: str, value: object) -> bool:
     if value is None:
         return name in _OPTIONAL_DROPOUTS
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 <= value <= 1
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def _wrong(where: str, name: str, value: object, accepted: str) -> UserError:

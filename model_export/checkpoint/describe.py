@@ -29,6 +29,7 @@ from model_export.checkpoint.metadata import (
     read_files,
     read_tokenizer,
 )
+from model_export.checkpoint.tokenizer import check_vocabulary, load_tokenizer
 from model_export.checkpoint.weights import Fit, Shape, check_dtypes, check_fit, fit
 
 T = TypeVar("T")
@@ -70,8 +71,9 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     _attempt(problems, lambda: check_fit(fitted, expected, found, weights))
     dtypes = {tensor.name: tensor.dtype for tensor in tensors}
     _attempt(problems, lambda: check_dtypes(fitted, dtypes, weights))
-    if tokenizer["kind"] is None:
-        problems.append(f"{path} has no tokenizer: no tokenizer.json, and no files to make it from")
+    loaded = _attempt(problems, lambda: load_tokenizer(path))
+    if loaded is not None and not problems:  # vocab_size is that of the weights
+        _attempt(problems, lambda: check_vocabulary(loaded, config.vocab_size, str(path)))
     chosen = preprocessing or trained_preprocessing(path)
     layers = _layers(expected)
     changes = _changes(fitted, tensors, labels)

@@ -32,7 +32,7 @@ from transformers import AutoTokenizer, BertweetTokenizer, PreTrainedTokenizerFa
 
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES, SENTENCEPIECE
-from model_export.checkpoint.bertweet import fast_tokenizer
+from model_export.checkpoint.bertweet import fast_tokenizer, unknown_pieces
 from model_export.checkpoint.config import read_config
 from model_export.checkpoint.sentencepiece_form import follow_sentencepiece
 
@@ -74,6 +74,12 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
             f"{path / 'tokenizer.json'} has no post-processor, so it does not add the special "
             "tokens that the classifier reads; save it again with transformers"
         )
+    try:
+        tokenizer("\U00013080")  # a hieroglyph, which hardly any vocabulary has
+    except Exception as error:  # tokenizers raises plain Exceptions
+        lacking = f"{path}: its tokenizer fails on a character that its vocabulary lacks"
+        other = f"{lacking} ({first_line(error)}); it needs an unknown token"
+        raise UserError(_damaged(path) or other) from error
     if source is None or "tokenizer.json" in present:
         return tokenizer
     if damage := _damaged(path):  # the slow forms accept empty vocabularies and web pages
@@ -83,6 +89,20 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     elif isinstance(tokenizer.backend_tokenizer.normalizer, BertNormalizer):
         _follow_bert(tokenizer.backend_tokenizer)
     return tokenizer
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerFast, rows: int, where: str) -> None:
+    """Check that the model's embedding, which has ``rows``, has one for every token.
+
+    Raises:
+        UserError: it has too few; the message begins with ``where``.
+    """
+    largest = max(tokenizer.get_vocab().values()) - unknown_pieces(tokenizer)
+    if largest >= rows:
+        raise UserError(
+            f"{where}: the tokenizer's largest id is {largest}, but the model's embedding has "
+            f"{rows} rows: they belong to different checkpoints"
+        )
 
 
 def _follow_bert(tokenizer: Tokenizer) -> None:

@@ -15,6 +15,7 @@ from torch.serialization import skip_data
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from app.errors import UserError
+from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.checkpoint.describe import describe
 from model_export.checkpoint.description import Description
 from tests.support.checkpoints import LAYERS, make_checkpoint
@@ -119,7 +120,7 @@ def test_the_published_base_models(tmp_path: Path, architecture: str) -> None:
         "texts are normalised as tweets: user names become @user, links become http",
     ]
     assert len(told.problems) == 1
-    assert "no tokenizer" in told.problems[0]
+    assert "lacks its tokenizer" in told.problems[0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from Linux's /proc")
@@ -230,6 +231,27 @@ def test_what_the_export_refuses_is_listed(tmp_path: Path) -> None:
     assert "classifier.dense.weight" in told.missing
     assert "lm_head.dense.weight" in told.not_read
     assert any("not a sequence classifier" in problem for problem in told.problems)
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "says"),
+    [
+        ("vocab.txt", "", "vocab.txt is damaged: it is empty"),
+        ("tokenizer_config.json", '{"truncation_side": "up"}', "cannot load the tokenizer"),
+        ("added_tokens.json", '{"[MORE]": 3000}', "the tokenizer's largest id is"),
+    ],
+)
+def test_a_tokenizer_that_does_not_load_is_listed(
+    tmp_path: Path, name: str, held: str, says: str
+) -> None:
+    """The description gives the line with which the export ends."""
+    path = make_checkpoint(tmp_path / "made", "bert")
+    (path / name).write_text(held)
+    (problem,) = describe(path).problems
+    assert says in problem
+    with pytest.raises(UserError) as caught:
+        load_checkpoint(path)
+    assert str(caught.value) == problem
 
 
 class _Bomb:

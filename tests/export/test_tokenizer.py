@@ -309,6 +309,17 @@ def test_tokenizer_json_without_post_processor_is_refused(
         load_tokenizer(tmp_path)
 
 
+def test_tokenizer_without_unknown_token_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+    """The first text with a character of its own would fail."""
+    _copy(checkpoints / "bert", tmp_path)
+    AutoTokenizer.from_pretrained(checkpoints / "bert").save_pretrained(tmp_path)
+    whole = json.loads((tmp_path / "tokenizer.json").read_text())
+    whole["model"] |= {"unk_token": "[NONE]"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    with pytest.raises(UserError, match=r"fails on a character .* it needs an unknown token"):
+        load_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
