@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request, Response
 from app.api.answers import JsonAnswer, classify_texts, timing, version, whole_failure
 from app.api.body import read_body
 from app.api.connection import while_connected
+from app.api.inputs import as_list
 from app.api.openapi import ERRORS, documented, documented_body, example
 from app.api.routing import DirectRoute
 from app.api.schemas import (
@@ -73,7 +74,7 @@ async def answer(request: Request, body: ClassifyRequest) -> Response:
         ServiceError: its only text is bad, or the request as a whole failed.
     """
     single = not isinstance(body.inputs, list)
-    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    texts = as_list(body.inputs)
     options = Options(body.overflow, body.split, body.language)
     done = await classify_texts(request, texts, model=body.model, options=options)
     if error := whole_failure(done.outcomes, single=single):

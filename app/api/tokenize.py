@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request, Response
 from app.api.answers import JsonAnswer, check_number, version
 from app.api.body import read_body
 from app.api.connection import while_connected
+from app.api.inputs import as_list
 from app.api.openapi import ERRORS, documented, documented_body, example
 from app.api.routing import DirectRoute
 from app.api.schemas import TokenizeRequest, TokenizeResponse
@@ -49,7 +50,7 @@ async def tokenize(request: Request) -> Response:
     `max_queue_tokens`.
     """
     body = await read_body(request, TokenizeRequest)
-    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    texts = as_list(body.inputs)
     service = Service.of(request)
     check_number(service, texts)
     model = service.models.classifier(body.model).model

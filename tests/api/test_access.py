@@ -189,9 +189,10 @@ def test_refusals_are_counted_by_route(serve: Serve) -> None:
 
 
 def test_docs_can_be_switched_off(serve: Serve) -> None:
-    """With docs off, neither the page nor the OpenAPI document exists."""
+    """With docs off, neither the page, its files nor the OpenAPI document exists."""
     client = serve(docs="off")
-    assert [client.get(path).status_code for path in ("/docs", "/openapi.json")] == [404, 404]
+    for path in ("/docs", "/docs/docs.js", "/docs/swagger-ui/swagger-ui.css", "/openapi.json"):
+        assert client.get(path).status_code == 404, path
 
 
 def test_without_docs_nothing_leads_there(serve: Serve) -> None:

@@ -2,9 +2,7 @@
 
 import csv
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from typing import Literal
 
 import pytest
 from fastapi.testclient import TestClient
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
 from tests.support.serving import SLOW_COMMAND, STUCK_COMMAND, Process
 from tests.support.tiny_bundle import LABELS, make_bundle
@@ -65,21 +63,6 @@ LEAST_CONTRAST = """() => {
     .map((element) => [contrast(element), element.textContent.trim().slice(0, 40)])
     .sort(([a], [b]) => a - b)[0];
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Debian's Chromium."""
-    chromium = shutil.which("chromium")
-    if not chromium:
-        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
-        give_up("the page's tests need chromium: apt-get install chromium")
-    # Chromium's sandbox refuses root.
-    flags = ["--no-sandbox"] if os.getuid() == 0 else []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=flags)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

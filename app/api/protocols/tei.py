@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
 from app.api.body import ByField, read_body
-from app.api.inputs import PairObject, Text, parse_texts
+from app.api.inputs import PairObject, Text, as_list, parse_texts
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.problems import problem
 from app.api.protocols.common import (
@@ -133,7 +133,7 @@ async def predict(request: Request) -> Response:
 
 async def _predict(request: Request, body: PredictRequest) -> Response:
     started = time.perf_counter()
-    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    texts = as_list(body.inputs)
     options = Options("error" if body.truncate is False else "truncate")
     done = await classify_texts(request, texts, model=None, options=options)
     predictions = every_prediction(done.outcomes)
