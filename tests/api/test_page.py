@@ -268,6 +268,8 @@ def test_cancel(bundle: Path, visits: Visits, texts: list[str]) -> None:
         page = visits.open(process.url)
         classify(page, *texts)
         expect(page.locator("#answer")).to_have_attribute("aria-busy", "true")
+        expect(page.get_by_role("progressbar")).to_be_visible()
+        expect(page.locator("#keys")).to_be_hidden()
         with page.expect_event("requestfailed") as failed:
             page.get_by_role("button", name="Cancel").click()
         assert failed.value.url == f"{process.url}/classify"
