@@ -50,7 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def _copied() -> Iterator[Path]:
-    """A copy without symbolic links, as in a packaged chart; Helm logs each link that it follows."""
+    """A copy without symbolic links, as a packaged chart is. Helm would log each link."""
     with TemporaryDirectory() as folder:
         yield Path(shutil.copytree(CHART, Path(folder) / CHART.name))
 
