@@ -3,7 +3,6 @@
 ``python -m deploy.prometheus.operator`` writes it; kustomize cannot put files into an object.
 """
 
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -31,8 +30,9 @@ def prometheus_rule() -> dict[str, Any]:
 
 def as_yaml() -> str:
     """The object as YAML."""
-    return HEADER + yaml.safe_dump(prometheus_rule(), sort_keys=False, width=1000)
+    text: str = yaml.safe_dump(prometheus_rule(), sort_keys=False, width=1000)
+    return HEADER + text
 
 
 if __name__ == "__main__":
-    Path(OUTPUT).write_text(as_yaml(), encoding="utf-8")
+    OUTPUT.write_text(as_yaml(), encoding="utf-8")
