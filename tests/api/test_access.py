@@ -1,5 +1,6 @@
 """Who may use the service, and how often: keys, rates, origins, and what can be switched off."""
 
+import json
 import socket
 import subprocess
 import time
@@ -108,7 +109,7 @@ def test_a_key_nobody_could_send_stops_the_start(
     monkeypatch.setenv("SENTIMENT_API_KEYS", keys)
     assert main(["serve"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("sentiment: SENTIMENT_API_KEYS: ")
+    assert json.loads(line)["message"].startswith("SENTIMENT_API_KEYS: ")
     assert keys == "," or keys not in line
 
 
