@@ -257,8 +257,8 @@ def test_each_finds_the_next_in_compose() -> None:
     (files,) = scrape["file_sd_configs"]
     mount = f"./deploy/prometheus/targets-compose.yml:/etc/prometheus/{files['files'][0]}:ro"
     assert mount in services["prometheus"]["volumes"]
-    ((targets,),) = load(ROOT / "deploy/prometheus/targets-compose.yml")
-    assert targets == {"targets": [f"sentiment:{STAGES['cpu'].ports[0]}"]}
+    targets: Any = load(ROOT / "deploy/prometheus/targets-compose.yml")[0]
+    assert targets == [{"targets": [f"sentiment:{STAGES['cpu'].ports[0]}"]}]
     sources = load(ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml")[0]
     assert sources["datasources"][0]["url"] == "http://prometheus:9090"
     providers = load(ROOT / "deploy/grafana/provisioning/dashboards/sentiment.yml")[0]
