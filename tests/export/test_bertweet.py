@@ -195,7 +195,7 @@ def test_a_tokenizer_json_beside_the_codes_is_not_read(source: Path, tmp_path: P
     [
         ("bpe.codes", "", r"bpe\.codes is damaged: it is empty"),
         ("bpe.codes", "a b 3\na", r"bpe\.codes is damaged: line 2 is not two parts and a count"),
-        ("bpe.codes", "<!DOCTYPE html>\n", r"bpe\.codes is damaged: its first line"),
+        ("bpe.codes", "<!DOCTYPE html>\n", r"bpe\.codes is damaged: line 1 is not"),
         ("vocab.txt", "a@@ 3\nb 3\nb 2\nc 1\n", r"vocab\.txt is damaged: it holds a piece twice"),
         ("vocab.txt", "<html>\n", "Incorrect dictionary format"),
     ],
