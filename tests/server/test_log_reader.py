@@ -41,7 +41,7 @@ def _served(bundle: Path) -> Process:
 
 
 def _ask(client: httpx2.Client, times: int) -> None:
-    assert {client.get("/health/live").status_code for _ in range(times)} == {200}
+    assert {client.get("/models").status_code for _ in range(times)} == {200}
 
 
 def test_a_reader_that_stops_stops_nothing(bundle: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_reader_that_stops_stops_nothing(bundle: Path) -> None:
         told = int(re.findall(r"(\d+) log lines were dropped", log)[0])
         assert told > 100
         assert metric(client, "sentiment_log_lines_dropped_total") == told
-        client.get("/health/live", headers={"x-request-id": "the-last"})
+        client.get("/models", headers={"x-request-id": "the-last"})
         log += process.read_until("the-last")
         lines = [json.loads(line) for line in log.splitlines()]
         written = [line for line in lines if line["logger"] == "access"]
@@ -109,7 +109,7 @@ def test_standard_files_that_are_closed_are_no_sockets(bare: tuple[int, int]) ->
     assert set(opened.values()) == {os.devnull}
     with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
         _ask(client, 10)
-    answer = exchange(port, b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    answer = exchange(port, b"GET /models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b"logger" not in answer
 
