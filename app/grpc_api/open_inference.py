@@ -135,9 +135,11 @@ def _document(request: Message, max_texts: int) -> dict[str, Any]:
 
 
 def _parameters(message: Message) -> dict[str, Any]:
+    # KServe's client sends the parameter of HTTP's binary form, which says nothing here.
     return {
         name: getattr(value, value.WhichOneof("parameter_choice") or "", None)
         for name, value in message.parameters.items()
+        if name != "binary_data_size"
     }
 
 

@@ -17,20 +17,13 @@ import pytest
 
 from app.cli import main
 from app.grpc_api.messages import METHODS, POOL, SERVICES
-from tests.support.serving import SLOW_COMMAND, Process, environment
+from tests.support.serving import SLOW_COMMAND, Process, environment, free_port
 
 KEY = (("authorization", "Bearer the-key-of-the-tests"),)
 FLAGS = ["--runners", "1", "--threads", "1", "--max-batch-tokens", "512"]
 LIMITS = ["--max-body-bytes", "20000", "--max-texts", "4", "--max-header-bytes", "4096"]
 OIP = "/inference.GRPCInferenceService"
 PROTOS = Path(__file__).parents[2] / "app/grpc_api/protos"
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Client:
@@ -120,7 +113,8 @@ def test_raw_texts_get_raw_outputs_and_contents_get_contents(client: Client, nam
     assert list(scores.shape) == [2, 3]
 
     raw = b"".join(struct.pack("<I", len(text)) + text.encode() for text in texts)
-    inputs = [{"name": "text", "datatype": "BYTES", "shape": [2, 1]}]
+    size = {"binary_data_size": {"int64_param": len(raw)}}  # as KServe's client sends it
+    inputs = [{"name": "text", "datatype": "BYTES", "shape": [2, 1], "parameters": size}]
     fields: dict[str, Any] = {
         "inputs": inputs,
         "raw_input_contents": [raw],
