@@ -67,7 +67,7 @@ RUN $PIP --compile --constraint requirements/dev.txt ${TORCH_INDEX_URL:+--extra-
 
 
 FROM python AS runtime
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=
 LABEL org.opencontainers.image.title="sentiment-service" \
       org.opencontainers.image.description="Sentiment of short texts over HTTP, with a model inside" \

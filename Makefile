@@ -46,7 +46,7 @@ check: install-dev ## Check formatting, lint, types and import rules
 	.venv/bin/lint-imports --no-logo
 
 .PHONY: deploy-check
-deploy-check: install-dev ## Lint the Dockerfile, check Compose and Kubernetes files against their schemas
+deploy-check: install-dev ## Lint the Dockerfile and the Helm chart, check Compose and Kubernetes files against their schemas
 	.venv/bin/python deploy/check.py
 
 .PHONY: platform-check
@@ -80,6 +80,20 @@ lock: ## Update requirements/*.txt with uv (LOCK_FLAGS=--upgrade for the newest 
 	$(LOCK) --generate-hashes --extra gpu -c requirements/dev.txt pyproject.toml -o requirements/gpu.txt
 	printf 'httpx\npyarrow\ntqdm\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/files.txt
 	printf 'hatchling\neditables\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/build.txt
+	printf 'cyclonedx-bom\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/sbom.txt
+
+.PHONY: wheel
+wheel: install ## Build the wheel in dist/
+	.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+# cyclonedx has an environment of its own, because its packages are in no other lock.
+.PHONY: sbom
+sbom: install ## Write the list of the packages for serving (CycloneDX) to dist/
+	$(PYTHON) -m venv .venv/sbom
+	.venv/sbom/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements/sbom.txt
+	mkdir -p dist
+	.venv/sbom/bin/cyclonedx-py requirements requirements/$(HARDWARE).txt --pyproject pyproject.toml \
+		--mc-type application --output-reproducible --output-file dist/sentiment-service-$(HARDWARE).cdx.json
 
 .PHONY: protos
 protos: ## Write app/grpc_api/descriptors.binpb from protos/*.proto, with uv

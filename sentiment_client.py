@@ -1,4 +1,4 @@
-"""Client of the sentiment service. You can copy this file; it needs only httpx.
+"""Client of the sentiment service. You can copy this file; it needs httpx.
 
     with Client("http://127.0.0.1:8000") as client:
         client.classify("I love this!").label               # "positive"
@@ -30,7 +30,12 @@ from functools import partial
 from math import isfinite
 from typing import Any, Literal, Self, overload
 
-import httpx
+try:
+    import httpx
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(
+        "sentiment_client needs the package httpx (0.28 or newer)", name="httpx"
+    ) from None
 
 __all__ = [
     "AsyncClient",

@@ -40,17 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(flags)
     except ValueError as error:
-        print(f"sentiment: {error}", file=sys.stderr)
+        _report(options, error)
         return 2
     try:
         if options.command == "serve":
             return _serve(settings, sources(settings, flags))
         return _classify(options, settings)
     except UserError as error:
-        print(f"sentiment: {error}", file=sys.stderr)
+        _report(options, error)
         return 1
     except ModuleNotFoundError as error:
-        print(f"sentiment: {missing_extra(error)}", file=sys.stderr)
+        _report(options, missing_extra(error))
         return 1
     except KeyboardInterrupt:
         return 130
@@ -60,8 +60,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # for example, the disk is full
-        print(f"sentiment: {error}", file=sys.stderr)
+        _report(options, error)
         return 1
+
+
+def _report(options: argparse.Namespace, error: Exception) -> None:
+    """Print why the command failed, as one line. ``serve`` prints it in the form of its log."""
+    log_format = "human"
+    if options.command == "serve":
+        # The settings may be what failed, so this looks at the flag and the environment itself.
+        given = getattr(options, "log_format", None)
+        log_format = given or os.environ.get("SENTIMENT_LOG_FORMAT", "auto")
+    logs.report_failure(str(error), log_format)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -163,6 +173,11 @@ def _serve(settings: Settings, reasons: str) -> int:
         from app.server.run import run
 
         return run(settings)
+    except (UserError, ModuleNotFoundError, OSError):
+        raise
+    except Exception:
+        logging.getLogger(__name__).critical("the service failed", exc_info=True)
+        return 1
     finally:
         logs.close()
 

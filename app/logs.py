@@ -33,8 +33,7 @@ logger = logging.getLogger(__name__)
 
 def configure(level: str, log_format: Format) -> None:
     """Log to standard error until ``close``; ``auto`` means text at a terminal, else JSON."""
-    human = log_format == "human" or (log_format == "auto" and sys.stderr.isatty())
-    _lines.setFormatter(_Human() if human else _Json())
+    _lines.setFormatter(_Human() if _for_people(log_format) else _Json())
     logging.basicConfig(level=level.upper(), handlers=[_lines])
     logging.captureWarnings(True)  # by default, they bypass the log
     # Without this, logging walks the stack for each line to find the caller, which no line shows.
@@ -51,9 +50,26 @@ def close() -> None:
     stopping.join(CLOSE_S)
 
 
+def report_failure(message: str, log_format: str) -> None:
+    """Write why the service did not start or has failed, in the form of the log.
+
+    Call it before ``configure`` or after ``close``. The format may be a wrong one: settings are
+    among the things that fail.
+    """
+    if _for_people(log_format):
+        print(f"sentiment: {message}", file=sys.stderr)
+        return
+    record = logging.LogRecord("app.cli", logging.CRITICAL, "", 0, message, None, None)
+    print(_Json().format(record), file=sys.stderr)
+
+
 def dropped_lines() -> int:
     """Number of lines that were not written, because standard error was not read or is closed."""
     return _writer.dropped
+
+
+def _for_people(log_format: str) -> bool:
+    return log_format == "human" or (log_format != "json" and sys.stderr.isatty())
 
 
 class _Lines(QueueHandler):

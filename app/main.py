@@ -86,6 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,
         openapi_url="/openapi.json" if settings.docs == "on" else None,
+        docs_url=None,  # FastAPI's page loads Swagger UI from the internet
         redoc_url=None,
     )
     _add_routes(app, service, chosen)
@@ -124,7 +125,11 @@ class Application(FastAPI):
 
 
 def _add_routes(app: FastAPI, service: Service, chosen: VertexRoutes) -> None:
-    routers = [*ROUTERS, *([] if service.settings.metrics_port else [operations.metrics_router])]
+    routers = [*ROUTERS]
+    if not service.settings.metrics_port:
+        routers.append(operations.metrics_router)
+    if service.settings.docs == "on":
+        routers.append(page.docs_router)
     routers.append(vertex.router(chosen, _routes(routers)))
     # This only documents the keys in OpenAPI. The middleware checks them.
     keys = [Depends(HTTPBearer(auto_error=False))] if service.settings.api_keys else None

@@ -1,4 +1,6 @@
-"""Checks the Dockerfile, the Compose files and the manifests: ``make deploy-check``.
+"""Checks the Dockerfile, Compose files, manifests, Helm chart and GitHub's workflows.
+
+Run it with ``make deploy-check``.
 
 Objects of Kubernetes itself are checked against its schemas; unknown fields are errors. No package
 has the schemas of KEDA and of the Prometheus operator, so tests/deploy/test_deploy.py checks their
@@ -18,10 +20,11 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from deploy.dockerfile import ROOT
+from deploy.helm import chart
 
 KUBERNETES = "1.34"
 OVERLAYS = sorted((ROOT / "deploy/kubernetes/overlays").iterdir())
-CUSTOM = {"ScaledObject", "ServiceMonitor"}
+CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
 
 Object = dict[str, Any]
 
@@ -30,31 +33,42 @@ def main() -> int:
     """Check everything; the exit code is 1 if something is wrong."""
     tools = Path(sys.executable).parent
     compose = sorted(ROOT.glob("docker-compose*.yml"))
+    workflows = sorted(ROOT.glob(".github/workflows/*.yml"))
     commands: list[list[str | Path]] = [
         [tools / "hadolint", "--failure-threshold=info", ROOT / "Dockerfile"],
         [tools / "check-jsonschema", "--builtin-schema=vendor.compose-spec", *compose],
+        [tools / "check-jsonschema", "--builtin-schema=vendor.github-workflows", *workflows],
+        [tools / "zizmor", "--offline", "--quiet", "--no-progress", "--pedantic", ROOT / ".github"],
     ]
     failed = [subprocess.run(command, check=False).returncode for command in commands]
-    problems = [problem for overlay in OVERLAYS for problem in kubernetes_problems(overlay)]
+    objects = {overlay.name: render(overlay) for overlay in OVERLAYS}
+    problems = list(chart.chart_problems())
+    if not problems:
+        objects |= {f"chart, {name}": chart.rendered(case) for name, case in chart.CASES.items()}
+    problems += [found for name, group in objects.items() for found in violations(name, group)]
     print(*problems, sep="\n", end="\n" if problems else "")
     if any(failed) or problems:
         return 1
-    print(f"deploy-check: {len(compose)} Compose files, {len(OVERLAYS)} overlays, a Dockerfile: ok")
+    print(
+        f"deploy-check: {len(compose)} Compose files, {len(OVERLAYS)} overlays, "
+        f"{len(chart.CASES)} ways to use the Helm chart, {len(workflows)} workflows, "
+        "a Dockerfile: ok"
+    )
     return 0
 
 
-def kubernetes_problems(overlay: Path) -> Iterator[str]:
-    """The violations of Kubernetes' schemas in an overlay's objects."""
+def violations(name: str, objects: list[Object]) -> Iterator[str]:
+    """The violations of Kubernetes' schemas in the objects of an overlay or of the chart."""
     import kubernetes_validate
 
-    for one in render(overlay):
+    for one in objects:
         if one["kind"] in CUSTOM:
             continue
         try:
             kubernetes_validate.validate(one, KUBERNETES, strict=True)
         except kubernetes_validate.ValidationError as error:
             where = ".".join(map(str, error.path))
-            yield f"{overlay.name}: {one['kind']} {where}: {error.message}"
+            yield f"{name}: {one['kind']} {where}: {error.message}"
 
 
 def render(folder: Path) -> list[Object]:
@@ -73,6 +87,8 @@ def render(folder: Path) -> list[Object]:
             if field in ("resources", "components"):
                 path = (folder / entry).resolve()
                 objects += render(path) if path.is_dir() else load(path)
+            elif field == "configMapGenerator":
+                objects.append(_config_map(folder, entry))
             elif field == "patches":
                 (patch,) = load(folder / entry["path"])
                 (target,) = (one for one in objects if _identity(one) == _identity(patch))
@@ -87,7 +103,17 @@ def render(folder: Path) -> list[Object]:
     return objects
 
 
-_FIELDS = ("resources", "components", "patches", "labels", "images")
+_FIELDS = ("resources", "configMapGenerator", "components", "patches", "labels", "images")
+
+
+def _config_map(folder: Path, entry: Object) -> Object:
+    files = [folder / name for name in entry["files"]]
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": entry["name"], "labels": entry["options"]["labels"]},
+        "data": {file.name: file.read_text(encoding="utf-8") for file in files},
+    }
 
 
 def load(path: Path) -> list[Object]:
@@ -99,7 +125,9 @@ def load(path: Path) -> list[Object]:
 
 def containers(one: Object) -> list[Object]:
     """The containers of an object; empty if it is not a workload."""
-    found: list[Object] = one["spec"].get("template", {}).get("spec", {}).get("containers", [])
+    found: list[Object] = (
+        one.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])
+    )
     return found
 
 

@@ -71,7 +71,7 @@ def export(
 
     Raises:
         UserError: the architecture is not supported, a variant differs from the checkpoint by
-            more than its tolerance, ``output`` holds something else than a bundle, there are
+            more than its tolerance, ``output`` holds something other than a bundle, there are
             labelled texts for a multi-label checkpoint, one of them cannot be classified, or no
             temperature fits. Also raised after the other variants were written, if a variant was
             left out.

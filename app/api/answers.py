@@ -9,6 +9,7 @@ from fastapi import Request, Response
 from app.api.connection import while_connected
 from app.api.schemas import ModelVersion
 from app.api.service import Service
+from app.api.work import note_asked, note_done
 from app.engine.classifier import Classification
 from app.engine.model import Model
 from app.engine.pairs import Input
@@ -28,10 +29,12 @@ async def classify_texts(
     """
     service = Service.of(request)
     check_number(service, texts)
-    work = service.models.classifier(model).classify(
-        texts, options, deadline=request.scope["state"]["deadline"]
-    )
-    return await while_connected(request, work)
+    classifier = service.models.classifier(model)
+    noted = note_asked(request.scope, classifier.model.name, len(texts))
+    work = classifier.classify(texts, options, deadline=request.state.deadline)
+    done = await while_connected(request, work)
+    note_done(noted, done, done.outcomes)
+    return done
 
 
 def check_number(service: Service, texts: Sequence[Input]) -> None:
@@ -83,7 +86,7 @@ def version(model: Model) -> ModelVersion:
 
 
 class JsonAnswer(Response):
-    """An answer as JSON."""
+    """An answer as JSON. The content is not validated: FastAPI would copy what was just built."""
 
     def __init__(self, content: Any, headers: Mapping[str, str]) -> None:
         # Response's own constructor is for every case, which takes several times as long.
@@ -95,12 +98,6 @@ class JsonAnswer(Response):
             (b"content-length", b"%d" % len(self.body)),
             (b"content-type", b"application/json"),
         ]
-
-
-def json_answer(content: Any, done: Classification) -> Response:
-    """The answer as JSON, with a header that says where the time went."""
-    # Serialized directly: FastAPI would validate and copy what was just built.
-    return JsonAnswer(content, timing(done))
 
 
 def timing(done: Classification) -> dict[str, str]:

@@ -2,9 +2,10 @@
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.answers import classify_texts, json_answer, version, whole_failure
+from app.api.answers import JsonAnswer, classify_texts, timing, version, whole_failure
 from app.api.body import read_body
 from app.api.connection import while_connected
+from app.api.inputs import as_list
 from app.api.openapi import ERRORS, documented, documented_body, example
 from app.api.routing import DirectRoute
 from app.api.schemas import (
@@ -14,6 +15,7 @@ from app.api.schemas import (
     ExplainResponse,
 )
 from app.api.service import Service
+from app.api.work import note_asked, note_done
 from app.engine.predictions import Options
 from app.engine.results import item
 
@@ -72,7 +74,7 @@ async def answer(request: Request, body: ClassifyRequest) -> Response:
         ServiceError: its only text is bad, or the request as a whole failed.
     """
     single = not isinstance(body.inputs, list)
-    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    texts = as_list(body.inputs)
     options = Options(body.overflow, body.split, body.language)
     done = await classify_texts(request, texts, model=body.model, options=options)
     if error := whole_failure(done.outcomes, single=single):
@@ -82,7 +84,7 @@ async def answer(request: Request, body: ClassifyRequest) -> Response:
         "labels": done.model.labels,
         "results": [item(outcome) for outcome in done.outcomes],
     }
-    return json_answer(response, done)
+    return JsonAnswer(response, timing(done))
 
 
 @router.post(
@@ -101,8 +103,10 @@ async def explain(request: Request) -> Response:
     """
     body = await read_body(request, ExplainRequest)
     classifier = Service.of(request).models.classifier(body.model)
+    noted = note_asked(request.scope, classifier.model.name, 1)
     explaining = classifier.explain(body.inputs, deadline=request.state.deadline)
     done, whole, words = await while_connected(request, explaining)
+    note_done(noted, done, [whole])
     response: ExplainResponse = {
         "model": version(done.model),
         "label": whole["label"],
@@ -111,4 +115,4 @@ async def explain(request: Request) -> Response:
         "truncated": whole["truncated"],
         "words": words,
     }
-    return json_answer(response, done)
+    return JsonAnswer(response, timing(done))

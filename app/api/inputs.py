@@ -45,6 +45,11 @@ def parse_texts(value: Any) -> Input | list[Input]:
     return [_text(item) for item in value]
 
 
+def as_list(inputs: Input | list[Input]) -> list[Input]:
+    """The texts of a request, of which there may be only one."""
+    return inputs if isinstance(inputs, list) else [inputs]
+
+
 def _text(value: Any) -> Input:
     if isinstance(value, str):
         return value

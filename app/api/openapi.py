@@ -46,8 +46,11 @@ ERRORS = (
 def documented_body(schema: type[BaseModel], *others: type[BaseModel]) -> dict[str, Any]:
     """The ``openapi_extra`` of a route that reads a body with one of these schemas."""
     schemas = [_inlined(one.model_json_schema()) for one in (schema, *others)]
-    content = {"application/json": {"schema": {"anyOf": schemas} if others else schemas[0]}}
-    return {"requestBody": {"required": True, "content": content}}
+    content = {
+        "schema": {"anyOf": schemas} if others else schemas[0],
+        "example": schemas[0]["examples"][0],
+    }
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
 def path_parameters(*names: str) -> dict[str, Any]:

@@ -8,11 +8,26 @@ from typing import Any
 from fastapi import Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
 
 from app.api.schemas import Problem
 from app.errors import MethodNotAllowed, NotFound, ServiceError, Unauthorized
 
 MEDIA_TYPE = "application/problem+json"
+
+
+class ProblemResponse(Response):
+    """The answer to a request that failed. It leaves its code in the request's state."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, code: str, content: str, status: int, headers: dict[str, str]) -> None:
+        super().__init__(content, status, headers)
+        self._code = code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["code"] = self._code
+        await super().__call__(scope, receive, send)
 
 
 def problem(error: ServiceError, request_id: str, /, **members: Any) -> Response:
@@ -23,7 +38,7 @@ def problem(error: ServiceError, request_id: str, /, **members: Any) -> Response
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
     content = json.dumps({**document(type(error), error.detail, request_id), **members})
-    return Response(content, error.status, headers, media_type=MEDIA_TYPE)
+    return ProblemResponse(error.code, content, error.status, headers)
 
 
 def document(kind: type[ServiceError], detail: str, request_id: str) -> Problem:

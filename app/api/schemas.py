@@ -57,6 +57,10 @@ def _language_tag(value: str) -> str:
 class ClassifyRequest(RequestBody):
     """One text, or a list of texts."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": ["I love this!", "worst service ever"]}]}
+    )
+
     inputs: Texts = Field(
         description="one text, or a list of texts; a list of two strings is two separate texts",
         examples=[["I love this!", "worst service ever", "The meeting is at 3pm."]],
@@ -81,6 +85,10 @@ class ClassifyRequest(RequestBody):
 class ExplainRequest(RequestBody):
     """One text."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": "I love this, but it is expensive"}]}
+    )
+
     inputs: Annotated[str, WithJsonSchema(TypeAdapter(Text).json_schema())] = Field(
         description="the text", examples=["I love this, but it is expensive"]
     )
@@ -89,6 +97,8 @@ class ExplainRequest(RequestBody):
 
 class TokenizeRequest(RequestBody):
     """One text, or a list of texts."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "I love this!"}]})
 
     inputs: Texts = Field(
         description="one text, or a list of texts", examples=["I love this!", ["good", "bad"]]

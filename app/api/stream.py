@@ -19,6 +19,7 @@ from app.api.openapi import ERRORS, documented
 from app.api.routing import StreamRoute
 from app.api.service import Service
 from app.api.stream_group import StreamGroup
+from app.api.work import Work, note_asked
 from app.engine.predictions import Options, Overflow
 from app.errors import (
     ClientDisconnected,
@@ -98,6 +99,7 @@ async def classify_stream(request: Request) -> Response:
         model,
         Options(overflow=overflow),
         decoder(request.headers.get("content-encoding", "")),
+        note_asked(request.scope, service.models.classifier(model).model.name, 0),
     )
 
 
@@ -105,7 +107,12 @@ class StreamedAnswers(Response):
     """Reads the request and sends the answers at the same time."""
 
     def __init__(
-        self, service: Service, model: str | None, options: Options, body: Decoder
+        self,
+        service: Service,
+        model: str | None,
+        options: Options,
+        body: Decoder,
+        work: Work | None = None,
     ) -> None:
         super().__init__(
             media_type=MEDIA_TYPE,
@@ -122,6 +129,7 @@ class StreamedAnswers(Response):
             release=service.stream_inflight.give,
         )
         self._gate = service.models.stream_gate(model)  # may raise: no answer has begun yet
+        self._work = work
         self._messages: asyncio.Queue[Message] = asyncio.Queue(1)
         # In the order of their lines; None marks the end.
         self._groups: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(WAITING_GROUPS)
@@ -194,7 +202,9 @@ class StreamedAnswers(Response):
         try:
             async for lines in self._arriving():
                 if lines:
-                    group = StreamGroup(lines, self._service, self._model, self._options)
+                    group = StreamGroup(
+                        lines, self._service, self._model, self._options, self._work
+                    )
                     await self._groups.put(tasks.create_task(self._answer(group)))
                     # Cut the next group when its turn is near: its size depends on how many wait.
                     await group.admitted.wait()

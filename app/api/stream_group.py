@@ -7,6 +7,7 @@ from functools import partial
 
 from app.api.ndjson import Line, answer_line
 from app.api.service import Service
+from app.api.work import Work
 from app.engine.classifier import Classifier
 from app.engine.pairs import Input
 from app.engine.predictions import Options
@@ -21,13 +22,19 @@ class StreamGroup:
     """
 
     def __init__(
-        self, lines: Sequence[Line], service: Service, model: str | None, options: Options
+        self,
+        lines: Sequence[Line],
+        service: Service,
+        model: str | None,
+        options: Options,
+        work: Work | None,
     ) -> None:
         self.admitted = asyncio.Event()
         self.lines = lines
         self._service = service
         self._model = model
         self._options = options
+        self._work = work
         self._gate = service.models.stream_gate(model)
 
     async def answer(self) -> bytes:
@@ -35,12 +42,16 @@ class StreamGroup:
         lines = self.lines
         texts = [line.text for line in lines if not isinstance(line.text, ServiceError)]
         try:
-            outcomes = iter(await self._outcomes(texts))
+            outcomes = await self._outcomes(texts)
         finally:
             self.admitted.set()
         self._classifier.count(line.text for line in lines if isinstance(line.text, ServiceError))
+        if self._work is not None:
+            self._work.texts += len(lines)
+            self._work.add_tokens(outcomes)
+        answered = iter(outcomes)
         return b"".join(
-            answer_line(line, line.text if isinstance(line.text, ServiceError) else next(outcomes))
+            answer_line(line, line.text if isinstance(line.text, ServiceError) else next(answered))
             for line in lines
         )
 

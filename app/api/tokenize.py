@@ -5,10 +5,12 @@ from fastapi import APIRouter, Request, Response
 from app.api.answers import JsonAnswer, check_number, version
 from app.api.body import read_body
 from app.api.connection import while_connected
+from app.api.inputs import as_list
 from app.api.openapi import ERRORS, documented, documented_body, example
 from app.api.routing import DirectRoute
 from app.api.schemas import TokenizeRequest, TokenizeResponse
 from app.api.service import Service
+from app.api.work import note_asked
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.results import item
 from app.engine.tokens import tokens_steps
@@ -48,10 +50,11 @@ async def tokenize(request: Request) -> Response:
     `max_queue_tokens`.
     """
     body = await read_body(request, TokenizeRequest)
-    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    texts = as_list(body.inputs)
     service = Service.of(request)
     check_number(service, texts)
     model = service.models.classifier(body.model).model
+    noted = note_asked(request.scope, model.name, len(texts))
     steps = tokens_steps(
         model,
         texts,
@@ -63,6 +66,8 @@ async def tokenize(request: Request) -> Response:
     results = await while_connected(request, work)
     if not isinstance(body.inputs, list) and isinstance(results[0], ServiceError):
         raise results[0]
+    if noted is not None:
+        noted.tokens = sum(r["count"] for r in results if not isinstance(r, ServiceError))
     response: TokenizeResponse = {
         "model": version(model),
         "results": [item(result) for result in results],

@@ -31,7 +31,7 @@ class Encoding:
     def key(self) -> bytes:
         """The ids and their types as bytes. Encodings with equal keys have equal logits."""
         # Bytes, because Python computes their hash once, and for a tuple again at each use.
-        if self.typed:  # negative, so that it is no id
+        if self.typed:  # negative, so that it differs from every id
             return struct.pack(f"{len(self.ids) + 1}i", *self.ids, -self.typed)
         return struct.pack(f"{len(self.ids)}i", *self.ids)
 

@@ -76,12 +76,12 @@ def load(
         logger.info("%s: int8 with ONNX Runtime's %s kernels", model.name, model.kernels)
     if plan is None:
         plan = tune(model, settings, cpus)
-        logger.info("%s: %s", model.name, plan.summary())
+        logger.info("%s: %s", model.name, plan.sharing())
     else:
         plan = replace(plan, budget=plan.budget.again())
     if model.provider == CUDA:
         # The runners and the event loop use the other CPUs. On the CPU provider, none is idle.
-        model.divides_lists = use_idle_cpus(int(cpus) - plan.runners * plan.threads - 1)
+        model.texts.divides_lists = use_idle_cpus(int(cpus) - plan.runners * plan.threads - 1)
     return model.with_threads(plan.threads), plan
 
 

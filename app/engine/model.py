@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 import onnxruntime as ort
-import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
@@ -17,8 +16,7 @@ from app.engine.encoding import Encoding
 from app.engine.pairs import Input, PairTokenizer, TextPair
 from app.engine.preprocessing import VISIBLE, preprocess
 from app.engine.session import CPU, CUDA, NO_CUDA, Int8Kernels, int8_kernels, open_session
-from app.engine.tokenizer_threads import MIN_TEXTS
-from app.engine.word_cache import WordCache
+from app.engine.text_tokenizer import TextTokenizer
 from app.errors import EmptyText, InferenceFailed, InvalidRequest, ServiceError, UserError
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -71,20 +69,17 @@ class Model:
         self._input_names = [node.name for node in session.get_inputs()]
         self._pad_token_id = bundle.pad_token_id
         self.tokenizer = _load_tokenizer(bundle)
-        self._special_tokens: int = self.tokenizer.num_special_tokens_to_add(is_pair=False)
-        known = map(self.tokenizer.token_to_id, ("[UNK]", "<unk>"))
-        self._unknown_id = next((token for token in known if token is not None), None)
-        self._stride = int((self.max_tokens - self._special_tokens) * WINDOW_OVERLAP)
+        special_tokens = self.tokenizer.num_special_tokens_to_add(is_pair=False)
+        stride = int((self.max_tokens - special_tokens) * WINDOW_OVERLAP)
         side = (self.tokenizer.truncation or {}).get("direction", "right")
-        self.tokenizer.enable_truncation(self.max_tokens, stride=self._stride, direction=side)
-        self.divides_lists = False  # whether several threads tokenise a list together
-        self._words = WordCache(self.tokenizer, max_tokens=self.max_tokens)
+        self.tokenizer.enable_truncation(self.max_tokens, stride=stride, direction=side)
+        self.texts = TextTokenizer(self.tokenizer, max_tokens=self.max_tokens, stride=stride)
         self.pairs: PairTokenizer | None = None
         if self.text_pairs:
             self.pairs = PairTokenizer(
                 self.tokenizer,
                 max_tokens=self.max_tokens,
-                stride=self._stride,
+                stride=stride,
                 has_types="token_type_ids" in self._input_names,
             )
 
@@ -168,18 +163,7 @@ class Model:
             for text, fault in zip(texts, faults, strict=True)
             if fault is None
         ]
-        known: Sequence[list[int] | None]
-        if self.divides_lists and len(sound) >= MIN_TEXTS:
-            known = [None] * len(sound)
-        else:
-            known = self._words.encode(sound)
-        others = [text for text, ids in zip(sound, known, strict=True) if ids is None]
-        tokenised = iter(self.tokenizer.encode_batch_fast(others) if others else ())
-        encodings = [
-            self._encoding(next(tokenised)) if ids is None else Encoding(ids, len(ids))
-            for ids in known
-        ]
-        found = iter(encodings)
+        found = iter(self.texts.encode(sound))
         return [fault or next(found) for fault in faults]
 
     def _encode_pair(self, pair: TextPair) -> Encoding | EmptyText | InvalidRequest:
@@ -191,18 +175,6 @@ class Model:
         if fault := _fault(pair.text) or _fault(pair.text_pair, "text_pair"):
             return fault
         return self.pairs.encode(pair.map(partial(preprocess, preprocessing=self.preprocessing)))
-
-    def _encoding(self, encoding: tokenizers.Encoding) -> Encoding | EmptyText:
-        ids: list[int] = encoding.ids
-        if len(ids) <= self._special_tokens:
-            # The tokenizer drops unknown characters, and it knew none of this text's characters.
-            if self._unknown_id is None:
-                return EmptyText("the model knows none of the text's characters")
-            ids = [*ids[:1], self._unknown_id, *ids[1:]]
-        overflow = tuple(part.ids for part in encoding.overflowing)
-        repeated = self._special_tokens + self._stride
-        tokens = len(ids) + sum(len(part) - repeated for part in overflow)
-        return Encoding(ids, tokens, overflow)
 
     def infer(self, encodings: Sequence[Encoding]) -> list[Logits | InferenceFailed]:
         """Logits [labels] for each encoding, computed as one padded batch.

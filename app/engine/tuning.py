@@ -48,8 +48,15 @@ class Plan:
     budget: TokenBudget
     reason: str
 
+    def sharing(self) -> str:
+        """How the CPUs are shared, and the budget, for the log; ``summary`` also says why."""
+        return (
+            f"runners {self.runners} x threads {self.threads}, at most {self.budget.tokens} tokens "
+            "a batch (GET /models says why)"
+        )
+
     def summary(self) -> str:
-        """The plan in one line."""
+        """The plan with its reason, in one line."""
         now, before = self.budget.tokens, self.max_batch_tokens
         live = f" (live batches were better than with {before})" if now != before else ""
         return (

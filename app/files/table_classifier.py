@@ -1,4 +1,4 @@
-"""What every classifier offers, be it a model in this process or a remote service."""
+"""The interface of a classifier of tables: a model in this process, or a remote service."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Protocol

@@ -8,11 +8,13 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
+from starlette.types import Scope
 
 from app.api.answers import check_number, timing
 from app.api.middleware.limits import no_room
 from app.api.service import Service
 from app.api.stream import IDLE_S
+from app.api.work import Work, note_asked, note_done
 from app.engine.classifier import Classification
 from app.engine.pairs import Input
 from app.engine.predictions import Options
@@ -49,11 +51,19 @@ class Call:
     """
 
     def __init__(
-        self, service: Service, method: Method, context: Context, *, deadline: float, ends: float
+        self,
+        service: Service,
+        method: Method,
+        scope: Scope,
+        context: Context,
+        *,
+        deadline: float,
+        ends: float,
     ) -> None:
         self.service = service
         self.method = method
-        self.stages = ""  # the time that each stage took, in the form of the header server-timing
+        self.timing = ""  # the time that each stage took, in the form of the header server-timing
+        self._scope = scope
         self._context = context
         self.deadline = deadline
         self._ends = ends
@@ -120,9 +130,22 @@ class Call:
         """
         check_number(self.service, texts)
         classifier = self.service.models.classifier(model)
+        work = self._noted(classifier.model.name, len(texts))
         done = await classifier.classify(texts, options, deadline=deadline)
-        self.stages = timing(done)["server-timing"]
+        if not self.method.streams:
+            self.timing = timing(done)["server-timing"]
+            note_done(work, done, done.outcomes)
+        elif work is not None:  # the stages of its texts overlap
+            work.add_tokens(done.outcomes)
         return done
+
+    def _noted(self, model: str, texts: int) -> Work | None:
+        """What the access log says of the call; the texts of a stream add up."""
+        work: Work | None = self._scope["state"].get("work")
+        if work is None:
+            return note_asked(self._scope, model, texts)
+        work.texts += texts
+        return work
 
     def _received(self, content: bytes, deadline: float) -> Received:
         try:

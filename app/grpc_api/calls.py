@@ -73,6 +73,7 @@ class Calls:
     async def _handle(self, path: str, context: Context) -> None:
         service, metrics, tracer = self._service, self._service.metrics, self._service.tracer
         scope = _scope(path, context)
+        scope["state"]["logged"] = self._logs
         headers = dict(scope["headers"])
         request_id = scope["state"]["request_id"]
         route = path if path in self._answers else UNMATCHED
@@ -89,24 +90,27 @@ class Calls:
             asked = identity.deadline(scope, headers, longest_ms=service.settings.deadline_ms)
             left_s = context.time_remaining()
             ends = math.inf if left_s is None else asyncio.get_running_loop().time() + left_s
-            call = Call(service, METHODS[path], context, deadline=min(asked, ends), ends=ends)
+            call = Call(
+                service, METHODS[path], scope, context, deadline=min(asked, ends), ends=ends
+            )
             await self._answer(call, context)
         except (Exception, asyncio.CancelledError) as error:
             failure = self._failure(error, context, request_id)
+            scope["state"]["code"] = failure.code
             context.set_code(CODES[failure.status])
             context.set_details(failure.detail)
             if isinstance(error, asyncio.CancelledError):
                 raise
         finally:
-            stages = call.stages if call else ""
-            context.set_trailing_metadata(_trailing(request_id, failure, stages))
+            timing = call.timing if call else ""
+            context.set_trailing_metadata(_trailing(request_id, failure, timing))
             seconds = time.perf_counter() - started
             metrics.requests_in_flight -= 1
             status = failure.status if failure else 200
             trace = trace_id(span, headers)
             metrics.observe_request(route, GRPC, status, seconds, trace)
             if self._logs:
-                log_request(scope, trace, GRPC, route, status, seconds, stages.encode())
+                log_request(scope, trace, GRPC, route, status, seconds)
             if tracer and span and token:
                 detach(token)
                 tracer.end_request(span, method=GRPC, route=route, status=status)
@@ -156,11 +160,11 @@ def _scope(path: str, context: Context) -> dict[str, Any]:
 
 
 def _trailing(
-    request_id: str, failure: ServiceError | None, stages: str
+    request_id: str, failure: ServiceError | None, timing: str
 ) -> tuple[tuple[str, str], ...]:
     trailing = [("x-request-id", request_id)]
-    if stages:
-        trailing.append(("server-timing", stages))
+    if timing:
+        trailing.append(("server-timing", timing))
     if failure is not None:
         trailing.append(("error-code", failure.code))
         if failure.retry_after_s is not None:

@@ -138,9 +138,9 @@ class Server(uvicorn.Server):
                 await self.lifespan.shutdown()
                 raise
         await self._start_grpc()
-        host, port = next(iter(self._configs)).getsockname()[:2]
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        logger.info("serving %s at http://%s", self._service.models.summary(), where)
+        models = self._service.models.summary()
+        urls = [_url(site) for site in self._configs]
+        logger.info("serving %s at %s", models, urls[0], extra={"fields": self._pages(*urls)})
         self.started = True
 
     async def _start_grpc(self) -> None:
@@ -155,6 +155,14 @@ class Server(uvicorn.Server):
             raise
         await self._grpc.start()
         logger.info("serving gRPC at %s", self._grpc.address)
+
+    def _pages(self, url: str, metrics_url: str = "") -> dict[str, str]:
+        """What a browser can open."""
+        pages = {"page": f"{url}/"}
+        if self._service.settings.docs == "on":
+            pages["docs"] = f"{url}/docs"
+        pages["metrics"] = f"{metrics_url or url}/metrics"
+        return pages
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         signals.stop(self._service.lifecycle, sig)
@@ -242,6 +250,11 @@ class Server(uvicorn.Server):
         """A number that grows with each connection and each answer."""
         accepted = sum(listener.accepted for listener in self._listeners)
         return accepted + self.server_state.total_requests
+
+
+def _url(site: socket.socket) -> str:
+    host, port = site.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:

@@ -4,7 +4,6 @@ const KEY = "sentiment-api-key";
 // Fewer texts per request than the service allows: the first rows appear sooner, Cancel wastes less
 // work, and a slow model stays within its deadline.
 const MOST_TEXTS = 200;
-const LONGEST_ARGUMENT = 100_000; // bytes; Linux allows 131,072
 
 // The key is kept until the tab is closed.
 export const apiKey = {
@@ -80,17 +79,4 @@ export function* requests(texts, limits) {
   yield list;
 }
 
-// The curl command for a POSIX shell. A body that is too long for an argument goes to standard input.
-export function curl(body) {
-  const json = JSON.stringify(body);
-  const lines = [`curl ${quote(url("classify"))}`, "-H 'content-type: application/json'"];
-  if (apiKey.get()) lines.push('-H "authorization: Bearer $SENTIMENT_API_KEY"');
-  if (json.length < LONGEST_ARGUMENT / 3) lines.push(`-d ${quote(json)}`);
-  else lines.push(`--data-binary @- <<'JSON'\n${json}\nJSON`);
-  return lines.join(" \\\n  ");
-}
-
-// A single quote is the only character that needs escaping between single quotes.
-const quote = (text) => `'${text.replaceAll("'", String.raw`'\''`)}'`;
-
-const url = (path) => new URL(path, document.baseURI).href;
+export const url = (path) => new URL(path, document.baseURI).href;

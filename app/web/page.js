@@ -1,47 +1,47 @@
 // The page: sends the texts to the API and shows the answers.
 
-import { apiKey, call, curl, requests } from "./api.js";
-import {
-  Table,
-  bars,
-  coloured,
-  count,
-  element,
-  facts,
-  milliseconds,
-  percent,
-  tokenList,
-  verdict,
-} from "./view.js";
+import { apiKey, call, requests } from "./api.js";
+import { code } from "./code.js";
+import { EMBEDDED_MODEL, details, isForeign, warning } from "./details.js";
+import { Table } from "./table.js";
+import { count, element, facts, milliseconds, number, percent, verdict } from "./view.js";
 
 const $ = (id) => document.getElementById(id);
 
-const EMBEDDED_MODEL = "minilm-l6-tweet-sentiment";
-const CURL_SHOWN = 1_500; // characters; Copy copies the whole command
-const EXAMPLES = [
-  ["en", "English", "I love the camera, but the battery is terrible and support never answers."],
-  [
-    "en",
-    "Several lines",
+const CODE_SHOWN = 1_500; // characters; Copy copies the whole code
+// The embedded model is right about each of them (tests/api/test_page.py).
+const EXAMPLES = {
+  "Mixed feelings": "I love the camera, but the battery is terrible and support never answers.",
+  Sarcasm: "Oh great, my flight is cancelled again. Thanks for nothing.",
+  Emoji: "Finally home 😍🎉",
+  Negation: "Not bad at all, I'd come again.",
+  "Several texts":
     "Best concert of my life, thank you!\nThe meeting is at 3pm in room 204.\n" +
-      "Two hours on hold, and then they hung up on me.\nNot bad at all, I'd come again.\n" +
-      "The parcel arrived today.",
-  ],
-  ["es", "Español", "La comida estaba riquísima y el personal fue muy amable."],
-  ["de", "Deutsch", "Der Zug kam zwei Stunden zu spät, und niemand wusste Bescheid."],
-  ["fr", "Français", "C'est le plus beau film que j'ai vu cette année."],
-  ["ar", "العربية", "الخدمة ممتازة والموظفون لطفاء جدا."],
-  ["hi", "हिन्दी", "यह फ़ोन बहुत धीमा है, पैसे की बर्बादी।"],
-];
+    "Two hours on hold, and then they hung up on me.\nI wouldn't recommend it.\n" +
+    "The parcel arrived today.",
+};
+const STAGES = {
+  tokenize: "Tokenizing",
+  queue: "Waiting for a batch",
+  inference: "Computing the batch",
+};
 
 let models = [];
 let limits = { max_texts: 1_000, max_queue_tokens: 65_536 }; // until /info answers
 let run = new AbortController(); // ends all requests for the latest texts
 
-// Each line that is not blank is a text.
-const texts = () => $("texts").value.split("\n").filter((line) => line.trim());
-// Undefined if the service has only one model.
-const chosenModel = () => (models.length > 1 ? $("model").value : undefined);
+// The texts that are not blank: each line, or all lines as one.
+function texts() {
+  const { value } = $("texts");
+  return ($("per-line").checked ? value.split("\n") : [value]).filter((text) => text.trim());
+}
+
+// The user's choices, for the body of a request. JSON leaves out what is undefined.
+const choices = () => ({
+  model: models.length > 1 ? $("model").value : undefined,
+  overflow: $("windows").checked ? "window" : undefined,
+  split: $("sentences").checked ? "sentences" : undefined,
+});
 
 async function classify() {
   run.abort();
@@ -62,7 +62,7 @@ async function classify() {
 
 async function classifyOne(text, signal) {
   progress(0, 1);
-  const body = { inputs: text, model: chosenModel() };
+  const body = { inputs: text, ...choices() };
   const { answer, stages, roundTrip } = await call("classify", body, signal).catch((error) => {
     if (signal === run.signal) $("result").replaceChildren();
     throw error;
@@ -70,85 +70,44 @@ async function classifyOne(text, signal) {
   const [result] = answer.results;
   show(
     verdict(result, answer.labels),
-    ...details(text, result, answer, [...timing(stages), ["Round trip", milliseconds(roundTrip)]]),
+    ...details(text, result, answer, signal, [
+      ...timing(stages),
+      ["Request in all", milliseconds(roundTrip)],
+    ]),
   );
   say(`${result.label}, ${percent(result.score)}`);
 }
 
 // Sends one request after the other. An answer is shown at once, and stays if a later request fails.
 async function classifyMany(all, signal) {
-  const table = new Table(details);
+  const table = new Table((...row) => details(...row, run.signal));
   const footer = element("div");
+  const chosen = choices();
   const sums = {};
+  let foreign = 0;
   const started = performance.now();
   let done = 0;
   progress(0, all.length);
   show(table.element, footer);
   for (const inputs of requests(all, limits)) {
-    const { answer, stages } = await call("classify", { inputs, model: chosenModel() }, signal);
+    const { answer, stages } = await call("classify", { inputs, ...chosen }, signal);
     table.add(inputs, answer);
     done += inputs.length;
     progress(done, all.length);
     for (const [name, spent] of Object.entries(stages)) sums[name] = (sums[name] ?? 0) + spent;
+    foreign += inputs.filter((text) => isForeign(text, answer.model)).length;
     const elapsed = performance.now() - started;
     const rate = `${count(Math.round(done / (elapsed / 1_000)), "text")}/s`;
     footer.replaceChildren(
-      facts([...timing(sums), ["Round trips", milliseconds(elapsed)], ["Throughput", rate]]),
+      ...(foreign ? [warning(`${count(foreign, "text")} of ${number.format(done)}: mostly`)] : []),
+      facts([...timing(sums), ["Requests in all", milliseconds(elapsed)], ["Throughput", rate]]),
     );
   }
   say(`${count(done, "text")} classified`);
 }
 
 const timing = (stages) =>
-  Object.entries(stages).map(([name, spent]) => [
-    name[0].toUpperCase() + name.slice(1),
-    milliseconds(spent),
-  ]);
-
-// The details of a result: the score of every class, the words and the number of tokens.
-function details(text, result, answer, times = []) {
-  const words = element("p", { className: "words", dir: "auto" }, text);
-  if (result.error) return [words];
-  const note = element("p", { className: "note" }, "Computing the effect of each word …");
-  const place = element("div", {}, words, note);
-  explain(text, answer, place, run.signal);
-  const tokens = result.truncated ? `${result.tokens} (truncated)` : `${result.tokens}`;
-  const numbers = facts([["Tokens", tokens], ...times]);
-  return [bars(result, answer.labels), place, numbers, tokenDetails(text, answer.model)];
-}
-
-// The tokens of a text. They are requested when the user opens the list.
-function tokenDetails(text, model) {
-  const place = element("div");
-  const summary = element("summary", { textContent: "Tokens as the model sees them" });
-  const details = element("details", { className: "tokens" }, summary, place);
-  details.addEventListener("toggle", async () => {
-    if (!details.open || place.querySelector("ol")) return;
-    try {
-      const body = { inputs: text, model: model.name };
-      const { answer } = await call("tokenize", body, run.signal);
-      place.replaceChildren(tokenList(answer.results[0]));
-    } catch (error) {
-      const note = `The tokens are not available: ${error.message}`;
-      place.replaceChildren(element("p", { className: "note", textContent: note }));
-    }
-  });
-  return details;
-}
-
-// If this fails, the classification is still shown.
-async function explain(text, { model, labels }, place, signal) {
-  const note = place.querySelector(".note");
-  try {
-    const { answer } = await call("explain", { inputs: text, model: model.name }, signal);
-    place.replaceChildren(coloured(text, answer, labels), note);
-    note.textContent =
-      `+ counts for “${answer.label}”, − counts against it. ` +
-      "The number is how many points its score loses without the word.";
-  } catch (error) {
-    note.textContent = signal.aborted ? "" : `The effect of each word is not available: ${error.message}`;
-  }
-}
+  Object.entries(stages).map(([name, spent]) => [STAGES[name] ?? name, milliseconds(spent)]);
 
 function show(...parts) {
   $("result").replaceChildren(element("article", { className: "card" }, ...parts));
@@ -195,42 +154,48 @@ function fail(error) {
   const reference = [status && `HTTP ${status}`, requestId && `request ${requestId}`];
   $("problem").replaceChildren(
     element("strong", { textContent: title ?? "The page has an error" }),
-    element("p", {}, `${message[0].toUpperCase()}${message.slice(1).replace(/\.$/, "")}.`, wait),
+    element("p", {}, sentence(message), wait),
     element("p", { className: "note" }, reference.filter(Boolean).join(" · ")),
   );
   reveal();
   if (status === 401) askForKey();
 }
 
+const sentence = (words) =>
+  words[0].toUpperCase() + words.slice(1) + (/[.?!…]$/.test(words) ? "" : ".");
+
 function askForKey() {
   $("key-field").hidden = false;
   $("key").select();
 }
 
-// Updates the number of texts and the curl command.
+// Updates the number of texts and the code of the request.
 function refresh() {
   const all = texts();
   $("count").textContent = all.length > 1 ? count(all.length, "text") : "";
   const first = all.slice(0, limits.max_texts);
-  const command = curl({ inputs: all.length > 1 ? first : (all[0] ?? ""), model: chosenModel() });
-  $("curl").textContent =
-    command.length > CURL_SHOWN ? `${command.slice(0, CURL_SHOWN)} …` : command;
-  $("copy").value = command;
-  $("curl-note").hidden = first.length === all.length;
-  $("curl-note").textContent = `This command sends only the first ${count(first.length, "text")}: one request may not have more.`;
+  const language = document.querySelector("[name=language]:checked").value;
+  const inputs = all.length > 1 ? first : (all[0] ?? "");
+  const written = code(language, { inputs, ...choices() });
+  $("code").textContent =
+    written.length > CODE_SHOWN ? `${written.slice(0, CODE_SHOWN)} …` : written;
+  $("copy").value = written;
+  $("copy").textContent = "Copy";
+  $("code-note").hidden = first.length === all.length;
+  $("code-note").textContent = `This code sends only the first ${count(first.length, "text")}: one request may not have more.`;
 }
 
 async function copy() {
-  const command = $("copy").value;
+  const written = $("copy").value;
   try {
-    await navigator.clipboard.writeText(command);
+    await navigator.clipboard.writeText(written);
     say("Copied");
     $("copy").textContent = "Copied";
     setTimeout(() => ($("copy").textContent = "Copy"), 1_500);
   } catch {
     // Without TLS, browsers deny access to the clipboard. The user copies the selection instead.
-    $("curl").textContent = command;
-    getSelection().selectAllChildren($("curl"));
+    $("code").textContent = written;
+    getSelection().selectAllChildren($("code"));
     $("copy").textContent = "Selected";
   }
 }
@@ -259,10 +224,11 @@ function describe() {
   refresh();
 }
 
-function example([lang, title, text]) {
-  const chip = element("button", { type: "button", lang, textContent: title });
+function example([title, text]) {
+  const chip = element("button", { type: "button", lang: "en", textContent: title });
   chip.addEventListener("click", () => {
     $("texts").value = text;
+    $("per-line").checked = true;
     refresh();
     classify();
   });
@@ -275,9 +241,10 @@ function submit(event) {
   else $("texts").focus();
 }
 
-$("examples").append(...EXAMPLES.map(example));
+$("examples").append(...Object.entries(EXAMPLES).map(example));
 $("form").addEventListener("submit", submit);
-$("texts").addEventListener("input", refresh);
+$("form").addEventListener("input", refresh); // the texts and the options
+$("languages").addEventListener("input", refresh);
 $("texts").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);
 });

@@ -4,7 +4,7 @@ const PALETTE = 8; // colours in style.css for labels other than the sentiments
 const SENTIMENTS = ["negative", "neutral", "positive"];
 const WORTH_A_NUMBER = 0.1; // share of the strongest word; weaker words show no number
 
-const number = new Intl.NumberFormat("en");
+export const number = new Intl.NumberFormat("en");
 const share = new Intl.NumberFormat("en", { style: "percent", minimumFractionDigits: 1 });
 const signed = new Intl.NumberFormat("en", {
   signDisplay: "exceptZero",
@@ -22,13 +22,13 @@ export function element(tag, properties = {}, ...children) {
 }
 
 // Marks an element with its label; style.css has the colour, for light and dark.
-function toned(made, label, labels) {
+export function toned(made, label, labels) {
   const sentiment = label.toLowerCase();
   made.dataset.tone = SENTIMENTS.includes(sentiment) ? sentiment : labels.indexOf(label) % PALETTE;
   return made;
 }
 
-function filled(made, part) {
+export function filled(made, part) {
   made.style.width = `${part * 100}%`;
   return made;
 }
@@ -65,19 +65,23 @@ export function bars({ label: best, scores }, labels) {
   return element("ul", { className: "bars", ariaLabel: "Scores" }, ...items);
 }
 
+// The text. It takes the focus, so that the keyboard can scroll a long one.
+export const words = (...parts) =>
+  element("p", { className: "words", dir: "auto", tabIndex: 0, role: "group", ariaLabel: "Text" }, ...parts);
+
 // The text, with each word coloured by its effect on the score of the label.
-export function coloured(text, { label, words }, labels) {
+export function coloured(text, { label, words: weights }, labels) {
   const points = Array.from(text); // offsets count code points
-  const strongest = Math.max(0.05, ...words.map((word) => Math.abs(word.contribution)));
+  const strongest = Math.max(0.05, ...weights.map((word) => Math.abs(word.contribution)));
   const parts = [];
   let end = 0;
-  for (const word of words) {
+  for (const word of weights) {
     const letters = points.slice(word.start, word.end).join("");
     parts.push(points.slice(end, word.start).join(""), weighed(letters, word, strongest));
     end = word.end;
   }
   parts.push(points.slice(end).join(""));
-  return toned(element("p", { className: "words", dir: "auto" }, ...parts), label, labels);
+  return toned(words(...parts), label, labels);
 }
 
 function weighed(letters, { contribution }, strongest) {
@@ -91,6 +95,34 @@ function weighed(letters, { contribution }, strongest) {
   return word;
 }
 
+// The text that the model gets, with the part that it does not read in grey. The offsets of the
+// tokens count the code points of that text; special tokens have none.
+export function cutOff({ text, offsets, sequence_ids: sequences }) {
+  const points = Array.from(text);
+  const read = offsets.filter((_, index) => sequences[index] !== null);
+  const [start, end] = [read[0][0], read.at(-1)[1]];
+  const grey = (from, to) => element("span", { className: "cut" }, points.slice(from, to).join(""));
+  return words(grey(0, start), points.slice(start, end).join(""), grey(end));
+}
+
+// The sentences of a text, each with its label and score.
+export function sentenceList(text, sentences, labels) {
+  const points = Array.from(text); // offsets count code points
+  const items = sentences.map(({ start, end, label, score }) =>
+    toned(
+      element(
+        "li",
+        {},
+        element("strong", { textContent: `${label} ${percent(score)}` }),
+        element("span", { dir: "auto", textContent: points.slice(start, end).join("") }),
+      ),
+      label,
+      labels,
+    ),
+  );
+  return element("ol", { className: "sentences", ariaLabel: "Sentences" }, ...items);
+}
+
 // The tokens and their numbers in the vocabulary. Special tokens are paler.
 export function tokenList({ tokens, ids, sequence_ids: sequences }) {
   const items = tokens.map((token, index) =>
@@ -101,7 +133,7 @@ export function tokenList({ tokens, ids, sequence_ids: sequences }) {
       element("small", { textContent: ids[index] }),
     ),
   );
-  return element("ol", { ariaLabel: "Tokens" }, ...items);
+  return element("ol", { ariaLabel: "Tokens", tabIndex: 0 }, ...items);
 }
 
 // A list of names and values.
@@ -114,90 +146,3 @@ export function facts(pairs) {
 
 export const milliseconds = (value) =>
   value < 1_000 ? `${value.toFixed(value < 10 ? 1 : 0)} ms` : `${(value / 1_000).toFixed(2)} s`;
-
-// The answers to many texts: the number of texts with each label, and a row for each text. `details`
-// returns what an open row shows.
-export class Table {
-  element = document.getElementById("many").content.cloneNode(true).firstElementChild;
-  #body = this.element.querySelector("tbody");
-  #counts = new Map();
-  #results = new Map(); // row → text, result and answer
-
-  constructor(details) {
-    this.#body.addEventListener("click", (event) => {
-      this.#toggle(event.target.closest("tr"), details);
-    });
-    this.#body.addEventListener("keydown", (event) => this.#move(event));
-  }
-
-  // Adds the rows of the next texts.
-  add(texts, answer) {
-    const rows = answer.results.map((result, index) => this.#row(texts[index], result, answer));
-    this.#body.append(...rows);
-    this.#summarise(answer.labels);
-    if (rows[0] === this.#body.firstElementChild) button(rows[0]).tabIndex = 0;
-  }
-
-  #row(text, result, answer) {
-    const row = document.getElementById("row").content.firstElementChild.cloneNode(true);
-    const [label, score] = row.cells;
-    const { error } = result;
-    label.textContent = error ? "error" : result.label;
-    score.textContent = error ? "–" : percent(result.score);
-    button(row).textContent = text.slice(0, 300); // one line is visible, so a long text is cut
-    if (error) button(row).after(element("small", { textContent: error.message }));
-    else toned(row, result.label, answer.labels);
-    this.#counts.set(label.textContent, (this.#counts.get(label.textContent) ?? 0) + 1);
-    this.#results.set(row, [text, result, answer]);
-    return row;
-  }
-
-  #summarise(labels) {
-    const [all, strip, list] = this.element.children;
-    const counted = [...labels, "error"].filter((label) => this.#counts.has(label));
-    const part = (label) => this.#counts.get(label) / this.#results.size;
-    all.textContent = count(this.#results.size, "text");
-    strip.replaceChildren(
-      ...counted.map((label) => toned(filled(element("i"), part(label)), label, labels)),
-    );
-    list.replaceChildren(
-      ...counted.map((label) => {
-        const amount = element("strong", { textContent: number.format(this.#counts.get(label)) });
-        return toned(element("li", {}, amount, ` ${label}`), label, labels);
-      }),
-    );
-  }
-
-  #toggle(row, details) {
-    if (!this.#results.has(row)) return;
-    const opened = this.#body.querySelector(".details");
-    const closes = opened?.previousElementSibling;
-    if (closes) button(closes).ariaExpanded = "false";
-    opened?.remove();
-    this.#focus(row);
-    if (closes === row) return;
-    button(row).ariaExpanded = "true";
-    const cell = element("td", { colSpan: 3 }, ...details(...this.#results.get(row)));
-    row.after(element("tr", { className: "details" }, cell));
-    cell.scrollIntoView({ block: "nearest" });
-  }
-
-  // The Tab key stops at one row; the arrow keys move from there.
-  #move(event) {
-    const next = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" };
-    const sibling = next[event.key];
-    if (!sibling) return;
-    event.preventDefault();
-    let row = event.target.closest("tr")[sibling];
-    if (row?.className === "details") row = row[sibling];
-    if (row) this.#focus(row);
-  }
-
-  #focus(row) {
-    for (const stop of this.#body.querySelectorAll("[tabindex='0']")) stop.tabIndex = -1;
-    button(row).tabIndex = 0;
-    button(row).focus();
-  }
-}
-
-const button = (row) => row.querySelector("button");

@@ -33,7 +33,8 @@ SEAMS = (
     ("app.observability.model_observer", "ModelObserver.lag", METRICS),
     ("app.observability.metrics", "Metrics.observe_request", METRICS),
     ("app.engine.predictions", "predict", ANSWER),
-    ("app.api.answers", "json_answer", ANSWER),
+    ("app.api.answers", "timing", ANSWER),
+    ("app.api.answers", "JsonAnswer.__init__", ANSWER),
     (UVICORN, "RequestResponseCycle.send", ANSWER),  # with the system call
     ("app.api.middleware.observation", "log_request", LOG),
 )

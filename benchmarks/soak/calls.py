@@ -26,6 +26,7 @@ READ = {
     "/": b"<!doctype html>",
     "/web/{name}": b"fetch(",
     "/docs": b"swagger",
+    "/docs/{name:path}": b"SwaggerUIBundle(",
     "/openapi.json": b'"/classify"',
     "/v1/models": b'"data"',
     "/v1/models/{name}": b'"ready"',

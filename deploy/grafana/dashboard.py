@@ -53,9 +53,10 @@ DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH, HEIGHT = 6, 7  # four panels fill Grafana's 24 columns
 THIRD = 8  # three panels fill them
 
-JOB = 'job="sentiment",instance=~"$instance"'
+SERVICE = 'namespace=~"$namespace",job=~"$job"'
+JOB = f'{SERVICE},instance=~"$instance"'
 MODEL = f'{JOB},model=~"$model"'
-RECORDED = 'job="sentiment",model=~"$model"'  # over all replicas
+RECORDED = f'{SERVICE},model=~"$model"'  # over all replicas
 # ASKED: requests for answers. QUICK: those of them that should be answered quickly.
 ASKED = f'{JOB},method="POST",route!~"/models/.*"'
 QUICK = f'{JOB},route=~"/|/classify|/predict|/v1/classify|/v2/.*infer"'
@@ -275,7 +276,7 @@ def repeats() -> Panels:
 def predictions() -> Panels:
     """What the model predicts, and whether that changes."""
     labels, all_labels = (rate("sentiment_predictions_total", MODEL, by) for by in ("label", ""))
-    share = f"job_model_label:sentiment_predictions:share1h{{{RECORDED}}}"
+    share = f"namespace_job_model_label:sentiment_predictions:share1h{{{RECORDED}}}"
     return [
         stacked(
             graph(
@@ -322,7 +323,7 @@ def predictions() -> Panels:
                 " day. The line is the limit of the alert SentimentLabelDrift.",
                 "percentunit",
                 (f"{share} - {share} offset 1d", "{{label}}"),
-                (f"job_model:sentiment_label_drift:day{{{RECORDED}}}", "drift {{model}}"),
+                (f"namespace_job_model:sentiment_label_drift:day{{{RECORDED}}}", "drift {{model}}"),
             ),
             0.15,
         ).min(-1),
@@ -508,8 +509,8 @@ def models() -> Panels:
     ]
 
 
-def choice(name: str, labels: str) -> QueryVariable:
-    """A variable to choose values of a label; at first, all of them are chosen."""
+def choice(name: str, labels: str = "", every: str = ".+") -> QueryVariable:
+    """A variable to choose values of a label; at first, all of them (``every``) are chosen."""
     return (
         QueryVariable(name)
         .label(name.capitalize())
@@ -518,7 +519,7 @@ def choice(name: str, labels: str) -> QueryVariable:
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .multi(True)
         .include_all(True)
-        .all_value(".+")
+        .all_value(every)
         .current(VariableOption(text="All", value="$__all"))
     )
 
@@ -535,8 +536,11 @@ def dashboard() -> Dashboard:
         .refresh("30s")
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .with_variable(DatasourceVariable("datasource").label("Data source").type("prometheus"))
-        .with_variable(choice("model", 'job="sentiment"'))
-        .with_variable(choice("instance", 'job="sentiment",model=~"$model"'))
+        # Only in Kubernetes do series have a namespace, so "all" includes series without one.
+        .with_variable(choice("namespace", every=".*"))
+        .with_variable(choice("job", 'namespace=~"$namespace"'))
+        .with_variable(choice("model", SERVICE))
+        .with_variable(choice("instance", f'{SERVICE},model=~"$model"'))
     )
     rows = {
         "Traffic": traffic(),

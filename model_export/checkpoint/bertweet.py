@@ -73,7 +73,7 @@ def fast_tokenizer(slow: BertweetTokenizer) -> PreTrainedTokenizerFast:
 
 
 def normalises(path: Path, config: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint has BERTweet's tokenizer, with its ``normalization`` turned on.
+    """Whether the checkpoint has BERTweet's tokenizer and its ``normalization`` is true.
 
     Raises:
         UserError: tokenizer_config.json cannot be read.

@@ -136,6 +136,8 @@ def empty_classifier(path: Path, entries: Mapping[str, Any], outputs: int | None
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         config.num_labels = outputs or config.num_labels
+        # These change how the model is run, not what it computes; tracing needs the defaults.
+        config.torchscript, config.chunk_size_feed_forward = False, 0
         with no_init_weights():
             model = AutoModelForSequenceClassification.from_config(
                 config, trust_remote_code=False, attn_implementation="eager", dtype=torch.float32

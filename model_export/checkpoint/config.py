@@ -20,16 +20,29 @@ _SIZES = {
     "max_position_embeddings": (1, 2**20),
     "type_vocab_size": (0, 256),
     "num_labels": (1, 2**15),
+    # of ALBERT, BigBird, ModernBERT and MPNet
+    **dict.fromkeys(("num_hidden_groups", "inner_group_num"), (1, 256)),
+    "block_size": (1, 2**20),
+    "num_random_blocks": (0, 2**10),
+    "local_attention": (1, 2**20),
+    "global_attn_every_n_layers": (1, 256),
+    "relative_attention_num_buckets": (1, 2**20),
 }
 _UNTYPED = ("deberta", "deberta-v2")  # these can do without token types
 _EPSILONS = ("layer_norm_eps", "norm_eps")
 _GELUS = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "quick_gelu")
 _ACTIVATIONS = (*_GELUS, "mish", "relu", "relu2", "sigmoid", "silu", "swish", "tanh")
-_CHOICES = {
+_CHOICES: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("hidden_act", "activation", "hidden_activation"), _ACTIVATIONS),
+    **dict.fromkeys(("pooler_hidden_act", "classifier_activation"), _ACTIVATIONS),
+    **dict.fromkeys(("dtype", "torch_dtype"), ("float32", "float16", "bfloat16", "float64", None)),
     "attention_type": ("block_sparse", "original_full"),
     "classifier_pooling": ("cls", "mean"),
 }
+# What changes the computation in a way that the export does not follow, and the one value that
+# does not: causal attention, layers with fewer heads than the others.
+_FIXED: dict[str, object] = {"is_decoder": False, "add_cross_attention": False, "pruned_heads": {}}
+_OPTIONAL_DROPOUTS = ("classifier_dropout", "cls_dropout")
 _WIDTHS = (("hidden_size", "num_attention_heads"), ("dim", "n_heads"))
 
 
@@ -75,7 +88,15 @@ def _check_entries(config: Mapping[str, Any], where: str) -> None:
             raise _wrong(where, name, value, "a number between 0 and 1")
     for name, choices in _CHOICES.items():
         if name in config and config[name] not in choices:
-            raise _wrong(where, name, config[name], f"one of {', '.join(choices)}")
+            listed = ", ".join(str(choice or "null") for choice in choices)
+            raise _wrong(where, name, config[name], f"one of {listed}")
+    for name, value in _FIXED.items():
+        if config.get(name) and config[name] != value:
+            accepted = f"{json.dumps(value)}, as in an encoder whose layers are all alike"
+            raise _wrong(where, name, config[name], accepted)
+    for name, value in config.items():
+        if name.endswith(("dropout", "dropout_prob")) and not _is_dropout(name, value):
+            raise _wrong(where, name, value, "a number from 0 to 1")
     rows = config.get("vocab_size", _SIZES["vocab_size"][1])
     if "pad_token_id" in config and not _is_whole(config["pad_token_id"], 0, rows - 1):
         accepted = f"the id of the padding token, a whole number from 0 to {rows - 1}"
@@ -88,6 +109,13 @@ def _check_entries(config: Mapping[str, Any], where: str) -> None:
 
 def _is_whole(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_dropout(name: str, value: object) -> bool:
+    if value is None:
+        return name in _OPTIONAL_DROPOUTS
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 <= value <= 1
 
 
 def _wrong(where: str, name: str, value: object, accepted: str) -> UserError:

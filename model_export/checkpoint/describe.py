@@ -29,7 +29,7 @@ from model_export.checkpoint.metadata import (
     read_files,
     read_tokenizer,
 )
-from model_export.checkpoint.weights import Fit, Shape, check_fit, fit
+from model_export.checkpoint.weights import Fit, Shape, check_dtypes, check_fit, fit
 
 T = TypeVar("T")
 NORMALISED = {
@@ -68,6 +68,8 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     limit = _attempt(problems, lambda: max_tokens(config))
     _attempt(problems, lambda: check_task(entries, str(path)))
     _attempt(problems, lambda: check_fit(fitted, expected, found, weights))
+    dtypes = {tensor.name: tensor.dtype for tensor in tensors}
+    _attempt(problems, lambda: check_dtypes(fitted, dtypes, weights))
     if tokenizer["kind"] is None:
         problems.append(f"{path} has no tokenizer: no tokenizer.json, and no files to make it from")
     chosen = preprocessing or trained_preprocessing(path)

@@ -18,6 +18,8 @@ MULTI_LABEL = "multi_label_classification"
 PROBLEM_TYPES = ("single_label_classification", MULTI_LABEL, "regression")
 # Control characters, halves of surrogate pairs, and separators of lines and paragraphs.
 UNFIT_CATEGORIES = {"Cc", "Cs", "Zl", "Zp"}
+# Spaces and characters of no width, such as U+200B: no name has only these.
+INVISIBLE_CATEGORIES = {"Cf", "Zs"}
 
 
 def read_labels(
@@ -96,7 +98,7 @@ def output_names(config: Mapping[str, Any], where: str) -> dict[int, Any]:
         names = {int(index): name for index, name in entry.items()}
     except (AttributeError, TypeError, ValueError):
         names = {}
-    if not names:
+    if not names or len(names) != len(entry):  # "0" and "00" are one id
         raise UserError(
             f"{where}: id2label in config.json must be an object from ids to labels, such as "
             '{"0": "negative", "1": "positive"}'
@@ -128,19 +130,21 @@ def _check_head(problem_type: str | None, outputs: int, where: str) -> None:
 def _check_names(labels: Sequence[Any], where: str) -> list[str]:
     """The labels as strings; numbers become their digits."""
     names = [str(label) if type(label) is int else label for label in labels]
+    first: dict[str, int] = {}
     for index, name in enumerate(names):
-        if (
-            not isinstance(name, str)
-            or not name.strip()
-            or not UNFIT_CATEGORIES.isdisjoint(map(unicodedata.category, name))
-        ):
+        if not isinstance(name, str) or not _is_visible_line(name):
             raise UserError(
                 f"{where}: the label of output {index} is {name!r:.40}; it must be a name of one "
                 "line without tabs: name all outputs with --labels"
             )
-        if name in names[:index]:
+        if first.setdefault(name, index) != index:
             raise UserError(
-                f"{where}: the outputs {names.index(name)} and {index} are both called "
+                f"{where}: the outputs {first[name]} and {index} are both called "
                 f"{name!r}: give each output a name of its own with --labels"
             )
     return names
+
+
+def _is_visible_line(name: str) -> bool:
+    categories = set(map(unicodedata.category, name))
+    return not categories <= INVISIBLE_CATEGORIES and categories.isdisjoint(UNFIT_CATEGORIES)

@@ -9,7 +9,7 @@ from typing import Any
 from app.errors import UserError
 from model_export.checkpoint.architectures import TokenizerFiles
 from model_export.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILES, read_json, shards
-from model_export.checkpoint.weights import Shape, read_tensors
+from model_export.checkpoint.weights import Shape, dtype_name, read_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def list_tensors(weights: Path) -> list[TensorInfo]:
         UserError: a file is missing, damaged, or holds more than plain tensors.
     """
     found = {
-        name: TensorInfo(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), file)
+        name: TensorInfo(name, tuple(tensor.shape), dtype_name(tensor), file)
         for file, name, tensor in read_tensors(weights, device="meta")
     }
     return [found[name] for name in sorted(found)]

@@ -135,9 +135,11 @@ def _read_sentencepiece(file: Path) -> None:
 
 
 def _read_codes(file: Path) -> None:
-    with file.open(encoding="utf-8") as lines:
-        if len(next(lines, "").split()) != 3:
-            raise ValueError("its first line is not two parts and a count")
+    _read_lines(file)
+    # Only at line feeds and spaces: the parts can hold any other separator.
+    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
+        if line and len(line.split(" ")) != 3:
+            raise ValueError(f"line {number} is not two parts and a count")
 
 
 def _read_merges(file: Path) -> None:

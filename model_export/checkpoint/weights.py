@@ -22,6 +22,9 @@ Shape = tuple[int, ...]
 TRAINERS_PREFIXES = ("module.", "model.")
 # Name parts of entries that old or pre-trained checkpoints hold and classifiers never read.
 NEVER_READ = ("position_ids", "pooler.", "lm_head.", "cls.", "vocab_")
+# Types whose values are the weights themselves. Integers and 8-bit floats are quantized: without
+# their scales, which lie elsewhere, they would be taken for other weights.
+READ_DTYPES = ("float32", "float16", "bfloat16", "float64")
 NUMBERED_LAYER = re.compile(r"layers?\.\d")
 # Part of a weight's name -> the entry of config.json that is probably wrong if its shape is.
 CAUSES = {
@@ -91,21 +94,47 @@ def check_fit(
         )
 
 
+def check_dtypes(fitted: Fit, dtypes: Mapping[str, str], where: str) -> None:
+    """Check that every weight that is read is a floating-point number of 16 bits or more.
+
+    Raises:
+        UserError: the message names a weight that is quantized or complex.
+    """
+    for key in fitted.names.values():
+        if dtypes[key] not in READ_DTYPES:
+            raise UserError(
+                f"{key} in {where} is of type {dtypes[key]}, probably quantized; give the "
+                f"checkpoint from before, with weights in {', '.join(READ_DTYPES)}"
+            )
+
+
 def load_weights(model: Any, weights: Path) -> Fit:
     """Load the tensors of a file, or of an index's shards, into the model as float32.
 
     Raises:
         UserError: a file is missing, damaged or holds more than plain tensors, or the
-            weights do not fit the model.
+            weights do not fit the model, or one of them is not a finite number.
     """
     tensors = {name: tensor for _, name, tensor in read_tensors(weights)}
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     fitted = fit(expected, found, model.base_model_prefix)
     check_fit(fitted, expected, found, weights.name)
+    check_dtypes(fitted, {key: dtype_name(tensor) for key, tensor in tensors.items()}, weights.name)
     taken = {name: tensors[key].to(torch.float32) for name, key in fitted.names.items()}
+    for name, tensor in taken.items():
+        if not tensor.isfinite().all():
+            raise UserError(
+                f"{fitted.names[name]} in {weights.name} holds values that are not finite (NaN, or "
+                "infinite in float32): the training probably failed; give another checkpoint"
+            )
     model.load_state_dict(taken, assign=True)
     return fitted
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """The type of a tensor's values in PyTorch's spelling, such as ``float32``."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def read_tensors(weights: Path, device: str = "cpu") -> Iterator[tuple[str, str, torch.Tensor]]:

@@ -65,7 +65,7 @@ def write_fp32(plain: Path, target: Path) -> list[str]:
     """Write fp32 without the work that changes no logit.
 
     Returns:
-        What was done to the graph, in plain words; so do the other writers.
+        What was done to the graph, in plain words. The other writers return the same.
     """
     model, passes, _ = _without_padding(plain)
     _save(model, target)

@@ -1,5 +1,6 @@
 """Who may use the service, and how often: keys, rates, origins, and what can be switched off."""
 
+import json
 import socket
 import subprocess
 import time
@@ -108,7 +109,7 @@ def test_a_key_nobody_could_send_stops_the_start(
     monkeypatch.setenv("SENTIMENT_API_KEYS", keys)
     assert main(["serve"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("sentiment: SENTIMENT_API_KEYS: ")
+    assert json.loads(line)["message"].startswith("SENTIMENT_API_KEYS: ")
     assert keys == "," or keys not in line
 
 
@@ -188,9 +189,10 @@ def test_refusals_are_counted_by_route(serve: Serve) -> None:
 
 
 def test_docs_can_be_switched_off(serve: Serve) -> None:
-    """With docs off, neither the page nor the OpenAPI document exists."""
+    """With docs off, neither the page, its files nor the OpenAPI document exists."""
     client = serve(docs="off")
-    assert [client.get(path).status_code for path in ("/docs", "/openapi.json")] == [404, 404]
+    for path in ("/docs", "/docs/docs.js", "/docs/swagger-ui/swagger-ui.css", "/openapi.json"):
+        assert client.get(path).status_code == 404, path
 
 
 def test_without_docs_nothing_leads_there(serve: Serve) -> None:

@@ -34,7 +34,7 @@ def test_a_bad_instance_fails_alone(client: TestClient) -> None:
 
 
 def test_a_pair_is_judged_as_a_whole(client: TestClient) -> None:
-    """A model of single texts refuses a pair in its place: its first text alone is no answer."""
+    """A model of single texts refuses a pair; it does not classify its first text alone."""
     pair = {"text": "love", "text_pair": "it"}
     native = client.post("/classify", json={"inputs": [pair, "it"]}).json()["results"]
     assert "error" in native[0]

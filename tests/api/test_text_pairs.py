@@ -57,7 +57,7 @@ def test_two_strings_are_two_texts(client: TestClient) -> None:
 
 
 def test_a_long_pair_is_truncated_or_refused(client: TestClient) -> None:
-    """The longer text is cut first. A pair is not cut into windows, nor into sentences."""
+    """The longer text is cut first. A pair is not cut into windows or sentences."""
     long = {"text": LONG, "text_pair": "worst"}
     (result,) = _classify(client, long)
     assert (result["tokens"], result["truncated"]) == (24, True)
@@ -125,7 +125,7 @@ def test_the_forms_of_other_servers(client: TestClient) -> None:
 
 
 def test_lines_of_a_stream_may_be_pairs(client: TestClient) -> None:
-    """A line with text_pair is a pair; one whose text_pair is no string fails alone."""
+    """A line with text_pair is a pair; one whose text_pair is not a string fails alone."""
     lines = [
         {"id": 1, **PAIR},
         {"id": 2, "text": "love"},

@@ -43,12 +43,12 @@ def test_a_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_a_panel_shows_what_was_chosen(panel: dict[str, Any]) -> None:
-    """Each series is limited to the chosen replicas. Recorded series are limited to the models."""
+    """Each series is limited to the chosen services and replicas; recorded series to the models."""
     for target in panel["targets"]:
         series = re.findall(r"((?:\w+:|process_|sentiment_)[\w:]*)\{(.*?)\}", target["expr"])
         assert series
         for name, labels in series:
-            assert 'job="sentiment"' in labels
+            assert 'namespace=~"$namespace",job=~"$job"' in labels
             chosen = 'model=~"$model"' if ":" in name else 'instance=~"$instance"'
             assert chosen in labels
 
@@ -67,8 +67,10 @@ def test_panels_do_not_overlap() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(places)
 
 
-def test_viewers_choose_data_source_model_and_instance() -> None:
-    """The variables have this order; at first, all models and instances are chosen."""
+def test_viewers_choose_the_service_and_its_replicas() -> None:
+    """The variables have this order, from the widest on; at first, everything is chosen."""
     variables = DASHBOARD["templating"]["list"]
-    assert [variable["name"] for variable in variables] == ["datasource", "model", "instance"]
-    assert [variable["current"]["value"] for variable in variables[1:]] == ["$__all"] * 2
+    assert [variable["name"] for variable in variables] == [
+        *("datasource", "namespace", "job", "model", "instance")
+    ]
+    assert [variable["current"]["value"] for variable in variables[1:]] == ["$__all"] * 4

@@ -14,8 +14,9 @@ import pytest
 
 from app import platforms
 from app.settings import Settings
-from deploy.check import OVERLAYS, Object, kubectl, load, render
+from deploy.check import OVERLAYS, Object, containers, kubectl, load, render
 from deploy.dockerfile import Copy, Run, Stage, context, stages
+from deploy.prometheus import operator
 from tests.support.serving import ROOT, Process
 
 STAGES = stages((ROOT / "Dockerfile").read_text(encoding="utf-8"))
@@ -132,8 +133,10 @@ def test_images_listen_where_manifests_expect_it() -> None:
         assert [str(Settings.model_fields["port"].default)] == image.ports
     assert COMPOSE["services"]["sentiment"]["ports"][0].endswith(f":{STAGES['cpu'].ports[0]}")
     for overlay in OVERLAYS:
-        (port,) = _container(overlay)["ports"]
-        assert [str(port["containerPort"])] == STAGES["cpu"].ports
+        ports = {port["name"]: str(port["containerPort"]) for port in _container(overlay)["ports"]}
+        settings = {entry["name"]: entry.get("value") for entry in _container(overlay)["env"]}
+        assert [ports["http"]] == STAGES["cpu"].ports
+        assert ports["metrics"] == settings["SENTIMENT_METRICS_PORT"]
 
 
 def test_images_leave_the_port_to_the_platform() -> None:
@@ -206,18 +209,24 @@ def test_compose_gives_the_drain_its_time() -> None:
     assert _seconds(service["stop_grace_period"]) >= drain_s + MARGIN_S
 
 
-def test_compose_starts_one_after_the_other() -> None:
-    """A service that depends on another waits until that one is healthy."""
+def test_monitoring_outlives_the_service() -> None:
+    """Prometheus and Grafana wait for nobody, and share networks only with what they ask."""
     services = COMPOSE["services"]
-    waits = [
-        (name, condition)
-        for service in services.values()
-        for name, condition in service.get("depends_on", {}).items()
-    ]
-    assert [name for name, _ in waits] == ["sentiment", "prometheus"]
-    for name, condition in waits:
-        assert condition == {"condition": "service_healthy"}
-        assert STAGES["cpu"].healthcheck if name == "sentiment" else services[name]["healthcheck"]
+    networks = {name: set(services[name].get("networks", ())) for name in services}
+    assert not any("depends_on" in s or "network_mode" in s for s in services.values())
+    assert networks["sentiment"] & networks["prometheus"]
+    assert networks["prometheus"] & networks["grafana"]
+    assert not networks["sentiment"] & networks["grafana"]
+    assert set.union(*networks.values()) == set(COMPOSE["networks"])
+
+
+def test_compose_passes_every_setting() -> None:
+    """A setting in .env or in the shell reaches the service, except those that Compose decides."""
+    environment = COMPOSE["services"]["sentiment"]["environment"]
+    decided = {"SENTIMENT_HOST", "SENTIMENT_PORT", "SENTIMENT_METRICS_PORT"}
+    assert environment.keys() - {"FORWARDED_ALLOW_IPS"} == SETTINGS - decided
+    given = {name for name, value in environment.items() if value is not None}
+    assert given == {"SENTIMENT_DRAIN_MS"}
 
 
 def test_compose_gives_no_container_more_than_it_needs() -> None:
@@ -235,21 +244,23 @@ def test_compose_mounts_what_is_there() -> None:
     """Every mounted path exists and is mounted read-only."""
     mounts = [v for s in COMPOSE["services"].values() for v in s.get("volumes", [])]
     paths = [mount.split(":") for mount in mounts if mount.startswith(".")]
-    assert len(paths) == 3
+    assert len(paths) == 4
     for path, _, mode in paths:
-        assert (ROOT / path).is_dir()
+        assert (ROOT / path).exists()
         assert mode == "ro"
 
 
-def test_localhost_in_the_monitoring_files_is_right_in_compose() -> None:
-    """Prometheus and Grafana share the service's network, and it publishes their ports."""
+def test_each_finds_the_next_in_compose() -> None:
+    """Prometheus asks the service and Grafana asks Prometheus, by their names in Compose."""
     services = COMPOSE["services"]
-    assert services["prometheus"]["network_mode"] == "service:sentiment"
-    assert services["grafana"]["network_mode"] == "service:sentiment"
     (scrape,) = load(ROOT / "deploy/prometheus/prometheus.yml")[0]["scrape_configs"]
-    assert scrape["static_configs"] == [{"targets": ["localhost:8000"]}]
+    (files,) = scrape["file_sd_configs"]
+    mount = f"./deploy/prometheus/targets-compose.yml:/etc/prometheus/{files['files'][0]}:ro"
+    assert mount in services["prometheus"]["volumes"]
+    (targets,) = load(ROOT / "deploy/prometheus/targets-compose.yml")
+    assert targets == [{"targets": [f"sentiment:{STAGES['cpu'].ports[0]}"]}]
     sources = load(ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml")[0]
-    assert sources["datasources"][0]["url"] == "http://localhost:9090"
+    assert sources["datasources"][0]["url"] == "http://prometheus:9090"
     providers = load(ROOT / "deploy/grafana/provisioning/dashboards/sentiment.yml")[0]
     folder = providers["providers"][0]["options"]["path"]
     assert f"./deploy/grafana/dashboards:{folder}:ro" in services["grafana"]["volumes"]
@@ -285,10 +296,10 @@ def _sorted(value: Any) -> Any:
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 def test_probes_ask_what_the_service_answers(served: Process, overlay: Path) -> None:
-    """Each probe uses the container's port and a path that answers 200."""
+    """Each probe uses the service's port and a path that answers 200."""
     container = _container(overlay)
     probes = [container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")]
-    assert {probe["port"] for probe in probes} == {port["name"] for port in container["ports"]}
+    assert {probe["port"] for probe in probes} == {"http"}
     for probe in probes:
         assert httpx2.get(served.url + probe["path"]).status_code == 200
     # A full queue or a drain must not restart a pod.
@@ -309,18 +320,19 @@ def test_a_pod_has_time_to_finish(overlay: Path) -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 def test_a_pod_keeps_to_the_restricted_standard(overlay: Path) -> None:
     """A pod has the image's user, no privileges, no token, and a read-only root with /tmp."""
-    spec, container = _spec(overlay), _container(overlay)
-    user = spec["securityContext"]
-    assert f"{user['runAsUser']}:{user['runAsGroup']}" == STAGES["cpu"].user
-    assert user["runAsNonRoot"]
-    assert user["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert spec["automountServiceAccountToken"] is False
-    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/tmp"]  # noqa: S108
+    for spec in (one["spec"]["template"]["spec"] for one in render(overlay) if containers(one)):
+        (container,) = spec["containers"]
+        user = spec["securityContext"]
+        assert f"{user['runAsUser']}:{user['runAsGroup']}" == STAGES["cpu"].user
+        assert user["runAsNonRoot"]
+        assert user["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert spec["automountServiceAccountToken"] is False
+        assert "/tmp" in [mount["mountPath"] for mount in container["volumeMounts"]]  # noqa: S108
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
@@ -344,9 +356,41 @@ def test_objects_select_the_pods_by_labels_that_they_have(overlay: Path) -> None
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 def test_an_overlay_names_an_image_that_can_be_built(overlay: Path) -> None:
-    """The image is the stage of the Dockerfile with the overlay's name."""
-    assert _container(overlay)["image"] == f"sentiment-service:{overlay.name}"
-    assert overlay.name in STAGES
+    """The tag of each image is a stage of the Dockerfile."""
+    images = [container["image"] for one in render(overlay) for container in containers(one)]
+    assert {image.removeprefix("sentiment-service:") for image in images} <= STAGES.keys()
+
+
+def test_the_example_serves_what_its_job_exports() -> None:
+    """The Job writes the model to the path, in the volume, that the service reads."""
+    objects = render(ROOT / "deploy/kubernetes/overlays/model")
+    export, service = (_only(objects, k)["spec"]["template"] for k in ("Job", "Deployment"))
+    (job,), (pod,) = export["spec"]["containers"], service["spec"]["containers"]
+    assert job["args"][1:] == [
+        "--output",
+        {e["name"]: e for e in pod["env"]}["SENTIMENT_MODEL"]["value"],
+    ]
+    for template, container in ((export, job), (service, pod)):
+        assert "/models" in [mount["mountPath"] for mount in container["volumeMounts"]]
+        claims = {v["name"]: v.get("persistentVolumeClaim") for v in template["spec"]["volumes"]}
+        assert claims["models"] == {
+            "claimName": _only(objects, "PersistentVolumeClaim")["metadata"]["name"]
+        }
+    # The Job opens connections, which the service's policy forbids.
+    policy = _only(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]
+    assert not policy.items() <= export["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_only_prometheus_reaches_the_metrics(overlay: Path) -> None:
+    """One rule of the policy opens the port for requests, the other that for metrics."""
+    rules = _only(render(overlay), "NetworkPolicy")["spec"]["ingress"]
+    opened = [[port["port"] for port in rule["ports"]] for rule in rules]
+    assert opened == [["http"], ["metrics"]]
+    (prometheus,) = rules[1]["from"]
+    assert prometheus["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": "monitoring"
+    }
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
@@ -374,21 +418,55 @@ def test_keda_asks_for_a_metric_that_the_service_has(served: Process) -> None:
     (scrape,) = load(ROOT / "deploy/prometheus/prometheus.yml")[0]["scrape_configs"]
     assert job == scrape["job_name"]
     assert 0 < int(trigger["metadata"]["threshold"]) < Settings().max_queue_tokens
+    # Without KEDA, hpa-queue asks for the same.
+    (path,) = (ROOT / "deploy/kubernetes").rglob("hpa-queue/horizontalpodautoscaler.yaml")
+    (pods,) = (metric["pods"] for metric in load(path)[0]["spec"]["metrics"])
+    assert pods["metric"] == {"name": metric}
+    assert pods["target"]["averageValue"] == trigger["metadata"]["threshold"]
     # Fallback works only with averages.
     assert trigger["metricType"] == "AverageValue"
     assert spec["minReplicaCount"] <= spec["fallback"]["replicas"] <= spec["maxReplicaCount"]
 
 
-def test_prometheus_operator_finds_the_service(served: Process) -> None:
-    """The monitor selects the Service and its port, a path with metrics, and the job's name."""
+def test_prometheus_operator_finds_the_service() -> None:
+    """The monitor selects the Service, its port for metrics, the pod's port, and the job's name."""
     monitor = load(ROOT / "deploy/kubernetes/components/monitoring/servicemonitor.yaml")[0]["spec"]
     service = load(ROOT / "deploy/kubernetes/base/service.yaml")[0]
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     (endpoint,) = monitor["endpoints"]
-    assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
-    assert httpx2.get(served.url + endpoint["path"]).status_code == 200
+    assert endpoint.keys() == {"port", "path", "interval"}
+    assert (endpoint["port"], endpoint["path"]) == ("metrics", "/metrics")
+    ports = {port["name"]: port["targetPort"] for port in service["spec"]["ports"]}
+    pod = {port["name"] for port in _container(OVERLAYS[0])["ports"]}
+    assert ports["metrics"] in pod
     (scrape,) = load(ROOT / "deploy/prometheus/prometheus.yml")[0]["scrape_configs"]
     assert service["metadata"]["labels"][monitor["jobLabel"]] == scrape["job_name"]
+
+
+def test_the_operator_gets_all_rules() -> None:
+    """The PrometheusRule is what `python -m deploy.prometheus.operator` writes.
+
+    No package has its schema, so the test lists the fields that the operator knows.
+    """
+    assert operator.OUTPUT.read_text(encoding="utf-8") == operator.as_yaml()
+    (rule,) = load(operator.OUTPUT)
+    assert (rule["apiVersion"], rule["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+    known = {"record", "alert", "expr", "for", "labels", "annotations"}
+    for group in rule["spec"]["groups"]:
+        assert group.keys() == {"name", "rules"}
+        assert all(one.keys() <= known and "expr" in one for one in group["rules"])
+    names = {
+        one.get("alert", one.get("record")) for g in rule["spec"]["groups"] for one in g["rules"]
+    }
+    assert {"SentimentUnavailable", "namespace_job:sentiment_requests:rate5m"} <= names
+
+
+def test_grafana_gets_the_dashboard() -> None:
+    """The ConfigMap has the dashboard and the label that Grafana's sidecar looks for."""
+    config = _only(render(ROOT / "deploy/grafana"), "ConfigMap")
+    dashboard = (ROOT / "deploy/grafana/dashboards/sentiment.json").read_text(encoding="utf-8")
+    assert config["data"] == {"sentiment.json": dashboard}
+    assert config["metadata"]["labels"] == {"grafana_dashboard": "1"}
 
 
 def test_what_is_set_is_a_setting() -> None:

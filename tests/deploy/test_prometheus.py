@@ -20,6 +20,7 @@ from tests.support.serving import ROOT, Process, eventually
 DEPLOY = ROOT / "deploy/prometheus"
 RULES = sorted((DEPLOY / "rules").glob("*.yml"))
 DASHBOARD = ROOT / "deploy/grafana/dashboards/sentiment.json"
+RUNBOOKS = "{{ $externalLabels.runbooks }}"
 SCRAPE_INTERVAL = "250ms"
 TEXTS = ["love", "worst", "so so", "love " * 20, "", "love love"]
 
@@ -54,7 +55,8 @@ def _queries() -> dict[str, str]:
 
 def _today(expression: str) -> str:
     """Replace a day by a second, and the dashboard's variables by values."""
-    chosen = {"offset 1d": "offset 1s", "$__rate_interval": "1m", "$model": ".+", "$instance": ".+"}
+    chosen = {"offset 1d": "offset 1s", "$__rate_interval": "1m", "$namespace": ".*"}
+    chosen |= dict.fromkeys(("$job", "$model", "$instance"), ".+")
     for word, value in chosen.items():
         expression = expression.replace(word, value)
     return expression
@@ -85,7 +87,8 @@ def prometheus(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with Process("--model", str(bundle), *flags) as service:
         config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
         config["global"] = dict.fromkeys(config["global"], SCRAPE_INTERVAL)
-        config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{service.port}"]}]
+        targets = [{"targets": [f"127.0.0.1:{service.port}"]}]
+        (directory / "targets.yml").write_text(yaml.safe_dump(targets), encoding="utf-8")
         (directory / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
         (directory / "rules").mkdir()
         for path in RULES:
@@ -183,6 +186,8 @@ def test_viewers_have_something_to_choose(prometheus: httpx2.Client) -> None:
         series, label = query.groups()
         path, match = f"/label/{label}/values", {"match[]": _today(series)}
         found[variable["name"]] = prometheus.get(path, params=match).json()["data"]
+    assert found["namespace"] == []  # outside Kubernetes
+    assert found["job"] == ["sentiment"]
     assert found["model"] == ["tiny"]
     assert re.fullmatch(r"127\.0\.0\.1:\d+", *found["instance"])
 
@@ -212,6 +217,8 @@ def test_every_alert_has_a_test_and_a_runbook(rule: dict[str, Any]) -> None:
     assert f"alertname: {name}\n" in tests
     assert rule["labels"]["severity"] in {"critical", "warning"}
     assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
-    page, _, section = rule["annotations"]["runbook_url"].partition("#")
+    url = rule["annotations"]["runbook_url"]
+    assert url.startswith(RUNBOOKS)
+    page, _, section = url.removeprefix(RUNBOOKS).partition("#")
     assert section == name.lower()
     assert f"\n### {name}\n" in (ROOT / page).read_text(encoding="utf-8")

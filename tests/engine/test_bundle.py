@@ -106,9 +106,9 @@ def test_what_is_wrong_is_said_in_one_line(
         return
     assert main(["serve", "--model", str(path), "--port", "0"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("sentiment: ")
-    assert str(path) in line
-    assert says in line
+    message = json.loads(line)["message"]
+    assert str(path) in message
+    assert says in message
 
 
 def test_a_precision_that_the_bundle_lacks(

@@ -31,7 +31,7 @@ model = Model.load(Bundle.open(Path(sys.argv[1])), device="cpu", precision="auto
 def threads():
     return len(os.listdir("/proc/self/task"))
 at_first = threads()
-model.divides_lists = use_idle_cpus(int(sys.argv[2]))
+model.texts.divides_lists = use_idle_cpus(int(sys.argv[2]))
 for text in ["one new text of several words", "Grüße an alle", "日本語 😀"]:
     model.encode_batch([text])
 alone = threads() - at_first
@@ -76,7 +76,7 @@ def test_lists_are_divided_where_cpus_are_idle(
     monkeypatch: pytest.MonkeyPatch, bundle: Path, provider: str, cpus: float, divides: bool
 ) -> None:
     """Lists are divided on a GPU if four CPUs are left by two runners and the event loop."""
-    assert _load(monkeypatch, provider, cpus, bundle).divides_lists is divides
+    assert _load(monkeypatch, provider, cpus, bundle).texts.divides_lists is divides
 
 
 @pytest.mark.parametrize(("idle", "started"), [(3, 0), (4, 4), (100, 8)])
@@ -106,7 +106,7 @@ def test_a_request_with_a_divided_list_gets_the_same_answer(
         (classifier,) = app.state.service.models.classifiers.values()
         answers = []
         for divides in (False, True):
-            classifier.model.divides_lists = divides
+            classifier.model.texts.divides_lists = divides
             monkeypatch.setenv("TOKENIZERS_PARALLELISM", json.dumps(divides))
             answers.append(client.post("/classify", json=body).json()["results"])
     assert len(answers[0]) == len(body["inputs"])

@@ -85,7 +85,7 @@ def test_an_old_one_that_was_replaced_is_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".partial", ".old"])
 def test_neighbours_are_no_leftovers(tmp_path: Path, suffix: str) -> None:
-    """Names that only begin alike stay, and so does what another output's export left behind."""
+    """Directories with similar names stay, also those that exports to other outputs left."""
     names = ["out-2", f".out-2-abcdefgh{suffix}", f".other-abcdefgh{suffix}", f".out-mine{suffix}"]
     for name in names:
         (tmp_path / name).mkdir()
@@ -96,7 +96,7 @@ def test_neighbours_are_no_leftovers(tmp_path: Path, suffix: str) -> None:
 
 
 def test_signs_of_a_pattern_in_a_name_mean_themselves(tmp_path: Path) -> None:
-    """An output called ``o*`` has leftovers of its own, and takes no others away."""
+    """An export to ``o*`` removes its own leftovers, and not those of other outputs."""
     for name in (".o*-abcdefgh.partial", ".out-abcdefgh.partial"):
         (tmp_path / name).mkdir()
     _fill(tmp_path / "o*", "x")

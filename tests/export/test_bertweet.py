@@ -75,7 +75,7 @@ def _slow(source: Path, *, normalization: bool) -> Any:
 
 
 def test_normalisation_equals_that_of_transformers(source: Path) -> None:
-    """Equal words on thousands of texts; half a surrogate pair, which no text may hold, aside."""
+    """The words of thousands of texts are equal. Texts with half a surrogate pair are left out."""
     slow = _slow(source, normalization=True)
     special = set(slow.added_tokens_encoder)
     for text in _texts(2_000):
@@ -193,7 +193,8 @@ def test_a_tokenizer_json_beside_the_codes_is_not_read(source: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("bpe.codes", "", r"bpe\.codes is damaged: its first line is not two parts and a count"),
+        ("bpe.codes", "", r"bpe\.codes is damaged: it is empty"),
+        ("bpe.codes", "a b 3\na", r"bpe\.codes is damaged: line 2 is not two parts and a count"),
         ("bpe.codes", "<!DOCTYPE html>\n", r"bpe\.codes is damaged: its first line"),
         ("vocab.txt", "a@@ 3\nb 3\nb 2\nc 1\n", r"vocab\.txt is damaged: it holds a piece twice"),
         ("vocab.txt", "<html>\n", "Incorrect dictionary format"),
@@ -211,7 +212,7 @@ def test_a_damaged_file_is_named(
 
 
 def test_missing_codes_are_named(source: Path, tmp_path: Path) -> None:
-    """Without bpe.codes there is no tokenizer; the line says which files would do."""
+    """Without bpe.codes there is no tokenizer; the error names the files that are needed."""
     path = _copy(source, tmp_path)
     (path / "bpe.codes").unlink()
     with pytest.raises(UserError, match=r"or vocab\.txt with bpe\.codes"):

@@ -1,6 +1,7 @@
 """Loading checkpoints: complete ones load safely, others are refused with a one-line reason."""
 
 import json
+import math
 import os
 import pickle
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from transformers import (
 from app.engine.bundle import sha256
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint, max_tokens
+from model_export.checkpoint.describe import describe
 from model_export.export import export
 from tests.support.checkpoints import ARCHITECTURES, MAX_TOKENS, make_checkpoint, silent
 
@@ -72,6 +74,44 @@ def test_entries_that_the_classifier_does_not_use_are_no_obstacle(tmp_path: Path
     weights["roberta.pooler.dense.bias"] = torch.zeros(3)
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     assert torch.equal(load_checkpoint(path).logits([5, 6, 7]), before)
+
+
+def test_how_the_model_was_run_is_no_obstacle(tmp_path: Path) -> None:
+    """Entries for TorchScript and for less memory change no logit, and the checkpoint loads."""
+    path = make_checkpoint(tmp_path / "made", "roberta")
+    before = load_checkpoint(path).logits([5, 6, 7])
+    _configure(path, torchscript=True, chunk_size_feed_forward=2)
+    assert torch.equal(load_checkpoint(path).logits([5, 6, 7]), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.complex64])
+def test_quantized_weights_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    """They are not taken for the weights; export and description name the first in one line."""
+    path = make_checkpoint(tmp_path / "made", "bert")
+    weights = load_file(path / "model.safetensors")
+    name = "bert.encoder.layer.1.output.dense.weight"
+    weights[name] = weights[name].to(dtype)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    says = f"{name} in model.safetensors is of type {str(dtype)[6:]}, probably quantized"
+    with pytest.raises(UserError, match=says):
+        load_checkpoint(path)
+    (problem,) = describe(path).problems
+    assert problem.startswith(says)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e300])
+def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, value: float) -> None:
+    """Even that of a token which no text of the verification has."""
+    path = make_checkpoint(tmp_path / "made", "bert")
+    weights = load_file(path / "model.safetensors")
+    name = "bert.embeddings.word_embeddings.weight"
+    weights[name] = weights[name].double()
+    weights[name][-1, 0] = value
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        UserError, match=rf"{name} in model\.safetensors holds values .* not finite"
+    ):
+        load_checkpoint(path)
 
 
 def test_a_config_that_names_no_class(tmp_path: Path) -> None:

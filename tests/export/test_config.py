@@ -55,6 +55,11 @@ WRONG: list[tuple[str, Any, str]] = [
     ("pad_token_id", None, "the id of the padding token, a whole number from 0 to "),
     ("pad_token_id", -1, "the id of the padding token"),
     ("pad_token_id", 10**6, "the id of the padding token"),
+    ("is_decoder", True, "false, as in an encoder"),
+    ("pruned_heads", {"0": [1]}, "{}, as in an encoder whose layers are all alike"),
+    ("hidden_dropout_prob", "much", "a number from 0 to 1"),
+    ("attention_probs_dropout_prob", None, "a number from 0 to 1"),
+    ("dtype", "float", "one of float32, float16, bfloat16, float64, null"),
     ("architectures", "BertForSequenceClassification", "a list of class names"),
 ]
 
@@ -99,7 +104,7 @@ def test_a_config_that_is_no_object(
 
 def test_entries_that_do_not_fit_together(sound: Path, tmp_path: Path) -> None:
     """What no check foresaw is still one line that names the architecture and a good example."""
-    config = json.loads((sound / "config.json").read_text()) | {"hidden_dropout_prob": "much"}
+    config = json.loads((sound / "config.json").read_text()) | {"label2id": "much"}
     _linked(sound, tmp_path)
     _config(tmp_path, json.dumps(config))
     expected = "no BERT classifier can be made from its config.json .* compare it with that of nlp"

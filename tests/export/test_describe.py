@@ -256,7 +256,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_an_architecture_that_transformers_lacks(tmp_path: Path) -> None:
-    """One line names the architecture; another one what is no directory."""
+    """One line names the architecture that is refused, or the path that is not a directory."""
     path = make_checkpoint(tmp_path / "made", "bert")
     (path / "config.json").write_text('{"model_type": "other"}')
     with pytest.raises(UserError, match="unsupported architecture other"):

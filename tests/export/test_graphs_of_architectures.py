@@ -5,7 +5,6 @@ the single passes examine RoBERTa, XLM-RoBERTa, BERT and DistilBERT in more deta
 """
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,18 +20,14 @@ from app.engine.bundle import Precision
 from app.engine.session import CPU, open_session
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from model_export.export import WRITERS
 from model_export.graph.linear import as_linear
-from model_export.graph.variants import export_graph, write_fp16, write_fp32, write_int8
+from model_export.graph.variants import export_graph
 from model_export.quality import verification
 from model_export.quality.layer_parity import layer_parity
 from tests.support.graphs import encoding_of, name_of, random_encodings, run, session
 from tests.support.published import make_published
 
-WRITERS: dict[Precision, Callable[[Path, Path], list[str]]] = {
-    "fp32": write_fp32,
-    "int8": write_int8,
-    "fp16": write_fp16,
-}
 TOLERANCE = verification.TOLERANCE | {"fp32": 1e-4}  # of logits that vary by about 1
 # What is computed once per batch, or for one row of each text, or for narrow embeddings.
 IN_FP32 = {

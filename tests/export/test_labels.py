@@ -80,6 +80,7 @@ def test_labels_are_read_in_the_order_of_their_ids(
         ({"id2label": {"0": "a", "2": "b"}}, "has the ids 0, 2; they must be 0, 1, 2"),
         ({"id2label": {"0": None, "1": "b"}}, "the label of output 0 is None"),
         ({"id2label": {"0": "a", "1": " "}}, "the label of output 1 is ' '"),
+        ({"id2label": {"0": "a", "1": "\u200b"}}, "the label of output 1 is"),
         ({"id2label": {"0": "a\tb", "1": "c"}}, r"the label of output 0 is 'a\\tb'"),
         ({"id2label": {"0": "a", "1": "c\nd"}}, r"the label of output 1 is 'c\\nd'"),
         ({"id2label": {"0": "\ud800", "1": "c"}}, "the label of output 0 is"),

@@ -148,7 +148,7 @@ def test_large_logits_have_a_larger_tolerance(
 def test_each_label_of_a_multi_label_model_is_a_decision(
     made: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, labels: int
 ) -> None:
-    """Whether its score is over 0.5 must agree, be it the best label or not, or the only one."""
+    """Each label counts, as being over 0.5 or not: the best one, any other, or the only one."""
     logits, infer = Checkpoint.logits, Model.infer
     monkeypatch.setattr(checkpoint.model.config, "problem_type", "multi_label_classification")
     monkeypatch.setattr(Checkpoint, "logits", lambda self, ids: logits(self, ids)[:labels])

@@ -181,7 +181,7 @@ def test_a_model_that_changes_during_a_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The run stops, and what it saved is of the first model; with that, --resume continues."""
+    """The run stops with the first model's results, and --resume continues with that model only."""
     answer = FakeService.answer
 
     def reload(service: FakeService, texts: list[str]) -> dict[str, Any]:

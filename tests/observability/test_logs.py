@@ -7,12 +7,14 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from app.cli import main
 from tests.api.test_stream import FLAGS
 from tests.support.serving import COMMAND, ROOT, Process, environment, exchange
 
@@ -29,20 +31,40 @@ def _served(bundle: Path, *flags: str) -> Process:
 
 
 def test_a_request_is_a_line_with_its_stages(bundle: Path) -> None:
-    """Id, trace, route, status and the time of each stage are separate fields."""
+    """Id, trace, route, status, the code of a problem, model, texts, tokens and stages are fields.
+
+    A text without a result has no tokens. Each line of a stream is a text.
+    """
     with _served(bundle) as process:
         headers = {"x-request-id": "find-me", "traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
         httpx2.post(f"{process.url}/classify", json={"inputs": "love"}, headers=headers)
         httpx2.get(f"{process.url}/v2/models/nowhere")
+        batch = {"inputs": ["love", "", "love it"], "model": "tiny"}
+        answer = httpx2.post(f"{process.url}/classify", json=batch).json()
+        httpx2.post(f"{process.url}/classify", json={"inputs": ""})
+        lines = '{"text": "love"}\n\n{"text": ""}\n'
+        headers = {"content-type": "application/x-ndjson"}
+        httpx2.post(f"{process.url}/classify/stream", content=lines, headers=headers)
+        httpx2.post(f"{process.url}/tokenize", json={"inputs": "love"})
         process.signal(signal.SIGTERM)
         _, log = process.wait()
-    first, second = (line for line in _lines(log) if line["logger"] == "access")
+    accesses = [line for line in _lines(log) if line["logger"] == "access"]
+    first, second, listed, refused, streamed, tokenized = accesses
     assert (first["request_id"], first["trace_id"]) == ("find-me", TRACE)
     assert (first["method"], first["route"], first["status"]) == ("POST", "/classify", 200)
     stages = ("tokenize_ms", "queue_ms", "inference_ms")
     assert sum(first[stage] for stage in stages) <= first["duration_ms"]
     assert (second["route"], second["status"]) == ("/v2/models/{name}", 404)
     assert "trace_id" not in second
+    assert second["code"] == "model_not_found"
+    assert "model" not in second
+    tokens = [result.get("tokens", 0) for result in answer["results"]]
+    work = [(line["model"], line["texts"], line["tokens"]) for line in accesses if line != second]
+    one = ("tiny", 1, tokens[0])
+    assert work == [one, ("tiny", 3, sum(tokens)), ("tiny", 1, 0), ("tiny", 2, tokens[0]), one]
+    assert (refused["code"], refused["status"]) == ("empty_text", 422)
+    assert "code" not in listed
+    assert (streamed["route"], tokenized["route"]) == ("/classify/stream", "/tokenize")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
 
 
@@ -58,7 +80,7 @@ def test_a_request_is_a_line_with_its_stages(bundle: Path) -> None:
 def test_an_odd_traceparent_is_no_trace(bundle: Path, parent: str) -> None:
     """An invalid header is ignored, as the specification requires."""
     with _served(bundle) as process:
-        httpx2.get(f"{process.url}/health", headers={"traceparent": parent})
+        httpx2.get(f"{process.url}/models", headers={"traceparent": parent})
         process.signal(signal.SIGTERM)
         _, log = process.wait()
     (line,) = (line for line in _lines(log) if line["logger"] == "access")
@@ -100,6 +122,60 @@ def test_every_line_has_one_form(bundle: Path) -> None:
     assert started[-1]["message"].startswith("serving tiny")
     for line in started + _lines(log):
         assert {"time", "level", "logger", "message"} <= set(line)
+
+
+def test_what_machines_ask_all_the_time_is_logged_at_debug(bundle: Path) -> None:
+    """At the level info, health, metrics and files of the page have no line, unless they fail."""
+    with _served(bundle) as process:
+        for path in ("/health", "/health/live", "/v2/health/ready", "/metrics", "/web/page.js"):
+            assert httpx2.get(f"{process.url}{path}").status_code == 200, path
+        httpx2.get(f"{process.url}/web/nothing.js")
+        httpx2.get(f"{process.url}/info")
+        process.signal(signal.SIGTERM)
+        _, log = process.wait()
+    lines = [line for line in _lines(log) if line["logger"] == "access"]
+    asked = [(line["level"], line["route"], line["status"]) for line in lines]
+    assert asked == [("info", "/web/{name}", 404), ("info", "/info", 200)]
+
+
+@pytest.mark.parametrize("flags", [("--threads", "all"), ("--model", "/nowhere")])
+def test_a_failed_start_is_a_line_of_the_log(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the format json, it is one JSON object; for people, it is one line of text."""
+    assert main(["serve", *flags, "--log-format", "json"]) in (1, 2)
+    (line,) = _lines(capsys.readouterr().err)
+    assert (line["level"], line["logger"]) == ("critical", "app.cli")
+    assert main(["serve", *flags, "--log-format", "human"]) in (1, 2)
+    assert capsys.readouterr().err == f"sentiment: {line['message']}\n"
+
+
+def test_an_unexpected_failure_is_a_line_of_the_log() -> None:
+    """A fault of the service ends it with exit code 1; its traceback is in the line."""
+    code = (
+        "import sys; from app import cli, main; main.create_app = lambda settings: 1 / 0; "
+        "sys.exit(cli.main(['serve', '--port', '0']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True
+    )
+    (line,) = _lines(done.stderr)
+    assert (done.returncode, line["level"]) == (1, "critical")
+    assert "ZeroDivisionError" in line["exception"]
+
+
+@pytest.mark.parametrize("docs", ["on", "off"])
+def test_the_start_says_where_to_look(bundle: Path, docs: str) -> None:
+    """The first line that names the address also has the page, the docs if any, and the metrics."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with _served(bundle, "--docs", docs, "--metrics-port", str(port)) as process:
+        line = _lines(process.first_lines)[-1]
+        assert line["message"].endswith(f" at {process.url}")
+        assert line["page"] == f"{process.url}/"
+        assert line.get("docs") == (f"{process.url}/docs" if docs == "on" else None)
+        for page in (line["page"], line["metrics"], *([line["docs"]] if docs == "on" else [])):
+            assert httpx2.get(page).status_code == 200
 
 
 def test_the_access_log_can_be_switched_off(bundle: Path) -> None:

@@ -48,7 +48,8 @@ async def check_grpc(address: str) -> None:
             tensor.set_data_from_numpy(np.array(TEXTS, dtype=object), binary_data=binary)
             answer = await client.infer(InferRequest(model_name=MODEL, infer_inputs=[tensor]))
             (found,) = (one.as_numpy() for one in answer.outputs if one.name == "label")
-            assert list(found) == LABELS, (binary, found)
+            labels = [one.decode() if isinstance(one, bytes) else one for one in found]
+            assert labels == LABELS, (binary, found)
 
 
 asyncio.run(main(sys.argv[1]))

@@ -173,6 +173,7 @@ def test_a_bad_variable_is_wrong_usage(
 ) -> None:
     """One line that names the variable, exit code 2."""
     monkeypatch.setenv("SENTIMENT_THREADS", "all")
+    monkeypatch.setenv("SENTIMENT_LOG_FORMAT", "human")
     assert main([command]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("sentiment: SENTIMENT_THREADS: ")

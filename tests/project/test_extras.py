@@ -61,6 +61,14 @@ def test_a_missing_package_is_named_with_its_extra(
     assert f"pip install '.[{extra}]'" in line
 
 
+def test_the_client_names_the_package_that_it_needs() -> None:
+    """`import sentiment_client` without httpx fails with an ImportError that says so."""
+    code = "import sys; sys.modules['httpx'] = None; import sentiment_client"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    says = "ModuleNotFoundError: sentiment_client needs the package httpx (0.28 or newer)"
+    assert done.stderr.splitlines()[-1] == says
+
+
 def test_each_extra_exists() -> None:
     """The table names extras of pyproject.toml only."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

@@ -281,6 +281,34 @@ def test_descriptors_are_those_of_the_proto_files() -> None:
         assert sorted(re.findall(r"rpc (\w+)", text)) == sorted(methods), file.name
 
 
+def test_rate_limit_and_deadline_are_those_of_http(bundle: Path) -> None:
+    """Calls and requests count together; a call whose message does not come in time ends."""
+    port = free_port()
+    limits = ["--rate-limit", "2/hour", "--deadline-ms", "100"]
+    with Process("--model", str(bundle), *FLAGS, *limits, "--grpc-port", str(port)) as process:
+        assert httpx2.get(f"{process.url}/info").status_code == 200
+        path = "/tei.v1.Predict/Predict"
+        client = Client(port)
+        silent = threading.Event()
+
+        def nothing() -> Iterator[bytes]:
+            silent.wait()
+            yield b""
+
+        with pytest.raises(grpc.RpcError) as late:
+            client.channel.stream_unary(path)(nothing(), timeout=20)
+        silent.set()
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "did not arrive" in late.value.details()
+        with pytest.raises(grpc.RpcError) as refused:
+            client.call(path, inputs="good")
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        trailing = dict(refused.value.trailing_metadata())
+        assert trailing["error-code"] == "rate_limited"
+        assert int(trailing["grpc-retry-pushback-ms"]) > 3_000_000
+        client.channel.close()
+
+
 def test_shutdown_finishes_calls_and_ends_streams(bundle: Path) -> None:
     """A call in flight is answered; idle streams end; the exit code is 0."""
     port = free_port()
@@ -335,7 +363,8 @@ def test_a_port_in_use_is_one_line(bundle: Path, capsys: pytest.CaptureFixture[s
             check=False,
         )
     assert done.returncode == 1
-    assert done.stderr.startswith("sentiment: cannot listen on 127.0.0.1 port")
+    assert "cannot listen on 127.0.0.1 port" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_without_the_extra_the_error_names_it() -> None:

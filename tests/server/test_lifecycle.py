@@ -172,7 +172,8 @@ def test_a_taken_port_is_said_in_one_line(bundle: Path, capsys: pytest.CaptureFi
     """One line names the address that is in use, before the models are loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert main(["serve", "--model", str(bundle), "--port", str(port)]) == 1
+        flags = ["--model", str(bundle), "--port", str(port), "--log-format", "human"]
+        assert main(["serve", *flags]) == 1
     assert capsys.readouterr().err.splitlines() == [
         f"sentiment: cannot listen on 127.0.0.1 port {port}: Address already in use"
     ]

@@ -78,7 +78,7 @@ class Access:
         if path in OPEN:
             return True
         reads = scope["method"] in ("GET", "HEAD")
-        pages = path in OPEN_PAGES or path.startswith("/web/")
+        pages = path in OPEN_PAGES or path.startswith(("/web/", "/docs/"))
         return reads and (pages or path == self._health_route)
 
 

@@ -1,19 +1,28 @@
 """What is counted and logged of each request."""
 
 import logging
-import re
 from typing import Any
 
 from starlette.types import Scope
 
 from app.api.routing import UNMATCHED
 from app.api.service import Service
+from app.api.work import Work
 from app.errors import ServiceError
 
 # A client may send any word as its method, and each word would become a series in the metrics.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER_METHOD = "other"
-STAGE = re.compile(rb"(\w+);dur=([0-9.]+)")  # in the header server-timing
+# Orchestrators, Prometheus and browsers ask for these all the time. If they succeed, they are
+# logged at debug.
+QUIET = frozenset(
+    {
+        *("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"),
+        *("/ping", "/metrics", "/web/{name}"),
+        *("/grpc.health.v1.Health/Check", "/inference.GRPCInferenceService/ServerLive"),
+        "/inference.GRPCInferenceService/ServerReady",
+    }
+)
 
 access = logging.getLogger("access")
 
@@ -35,18 +44,27 @@ def log_request(
     route: str,
     status: int,
     seconds: float,
-    stages: bytes,
 ) -> None:
     """Write the access line, without path and query: clients may have put a text there."""
-    fields: dict[str, Any] = {"request_id": scope["state"]["request_id"]}
+    level = logging.DEBUG if route in QUIET and status < 400 else logging.INFO
+    if not access.isEnabledFor(level):
+        return
+    state = scope["state"]
+    fields: dict[str, Any] = {"request_id": state["request_id"]}
     if trace:
         fields["trace_id"] = trace
     fields["client"] = (scope["client"] or ("",))[0]
     fields |= {"method": method, "route": route, "status": status}
+    if code := state.get("code"):
+        fields["code"] = code
+    work: Work | None = state.get("work")
+    if work is not None:
+        fields |= {"model": work.model, "texts": work.texts, "tokens": work.tokens}
     fields["duration_ms"] = round(seconds * 1000, 2)
-    for name, milliseconds in STAGE.findall(stages):
-        fields[f"{name.decode()}_ms"] = float(milliseconds)
-    access.info("request", extra={"fields": fields})
+    if work is not None:
+        for name, spent in work.stages.items():
+            fields[f"{name}_ms"] = round(spent * 1000, 2)
+    access.log(level, "request", extra={"fields": fields})
 
 
 def note_refusal(service: Service, error: ServiceError, request_id: str, client: str) -> None:
@@ -58,5 +76,6 @@ def note_refusal(service: Service, error: ServiceError, request_id: str, client:
             "client": client,
             "method": OTHER_METHOD,
         }
-        fields |= {"route": UNMATCHED, "status": error.status, "reason": error.detail}
+        fields |= {"route": UNMATCHED, "status": error.status, "code": error.code}
+        fields["reason"] = error.detail
         access.info("request", extra={"fields": fields})

@@ -47,23 +47,21 @@ class RequestMiddleware:
         request_id = identity.request_id(headers)
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        state["logged"] = self._logs
         if scope["client"]:  # the address may come from a proxy's header
             host, port = scope["client"]
             scope["client"] = plain_address(host), port
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # the server leaves out the answer's body
         status: int | None = None
-        stages = b""
         body: Body | None = None
 
         async def send_and_note(message: Message) -> None:
-            nonlocal status, stages
+            nonlocal status
             if message["type"] == "http.response.start":
                 if body is not None:
                     body.release()  # the client may read the answer slowly
                 status = message["status"]
-                if self._logs:
-                    stages = dict(message["headers"]).get(b"server-timing", b"")
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
                 if self._service.lifecycle.stopping:
                     # The client must not send its next request on this connection.
@@ -108,7 +106,7 @@ class RequestMiddleware:
             trace = trace_id(span, headers)
             metrics.observe_request(route, method, status or 500, seconds, trace)
             if self._logs:
-                log_request(scope, trace, method, route, status or 500, seconds, stages)
+                log_request(scope, trace, method, route, status or 500, seconds)
             if tracer and span and token:
                 detach(token)
                 tracer.end_request(span, method=method, route=route, status=status or 500)

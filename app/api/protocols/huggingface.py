@@ -7,11 +7,13 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from app.api.answers import classify_texts, every_prediction, json_answer
+from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
 from app.api.body import read_body
+from app.api.inputs import as_list
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.protocols.common import INPUTS, AllTexts, LabelScore, ranking, whole
 from app.api.routing import DirectRoute
+from app.engine.classifier import Classification
 from app.engine.model import Model
 from app.engine.results import Prediction
 
@@ -57,17 +59,28 @@ async def text_classification(request: Request) -> Response:
     answer is the error of the first bad text.
     """
     body = await read_body(request, TextClassification)
+    ranked, done = await best_labels(request, body)
+    return JsonAnswer(ranked, timing(done))
+
+
+async def best_labels(
+    request: Request, body: TextClassification
+) -> tuple[list[list[LabelScore]], Classification]:
+    """Classify the texts: for each text, the ``top_k`` labels with the highest scores.
+
+    Raises:
+        ServiceError: a text is bad, or the request as a whole failed.
+    """
     asked = body.parameters or Parameters()
-    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-    done = await classify_texts(request, texts, model=None)
-    answer = [
-        ranking(scores(prediction, asked.function_to_apply, done.model))[: asked.top_k]
+    done = await classify_texts(request, as_list(body.inputs), model=None)
+    ranked = [
+        ranking(_scores(prediction, asked.function_to_apply, done.model))[: asked.top_k]
         for prediction in every_prediction(done.outcomes)
     ]
-    return json_answer(answer, done)
+    return ranked, done
 
 
-def scores(prediction: Prediction, function: Function | None, model: Model) -> Mapping[str, float]:
+def _scores(prediction: Prediction, function: Function | None, model: Model) -> Mapping[str, float]:
     """The prediction's scores; with a function, that of its logits."""
     logits = prediction["logits"]
     match function:

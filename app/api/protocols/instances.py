@@ -8,7 +8,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from app.api.answers import classify_texts, json_answer, whole_failure
+from app.api.answers import JsonAnswer, classify_texts, timing, whole_failure
 from app.api.protocols.common import NonEmpty
 from app.engine.pairs import Input, TextPair
 from app.engine.predictions import Options, Overflow
@@ -101,4 +101,4 @@ async def answer_instances(
     if error := whole_failure(done.outcomes, single=False):
         raise error
     response: InstancesResponse = {"predictions": [item(outcome) for outcome in done.outcomes]}
-    return json_answer(response, done)
+    return JsonAnswer(response, timing(done))

@@ -10,11 +10,10 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from app.api import classify
-from app.api.answers import classify_texts, every_prediction, json_answer
+from app.api.answers import JsonAnswer, timing
 from app.api.body import ByField, media_type, read_body
 from app.api.openapi import ERRORS, documented
-from app.api.protocols.common import ranking
-from app.api.protocols.huggingface import Parameters, TextClassification, scores
+from app.api.protocols.huggingface import TextClassification, best_labels
 from app.api.protocols.instances import InstancesRequest, answer_instances
 from app.api.protocols.mlflow import RecordsRequest, SplitRequest, as_instances
 from app.api.protocols.records import Csv, Format, JsonLines, JsonList, answer_records
@@ -23,8 +22,8 @@ from app.api.schemas import ClassifyRequest
 from app.api.service import Service
 from app.errors import UnsupportedMediaType
 
-# Not in our OpenAPI document: JSON Schema cannot say which field decides, nor describe lines. The
-# platform has its own description, and docs/platforms.md has ours.
+# Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
+# The platform has its own description, and docs/platforms.md has ours.
 router = APIRouter(include_in_schema=False)
 classifying = APIRouter(include_in_schema=False, route_class=DirectRoute)
 
@@ -110,14 +109,7 @@ async def _as_container(request: Request, body: TextClassification) -> Response:
     Without ``top_k``, each text has its best label, in one list for all texts. With it, each text
     has a list of labels, and that of a single text stands alone.
     """
-    asked = body.parameters or Parameters()
-    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-    done = await classify_texts(request, texts, model=None)
-    ranked = [
-        ranking(scores(prediction, asked.function_to_apply, done.model))
-        for prediction in every_prediction(done.outcomes)
-    ]
-    if "top_k" not in asked.model_fields_set:
-        return json_answer([labels[0] for labels in ranked], done)
-    best = [labels[: asked.top_k] for labels in ranked]
-    return json_answer(best if isinstance(body.inputs, list) else best[0], done)
+    ranked, done = await best_labels(request, body)
+    if body.parameters is None or "top_k" not in body.parameters.model_fields_set:
+        return JsonAnswer([labels[0] for labels in ranked], timing(done))
+    return JsonAnswer(ranked if isinstance(body.inputs, list) else ranked[0], timing(done))

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool
 from pydantic_core import PydanticCustomError
 
-from app.api.answers import classify_texts, every_prediction, json_answer
+from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
 from app.api.body import ByField, read_body
-from app.api.inputs import PairObject, Text, parse_texts
+from app.api.inputs import PairObject, Text, as_list, parse_texts
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.problems import problem
 from app.api.protocols.common import (
@@ -133,12 +133,12 @@ async def predict(request: Request) -> Response:
 
 async def _predict(request: Request, body: PredictRequest) -> Response:
     started = time.perf_counter()
-    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    texts = as_list(body.inputs)
     options = Options("error" if body.truncate is False else "truncate")
     done = await classify_texts(request, texts, model=None, options=options)
     predictions = every_prediction(done.outcomes)
     batch = [ranking(one["logits" if body.raw_scores else "scores"]) for one in predictions]
-    response = json_answer(batch if isinstance(body.inputs, list) else batch[0], done)
+    response = JsonAnswer(batch if isinstance(body.inputs, list) else batch[0], timing(done))
     response.headers.update(_headers(done, texts, predictions, started))
     return response
 

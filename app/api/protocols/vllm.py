@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool
 from typing_extensions import TypedDict
 
-from app.api.answers import classify_texts, every_prediction, json_answer
+from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
 from app.api.body import read_body
 from app.api.openapi import ERRORS, documented, documented_body
 from app.api.problems import problem
@@ -193,4 +193,4 @@ async def _classify(request: Request) -> Response:
             "prompt_tokens_details": None,
         },
     }
-    return json_answer(response, done)
+    return JsonAnswer(response, timing(done))

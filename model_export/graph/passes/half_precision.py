@@ -1,9 +1,9 @@
 """Half precision for CUDA: fp16 weights and activations, and fp32 where fp16 is too coarse.
 
-Layer norms and softmax sum many squares or exponentials, so they stay in fp32. So does what
-becomes a whole number or an angle: relative positions (MPNet, DeBERTa) and rotary embeddings
-(ModernBERT), because the next fp16 number after 256 is 256.25. Casts stand where a value goes from
-one precision to the other. The logits, the graph's output, are fp32 too.
+Layer norms and softmax sum many squares or exponentials, so they stay in fp32. Values that become
+whole numbers or angles stay in fp32, too, because the next fp16 number after 256 is 256.25. These
+are relative positions (MPNet, DeBERTa) and rotary embeddings (ModernBERT). A Cast is inserted where
+a value goes from one precision to the other. The logits, the graph's output, are fp32, too.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from onnx_ir.tape import Tape
 from model_export.graph.linear import consumers, producer
 from model_export.graph.shapes import forget_shapes
 
-# The last three make up a layer norm where it is no single operator (DeBERTa).
+# The last three are the parts of a layer norm that is not a single operator (DeBERTa).
 IN_FLOAT32 = {"LayerNormalization", "Softmax", "If", "Pow", "ReduceMean", "Sqrt"}
 ANGLES = {"Sin", "Cos"}
 LARGEST = float(np.finfo(np.float16).max)
@@ -44,7 +44,7 @@ def _exact_nodes(model: ir.Model) -> set[ir.Node]:
     # The branches of an If, too: they are graphs of their own (DeBERTa).
     exact |= {node for node in model.graph.all_nodes() if node.graph is not model.graph}
     waiting = [node for node in model.graph if node.op_type in ANGLES or _ends_floats(node)]
-    while waiting:  # they, and all that they compute from
+    while waiting:  # these nodes, and all nodes whose results they need
         node = waiting.pop()
         if node not in exact:
             exact.add(node)
@@ -60,7 +60,7 @@ def _exact_nodes(model: ir.Model) -> set[ir.Node]:
 
 
 def _ends_floats(node: ir.Node) -> bool:
-    """Whether the node makes other numbers of floats, or floats of nothing that can be halved."""
+    """Whether the node turns floats into another type, or makes floats from whole numbers."""
     if node.op_type in ("ConstantOfShape", "Range"):
         return _is_float(node.outputs[0])
     return (

@@ -81,7 +81,7 @@ class _RowsPass:
                 self._read_elsewhere(node, index, value)
 
     def _feeds_a_branch(self, node: ir.Node) -> bool:
-        """Whether a branch of an If reads the node; ``visit`` does not come there."""
+        """Whether a branch of an If reads the node; ``visit`` does not see branches."""
         readers = (reader for output in node.outputs for reader in consumers(output))
         return any(reader.graph is not self._graph for reader in readers)
 

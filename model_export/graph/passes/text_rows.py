@@ -35,7 +35,8 @@ def text_rows(graph: ir.Graph, edit: Editor, tape: Tape) -> TextRows:
     position = tape.op("Gather", [real, edit.integers("position", 1)], {"axis": 0})
     tokens = tape.op("Add", [tape.op("Mul", [text, sequence]), position])
 
-    # Padding is masked, so any finite value will do: that of the token before, or the last.
+    # Padding is masked, so its values only have to be finite. It gets those of the token before
+    # it, or of the last row.
     flat = tape.op("Reshape", [mask, edit.integers("vector", [-1])])
     count = tape.op("CumSum", [flat, edit.integers("rows", 0)])
     token = tape.op("Sub", [count, edit.integers("one", 1)])

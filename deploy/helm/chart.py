@@ -1,0 +1,82 @@
+"""Lints the Helm chart and renders it with Helm's own code; no cluster is needed."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from deploy.dockerfile import ROOT
+
+CHART = ROOT / "deploy/helm/sentiment"
+# Values that together use every template and every branch.
+CASES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "gpu": {
+        "gpu": True,
+        "resources": {"limits": {"memory": "8Gi"}},
+        "autoscaling": {"by": "keda"},
+        "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
+    },
+    "model": {
+        "settings": {"max_body_bytes": 2000000, "docs": "off"},
+        "model": {
+            "name": "mine",
+            "storageClass": "nfs",
+            "export": {
+                "source": "team/model",
+                "arguments": ["--max-tokens", 128],
+                "tokenSecret": "hub",
+            },
+        },
+        "autoscaling": {"by": "queue"},
+        "monitoring": {"enabled": True, "runbooks": "https://git.example.com/sentiment/"},
+    },
+    "plain": {
+        "model": {"name": "mine", "claim": "models"},
+        "image": {"tag": "1.0", "pullSecrets": [{"name": "registry"}]},
+        "autoscaling": {"by": "none", "minReplicas": 3},
+        "networkPolicy": {"enabled": False},
+        "service": {"type": "LoadBalancer"},
+        "podAnnotations": {"team": "texts"},
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [{"key": "batch", "operator": "Exists"}],
+    },
+}
+
+
+@contextmanager
+def _copied() -> Iterator[Path]:
+    """A copy without symbolic links, as in a packaged chart; Helm logs each link that it follows."""
+    with TemporaryDirectory() as folder:
+        yield Path(shutil.copytree(CHART, Path(folder) / CHART.name))
+
+
+def chart_problems() -> Iterator[str]:
+    """What ``helm lint --strict`` finds in the chart, for all cases."""
+    import helm_python
+
+    with _copied() as chart:
+        for case, values in CASES.items():
+            report = helm_python.lint(chart, values, strict=True, kube_version="v1.34.0")
+            errors = [m["error"] for m in report["messages"] if m["severity"] > 1]  # 1: information
+            yield from (f"chart, {case}: {error}" for error in [*errors, *report["errors"]])
+
+
+def rendered(values: dict[str, Any], release: str = "mine") -> list[dict[str, Any]]:
+    """The objects that ``helm install`` would create.
+
+    Raises:
+        helm_python.HelmError: the values do not fit values.schema.json or a template.
+    """
+    import helm_python
+
+    with _copied() as folder:
+        chart = helm_python.Chart.load(folder)
+        chart.validate_schema(values)
+        files = chart.render(values, name=release, namespace="texts")
+    manifests = (text for name, text in files.items() if name.endswith(".yaml"))
+    return [one for text in manifests for one in yaml.safe_load_all(text) if one]

@@ -1,0 +1,108 @@
+"""The documentation at /docs, in a real browser on a real server."""
+
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from playwright.sync_api import Browser, Locator, Page, Route, expect
+
+from tests.support.serving import Process
+
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+KEY = "correct-horse"
+
+# The machine may be busy.
+expect.set_options(timeout=15_000)
+
+
+@pytest.fixture(scope="module")
+def tiny(bundle: Path) -> Iterator[str]:
+    """The URL of a server of the tiny bundle that needs a key."""
+    with Process("--model", str(bundle), "--api-keys", KEY) as process:
+        yield process.url
+
+
+@pytest.fixture
+def page(browser: Browser, tiny: str) -> Iterator[Page]:
+    """The open page. All other addresses are blocked, and no script may fail."""
+    refused: list[str] = []
+    said: list[str] = []
+
+    def refuse(route: Route) -> None:
+        refused.append(route.request.url)
+        route.abort()
+
+    context = browser.new_context()
+    context.route(lambda url: not url.startswith(tiny), refuse)
+    page = context.new_page()
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda message: said.append(message.text))
+    page.goto(f"{tiny}/docs")
+    yield page
+    context.close()
+    assert (refused, said) == ([], [])
+
+
+def operation(page: Page, method: str, path: str) -> Locator:
+    """The open box of an operation."""
+    box = page.locator(f".opblock-{method}").filter(
+        has=page.locator(f'.opblock-summary-path[data-path="{path}"]')
+    )
+    box.locator(".opblock-summary-control").click()
+    return box
+
+
+def violations(page: Page) -> list[Any]:
+    """What axe finds: the rule, and the first element that breaks it."""
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run()")["violations"]
+    return [
+        (one["id"], one["nodes"][0]["html"], one["nodes"][0]["failureSummary"]) for one in found
+    ]
+
+
+def test_all_operations_are_shown(page: Page, tiny: str) -> None:
+    """Without internet, the page has each operation of the OpenAPI document."""
+    paths = httpx2.get(f"{tiny}/openapi.json").json()["paths"]
+    described = {(method, path) for path, methods in paths.items() for method in methods}
+    expect(page.locator(".opblock")).to_have_count(len(described))
+    for method, path in described:
+        shown = page.locator(f'.opblock-{method} .opblock-summary-path[data-path="{path}"]')
+        expect(shown).to_have_count(1)
+
+
+def test_a_request_can_be_tried(page: Page) -> None:
+    """With a key, "Try it out" sends the example as it is, and shows the answer."""
+    page.get_by_role("button", name="Authorize").click()
+    page.get_by_label("Value:").fill(KEY)
+    page.get_by_role("button", name="Apply credentials").click()
+    page.locator(".btn-done").click()
+    box = operation(page, "post", "/classify")
+    box.get_by_role("button", name="Try it out").click()
+    box.get_by_role("button", name="Execute").click()
+    answer = box.locator(".live-responses-table")
+    expect(answer.locator(".response-col_status").last).to_contain_text("200")
+    expect(answer).to_contain_text("logits")
+    assert violations(page) == []
+
+
+def test_axe_finds_nothing(page: Page) -> None:
+    """Closed, and with each operation open, the page breaks none of axe's rules."""
+    expect(page.locator(".opblock").first).to_be_visible()
+    assert violations(page) == []
+    for control in page.locator(".opblock-summary-control").all():
+        control.click()
+    assert violations(page) == []
+
+
+def test_only_the_files_of_the_page_are_served(tiny: str) -> None:
+    """The page's files need no key and come with its strict policy; nothing else lies there."""
+    for name in ("", "/docs.js", "/docs.css", "/swagger-ui/swagger-ui.css"):
+        answer = httpx2.get(f"{tiny}/docs{name}")
+        assert answer.status_code == 200
+        assert "script-src 'self';" in answer.headers["content-security-policy"]
+    for name in ("/", "/..", "/%2e%2e/index.html", "/swagger-ui", "/none"):
+        assert httpx2.get(f"{tiny}/docs{name}").status_code == 404

@@ -1,0 +1,174 @@
+"""The Helm chart makes what the kustomize files make, and refuses values that it does not know."""
+
+import json
+import re
+import tomllib
+from typing import Any
+
+import pytest
+
+from app.settings import Settings
+from deploy.check import OVERLAYS, Object, load, render
+from deploy.helm.chart import CASES, CHART, chart_problems, rendered
+from deploy.prometheus.operator import prometheus_rule
+from tests.support.serving import ROOT
+
+helm_python = pytest.importorskip("helm_python", reason="make install-dev installs it")
+
+# What the chart sets itself.
+DECIDED = {"host", "port", "metrics_port", "drain_ms", "model", "api_keys", "admin_keys"}
+
+
+def _only(objects: list[Object], kind: str) -> Object:
+    (found,) = (one for one in objects if one["kind"] == kind)
+    return found
+
+
+def _pod(objects: list[Object], kind: str = "Deployment") -> Object:
+    pod: Object = _only(objects, kind)["spec"]["template"]["spec"]
+    return pod
+
+
+def _environment(objects: list[Object]) -> dict[str, Any]:
+    (container,) = _pod(objects)["containers"]
+    return {entry["name"]: entry.get("value") for entry in container["env"]}
+
+
+def test_the_chart_has_no_problems() -> None:
+    """`helm lint --strict` finds nothing in any of the cases."""
+    assert list(chart_problems()) == []
+
+
+def test_the_chart_makes_the_pods_of_the_overlay() -> None:
+    """With the default values, the pod is that of the overlay cpu."""
+    (cpu,) = (overlay for overlay in OVERLAYS if overlay.name == "cpu")
+    ours, theirs = _pod(rendered({}, "sentiment-service")), _pod(render(cpu))
+    for pod in (ours, theirs):
+        pod["containers"][0]["env"].sort(key=lambda entry: str(entry["name"]))
+        for constraint in pod["topologySpreadConstraints"]:
+            constraint["labelSelector"]["matchLabels"].pop("app.kubernetes.io/instance", None)
+    assert ours["containers"][0].pop("imagePullPolicy") == "IfNotPresent"
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_selectors_fit_the_pods_of_their_release(case: str) -> None:
+    """Each selector matches the pods of its release, and none those of another or of the export."""
+    objects = rendered(CASES[case], "one")
+    pods = [_only(rendered(CASES[case], name), "Deployment") for name in ("one", "two")]
+    own, other = (pod["spec"]["template"]["metadata"]["labels"] for pod in pods)
+    spec = {one["kind"]: one["spec"] for one in objects if "spec" in one}
+    selectors = [
+        spec["Deployment"]["selector"]["matchLabels"],
+        spec["Service"]["selector"],
+        spec["PodDisruptionBudget"]["selector"]["matchLabels"],
+    ]
+    if "NetworkPolicy" in spec:
+        selectors.append(spec["NetworkPolicy"]["podSelector"]["matchLabels"])
+    if "PodMonitor" in spec:
+        selectors.append(spec["PodMonitor"]["selector"]["matchLabels"])
+    for selector in selectors:
+        assert selector.items() <= own.items()
+        assert not selector.items() <= other.items()
+        if "Job" in spec:
+            assert not selector.items() <= spec["Job"]["template"]["metadata"]["labels"].items()
+
+
+def test_values_know_the_settings_of_the_service() -> None:
+    """The schema lists all settings, except those that the chart decides itself."""
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    names = set(schema["properties"]["settings"]["propertyNames"]["enum"])
+    assert names == Settings.model_fields.keys() - DECIDED
+
+
+def test_settings_reach_the_service_as_they_are_written() -> None:
+    """A large number stays a number without an exponent, and the service accepts the values."""
+    environment = _environment(rendered(CASES["model"]))
+    assert environment["SENTIMENT_MAX_BODY_BYTES"] == "2000000"
+    assert environment["SENTIMENT_DOCS"] == "off"
+    settings = {name.removeprefix("SENTIMENT_").lower(): v for name, v in environment.items() if v}
+    assert Settings(**settings).max_body_bytes == 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"settings": {"max_textes": 5}}, "max_textes"),
+        ({"settings": {"docs": False}}, "docs"),
+        ({"autoscaling": {"by": "load"}}, "autoscaling/by"),
+        ({"replicas": 3}, "replicas"),
+        ({"monitoring": {"runbooks": "https://git.example.com"}}, "monitoring/runbooks"),
+        ({"model": {"export": {"source": "team/model"}}}, "model.name is empty"),
+    ],
+    ids=str,
+)
+def test_wrong_values_are_refused(values: dict[str, Any], named: str) -> None:
+    """Unknown names, wrong types and missing values are errors that name the value."""
+    with pytest.raises(helm_python.HelmError) as caught:
+        rendered(values)
+    assert named in str(caught.value)
+
+
+def test_every_value_is_documented_and_in_the_schema() -> None:
+    """values.yaml and the schema have the same names, so that no default is refused or unknown."""
+
+    def names(values: dict[str, Any], schema: dict[str, Any]) -> None:
+        known = schema["properties"].keys() - {"global"}
+        assert values.keys() == known
+        for name, value in values.items():
+            if "properties" in schema["properties"][name]:
+                names(value, schema["properties"][name])
+
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    names(load(CHART / "values.yaml")[0], schema)
+
+
+def test_the_model_is_served_from_where_the_job_writes_it() -> None:
+    """Job and pods share the claim and the path; a change of the export makes another Job."""
+    objects = rendered(CASES["model"])
+    (job,) = _pod(objects, "Job")["containers"]
+    path = _environment(objects)["SENTIMENT_MODEL"]
+    assert job["args"] == ["team/model", "--output", path, "--max-tokens", "128"]
+    for pod in (_pod(objects), _pod(objects, "Job")):
+        claims = [v["persistentVolumeClaim"] for v in pod["volumes"] if v["name"] == "models"]
+        assert claims == [
+            {"claimName": _only(objects, "PersistentVolumeClaim")["metadata"]["name"]}
+        ]
+    changed = {"model": {"name": "mine", "export": {"source": "team/other"}}}
+    names = {_only(o, "Job")["metadata"]["name"] for o in (objects, rendered(changed))}
+    assert len(names) == 2
+
+
+def test_monitoring_is_that_of_kustomize() -> None:
+    """The chart has the same rules and dashboard; `runbooks` makes the links absolute."""
+    objects = rendered(CASES["gpu"])
+    assert _only(objects, "PrometheusRule")["spec"] == prometheus_rule()["spec"]
+    dashboard = (ROOT / "deploy/grafana/dashboards/sentiment.json").read_text(encoding="utf-8")
+    assert _only(objects, "ConfigMap")["data"] == {"sentiment.json": dashboard}
+    groups = _only(rendered(CASES["model"]), "PrometheusRule")["spec"]["groups"]
+    urls = [r["annotations"]["runbook_url"] for g in groups for r in g["rules"] if "alert" in r]
+    begin = "https://git.example.com/sentiment/docs/operations.md#"
+    assert urls
+    assert all(url.startswith(begin) for url in urls)
+
+
+def test_scraped_pods_belong_to_the_job_that_rules_select() -> None:
+    """The monitor's job label has the job's name, and KEDA's query selects the release's pods."""
+    objects = rendered(CASES["gpu"])
+    monitor = _only(objects, "PodMonitor")["spec"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    (container,) = _pod(objects)["containers"]
+    labels = _only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert labels[monitor["jobLabel"]] == "sentiment"
+    assert endpoint["port"] in {port["name"] for port in container["ports"]}
+    (trigger,) = _only(objects, "ScaledObject")["spec"]["triggers"]
+    pods = re.search(r'pod=~"([^"]+)"', trigger["metadata"]["query"])
+    assert pods
+    assert re.fullmatch(pods[1], "mine-5d9c7b8f6d-x2x7q")
+    assert not re.fullmatch(pods[1], "mine-too-5d9c7b8f6d-x2x7q")
+
+
+def test_the_chart_says_which_version_it_installs() -> None:
+    """appVersion is the version of the service."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert load(CHART / "Chart.yaml")[0]["appVersion"] == project["version"]
