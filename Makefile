@@ -73,7 +73,7 @@ soak: install-dev ## Run traffic with faults for half an hour; check all answers
 # of torch, which differ between builds of torch; torch pins them itself.
 .PHONY: lock
 lock: ## Update requirements/*.txt with uv (LOCK_FLAGS=--upgrade for the newest versions)
-	$(LOCK) --extra cpu --extra files --extra otel --extra export --extra dev --extra bench pyproject.toml -o requirements/dev.txt
+	$(LOCK) --extra cpu --extra files --extra otel --extra grpc --extra export --extra dev --extra bench pyproject.toml -o requirements/dev.txt
 	sed -i.old -E '/^(onnxruntime|torch-|nvidia-|cuda-|triton=)/d; s/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' requirements/dev.txt
 	rm requirements/dev.txt.old
 	$(LOCK) --generate-hashes --extra cpu -c requirements/dev.txt pyproject.toml -o requirements/cpu.txt
@@ -94,6 +94,11 @@ sbom: install ## Write the list of the packages for serving (CycloneDX) to dist/
 	mkdir -p dist
 	.venv/sbom/bin/cyclonedx-py requirements requirements/$(HARDWARE).txt --pyproject pyproject.toml \
 		--mc-type application --output-reproducible --output-file dist/sentiment-service-$(HARDWARE).cdx.json
+
+.PHONY: protos
+protos: ## Write app/grpc_api/descriptors.binpb from protos/*.proto, with uv
+	cd app/grpc_api/protos && $(UV) run --no-project --with grpcio-tools==1.85.1 \
+		python -m grpc_tools.protoc -I. --descriptor_set_out=../descriptors.binpb *.proto
 
 .PHONY: clean
 clean: ## Remove .venv, caches and builds

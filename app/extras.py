@@ -8,6 +8,7 @@ EXTRAS = {
     "httpx": "files",
     "pyarrow": "files",
     "opentelemetry": "otel",
+    "grpc": "grpc",
     **dict.fromkeys(
         (
             "google",

@@ -63,7 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
         UserError: a bundle cannot be served.
     """
     chosen = platforms.vertex_routes(os.environ)
-    service = Service(settings)
+    service = Service(settings, health_route=chosen.health)
     if settings.otlp_endpoint:
         require_sdk()
     paths = settings.model or (EMBEDDED_BUNDLE,)
@@ -80,7 +80,6 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = Application(
         service,
-        health_route=chosen.health,
         title="Sentiment service",
         description=DESCRIPTION,
         version=service.version,
@@ -100,11 +99,8 @@ class Application(FastAPI):
     So a request of a direct route is answered without those layers, which it does not need.
     """
 
-    def __init__(
-        self, service: Service, *, health_route: str | None = None, **options: Any
-    ) -> None:
+    def __init__(self, service: Service, **options: Any) -> None:
         super().__init__(exception_handlers=HANDLERS, telemetry=NO_TELEMETRY, **options)
-        self._health_route = health_route
         self.state.service = service
         self.state.routes = []
         self.add_middleware(CompressMiddleware, minimum_size=COMPRESS_BYTES)
@@ -116,7 +112,6 @@ class Application(FastAPI):
             super().build_middleware_stack(),
             service=service,
             routes=self.state.routes,
-            health_route=self._health_route,
         )
         if service.settings.cors_origins:
             stack = CORSMiddleware(

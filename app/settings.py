@@ -153,6 +153,13 @@ class Settings(BaseSettings):
         le=65535,
         description="port that serves only /metrics; 0 means: /metrics is on the service's port",
     )
+    grpc_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="port for gRPC: Open Inference Protocol, TEI, health and reflection; 0 means: "
+        "no gRPC; needs the extra 'grpc'",
+    )
     otlp_endpoint: str = Field(
         default="",
         description="URL of the OpenTelemetry collector to send traces to over HTTP, such as "
@@ -184,11 +191,13 @@ class Settings(BaseSettings):
             )
         return value
 
-    @field_validator("metrics_port")
+    @field_validator("metrics_port", "grpc_port")
     @classmethod
     def _is_another_port(cls, value: int, info: ValidationInfo) -> int:
         if 0 < value == info.data.get("port"):
             raise ValueError("give another port than the service's own (--port)")
+        if 0 < value == info.data.get("metrics_port"):
+            raise ValueError("give another port than that of the metrics (--metrics-port)")
         return value
 
     @field_validator("cache_dir", mode="before")

@@ -130,7 +130,7 @@ async def validated(request: Request, body: bytes, schema: Schema[Body]) -> Body
     service = Service.of(request)
     max_values = MAX_VALUES + VALUES_PER_TEXT * service.settings.max_texts
     if len(body) <= INLINE_BYTES:
-        return _checked(parse(body, "the body", max_values=max_values), schema)
+        return checked(parse(body, "the body", max_values=max_values), schema)
     steps = _validating(body, schema, max_values)
     return await service.worker.run(steps, deadline=request.state.deadline)
 
@@ -138,10 +138,15 @@ async def validated(request: Request, body: bytes, schema: Schema[Body]) -> Body
 def _validating(body: bytes, schema: Schema[Body], max_values: int) -> Steps[Body]:
     value = parse(body, "the body", max_values=max_values)
     yield
-    return _checked(value, schema)
+    return checked(value, schema)
 
 
-def _checked(value: Any, schema: Schema[Body]) -> Body:
+def checked(value: Any, schema: Schema[Body]) -> Body:
+    """A parsed body, validated as ``schema``.
+
+    Raises:
+        InvalidRequest: it does not match the schema.
+    """
     try:
         return schema.model_validate(value)
     except ValidationError as error:

@@ -10,6 +10,7 @@ from typing import cast
 from fastapi import Request
 
 from app.api.inflight import InflightBytes
+from app.api.middleware.access import Access
 from app.engine.classifier import Classifier
 from app.engine.loading import Loaded
 from app.engine.machine.cpu import available_cpus
@@ -32,8 +33,10 @@ MEMORY_SHARE = 8
 class Service:
     """Everything that the routes of an application share."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, health_route: str | None = None) -> None:
+        """``health_route`` is a path of health checks that the platform chose."""
         self.settings = settings
+        self.access = Access(settings, health_route)
         self.version = importlib.metadata.version("sentiment-service")
         self.cpus = available_cpus()
         self.started_at = int(time.time())  # Unix seconds

@@ -10,7 +10,9 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
@@ -25,6 +27,9 @@ from app.server.http_protocol import QUIET_S, HttpProtocol
 from app.server.listener import Listener, bind
 from app.server.request_scheduler import Turns
 from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.grpc_api.server import GrpcServer
 
 # Longer than load balancers keep idle connections (mostly 60 s): the side that sends requests must
 # close first.
@@ -58,6 +63,10 @@ def run(settings: Settings) -> int:
     """
     hangups: list[int] = []
     signals.note_hangups(hangups)
+    if settings.grpc_port:
+        import_module("app.grpc_api.server")  # without its extra, fail before models are loaded
+        # gRPC opens its own socket when the models are warm. A port in use is found here.
+        bind(settings.host, settings.grpc_port).close()
     with ExitStack() as sockets:
         ports = [settings.port, *([settings.metrics_port] if settings.metrics_port else [])]
         listeners = [sockets.enter_context(bind(settings.host, port)) for port in ports]
@@ -103,6 +112,7 @@ class Server(uvicorn.Server):
         self._hangups = hangups
         self._reloading: asyncio.Future[list[None]] | None = None
         self._listeners: list[Listener] = []
+        self._grpc: GrpcServer | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -127,10 +137,24 @@ class Server(uvicorn.Server):
             except UserError:
                 await self.lifespan.shutdown()
                 raise
+        await self._start_grpc()
         models = self._service.models.summary()
         urls = [_url(site) for site in self._configs]
         logger.info("serving %s at %s", models, urls[0], extra={"fields": self._pages(*urls)})
         self.started = True
+
+    async def _start_grpc(self) -> None:
+        if not self._service.settings.grpc_port:
+            return
+        from app.grpc_api.server import GrpcServer
+
+        try:
+            self._grpc = GrpcServer(self._service)
+        except UserError:
+            await self.lifespan.shutdown()
+            raise
+        await self._grpc.start()
+        logger.info("serving gRPC at %s", self._grpc.address)
 
     def _pages(self, url: str, metrics_url: str = "") -> dict[str, str]:
         """What a browser can open."""
@@ -170,6 +194,7 @@ class Server(uvicorn.Server):
         stop_by = lifecycle.stop_by
         results_by = stop_by - min(MAX_REFUSING_S, REFUSING_SHARE * drain_s)
         draining = asyncio.create_task(self._service.models.drain(results_by))
+        grpc_stopping = asyncio.create_task(self._grpc.stop(stop_by)) if self._grpc else None
         await self._close_what_is_quiet(stop_by - ACCEPTING_SHARE * drain_s, results_by)
         for listener in self._listeners:
             await listener.close()
@@ -182,6 +207,8 @@ class Server(uvicorn.Server):
         if tasks:
             await asyncio.wait(tasks, timeout=max(0.0, stop_by - time.monotonic()))
         await self._flush(stop_by)
+        if grpc_stopping:
+            await grpc_stopping
         await self.lifespan.shutdown()
         logger.info("stopped")
 

@@ -22,7 +22,7 @@ SEAMS = (
     ("app.server.request_scheduler", "Turns._next", HTTP),
     (UVICORN, "RequestResponseCycle.run_asgi", ASGI),
     ("app.api.body", "read_body", BODY),
-    ("app.api.body", "_checked", VALIDATION),
+    ("app.api.body", "checked", VALIDATION),
     ("app.api.answers", "classify_texts", CLASSIFIER),
     ("app.engine.classifier", "Classifier._encode", TOKENISE),
     ("app.engine.batching.batcher", "MicroBatcher.check_admission", BATCHER),

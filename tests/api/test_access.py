@@ -16,7 +16,7 @@ from app.cli import main
 from app.settings import Settings
 from tests.api.test_stream import FLAGS
 from tests.conftest import Serve
-from tests.support.serving import COMMAND, ROOT, Process, environment, metric
+from tests.support.serving import COMMAND, ROOT, Process, environment, free_port, metric
 
 KEYS = "first-key-1,second-key-2"
 PROTECTED = [
@@ -213,16 +213,9 @@ def test_keys_are_described(serve: Serve) -> None:
     assert "securitySchemes" not in serve().get("/openapi.json").json()["components"]
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def test_metrics_on_a_port_of_their_own(bundle: Path) -> None:
     """With a separate metrics port, the service's port does not serve metrics."""
-    port = _free_port()
+    port = free_port()
     with Process("--model", str(bundle), "--metrics-port", str(port)) as process:
         assert httpx2.get(f"{process.url}/metrics").status_code == 404
         shown = httpx2.get(f"http://127.0.0.1:{port}/metrics")

@@ -1,10 +1,16 @@
-"""KServe's REST client, with the protocols V1 and V2."""
+"""KServe's clients: REST with the protocols V1 and V2, and gRPC."""
 
 import asyncio
 import sys
 
 import numpy as np
-from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
+from kserve import (
+    InferenceGRPCClient,
+    InferenceRESTClient,
+    InferInput,
+    InferRequest,
+    RESTConfig,
+)
 
 MODEL = "minilm-l6-tweet-sentiment"
 TEXTS = ["I love this!", "worst service ever"]
@@ -31,4 +37,20 @@ async def main(url: str) -> None:
             assert list(found) == LABELS, (binary, found)
 
 
+async def check_grpc(address: str) -> None:
+    """The same with gRPC."""
+    async with InferenceGRPCClient(address) as client:
+        assert await client.is_server_live()
+        assert await client.is_server_ready()
+        assert await client.is_model_ready(MODEL)
+        for binary in (True, False):
+            tensor = InferInput("text", [len(TEXTS)], "BYTES")
+            tensor.set_data_from_numpy(np.array(TEXTS, dtype=object), binary_data=binary)
+            answer = await client.infer(InferRequest(model_name=MODEL, infer_inputs=[tensor]))
+            (found,) = (one.as_numpy() for one in answer.outputs if one.name == "label")
+            labels = [one.decode() if isinstance(one, bytes) else one for one in found]
+            assert labels == LABELS, (binary, found)
+
+
 asyncio.run(main(sys.argv[1]))
+asyncio.run(check_grpc(sys.argv[2]))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.support.serving import Process
+from tests.support.serving import Process, free_port
 
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sentiment-platforms"
@@ -25,6 +25,7 @@ REQUIREMENTS = {
     "vertex": ["google-cloud-aiplatform[prediction]==2.7.0"],
     "kserve": ["kserve==0.21.0"],
     "mlflow": ["mlflow-skinny==3.17.2", "pandas==3.1.1", "scipy==1.17.1"],
+    "triton": ["tritonclient[grpc]==2.73.0"],
     "azure": ["azure-ai-ml==1.35.2"],
 }
 VERTEX = "/v1/endpoints/1/deployedModels/2"
@@ -39,12 +40,14 @@ def main() -> int:
     if unknown := [name for name in names if name not in REQUIREMENTS]:
         parser.error(f"unknown: {', '.join(unknown)}; the platforms are {', '.join(REQUIREMENTS)}")
     failed = []
-    with Process(variables=VARIABLES) as service:
+    grpc_port = free_port()
+    with Process("--grpc-port", str(grpc_port), variables=VARIABLES) as service:
         for name in names:
             script = HERE / f"call_{name}.py"
             # Some clients choose a proxy or send telemetry by variables, so they get few.
             variables = {"PATH": os.environ["PATH"], "HOME": str(CACHE), "MLFLOW_TRACKING_URI": ""}
-            command: list[str | Path] = [python(name), "-I", script, service.url]
+            addresses = [service.url, f"127.0.0.1:{grpc_port}"]  # HTTP, gRPC
+            command: list[str | Path] = [python(name), "-I", script, *addresses]
             done = subprocess.run(command, env=variables, check=False)
             print(f"platform-check: {name}: {'ok' if done.returncode == 0 else 'FAILED'}")
             failed += [name] if done.returncode else []

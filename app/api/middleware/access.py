@@ -17,6 +17,13 @@ OPEN = frozenset(
     {
         *("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"),
         *("/ping", "/execution-parameters"),  # SageMaker sends no key
+        # gRPC: the probes, and what describes the API as /openapi.json does.
+        *("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
+        *(f"/inference.GRPCInferenceService/Server{what}" for what in ("Live", "Ready")),
+        *(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+            for version in ("v1", "v1alpha")
+        ),
     }
 )
 # A POST to any path below these needs an admin key.

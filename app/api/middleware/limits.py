@@ -72,7 +72,7 @@ class Body:
             Overloaded: they hold too many already.
         """
         if not self._service.inflight.take(size):
-            raise self._no_room()
+            raise no_room(self._service)
         self._held += size
 
     def release(self) -> None:
@@ -89,14 +89,16 @@ class Body:
             )
         if self._announced > LONG_BYTES:
             if self._announced > self._service.inflight.left:
-                raise self._no_room()
+                raise no_room(self._service)
             left_s = self._deadline - asyncio.get_running_loop().time()
             self._service.models.check_admission(timeout_s=left_s)
 
-    def _no_room(self) -> Overloaded:
-        inflight = self._service.inflight
-        self._service.models.classifier(None).count_rejection("inflight_bytes")
-        return Overloaded(
-            f"request bodies in flight take {inflight.taken} of the {inflight.limit} bytes allowed",
-            reason="inflight_bytes",
-        )
+
+def no_room(service: Service) -> Overloaded:
+    """Count a request that was refused because bodies take too many bytes; its error."""
+    inflight = service.inflight
+    service.models.classifier(None).count_rejection("inflight_bytes")
+    return Overloaded(
+        f"request bodies in flight take {inflight.taken} of the {inflight.limit} bytes allowed",
+        reason="inflight_bytes",
+    )

@@ -19,6 +19,8 @@ QUIET = frozenset(
     {
         *("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"),
         *("/ping", "/metrics", "/web/{name}"),
+        *("/grpc.health.v1.Health/Check", "/inference.GRPCInferenceService/ServerLive"),
+        "/inference.GRPCInferenceService/ServerReady",
     }
 )
 

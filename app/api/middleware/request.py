@@ -11,7 +11,7 @@ from opentelemetry.trace import set_span_in_context
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.middleware import identity
-from app.api.middleware.access import Access, plain_address
+from app.api.middleware.access import plain_address
 from app.api.middleware.limits import Body
 from app.api.middleware.observation import is_logged, log_request, method_label
 from app.api.problems import problem
@@ -32,12 +32,10 @@ class RequestMiddleware:
         *,
         service: Service,
         routes: Sequence[APIRoute],
-        health_route: str | None,
     ) -> None:
         self._app = app
         self._service = service
         self._routes = routes
-        self._access = Access(service.settings, health_route)
         self._logs = is_logged(service)
         self._direct = DirectRoutes(routes)
 
@@ -79,7 +77,7 @@ class RequestMiddleware:
         started = time.perf_counter()
         try:
             direct = self._direct.find(scope)
-            self._access.check(scope)
+            self._service.access.check(scope)
             if direct is None and CONTROL.search(scope["path"]):
                 raise NotFound("no route has this path: it contains control characters")
             state["deadline"] = identity.deadline(
@@ -96,7 +94,7 @@ class RequestMiddleware:
                 if isinstance(error, asyncio.CancelledError) and self._service.lifecycle.stopping:
                     return  # the client did not read its answer before the server's time was over
                 raise
-            failure = error if isinstance(error, ServiceError) else _last_resort(error, request_id)
+            failure = error if isinstance(error, ServiceError) else last_resort(error, request_id)
             answer = problem(failure, request_id)
             await answer(scope, receive, send_and_note)
         finally:
@@ -114,8 +112,8 @@ class RequestMiddleware:
                 tracer.end_request(span, method=method, route=route, status=status or 500)
 
 
-def _last_resort(error: BaseException, request_id: str) -> ServiceError:
-    """The error that a client sees for an exception that no handler knows."""
+def last_resort(error: BaseException, request_id: str) -> ServiceError:
+    """The error that a client sees for an exception that no handler knows. It is logged."""
     if isinstance(error, asyncio.CancelledError):
         # The server cancels unfinished requests when its time to stop is over.
         return ShuttingDown("the service shut down before the answer")

@@ -55,11 +55,11 @@ def infer_response(
 ) -> Response:
     """The outputs that the client requested. Those requested as bytes follow the JSON."""
     outputs = body.outputs or ALL_OUTPUTS
-    tensors = [_tensor(output.name, predictions, model.labels) for output in outputs]
+    tensors = [output_tensor(output.name, predictions, model.labels) for output in outputs]
     binary = b""
     for output, tensor in zip(outputs, tensors, strict=True):
         if output.parameters.binary_data_or(body.parameters.binary_data_output):
-            packed = _packed(tensor["datatype"], tensor.pop("data"))
+            packed = packed_values(tensor["datatype"], tensor.pop("data"))
             tensor["parameters"] = {"binary_data_size": len(packed)}
             binary += packed
     answer: InferResponse = {
@@ -81,7 +81,10 @@ def infer_response(
     )
 
 
-def _tensor(name: OutputName, predictions: Sequence[Prediction], labels: Sequence[str]) -> Tensor:
+def output_tensor(
+    name: OutputName, predictions: Sequence[Prediction], labels: Sequence[str]
+) -> Tensor:
+    """An output for these texts, with its values row by row in ``data``."""
     metadata = tensor_metadata(name, len(predictions), labels)
     values = [value for prediction in predictions for value in _row(prediction[name])]
     return {
@@ -96,5 +99,6 @@ def _row(value: str | float | dict[str, float]) -> Sequence[Any]:
     return list(value.values()) if isinstance(value, dict) else [value]
 
 
-def _packed(datatype: DataType, values: Sequence[Any]) -> bytes:
+def packed_values(datatype: DataType, values: Sequence[Any]) -> bytes:
+    """The values as bytes, in the form of the binary tensor data extension."""
     return pack(values) if datatype == "BYTES" else np.array(values, dtype="<f4").tobytes()

@@ -15,6 +15,7 @@ from app.api.protocols.inference_response import (
 from app.api.routing import DirectRoute
 from app.api.service import Service
 from app.engine.classifier import Classifier
+from app.engine.model import Model
 from app.engine.predictions import Options
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 
@@ -22,6 +23,7 @@ router = APIRouter(prefix="/v2", tags=["compatibility"])
 classifying = APIRouter(prefix="/v2", tags=["compatibility"], route_class=DirectRoute)
 
 
+SERVER = "sentiment-service"
 PLATFORM = "onnxruntime_onnx"
 
 
@@ -77,16 +79,11 @@ _READY_ERRORS = documented(Unauthorized, ModelNotFound, RateLimited, NotReady, S
 @router.get("", responses=documented(Unauthorized, RateLimited))
 async def server_metadata(request: Request) -> ServerMetadata:
     """Name and version of the service, and the extensions of the protocol that it has."""
-    version = Service.of(request).version
+    extensions = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
     return {
-        "name": "sentiment-service",
-        "version": version,
-        "extensions": [
-            "binary_tensor_data",
-            "model_configuration",
-            "model_repository",
-            "statistics",
-        ],
+        "name": SERVER,
+        "version": Service.of(request).version,
+        "extensions": extensions,
     }
 
 
@@ -113,15 +110,7 @@ async def server_ready(request: Request) -> Ready:
 @router.get("/models/{name}", responses=_METADATA_ERRORS, openapi_extra=_NAMED)
 async def model_metadata(request: Request) -> ModelMetadata:
     """The model's tensors, and its labels in the order of the logits and scores."""
-    model = served(request).model
-    return {
-        "name": model.name,
-        "versions": [VERSION],
-        "platform": PLATFORM,
-        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
-        "outputs": [tensor_metadata(output.name, -1, model.labels) for output in ALL_OUTPUTS],
-        "parameters": {"labels": model.labels},
-    }
+    return metadata_of(served(request).model)
 
 
 @router.get(
@@ -164,7 +153,29 @@ def served(request: Request) -> Classifier:
     Raises:
         ModelNotFound: no model has that name, or the model does not have that version.
     """
-    classifier = Service.of(request).models.classifier(request.path_params["name"])
-    if request.path_params.get("version", VERSION) != VERSION:
+    version = request.path_params.get("version", VERSION)
+    return of_version(Service.of(request), request.path_params["name"], version)
+
+
+def of_version(service: Service, name: str, version: str) -> Classifier:
+    """The classifier of a model and a version of it.
+
+    Raises:
+        ModelNotFound: no model has that name, or the model does not have that version.
+    """
+    classifier = service.models.classifier(name)
+    if version != VERSION:
         raise ModelNotFound(f"{classifier.model.name} is served in version {VERSION} only")
     return classifier
+
+
+def metadata_of(model: Model) -> ModelMetadata:
+    """The model's tensors and labels."""
+    return {
+        "name": model.name,
+        "versions": [VERSION],
+        "platform": PLATFORM,
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+        "outputs": [tensor_metadata(output.name, -1, model.labels) for output in ALL_OUTPUTS],
+        "parameters": {"labels": model.labels},
+    }

@@ -1,0 +1,166 @@
+"""``inference.GRPCInferenceService``: version 2 of the Open Inference Protocol."""
+
+from typing import Any
+
+from app.api.answers import every_prediction
+from app.api.body import checked
+from app.api.protocols.bytes_tensor import unpack
+from app.api.protocols.inference_request import ALL_OUTPUTS, JsonRequest
+from app.api.protocols.inference_response import VERSION, output_tensor, packed_values
+from app.api.protocols.open_inference import SERVER, metadata_of, of_version
+from app.engine.predictions import Options
+from app.errors import InvalidRequest, NotReady, ShuttingDown, TooManyTexts
+from app.grpc_api.call import Answers, Call
+from app.grpc_api.messages import Message
+
+_CONTENTS = {"BYTES": "bytes_contents", "FP32": "fp32_contents"}
+
+
+async def server_live(call: Call, request: Message) -> Message:
+    """Whether the process works or can recover by itself."""
+    live = True
+    try:
+        call.service.models.check_live()
+    except NotReady:
+        live = False
+    return call.method.response(live=live)
+
+
+async def server_ready(call: Call, request: Message) -> Message:
+    """Whether all models answer, and shutdown has not begun."""
+    ready = True
+    try:
+        await call.service.models.check_ready()
+    except (NotReady, ShuttingDown):
+        ready = False
+    return call.method.response(ready=ready)
+
+
+async def model_ready(call: Call, request: Message) -> Message:
+    """Whether the model answers, and shutdown has not begun.
+
+    Raises:
+        ModelNotFound: no model has that name or version.
+    """
+    ready = True
+    try:
+        classifier = of_version(call.service, request.name, request.version or VERSION)
+        call.service.lifecycle.check()
+        await classifier.check()
+    except (NotReady, ShuttingDown):
+        ready = False
+    return call.method.response(ready=ready)
+
+
+async def server_metadata(call: Call, request: Message) -> Message:
+    """Name and version of the service. None of the protocol's extensions concerns gRPC."""
+    return call.method.response(name=SERVER, version=call.service.version)
+
+
+async def model_metadata(call: Call, request: Message) -> Message:
+    """The model's tensors.
+
+    Raises:
+        ModelNotFound: no model has that name or version.
+    """
+    classifier = of_version(call.service, request.name, request.version or VERSION)
+    known = metadata_of(classifier.model)
+    return call.method.response(
+        name=known["name"],
+        versions=known["versions"],
+        platform=known["platform"],
+        inputs=known["inputs"],
+        outputs=known["outputs"],
+    )
+
+
+async def model_infer(call: Call, request: Message) -> Message:
+    """Labels, scores and logits of a tensor of texts. The first bad text is the call's error.
+
+    The outputs are raw bytes if the texts were.
+
+    Raises:
+        ServiceError: the request or one of its texts has no result.
+    """
+    model = of_version(call.service, request.model_name, request.model_version or VERSION).model
+    body = checked(_document(request, call.service.settings.max_texts), JsonRequest)
+    texts = body.inputs[0].data
+    if len(texts) != body.inputs[0].shape:
+        raise InvalidRequest(
+            f"inputs.0: shape says {body.inputs[0].shape} texts; there are {len(texts)}"
+        )
+    options = Options(body.parameters.overflow)
+    done = await call.classify(texts, options, deadline=call.deadline, model=model.name)
+    predictions = every_prediction(done.outcomes)
+    names = [output.name for output in body.outputs or ALL_OUTPUTS]
+    tensors = [output_tensor(name, predictions, done.model.labels) for name in names]
+    answer = call.method.response(model_name=done.model.name, model_version=VERSION, id=request.id)
+    for tensor in tensors:
+        datatype, values = tensor["datatype"], tensor["data"]
+        output = answer.outputs.add(name=tensor["name"], datatype=datatype, shape=tensor["shape"])
+        if request.raw_input_contents:
+            answer.raw_output_contents.append(packed_values(datatype, values))
+        elif datatype == "BYTES":
+            output.contents.bytes_contents.extend(str(value).encode() for value in values)
+        else:
+            output.contents.fp32_contents.extend(values)
+    return answer
+
+
+def _document(request: Message, max_texts: int) -> dict[str, Any]:
+    """The request in the protocol's JSON form, which has the same fields and the same rules."""
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidRequest(
+            f"raw_input_contents has {len(raw)} items for {len(request.inputs)} inputs"
+        )
+    if raw and any(tensor.HasField("contents") for tensor in request.inputs):
+        raise InvalidRequest("an input has contents beside raw_input_contents; send one of them")
+    return {
+        "parameters": _parameters(request),
+        "inputs": [
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype,
+                "shape": list(tensor.shape),
+                "parameters": _parameters(tensor),
+                "data": unpack(raw[index]) if raw else _texts(tensor, index, max_texts),
+            }
+            for index, tensor in enumerate(request.inputs)
+        ],
+        "outputs": [
+            {"name": output.name, "parameters": _parameters(output)} for output in request.outputs
+        ],
+    }
+
+
+def _parameters(message: Message) -> dict[str, Any]:
+    # KServe's client sends the parameter of HTTP's binary form, which says nothing here.
+    return {
+        name: getattr(value, value.WhichOneof("parameter_choice") or "", None)
+        for name, value in message.parameters.items()
+        if name != "binary_data_size"
+    }
+
+
+def _texts(tensor: Message, index: int, max_texts: int) -> list[str]:
+    contents = tensor.contents.bytes_contents
+    if len(contents) > max_texts:
+        raise TooManyTexts(f"there are {len(contents)} texts; at most {max_texts} are accepted")
+    try:
+        return [text.decode() for text in contents]
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"inputs.{index}: a text of bytes_contents is not UTF-8") from None
+
+
+ANSWERS: Answers = {
+    f"/inference.GRPCInferenceService/{name}": answer
+    for name, answer in {
+        "ServerLive": server_live,
+        "ServerReady": server_ready,
+        "ModelReady": model_ready,
+        "ServerMetadata": server_metadata,
+        "ModelMetadata": model_metadata,
+        "ModelInfer": model_infer,
+    }.items()
+}

@@ -1,0 +1,54 @@
+"""``grpc.reflection``: clients such as grpcurl ask for the services and their messages."""
+
+from collections.abc import AsyncIterator
+
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc import StatusCode
+
+from app.grpc_api.call import Answers, Call
+from app.grpc_api.messages import POOL, SERVICES, Message
+
+
+async def reflect(call: Call) -> AsyncIterator[Message]:
+    """Answers each question about names in POOL. An unknown name is an error in its answer."""
+    async for received in call.messages():
+        question = received.message
+        answer = call.method.response(valid_host=question.host, original_request=question)
+        try:
+            _fill(answer, question)
+        except KeyError:
+            code: int = StatusCode.NOT_FOUND.value[0]
+            answer.error_response.error_code = code
+            answer.error_response.error_message = "this server has nothing of that name"
+        received.release()
+        yield answer
+
+
+def _fill(answer: Message, question: Message) -> None:
+    match question.WhichOneof("message_request"):
+        case "list_services":
+            for name in SERVICES:
+                answer.list_services_response.service.add(name=name)
+        case "file_by_filename":
+            _add_file(answer, POOL.FindFileByName(question.file_by_filename))
+        case "file_containing_symbol":
+            _add_file(answer, POOL.FindFileContainingSymbol(question.file_containing_symbol))
+        case "all_extension_numbers_of_type":
+            name = question.all_extension_numbers_of_type
+            POOL.FindMessageTypeByName(name)  # raises for an unknown name
+            answer.all_extension_numbers_response.base_type_name = name
+        case _:  # no message here has extensions
+            raise KeyError
+
+
+def _add_file(answer: Message, file: Message) -> None:
+    # None of the files imports another one.
+    description = FileDescriptorProto()
+    file.CopyToProto(description)
+    answer.file_descriptor_response.file_descriptor_proto.append(description.SerializeToString())
+
+
+ANSWERS: Answers = {
+    f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo": reflect
+    for version in ("v1", "v1alpha")
+}
