@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,8 @@ class Received:
     size: int
     service: Service
 
-    def release(self) -> None:
-        """Give back the bytes that the message holds."""
+    def release(self, done: object = None) -> None:
+        """Give back the bytes that the message holds. May be a callback of a task that is done."""
         self.service.inflight.give(self.size)
 
 
@@ -89,7 +89,7 @@ class Call:
             raise PayloadTooLarge(f"no message arrived, or one of more than {most} bytes")
         return self._received(content, self.deadline)
 
-    async def messages(self) -> AsyncIterator[Received]:
+    async def messages(self) -> AsyncGenerator[Received, None]:
         """The messages of a stream, each with a deadline of its own.
 
         Raises:
@@ -160,5 +160,6 @@ class Call:
 
 # What answers the methods, by their paths: with one message each way, or with streams.
 Answers = Mapping[
-    str, Callable[[Call, Message], Awaitable[Message]] | Callable[[Call], AsyncIterator[Message]]
+    str,
+    Callable[[Call, Message], Awaitable[Message]] | Callable[[Call], AsyncGenerator[Message, None]],
 ]

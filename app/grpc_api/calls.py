@@ -6,6 +6,7 @@ They are the same as for HTTP, and the same objects: a rate limit counts both.
 import asyncio
 import math
 import time
+from contextlib import aclosing
 from typing import Any
 from urllib.parse import unquote
 
@@ -118,8 +119,9 @@ class Calls:
     async def _answer(self, call: Call, context: Context) -> None:
         answer: Any = self._answers[call.method.path]
         if call.method.streams:
-            async for response in answer(call):
-                await context.write(response.SerializeToString())
+            async with aclosing(answer(call)) as responses:
+                async for response in responses:
+                    await context.write(response.SerializeToString())
             return
         received = await call.read()
         try:

@@ -1,7 +1,7 @@
 """``grpc.health.v1.Health``: the state of the service, as load balancers and Kubernetes ask it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 
 from app.errors import NotFound, NotReady, ShuttingDown
@@ -23,7 +23,7 @@ async def check(call: Call, request: Message) -> Message:
     return call.method.response(status=await _status(call))
 
 
-async def watch(call: Call) -> AsyncIterator[Message]:
+async def watch(call: Call) -> AsyncGenerator[Message, None]:
     """The state now, and again whenever it changes, until the service stops."""
     received = await call.read()
     known = _known(received.message.service)

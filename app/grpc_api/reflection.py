@@ -1,6 +1,6 @@
 """``grpc.reflection``: clients such as grpcurl ask for the services and their messages."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc import StatusCode
@@ -9,10 +9,11 @@ from app.grpc_api.call import Answers, Call
 from app.grpc_api.messages import POOL, SERVICES, Message
 
 
-async def reflect(call: Call) -> AsyncIterator[Message]:
+async def reflect(call: Call) -> AsyncGenerator[Message, None]:
     """Answers each question about names in POOL. An unknown name is an error in its answer."""
     async for received in call.messages():
         question = received.message
+        received.release()
         answer = call.method.response(valid_host=question.host, original_request=question)
         try:
             _fill(answer, question)
@@ -20,7 +21,6 @@ async def reflect(call: Call) -> AsyncIterator[Message]:
             code: int = StatusCode.NOT_FOUND.value[0]
             answer.error_response.error_code = code
             answer.error_response.error_message = "this server has nothing of that name"
-        received.release()
         yield answer
 
 

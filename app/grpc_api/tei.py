@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from app.api.answers import every_prediction
 from app.api.protocols.common import ranking, tokens_computed
@@ -44,21 +45,26 @@ async def predict(call: Call, request: Message) -> Message:
     return await _predict(call, request, deadline=call.deadline, started=time.perf_counter())
 
 
-async def predict_stream(call: Call) -> AsyncIterator[Message]:
+async def predict_stream(call: Call) -> AsyncGenerator[Message, None]:
     """The same for each text of a stream, in their order. The first bad text ends the stream.
 
     Raises:
         ServiceError: a text has no result, or the service shuts down.
     """
-    # In the order of the texts; None marks the end. Its size limits the texts in work.
-    answers: asyncio.Queue[asyncio.Task[Message] | None] = asyncio.Queue(WINDOW)
+    # In the order of the texts; None marks the end. Its size limits the texts in work: one more is
+    # awaited, and one more waits for room.
+    answers: asyncio.Queue[asyncio.Task[Message] | None] = asyncio.Queue(WINDOW - 2)
     failure: ServiceError | None = None
 
     async def read() -> None:
         nonlocal failure
         try:
-            async for received in call.messages():
-                await answers.put(asyncio.create_task(_answered(call, received)))
+            async with aclosing(call.messages()) as messages:
+                async for received in messages:
+                    task = asyncio.create_task(_answered(call, received))
+                    # Not in the task itself, which may be cancelled before it begins.
+                    task.add_done_callback(received.release)
+                    await answers.put(task)
         except ServiceError as error:
             failure = error
         await answers.put(None)
@@ -83,12 +89,7 @@ async def predict_stream(call: Call) -> AsyncIterator[Message]:
 
 
 async def _answered(call: Call, received: Received) -> Message:
-    try:
-        return await _predict(
-            call, received.message, deadline=received.deadline, started=received.at
-        )
-    finally:
-        received.release()
+    return await _predict(call, received.message, deadline=received.deadline, started=received.at)
 
 
 async def _predict(call: Call, request: Message, *, deadline: float, started: float) -> Message:

@@ -21,7 +21,16 @@ from tests.support.serving import SLOW_COMMAND, Process, environment, free_port
 
 KEY = (("authorization", "Bearer the-key-of-the-tests"),)
 FLAGS = ["--runners", "1", "--threads", "1", "--max-batch-tokens", "512"]
-LIMITS = ["--max-body-bytes", "20000", "--max-texts", "4", "--max-header-bytes", "4096"]
+LIMITS = [
+    "--max-body-bytes",
+    "20000",
+    "--max-inflight-bytes",
+    "100000",
+    "--max-texts",
+    "4",
+    "--max-header-bytes",
+    "4096",
+]
 OIP = "/inference.GRPCInferenceService"
 PROTOS = Path(__file__).parents[2] / "app/grpc_api/protos"
 
@@ -211,6 +220,17 @@ def test_a_stream_is_answered_in_its_order(client: Client) -> None:
     stream = client.stream("/tei.v1.Predict/PredictStream", requests)
     with pytest.raises(grpc.RpcError, match="empty"):
         assert len(list(stream)) < 3
+
+
+def test_a_broken_stream_gives_back_its_bytes(client: Client) -> None:
+    """Texts of a stream that were read but not answered no longer count as in flight."""
+    texts = ["" if index == 3 else "good " * 500 for index in range(8)]
+    requests = [{"inputs": text, "truncate": True} for text in texts]
+    for _ in range(12):
+        with pytest.raises(grpc.RpcError, match="empty"):
+            list(client.stream("/tei.v1.Predict/PredictStream", requests))
+    text = "good " * 3_000
+    assert client.call("/tei.v1.Predict/Predict", inputs=text, truncate=True)[0].predictions
 
 
 def test_an_unknown_method_or_message_is_refused(client: Client) -> None:
