@@ -223,7 +223,8 @@ def test_monitoring_outlives_the_service() -> None:
 def test_compose_passes_every_setting() -> None:
     """A setting in .env or in the shell reaches the service, except those that Compose decides."""
     environment = COMPOSE["services"]["sentiment"]["environment"]
-    decided = {"SENTIMENT_HOST", "SENTIMENT_PORT", "SENTIMENT_METRICS_PORT"}
+    ports = {f"SENTIMENT_{name}PORT" for name in ("", "METRICS_", "GRPC_")}
+    decided = {"SENTIMENT_HOST", *ports}
     assert environment.keys() - {"FORWARDED_ALLOW_IPS"} == SETTINGS - decided
     given = {name for name, value in environment.items() if value is not None}
     assert given == {"SENTIMENT_DRAIN_MS"}

@@ -16,7 +16,8 @@ from tests.support.serving import ROOT
 helm_python = pytest.importorskip("helm_python", reason="make install-dev installs it")
 
 # What the chart sets itself.
-DECIDED = {"host", "port", "metrics_port", "drain_ms", "model", "api_keys", "admin_keys"}
+PORTS = {"port", "metrics_port", "grpc_port"}
+DECIDED = {"host", *PORTS, "drain_ms", "model", "api_keys", "admin_keys"}
 
 
 def _only(objects: list[Object], kind: str) -> Object:

@@ -60,7 +60,7 @@ def test_a_reader_that_stops_stops_nothing(bundle: Path) -> None:
         log += process.read_until("the-last")
         lines = [json.loads(line) for line in log.splitlines()]
         written = [line for line in lines if line["logger"] == "access"]
-        assert len(written) + told == REQUESTS + 3  # two scrapes and the last
+        assert len(written) + told == REQUESTS + 1  # the last
         _ask(client, REQUESTS)
         process.signal(signal.SIGTERM)
         assert process.wait_unread() == 0
