@@ -5,6 +5,7 @@ compute that only CUDA has. As the CUDA kernels, they compute in fp32 and round 
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import erf
 from typing import Any
 
@@ -19,14 +20,19 @@ from tests.support.graphs import feeds_of
 Array = np.ndarray
 
 
-def evaluate(model: ir.Model, encodings: Sequence[Encoding]) -> Array:
-    """The logits of a batch, padded to its longest text, computed by ONNX's reference evaluator."""
+def evaluate(model: ir.Model, encodings: Sequence[Encoding], output: str = "logits") -> Array:
+    """One output for a batch, padded to its longest text, by ONNX's reference evaluator."""
+    model = model.clone()
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    if not values[output].is_graph_output():
+        values[output].type = ir.TensorType(ir.DataType.FLOAT)
+        model.graph.outputs.append(values[output])
     evaluator = ReferenceEvaluator(ir.to_proto(model), new_ops=OPERATORS)
     # In fp16, a score plus the mask's -65504 may be minus infinity, which softmax turns into 0.
     with np.errstate(over="ignore"):
-        (logits,) = evaluator.run(["logits"], feeds_of(encodings, evaluator.input_names))
-    assert isinstance(logits, np.ndarray)
-    return logits
+        (array,) = evaluator.run([output], feeds_of(encodings, evaluator.input_names))
+    assert isinstance(array, np.ndarray)
+    return array
 
 
 class _Contrib(OpRun):
@@ -55,10 +61,10 @@ class PackedAttention(_Contrib):
         self, rows: Array, weight: Array, bias: Array, offset: Array, ends: Array, num_heads: int
     ) -> tuple[Array]:
         assert offset.size >= len(rows) == ends[-1]
-        projected = np.split(_project(rows, weight, bias), 3, axis=-1)
+        query, key, value = np.split(_project(rows, weight, bias)[None], 3, axis=-1)
         context = [
-            _attend(*(part[None, start:end] for part in projected), num_heads)[0]
-            for start, end in zip(ends, ends[1:], strict=False)
+            _attend(*(part[:, start:end] for part in (query, key, value)), heads=num_heads)[0]
+            for start, end in pairwise(ends)
         ]
         return (np.concatenate(context).astype(rows.dtype),)
 
@@ -70,7 +76,8 @@ class Attention(_Contrib):
         self, hidden: Array, weight: Array, bias: Array, lengths: Array, num_heads: int
     ) -> tuple[Array]:
         query, key, value = np.split(_project(hidden, weight, bias), 3, axis=-1)
-        return (_attend(query, key, value, num_heads, lengths).astype(hidden.dtype),)
+        context = _attend(query, key, value, heads=num_heads, lengths=lengths)
+        return (context.astype(hidden.dtype),)
 
 
 class MultiHeadAttention(_Contrib):
@@ -81,7 +88,7 @@ class MultiHeadAttention(_Contrib):
     ) -> tuple[Array]:
         assert bias is None
         parts = (part.astype(np.float32) for part in (query, key, value))
-        return (_attend(*parts, num_heads, lengths).astype(query.dtype),)
+        return (_attend(*parts, heads=num_heads, lengths=lengths).astype(query.dtype),)
 
 
 class SkipLayerNormalization(_Contrib):
@@ -140,28 +147,27 @@ _erf: Any = np.vectorize(erf, otypes=[np.float32])
 
 
 def _project(rows: Array, weight: Array, bias: Array) -> Array:
-    return rows.astype(np.float32) @ weight.astype(np.float32) + bias
+    projected: Array = rows.astype(np.float32) @ weight.astype(np.float32) + bias
+    return projected
 
 
-def _attend(
-    query: Array, key: Array, value: Array, heads: int, lengths: Array | None = None
-) -> Array:
-    """Attention of [batch, queries, hidden] to [batch, sequence, hidden] in fp32."""
-    batch, queries, hidden = query.shape
-    by_head = [
-        part.reshape(batch, -1, heads, hidden // heads).transpose(0, 2, 1, 3)
-        for part in (query, key, value)
-    ]
-    scores = by_head[0] @ by_head[1].transpose(0, 1, 3, 2) / np.sqrt(hidden // heads)
+def _attend(*parts: Array, heads: int, lengths: Array | None = None) -> Array:
+    """Attention of query [batch, queries, hidden] to key and value [batch, sequence, hidden]."""
+    batch, queries, hidden = parts[0].shape
+    query, key, value = (
+        part.reshape(batch, -1, heads, hidden // heads).transpose(0, 2, 1, 3) for part in parts
+    )
+    scores: Array = query @ key.transpose(0, 1, 3, 2) / np.sqrt(hidden // heads)
     if lengths is not None:
-        seen = np.arange(key.shape[1]) < lengths[:, None]
+        seen = np.arange(key.shape[2]) < lengths[:, None]
         scores = np.where(seen[:, None, None], scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
-    context = weights / weights.sum(-1, keepdims=True) @ by_head[2]
+    context: Array = weights / weights.sum(-1, keepdims=True) @ value
     return context.transpose(0, 2, 1, 3).reshape(batch, queries, hidden)
 
 
 def _norm(total: Array, gamma: Array, beta: Array, epsilon: float) -> Array:
     centred = total - total.mean(-1, keepdims=True)
     deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
-    return centred / deviation * gamma + beta
+    normed: Array = centred / deviation * gamma + beta
+    return normed

@@ -63,7 +63,7 @@ def fuse_embeddings(model: ir.Model) -> None:
         tape,
         "EmbedLayerNormalization",
         [_int32(tape, words.ids), segment_ids, *tables, gamma, beta, None, position_ids],
-        outputs=2,  # the second one, lengths counted from a mask, is not optional in the schema
+        outputs=2,  # type inference asks for the second one, lengths counted from a mask
         epsilon=norm.attributes.get_float("epsilon", DEFAULT_EPSILON),
     )
     model.opset_imports[DOMAIN] = 1
