@@ -142,6 +142,16 @@ def test_each_fusion_puts_in_its_operators(
         assert _operators(fused) == OPERATORS[names]
 
 
+@pytest.mark.parametrize("names", [("embeddings",)], indirect=True)
+def test_fused_embeddings_are_looked_up_once(half: Path) -> None:
+    """No other node reads their tables, not even for the size of the batch (DistilBERT)."""
+    graph = ir.load(half).graph
+    (fused,) = (node for node in graph if node.op_type == "EmbedLayerNormalization")
+    tables = [table for table in fused.inputs[2:5] if table is not None]
+    assert [use.node for table in tables for use in table.uses()] == [fused] * len(tables)
+    assert [n for n in graph if n.op_type == "Gather" and n.inputs[1] is graph.inputs[0]] == []
+
+
 def test_fp16_operators_fit_their_schemas(half: Path) -> None:
     """Numbers and types of inputs and outputs, and attributes, are those of ONNX Runtime."""
     model = onnx.load(half)
