@@ -169,6 +169,13 @@ def test_fp16_operators_fit_their_schemas(half: Path) -> None:
         _check_types(schema, node, types)
 
 
+@pytest.mark.parametrize("names", [(PACKED,), ALL], ids="+".join, indirect=True)
+def test_only_the_kernels_of_packed_texts_are_missing_on_a_cpu(half: Path) -> None:
+    """ONNX Runtime infers all types and shapes of the graph before it looks for kernels."""
+    with pytest.raises(native.NotImplemented, match=r"kernel for com\.microsoft\.RemovePadding"):
+        session(ir.load(half))
+
+
 def _check_types(schema: Any, node: onnx.NodeProto, types: dict[str, int]) -> None:
     """Each type parameter of the schema stands for one allowed type; floats are fp16."""
     allowed = {t.type_param_str: t.allowed_type_strs for t in schema.type_constraints}
