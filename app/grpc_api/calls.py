@@ -111,7 +111,7 @@ class Calls:
             trace = trace_id(span, headers)
             metrics.observe_request(route, GRPC, status, seconds, trace)
             if self._logs:
-                log_request(scope, trace, GRPC, route, status, seconds)
+                log_request(service, scope, trace, GRPC, route, status, seconds)
             if tracer and span and token:
                 detach(token)
                 tracer.end_request(span, method=GRPC, route=route, status=status)
