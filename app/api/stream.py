@@ -13,6 +13,7 @@ from typing import get_args
 from fastapi import APIRouter, Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from app.api import examples
 from app.api.decoding import Decoder, decoder
 from app.api.ndjson import Line, LineReader, answer_line
 from app.api.openapi import ERRORS, documented
@@ -46,21 +47,29 @@ LAST_LINE_S = 0.1  # to send the last line to a client that may not read
 
 router = APIRouter(tags=["classification"], route_class=StreamRoute)
 
-
-EXAMPLE = '{"id": 1, "text": "I love this!"}'
+_ANSWERED = {"schema": {"type": "string"}, "example": examples.ANSWERED_LINES}
 _DOCUMENTED = {
     "requestBody": {
         "required": True,
         "content": {
-            MEDIA_TYPE: {"schema": {"type": "string", "description": f"lines such as {EXAMPLE}"}},
-            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+            MEDIA_TYPE: {"schema": {"type": "string"}, "example": examples.LINES},
+            "application/octet-stream": {
+                "schema": {"type": "string", "format": "binary"},
+                "example": examples.LINES,
+            },
         },
     },
     "parameters": [
-        {"name": "model", "in": "query", "schema": {"type": "string"}},
+        {
+            "name": "model",
+            "in": "query",
+            "description": "name of a served model",
+            "schema": {"type": "string"},
+        },
         {
             "name": "overflow",
             "in": "query",
+            "description": "what to do with a text of more tokens than the model takes",
             "schema": {"type": "string", "enum": get_args(Overflow), "default": "truncate"},
         },
     ],
@@ -69,10 +78,8 @@ _DOCUMENTED = {
 
 @router.post(
     "/classify/stream",
-    responses={
-        200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}},
-        **documented(*ERRORS),
-    },
+    operation_id="classifyStream",
+    responses={200: {"content": {MEDIA_TYPE: _ANSWERED}}, **documented(*ERRORS)},
     response_class=Response,
     openapi_extra=_DOCUMENTED,
 )
