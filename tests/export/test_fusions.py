@@ -306,9 +306,10 @@ def test_equal_layers_share_one_projection(made: Exported) -> None:
     """ALBERT's layers have the same weights; merged, they are in the file once."""
     model = _shortened(made.plain).clone()
     first, second = find_layers(model.graph)
-    for ours, theirs in ((second.key, first.key), (second.value, first.value)):
+    for name in ("query", "key", "value"):
+        theirs, ours = getattr(first, name), getattr(second, name)
         ours.matmul.replace_input_with(1, theirs.weight)
-    second.query.matmul.replace_input_with(1, first.query.weight)
+        ours.add.replace_input_with(tuple(ours.add.inputs).index(ours.bias), theirs.bias)
     pack_attention(model)
     packed = [node for node in model.graph if node.op_type == "PackedAttention"]
     assert len({id(node.inputs[1]) for node in packed}) == 1
