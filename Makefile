@@ -94,8 +94,9 @@ sbom: install ## Write the list of the packages for serving (CycloneDX) to dist/
 	$(PYTHON) -m venv .venv/sbom
 	.venv/sbom/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements/sbom.txt
 	mkdir -p dist
-	.venv/sbom/bin/cyclonedx-py requirements requirements/$(HARDWARE).txt --pyproject pyproject.toml \
-		--mc-type application --output-reproducible --output-file dist/sentiment-service-$(HARDWARE).cdx.json
+	cat requirements/$(HARDWARE).txt requirements/grpc.txt | .venv/sbom/bin/cyclonedx-py requirements - \
+		--pyproject pyproject.toml --mc-type application --output-reproducible \
+		--output-file dist/sentiment-service-$(HARDWARE).cdx.json
 
 .PHONY: protos
 protos: ## Write app/grpc_api/descriptors.binpb from protos/*.proto, with uv

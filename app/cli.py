@@ -22,7 +22,18 @@ SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".parquet")
 # Settings that apply only when `classify` loads a model itself.
 LOCAL = ("model", "device", "precision")
 # The words for values in --help, where the setting's name does not end with one.
-METAVARS = {"model": "DIR"}
+METAVARS = {"model": "DIR", "host": "ADDRESS", "runners": "N", "threads": "N"}
+DESCRIPTION = """\
+Tell whether short texts are positive, neutral or negative. A model for English is
+included; sentiment-export makes bundles of other models.
+"""
+EXAMPLES = """\
+examples:
+  sentiment serve
+  sentiment classify "I love this!" "worst service ever"
+  sentiment classify --input reviews.csv --column review --output labels.csv
+  sentiment COMMAND --help      all options of a command
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -75,16 +86,22 @@ def _report(options: argparse.Namespace, error: Exception) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sentiment", description="Sentiment of short texts.")
+    parser = argparse.ArgumentParser(
+        prog="sentiment",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     version = importlib.metadata.version("sentiment-service")
     parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     serve = commands.add_parser(
         "serve",
-        help="serve models over HTTP",
-        description="Serve models over HTTP. Each option can also be set in the environment, as "
-        "SENTIMENT_<NAME>.",
+        help="answer requests over HTTP, and over gRPC with --grpc-port",
+        description="Answer requests over HTTP, and over gRPC with --grpc-port. Without options, "
+        "the included model is served, and a page to try it, at http://127.0.0.1:8000. Each option "
+        "can also be set in the environment: SENTIMENT_MAX_TEXTS=50 is --max-texts 50.",
     )
     _add_flags(serve, Settings.model_fields)
 

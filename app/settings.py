@@ -32,9 +32,10 @@ class Settings(BaseSettings):
 
     model: Annotated[tuple[Path, ...], NoDecode] = Field(
         default=(),
-        description="bundle to load; to serve several, repeat the option (in the environment, "
-        f"separate them by '{os.pathsep}'); requests that name no model go to the first [default: "
-        "what a platform has mounted, such as /mnt/models, else the embedded model]",
+        description="bundle to load, a directory that sentiment-export wrote; to serve several, "
+        f"repeat the option (in the environment, separate them by '{os.pathsep}'); requests that "
+        "name no model go to the first [default: what a platform has mounted, such as "
+        "/mnt/models, else the embedded model]",
     )
     served_name: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),

@@ -187,7 +187,12 @@ def find_architecture(model_type: object, where: str) -> Architecture:
         raise UserError(f"{where}: config.json has no model_type, so its architecture is unknown")
     if model_type in ARCHITECTURES:
         return ARCHITECTURES[model_type]
-    name, reason = REFUSED.get(model_type, (model_type, "this exporter does not know it"))
+    if (spelled := model_type.lower()) in ARCHITECTURES:
+        raise UserError(
+            f'{where}: model_type in config.json is "{model_type}"; it must be "{spelled}", as '
+            "transformers spells it"
+        )
+    name, reason = REFUSED.get(spelled, (model_type, "this exporter does not know it"))
     taken = ", ".join(architecture.name for architecture in ARCHITECTURES.values())
     raise UserError(
         f"{where} is of the unsupported architecture {name}: {reason}; use a sequence classifier "

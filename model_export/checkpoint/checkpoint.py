@@ -1,13 +1,12 @@
 """Loads a checkpoint safely and reads its labels and limits from the config."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 from transformers.modeling_utils import no_init_weights
 
 from app.engine.bundle import sha256
@@ -16,9 +15,15 @@ from app.engine.preprocessing import Preprocessing
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.bertweet import embed_unknown_pieces, normalises
-from model_export.checkpoint.config import check_task, read_config
+from model_export.checkpoint.config import check_task, model_config, read_config
 from model_export.checkpoint.labels import MULTI_LABEL, canonical_labels, read_labels
-from model_export.checkpoint.layout import check_directory, choose_files, shards
+from model_export.checkpoint.layout import (
+    CONFIG_FILE,
+    check_directory,
+    choose_local_files,
+    read_json,
+    shards,
+)
 from model_export.checkpoint.source import origin
 from model_export.checkpoint.tokenizer import check_vocabulary, load_tokenizer
 from model_export.checkpoint.weights import Fit, load_weights
@@ -88,7 +93,7 @@ def load_checkpoint(
             fewer positions than ``longest``.
     """
     check_directory(path)
-    side_files, weights = choose_files((file.name for file in path.iterdir()), str(path))
+    side_files, weights = choose_local_files(path)
     entries = read_config(path, str(path))
     check_task(entries, str(path))
     spelled = read_labels(entries, str(path), labels)
@@ -129,7 +134,7 @@ def empty_classifier(path: Path, entries: Mapping[str, Any], outputs: int | None
         UserError: no model can be made from these entries together.
     """
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config = model_config(entries)
         config.num_labels = outputs or config.num_labels
         # These change how the model is run, not what it computes; tracing needs the defaults.
         config.torchscript, config.chunk_size_feed_forward = False, 0
@@ -171,14 +176,14 @@ def trained_preprocessing(path: Path) -> Preprocessing:
     names the normalisation. Others get ``tweet`` if their name contains "twitter", as the models
     of cardiffnlp do, else ``none``.
     """
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    config = read_json(path / CONFIG_FILE)
     if normalises(path, config):
         return "bertweet"
     hub = origin(path)
     name = hub[0].split("/")[-1] if hub else path.resolve().name
     names = f"{name} {config.get('_name_or_path', '')}".lower()
     recorded = config.get("preprocessing", "tweet" if "twitter" in names else "none")
-    return "tweet" if recorded == "tweet" else "none"
+    return next((known for known in get_args(Preprocessing) if known == recorded), "none")
 
 
 def _digests(path: Path, names: Sequence[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from model_export.checkpoint.checkpoint import (
 from model_export.checkpoint.config import check_task, read_config
 from model_export.checkpoint.description import Description, length_limit, shortened
 from model_export.checkpoint.labels import canonical_labels, output_names, read_labels
-from model_export.checkpoint.layout import check_directory, choose_files
+from model_export.checkpoint.layout import check_directory, choose_local_files
 from model_export.checkpoint.metadata import (
     TensorInfo,
     list_tensors,
@@ -51,7 +51,7 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     """
     check_directory(path)
     present = sorted(file.name for file in path.iterdir() if file.is_file())
-    _, weights = choose_files(present, str(path))
+    _, weights = choose_local_files(path)
     entries = read_config(path, str(path))
     problems: list[str] = []
     labels = _labels(entries, str(path), problems)

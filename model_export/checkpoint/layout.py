@@ -29,6 +29,8 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+# The first line of what Git leaves in place of a large file, before Git LFS fetches the file.
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def check_directory(path: Path) -> None:
@@ -63,14 +65,40 @@ def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
     return [CONFIG_FILE, *(name for name in TOKENIZER_FILES if name in held)], weights
 
 
+def choose_local_files(path: Path) -> tuple[list[str], str]:
+    """The same as ``choose_files`` for a local checkpoint directory, whose files are there.
+
+    Raises:
+        UserError: config or weights are missing, or one of the files is a pointer of Git LFS.
+    """
+    side_files, weights = choose_files((f.name for f in path.iterdir() if f.is_file()), str(path))
+    chosen = [*side_files, weights]
+    pointers = [name for name in chosen if _is_pointer(path / name)]
+    if weights not in pointers:
+        pointers += [name for name in shards(path / weights) if _is_pointer(path / name)]
+    if pointers:
+        raise UserError(
+            f"{path} holds pointers of Git LFS instead of files ({', '.join(pointers[:3])}): run "
+            "`git lfs pull` there"
+        )
+    return side_files, weights
+
+
+def _is_pointer(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """The JSON object in a file, which may begin with a byte order mark.
 
     Raises:
         UserError: the file cannot be read, or holds something else.
     """
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
     if not isinstance(held, dict):

@@ -33,7 +33,7 @@ from transformers import AutoTokenizer, BertweetTokenizer, PreTrainedTokenizerFa
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES, SENTENCEPIECE
 from model_export.checkpoint.bertweet import fast_tokenizer, unknown_pieces
-from model_export.checkpoint.config import read_config
+from model_export.checkpoint.config import model_config, read_config
 from model_export.checkpoint.sentencepiece_form import follow_sentencepiece
 
 
@@ -47,7 +47,8 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         UserError: the files are missing or damaged, or the tokenizer has no fast form.
     """
     present = {file.name for file in path.iterdir()}
-    model_type = read_config(path, str(path))["model_type"]
+    entries = read_config(path, str(path))
+    model_type = entries["model_type"]
     source = ARCHITECTURES[model_type].tokenizer_files(present)
     if source is None and "tokenizer.json" not in present:
         sets = [("tokenizer.json",), *(t.names for t in ARCHITECTURES[model_type].tokenizers)]
@@ -56,7 +57,11 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     slow_only = f"{path}: its tokenizer has no fast form, so no tokenizer.json can be made"
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            path, local_files_only=True, trust_remote_code=False, use_fast=True
+            path,
+            config=model_config(entries),
+            local_files_only=True,
+            trust_remote_code=False,
+            use_fast=True,
         )
     except ImportError as error:  # of a Japanese dictionary, for example
         raise UserError(slow_only) from error
@@ -119,7 +124,7 @@ def _follow_bert(tokenizer: Tokenizer) -> None:
 def _damaged(path: Path) -> str | None:
     """An error that names the first file that cannot be read, if there is one."""
     checks: dict[str, Callable[[Path], Any]] = {
-        "tokenizer.json": lambda file: Tokenizer.from_file(str(file)),
+        "tokenizer.json": lambda file: Tokenizer.from_str(_text(file)),
         "tokenizer_config.json": _read_object,
         "special_tokens_map.json": _read_object,
         "added_tokens.json": _read_object,
@@ -140,13 +145,21 @@ def _damaged(path: Path) -> str | None:
     return None
 
 
+def _text(file: Path) -> str:
+    """The text of a file of the tokenizer. A byte order mark would become a part of a token."""
+    text = file.read_text(encoding="utf-8")
+    if text.startswith("\ufeff"):
+        raise ValueError("it begins with a byte order mark; save it as UTF-8 without one")
+    return text
+
+
 def _read_object(file: Path) -> None:
-    if not isinstance(json.loads(file.read_text(encoding="utf-8")), dict):
+    if not isinstance(json.loads(_text(file)), dict):
         raise TypeError("not a JSON object")
 
 
 def _read_lines(file: Path) -> None:
-    if not file.read_text(encoding="utf-8").strip():
+    if not _text(file).strip():
         raise ValueError("it is empty")
 
 

@@ -5,18 +5,19 @@ their weights (Wortsman et al. 2022, "Model soups"), which is as fast to serve a
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer, BertweetTokenizer
 
+from app.engine.preprocessing import Preprocessing
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import max_tokens
-from model_export.checkpoint.config import read_config
+from model_export.checkpoint.config import model_config, read_config
 from model_export.checkpoint.labels import SENTIMENTS
-from model_export.checkpoint.layout import check_directory
+from model_export.checkpoint.layout import check_directory, choose_local_files
 from model_export.quality.labelled import Example, read_examples
 from model_export.quality.scores import Scores
 from model_export.training import unfinished
@@ -40,14 +41,18 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
             another training.
     """
     check_directory(recipe.base)
-    read_config(recipe.base, str(recipe.base))  # what is not exported is not trained either
-    tokenizer = AutoTokenizer.from_pretrained(recipe.base, trust_remote_code=False)
+    choose_local_files(recipe.base)
+    # What is not exported is not trained either.
+    entries = read_config(recipe.base, str(recipe.base))
+    config = model_config(entries)
+    tokenizer = AutoTokenizer.from_pretrained(recipe.base, config=config, trust_remote_code=False)
+    preprocessing = training_preprocessing(entries, tokenizer)
     train, validation = _labelled_texts(recipe, say)
-    config = AutoConfig.from_pretrained(recipe.base, trust_remote_code=False)
     limit = min(MAX_TOKENS, max_tokens(config))
-    train_set = tokenise(train, SENTIMENTS, tokenizer, limit)
-    validation_set = tokenise(validation, SENTIMENTS, tokenizer, limit)
+    train_set = tokenise(train, SENTIMENTS, tokenizer, preprocessing, limit)
+    validation_set = tokenise(validation, SENTIMENTS, tokenizer, preprocessing, limit)
     cut = sum(len(ids) >= limit for ids in train_set.ids)
+    say(f"preprocessing {preprocessing}")
     say(f"texts are cut to {limit} tokens; {cut} training texts are that long or longer")
     work = output.with_name(output.name + ".training")
     unfinished.start_or_resume(work, recipe)
@@ -58,7 +63,7 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     scores = evaluate(model, validation_set, recipe.batch_size)
     say(f"average of {len(recipe.seeds)} seeds\n{scores.table()}")
 
-    model.config.preprocessing = "tweet"
+    model.config.preprocessing = preprocessing
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
     record = {
@@ -71,6 +76,19 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     (output / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     unfinished.remove(work)
     return scores
+
+
+def training_preprocessing(entries: Mapping[str, Any], tokenizer: Any) -> Preprocessing:
+    """The normalisation of texts: the one that the base was trained with, if it says so.
+
+    It is recorded in config.json, as in our own checkpoints, or that of BERTweet's tokenizer. A
+    base that says nothing learns texts without user names and links, in the form of TweetEval.
+    """
+    if isinstance(tokenizer, BertweetTokenizer):
+        tokenizer.normalization = False  # the texts are normalised before, as in the service
+        return "bertweet"
+    recorded = entries.get("preprocessing")
+    return next((known for known in get_args(Preprocessing) if known == recorded), "tweet")
 
 
 def _labelled_texts(

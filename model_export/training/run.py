@@ -10,6 +10,7 @@ from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 
 from model_export.batches import batches
+from model_export.checkpoint.config import model_config, read_config
 from model_export.checkpoint.labels import SENTIMENTS
 from model_export.quality.scores import Scores, score
 from model_export.training.recipe import LABEL_SMOOTHING, WARMUP_SHARE, Recipe
@@ -126,11 +127,13 @@ class Run:
 
 def load_base(base: Path) -> Any:
     """The pretrained encoder with a classifier for ``SENTIMENTS``."""
+    config = model_config(read_config(base, str(base)))
+    config.id2label = dict(enumerate(SENTIMENTS))
+    config.label2id = {label: index for index, label in enumerate(SENTIMENTS)}
     return AutoModelForSequenceClassification.from_pretrained(
         base,
+        config=config,
         trust_remote_code=False,
-        id2label=dict(enumerate(SENTIMENTS)),
-        label2id={label: index for index, label in enumerate(SENTIMENTS)},
         ignore_mismatched_sizes=True,  # replaces a classifier for other labels
     )
 

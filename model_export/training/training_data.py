@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from app.engine.preprocessing import normalise_tweet
+from app.engine.preprocessing import Preprocessing, preprocess
 from model_export.batches import batches
 from model_export.quality.labelled import Example
 
@@ -48,10 +48,14 @@ def _fingerprint(text: str) -> str:
 
 
 def tokenise(
-    examples: list[Example], labels: list[str], tokenizer: Any, max_tokens: int
+    examples: list[Example],
+    labels: list[str],
+    tokenizer: Any,
+    preprocessing: Preprocessing,
+    max_tokens: int,
 ) -> Tokenised:
     """Normalise and tokenise as the service does, with at most ``max_tokens`` per text."""
-    texts = [normalise_tweet(example.text) for example in examples]
+    texts = [preprocess(example.text, preprocessing) for example in examples]
     ids = tokenizer(texts, truncation=True, max_length=max_tokens)["input_ids"]
     indices = [labels.index(example.label) for example in examples]
     return Tokenised(ids, indices, tokenizer.pad_token_id)

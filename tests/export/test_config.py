@@ -128,3 +128,38 @@ def _linked(source: Path, target: Path) -> None:
     for file in source.iterdir():
         if file.name != "config.json":
             (target / file.name).symlink_to(file)
+
+
+def test_a_byte_order_mark_does_no_harm(sound: Path, tmp_path: Path) -> None:
+    """Editors on Windows write one; config.json is read as without it."""
+    _linked(sound, tmp_path)
+    _config(tmp_path, "\ufeff" + (sound / "config.json").read_text())
+    assert load_checkpoint(tmp_path).labels == load_checkpoint(sound).labels
+    assert describe(tmp_path).problems == []
+
+
+@pytest.mark.parametrize("spelled", ["BERT", "Bert"])
+def test_a_model_type_in_capitals(sound: Path, tmp_path: Path, spelled: str) -> None:
+    """transformers knows only small letters, so the error shows the right spelling."""
+    config = json.loads((sound / "config.json").read_text()) | {"model_type": spelled}
+    _config(tmp_path, json.dumps(config))
+    with pytest.raises(UserError, match=f'model_type in config.json is "{spelled}".* "bert"'):
+        read_config(tmp_path, "org/name")
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.txt", "model.safetensors"])
+def test_a_pointer_of_git_lfs_is_named(sound: Path, tmp_path: Path, name: str) -> None:
+    """Export and description say what a clone needs that has pointers instead of files."""
+    _linked(sound, tmp_path)
+    _config(tmp_path, (sound / "config.json").read_text())
+    (tmp_path / name).unlink()
+    (tmp_path / name).write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 267832558\n"
+    )
+    for read in (load_checkpoint, describe):
+        with pytest.raises(UserError) as caught:
+            read(tmp_path)
+        assert str(caught.value) == (
+            f"{tmp_path} holds pointers of Git LFS instead of files ({name}): run "
+            "`git lfs pull` there"
+        )

@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
+from app.engine.preprocessing import preprocess
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.quality.labelled import Example
 from model_export.training import run as run_module
-from model_export.training.finetune import finetune
+from model_export.training.finetune import finetune, training_preprocessing
 from model_export.training.recipe import Recipe
-from model_export.training.training_data import without_leaks
+from model_export.training.training_data import tokenise, without_leaks
+from tests.support.bertweet import make_bertweet
 from tests.support.checkpoints import make_checkpoint, silent
 
 Weights = dict[str, torch.Tensor]
@@ -108,6 +111,36 @@ def test_what_it_writes_is_a_checkpoint_to_export(recipe: Recipe, trained: Path)
         checkpoint.model.bert.embeddings.word_embeddings.weight,
         base["bert.embeddings.word_embeddings.weight"],
     )
+
+
+def test_a_bertweet_learns_texts_as_bertweet_reads_them(recipe: Recipe, tmp_path: Path) -> None:
+    """The base decides the normalisation; training, export and service tokenise the same way."""
+    base = make_bertweet(tmp_path / "base", normalization=False)
+    said: list[str] = []
+    short = dataclasses.replace(recipe, base=base, epochs=1)
+    finetune(short, tmp_path / "out", say=said.append)
+    assert "preprocessing bertweet" in said
+    checkpoint = load_checkpoint(tmp_path / "out")
+    assert checkpoint.preprocessing == "bertweet"
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    examples = [Example("en", "neutral", f"@anna it isn't {sign} http://x.org") for sign in "☺✓ж"]
+    preprocessing = training_preprocessing({}, tokenizer)
+    learnt = tokenise(examples, ["neutral"], tokenizer, preprocessing, 64)
+    served = [preprocess(example.text, checkpoint.preprocessing) for example in examples]
+    unknown = tokenizer.unk_token_id
+    ids = [
+        [one if one < len(tokenizer) else unknown for one in text]  # see embed_unknown_pieces
+        for text in checkpoint.tokenizer(served)["input_ids"]
+    ]
+    assert learnt.ids == ids
+
+
+@pytest.mark.parametrize(
+    ("recorded", "chosen"), [(None, "tweet"), ("none", "none"), ("bertweet", "bertweet")]
+)
+def test_a_base_that_records_its_normalisation_keeps_it(recorded: str | None, chosen: str) -> None:
+    """One that records nothing, or a word that we do not know, gets that of TweetEval."""
+    assert training_preprocessing({"preprocessing": recorded}, None) == chosen
 
 
 def _interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ import importlib.metadata
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from app.cli import main
+from app.cli import _parser, main
 from app.settings import Settings, flag
 from tests.support.serving import COMMAND, ROOT, environment
 
@@ -189,6 +190,19 @@ def test_help_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture
         assert flag(name) in shown
         default = "none" if field.default in ("", (), None) else field.default
         assert name == "model" or f"[default: {default}]" in shown
+
+
+def test_the_examples_of_help_are_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each example that `sentiment --help` shows is accepted as it is written."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    _, examples = capsys.readouterr().out.split("examples:\n")
+    commands = [shlex.split(line)[1:] for line in examples.splitlines() if "COMMAND" not in line]
+    assert [_parser().parse_args(command).command for command in commands] == [
+        "serve",
+        "classify",
+        "classify",
+    ]
 
 
 def test_help_of_classify(capsys: pytest.CaptureFixture[str]) -> None:
