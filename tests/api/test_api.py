@@ -159,7 +159,7 @@ def test_openapi_describes_answers_and_errors(client: TestClient) -> None:
     schema = client.get("/openapi.json").json()
     operation = schema["paths"]["/classify"]["post"]
     assert set(operation["responses"]) == {
-        *("200", "401", "404", "413", "415", "422", "429", "500", "503", "504")
+        *("200", "401", "404", "413", "415", "422", "429", "500", "503", "504", "507")
     }
     problem = operation["responses"]["429"]["content"]
     assert problem["application/problem+json"]["schema"]["$ref"].endswith("/Problem")
