@@ -163,7 +163,8 @@ def test_openapi_describes_answers_and_errors(client: TestClient) -> None:
     assert set(operation["responses"]) == {
         *("200", "401", "404", "413", "415", "422", "429", "500", "503", "504", "507")
     }
-    problem = operation["responses"]["429"]["content"]
+    reference = operation["responses"]["429"]["$ref"]
+    problem = schema["components"]["responses"][reference.rpartition("/")[2]]["content"]
     assert problem["application/problem+json"]["schema"]["$ref"].endswith("/Problem")
     body = operation["requestBody"]["content"]["application/json"]
     assert body["schema"]["$ref"].endswith("/ClassifyRequest")
