@@ -34,9 +34,10 @@ install-dev: .venv/.installed .venv/.installed-dev ## Add the tools for export, 
 test: install-dev test-tools ## Run the whole test suite
 	.venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
+# Chromium for the page, nginx before two replicas, Prometheus for the metrics, QEMU for other CPUs.
 .PHONY: test-tools
 test-tools:
-	@tests/install-tools.sh
+	@tests/install-tools.sh chromium:chromium nginx:nginx-light prometheus:prometheus qemu-x86_64:qemu-user
 
 .PHONY: check
 check: install-dev ## Check formatting, lint, types and import rules
@@ -50,8 +51,15 @@ deploy-check: install-dev ## Lint the Dockerfile and the Helm chart, check Compo
 	.venv/bin/python deploy/check.py
 
 .PHONY: platform-check
-platform-check: install-dev ## Call the service with the clients of SageMaker, Vertex AI, KServe, MLflow and Azure ML
+platform-check: install-dev platform-tools ## Call the service with the clients of hosting platforms, and with generated ones
 	.venv/bin/python tests/platforms/check.py
+	.venv/bin/python tests/platforms/generated_clients.py
+
+# For the generated clients. Those for Go import a package that Go loads where Debian's is missing.
+.PHONY: platform-tools
+platform-tools:
+	@tests/install-tools.sh java:default-jre-headless npm:npm go:golang-go \
+		/usr/share/gocode/src/gopkg.in/validator.v2:golang-gopkg-validator.v2-dev
 
 .PHONY: format
 format: install-dev ## Format the code and apply the fixes of the linter

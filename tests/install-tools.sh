@@ -1,14 +1,14 @@
 #!/bin/sh
-# What the tests run that PyPI does not have: Chromium for the page, nginx before two replicas,
-# Prometheus for the metrics, QEMU for other CPUs. Without them those tests are skipped, but never in CI.
+# Installs the Debian packages of tools that the tests run and PyPI does not have. Each argument is
+# COMMAND:PACKAGE or FILE:PACKAGE. Without them their tests are skipped, but never in CI.
 set -eu
 missing=""
-for tool in chromium:chromium nginx:nginx-light prometheus:prometheus qemu-x86_64:qemu-user; do
-    PATH="$PATH:/usr/sbin" command -v "${tool%%:*}" >/dev/null || missing="$missing ${tool#*:}"
+for tool in "$@"; do
+    [ -e "${tool%%:*}" ] || PATH="$PATH:/usr/sbin" command -v "${tool%%:*}" >/dev/null || missing="$missing ${tool#*:}"
 done
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-    echo "Not installed, and no right to install it:$missing. Some tests will be skipped."
+    echo "Not installed, and no right to install it:$missing. Some tests may be skipped."
     exit 0
 fi
 echo "Installing for the tests, once:$missing"

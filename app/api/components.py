@@ -1,7 +1,6 @@
 """Puts an OpenAPI document into the form that generators of clients need."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from app.api.problems import MEDIA_TYPE as PROBLEM
@@ -13,27 +12,30 @@ Schema = dict[str, Any]
 
 
 def with_components(document: dict[str, Any]) -> dict[str, Any]:
-    """The document, which is changed, with each inline object schema under ``components``.
+    """The document, which is changed, with its object schemas and its errors under ``components``.
 
-    Generators make one class of each component, but one of each copy of an inline schema. The
-    examples of errors are moved too, because each is in the answers of many operations.
+    Generators make one class of each component, but one of each copy of an inline schema. Many
+    operations have the same errors.
 
     Raises:
-        ValueError: two schemas or two examples have the same name.
+        ValueError: two different components have the same name.
     """
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
-    examples = components.setdefault("examples", {})
-    for media_type, content in _contents(document["paths"]):
-        content["schema"] = schema = _moved(content["schema"], schemas)
-        if media_type in (JSON, PROBLEM):
-            _decode_examples(content)
-        if media_type == PROBLEM:
-            kind = schema["$ref"].rpartition("/")[2]
-            for code, one in content["examples"].items():
-                name = f"{kind}.{code}"
-                _add(name, one, examples)
-                content["examples"][code] = {"$ref": f"#/components/examples/{name}"}
+    errors = components.setdefault("responses", {})
+    for operation in [one for methods in document["paths"].values() for one in methods.values()]:
+        answers = operation["responses"]
+        for body in (operation.get("requestBody", {}), *answers.values()):
+            for media_type, content in body.get("content", {}).items():
+                content["schema"] = _moved(content["schema"], schemas)
+                if media_type in (JSON, PROBLEM):
+                    _decode_examples(content)
+        for status, answer in answers.items():
+            if error := answer.get("content", {}).get(PROBLEM):
+                kind = error["schema"]["$ref"].rpartition("/")[2]
+                name = ".".join([kind, *error["examples"]])
+                _add(name, answer, errors)
+                answers[status] = {"$ref": f"#/components/responses/{name}"}
     document["paths"] = _plain(document["paths"])
     components["schemas"] = dict(sorted(_plain(schemas).items()))
     return document
@@ -49,13 +51,6 @@ def _decode_examples(content: dict[str, Any]) -> None:
         content["example"] = json.loads(content["example"])
     for one in content.get("examples", {}).values():
         one["value"] = json.loads(one["value"])
-
-
-def _contents(paths: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The media types of each request body and each answer, with what describes them."""
-    for operation in (one for methods in paths.values() for one in methods.values()):
-        for body in (operation.get("requestBody", {}), *operation["responses"].values()):
-            yield from body.get("content", {}).items()
 
 
 def _moved(schema: Schema, schemas: dict[str, Schema]) -> Schema:

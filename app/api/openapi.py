@@ -1,7 +1,7 @@
 """OpenAPI descriptions for routes that read their request and build their answer by hand.
 
-Schemas and examples are written where they belong. ``with_components`` moves them to the
-document's components.
+Schemas and errors are written where they belong. ``with_components`` moves them to the document's
+components.
 """
 
 from collections.abc import Callable, Mapping

@@ -140,7 +140,9 @@ def test_models_says_what_is_served(client: TestClient) -> None:
         "multi_label": False,
         "text_pairs": False,
         "preprocessing": "tweet",
+        "device": "cpu",
         "provider": "CPUExecutionProvider",
+        "provider_options": {},
         "tuning": "runners 2 x threads 1, at most 512 tokens a batch, as set",
         "calibration": None,
         "parity": {"samples": 1, "max_abs_logit_diff": 0.0, "label_agreement": 1.0},
@@ -159,9 +161,10 @@ def test_openapi_describes_answers_and_errors(client: TestClient) -> None:
     schema = client.get("/openapi.json").json()
     operation = schema["paths"]["/classify"]["post"]
     assert set(operation["responses"]) == {
-        *("200", "401", "404", "413", "415", "422", "429", "500", "503", "504")
+        *("200", "401", "404", "413", "415", "422", "429", "500", "503", "504", "507")
     }
-    problem = operation["responses"]["429"]["content"]
+    reference = operation["responses"]["429"]["$ref"]
+    problem = schema["components"]["responses"][reference.rpartition("/")[2]]["content"]
     assert problem["application/problem+json"]["schema"]["$ref"].endswith("/Problem")
     body = operation["requestBody"]["content"]["application/json"]
     assert body["schema"]["$ref"].endswith("/ClassifyRequest")

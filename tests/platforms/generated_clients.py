@@ -1,0 +1,196 @@
+"""Generates clients from the service's OpenAPI document and calls it with them.
+
+``make platform-check`` runs this after the clients of platforms. To check some generators only,
+give their names. Java, npm and Go are the system's; the generators themselves are kept in the
+user's cache directory.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.platforms.environments import CACHE, InstallFailed, python
+from tests.support.serving import Process
+
+CALLS = Path(__file__).parent / "generated"
+DOCUMENT = "openapi.json"
+# The only operation with a media type that openapi-python-client does not know.
+STREAM = "/classify/stream"
+# Debian's copy of the package that generated clients for Go import. Without it, Go loads it.
+VALIDATOR = Path("/usr/share/gocode/src/gopkg.in/validator.v2")
+VALIDATOR_MODULE = "gopkg.in/validator.v2"
+CLIENT_MODULE = "github.com/GIT_USER_ID/GIT_REPO_ID"  # unless the generator is told another name
+TYPESCRIPT = ("--strict", "--target", "es2022", "--module", "nodenext", "--types", "node")
+
+
+class Missing(Exception):
+    """A command that a generator needs is not installed."""
+
+
+def main() -> int:
+    """Check each generator; the exit code is 1 if one of the clients does not work."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("generators", nargs="*", metavar="NAME", help=", ".join(GENERATORS))
+    names = parser.parse_args().generators or list(GENERATORS)
+    if unknown := [name for name in names if name not in GENERATORS]:
+        parser.error(f"unknown: {', '.join(unknown)}; the generators are {', '.join(GENERATORS)}")
+    failed = False
+    with Process() as service:
+        for name in names:
+            problem = _problem(GENERATORS[name], service.url)
+            print(f"platform-check: {name}: {problem or 'ok'}", flush=True)
+            failed = failed or problem.startswith("FAILED")
+    return int(failed)
+
+
+def _problem(check: Callable[[Path, str], None], url: str) -> str:
+    """What went wrong in a folder of its own; empty if nothing did."""
+    with TemporaryDirectory() as folder:
+        urllib.request.urlretrieve(f"{url}/openapi.json", Path(folder, DOCUMENT))  # noqa: S310
+        try:
+            check(Path(folder), url)
+        except Missing as missing:
+            return f"{'FAILED' if os.environ.get('CI') else 'not run'}: {missing} is not installed"
+        except InstallFailed:
+            return "FAILED: the generator could not be installed; see above why"
+        except subprocess.CalledProcessError as error:
+            return f"FAILED: {' '.join(map(str, error.cmd))}\n{error.stdout}"
+    return ""
+
+
+def openapi_python_client(folder: Path, url: str) -> None:
+    """Generate with the defaults; no operation may be left out."""
+    interpreter = python("openapi_python_client")
+    path = f"{interpreter.parent}:{os.environ['PATH']}"  # it formats with ruff
+    generate = ["generate", "--path", DOCUMENT, "--output-path", "client"]
+    said = _run([interpreter.parent / "openapi-python-client", *generate], folder, PATH=path)
+    warnings = [line for line in said.splitlines() if line.startswith("WARNING")]
+    if [line for line in warnings if STREAM not in line]:
+        raise subprocess.CalledProcessError(1, generate, said)
+    script = CALLS / "call_openapi_python_client.py"
+    _run([interpreter, script, url], folder, PYTHONPATH=str(folder / "client"))
+
+
+def openapi_generator_python(folder: Path, url: str) -> None:
+    """Generate with the defaults and call."""
+    _openapi_generator("python", folder)
+    script = CALLS / "call_openapi_generator.py"
+    interpreter = python("openapi_generator")
+    _run([interpreter, script, url], folder, PYTHONPATH=str(folder / "client"))
+
+
+def typescript_fetch(folder: Path, url: str) -> None:
+    """Generate with ES modules, compile strictly and call."""
+    _openapi_generator("typescript-fetch", folder, "importFileExtension=.js")
+    _compile_and_call("call_typescript_fetch", folder, url)
+
+
+def openapi_typescript(folder: Path, url: str) -> None:
+    """Generate types, compile strictly and call with openapi-fetch."""
+    command = _node_modules() / ".bin/openapi-typescript"
+    _run([command, DOCUMENT, "--default-non-nullable=false", "-o", "types.ts"], folder)
+    _compile_and_call("call_openapi_typescript", folder, url)
+
+
+def go(folder: Path, url: str) -> None:
+    """Generate with the defaults, compile and call."""
+    program = _found("go")
+    _openapi_generator("go", folder)
+    shutil.copy(CALLS / "call_go.go", folder / "main.go")
+    modules = ["module call", f"require {CLIENT_MODULE} v0.0.0"]
+    modules.append(f"replace {CLIENT_MODULE} => ./client")
+    if VALIDATOR.is_dir():
+        shutil.copytree(VALIDATOR, folder / "validator")
+        Path(folder, "validator/go.mod").write_text(f"module {VALIDATOR_MODULE}\n")
+        modules.append(f"replace {VALIDATOR_MODULE} => ./validator")
+    Path(folder, "go.mod").write_text("\n".join([*modules, ""]))
+    _run([program, "run", "-mod=mod", ".", url], folder)
+
+
+GENERATORS: dict[str, Callable[[Path, str], None]] = {
+    "openapi-python-client": openapi_python_client,
+    "openapi-generator-python": openapi_generator_python,
+    "openapi-generator-typescript-fetch": typescript_fetch,
+    "openapi-generator-go": go,
+    "openapi-typescript": openapi_typescript,
+}
+
+
+def _openapi_generator(language: str, folder: Path, *properties: str) -> None:
+    _found("java")
+    program = python("openapi_generator").parent / "openapi-generator-cli"
+    command: list[str | Path] = [program, "generate"]
+    options = [f"--additional-properties={one}" for one in properties]
+    _run([*command, "-i", DOCUMENT, "-g", language, "-o", "client", *options], folder)
+
+
+def _compile_and_call(name: str, folder: Path, url: str) -> None:
+    modules = _node_modules()
+    (folder / "node_modules").symlink_to(modules)
+    shutil.copy(CALLS / "package.json", folder)
+    shutil.copy(CALLS / f"{name}.ts", folder)
+    _run([modules / ".bin/tsc", *TYPESCRIPT, f"{name}.ts"], folder)
+    _run([_found("node"), f"{name}.js", url], folder)
+
+
+def _node_modules() -> Path:
+    """The packages of ``package-lock.json``, which are installed if they are not.
+
+    Raises:
+        InstallFailed: they could not be installed.
+    """
+    npm, lock = _found("npm"), CALLS / "package-lock.json"
+    folder = CACHE / f"node-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
+    complete = folder / ".complete"
+    if not complete.exists():
+        print("platform-check: installing packages for Node", flush=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(CALLS / "package.json", folder)
+        shutil.copy(lock, folder)
+        if subprocess.run([npm, "ci", "--silent"], cwd=folder, check=False).returncode:
+            raise InstallFailed
+        complete.touch()
+    return folder / "node_modules"
+
+
+def _found(command: str) -> str:
+    """The path of a command.
+
+    Raises:
+        Missing: it is not installed.
+    """
+    if (path := shutil.which(command)) is None:
+        raise Missing(command)
+    return path
+
+
+def _run(command: Sequence[str | Path], folder: Path, **variables: str) -> str:
+    """Run a command in the folder; what it said.
+
+    Raises:
+        CalledProcessError: it failed. The error has what it said.
+    """
+    environment = {**os.environ, "NO_PROXY": "*", **variables}
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
