@@ -191,14 +191,24 @@ class Limits(TypedDict):
     deadline_ms: Annotated[int, Field(description="milliseconds in which a request is answered")]
 
 
+UsedDevice = Annotated[
+    str, Field(description="the device really in use: cpu, or cuda with the numbers of the GPUs")
+]
+ProviderOptions = Annotated[
+    dict[str, str],
+    Field(description="ONNX Runtime's options for it that differ from its defaults; none on a CPU"),
+]
+
+
 class Info(TypedDict):
     """Versions, hardware and limits of the running service."""
 
     version: Annotated[str, Field(description="of the service")]
     python: Annotated[str, Field(description="its version of Python")]
     onnxruntime: Annotated[str, Field(description="its version of ONNX Runtime")]
-    device: Annotated[str, Field(description="the device really in use")]
+    device: UsedDevice
     provider: Annotated[str, Field(description="ONNX Runtime's name for it")]
+    provider_options: ProviderOptions
     cpus: Annotated[float, Field(description="CPUs that affinity and cgroup grant")]
     cpu: Annotated[str, Field(description="the processor, as the system names it")]
     cpu_flags: Annotated[
@@ -229,7 +239,9 @@ class ModelInfo(ModelVersion):
     multi_label: Annotated[bool, Field(description="whether each label has a score of its own")]
     text_pairs: Annotated[bool, Field(description="whether it was trained on pairs of texts")]
     preprocessing: Annotated[Preprocessing, Field(description="how texts are normalised first")]
-    provider: Annotated[str, Field(description="ONNX Runtime's name for the device in use")]
+    device: UsedDevice
+    provider: Annotated[str, Field(description="ONNX Runtime's name for it")]
+    provider_options: ProviderOptions
     parity: Annotated[
         Parity | None, Field(description="distance to the PyTorch checkpoint, where measured")
     ]
