@@ -87,7 +87,9 @@ def _cuda_options(memory_mb: int) -> dict[str, str]:
     """Options of ONNX Runtime's CUDA provider, where its defaults do not fit.
 
     Its defaults fit for the search of convolution algorithms (these models have no convolution),
-    and for copying on the stream that computes (another stream can race: ONNX Runtime #4829).
+    for copying on the stream that computes (another stream can race: ONNX Runtime #4829), and for
+    CUDA graphs, which are off (they need batches of one shape). Each session keeps its memory after
+    a batch, since the next would have to allocate it again.
     """
     options = {
         # TF32 keeps 10 bits of a product's inputs. Logits in fp32 would differ from the CPU's, and

@@ -14,6 +14,7 @@ from app.engine.loading import load, load_again
 from app.engine.machine.gpu import CUDA, CudaState, Gpu
 from app.engine.model import Model
 from app.errors import UserError
+from app.files.local import LocalClassifier
 from app.settings import Settings
 
 TWO_GPUS = CudaState(gpus=(Gpu("A100", 40 << 30), Gpu("L4", 24 << 30)))
@@ -169,3 +170,10 @@ def test_reload_stays_on_the_device(
     monkeypatch.setattr(device_module, "cuda_state", lambda: NO_DRIVER)
     with pytest.raises(UserError, match="CUDA cannot be used"):
         list(load_again(old, settings, 1, plan))
+
+
+def test_files_have_two_runners_on_each_gpu(bundle: Path, opened: list[dict[str, Any]]) -> None:
+    """Without a measurement, the number of CPUs does not decide how many runners GPUs have."""
+    settings = Settings(model=(bundle,), device="cuda:0,1")
+    assert LocalClassifier(settings, measure=False)._runners == 4
+    assert len(opened) == 2

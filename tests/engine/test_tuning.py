@@ -12,13 +12,13 @@ import onnxruntime
 import platformdirs
 import pytest
 
-from app.engine import costs, tuning
+from app.engine import costs, device, tuning
 from app.engine.bundle import Bundle
 from app.engine.costs import BATCHES, TEXT_TOKENS, Cost
-from app.engine.device import CPU
+from app.engine.device import CPU, Device
 from app.engine.encoding import Encoding
 from app.engine.machine import cpu
-from app.engine.machine.gpu import CUDA
+from app.engine.machine.gpu import CUDA, CudaState, Gpu
 from app.engine.model import Model
 from app.engine.tuning import choose, tune
 from app.settings import Settings
@@ -150,6 +150,23 @@ def test_live_batches_may_be_larger_than_measured_only_on_a_cpu(
     plan.budget.tokens = measured
     tried = {plan.budget.next(waiting=10**6) for _ in range(100)}
     assert tried == {measured // 2, measured} | ({measured * 2} if provider == CPU else set())
+
+
+def test_another_gpu_is_measured_again(
+    model: Model, settings: Settings, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured on one GPU, with one limit of memory, is not used on another."""
+    monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
+    model.provider, model.device = CUDA, Device((0,))
+    for name, limit in (("L4", ""), ("L4", "8"), ("H100", "8")):
+        gpu = Gpu(name, 1 << 30)
+        monkeypatch.setattr(device, "cuda_state", lambda gpu=gpu: CudaState(gpus=(gpu,)))
+        model.provider_options = {"gpu_mem_limit": limit}
+        assert tune(model, settings, cpus=2).runners == 2
+        assert batches
+        batches.clear()
+        tune(model, settings, cpus=2)
+        assert not batches
 
 
 def test_time_that_others_had_does_not_count(
