@@ -8,14 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from app.errors import CannotContinue, EmptyText, UserError, first_line
-from app.files.outputs import Output, result_columns, result_values
+from app.errors import CannotContinue, UserError, first_line
+from app.files.arrow import result_arrays, result_schema, texts
+from app.files.outputs import Output
 from app.files.table_classifier import ResultItem
 from app.files.tables import (
     CHUNK_ROWS,
     Chunk,
     Table,
-    Text,
     check_is_file,
     check_names,
     column_index,
@@ -50,7 +50,7 @@ class Parquet(Table):
                 start, end = end, end + batch.num_rows
                 if end > skip:
                     rows = batch.slice(max(0, skip - start))
-                    yield Chunk(rows, _texts(rows.column(self._text_index)), end / total)
+                    yield Chunk(rows, texts(rows.column(self._text_index)), end / total)
 
     def records(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
         """See ``Table``. Dates and times are text, and durations are numbers in their unit.
@@ -85,8 +85,7 @@ class ParquetOutput(Output):
     def __init__(self, table: Table, labels: Sequence[str]) -> None:
         self._table = table
         self._labels = labels
-        types = [pa.string(), pa.float32(), *[pa.float32()] * len(labels), pa.string()]
-        self._result_schema = pa.schema(zip(result_columns(table, labels), types, strict=True))
+        self._result_schema = result_schema(table.columns, labels)
         if isinstance(table, Parquet):
             self._table_schema = table.schema
         else:
@@ -99,11 +98,7 @@ class ParquetOutput(Output):
         )
 
     def write(self, path: Path, chunk: Chunk, results: Sequence[ResultItem]) -> None:
-        columns = zip(*(result_values(result, self._labels) for result in results), strict=True)
-        arrays = [
-            pa.array(column, field.type)
-            for column, field in zip(columns, self._result_schema, strict=True)
-        ]
+        arrays = result_arrays(results, self._labels, self._result_schema)
         batch = pa.record_batch([*self._table_arrays(chunk), *arrays], schema=self._schema)
         with pq.ParquetWriter(path, self._schema) as writer:
             writer.write_batch(batch)
@@ -158,16 +153,6 @@ def _writable(kind: pa.DataType) -> pa.DataType:
     if types.is_struct(kind):
         return pa.struct([(field.name, _writable(field.type)) for field in kind])
     return kind
-
-
-def _texts(column: pa.Array) -> list[Text]:
-    """Decoded here and not by pyarrow, so that bytes that are not UTF-8 fail only their text."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return [
-        EmptyText("the row has no text") if raw is None else raw.decode("utf-8", "surrogateescape")
-        for raw in column.cast(pa.large_binary()).to_pylist()
-    ]
 
 
 def _arrow_value(value: Any, kind: type) -> Any:
