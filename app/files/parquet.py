@@ -44,6 +44,11 @@ class Parquet(Table):
         if not _is_text(kind):
             raise UserError(f"{path}: column {column!r} has the type {kind}, not text")
 
+    @property
+    def layout(self) -> pa.Schema:
+        """See ``Table``: the types count, too."""
+        return self.schema.remove_metadata()
+
     def chunks(self, skip: int = 0, start: Place = START) -> Iterator[Chunk]:
         with _opened(self._path) as file:
             total, end = file.metadata.num_rows, start.rows + skip

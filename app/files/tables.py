@@ -78,6 +78,11 @@ class Table(ABC):
         self.columns = columns
         self.types = types
 
+    @property
+    def layout(self) -> Any:
+        """What tables must have in common so that one table can follow the other in a file."""
+        return self.columns
+
     @abstractmethod
     def chunks(self, skip: int = 0, start: Place = START) -> Iterator[Chunk]:
         """The rows after ``start``, the end of a chunk, without the first ``skip`` of them.
