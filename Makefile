@@ -8,6 +8,8 @@ PORT ?= 8000
 # cpu or gpu. By default, what .venv already has.
 HARDWARE ?= $(if $(wildcard .venv/.locked-gpu),gpu,cpu)
 UV ?= uv
+# Of cluster-check.
+ROWS ?= 200000
 LOCK_FLAGS ?=
 
 PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
@@ -60,6 +62,10 @@ platform-check: install-dev platform-tools ## Call the service with the clients 
 platform-tools:
 	@tests/install-tools.sh java:default-jre-headless npm:npm go:golang-go \
 		/usr/share/gocode/src/gopkg.in/validator.v2:golang-gopkg-validator.v2-dev
+
+.PHONY: cluster-check
+cluster-check: install-dev ## Classify on a Ray cluster of three processes, kill a node and the driver, and resume (ROWS=)
+	.venv/bin/python tests/cluster/check.py --rows '$(ROWS)'
 
 .PHONY: format
 format: install-dev ## Format the code and apply the fixes of the linter

@@ -72,7 +72,7 @@ class CsvOutput(TextOutput):
     def __init__(self, table: Table, labels: Sequence[str]) -> None:
         self._table = table
         self._labels = labels
-        self.header = _csv_line([*table.columns, *result_columns(table, labels)])
+        self.header = _csv_line([*table.columns, *result_columns(table.columns, labels)])
 
     def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
         for cells, result in zip(self._table.cells(chunk.rows), results, strict=True):
@@ -95,10 +95,10 @@ class JsonlOutput(TextOutput):
             yield "{" + (members and f"{members}, ") + f"{added[1:]}\n"
 
 
-def result_columns(table: Table, labels: Sequence[str]) -> list[str]:
+def result_columns(columns: Sequence[str], labels: Sequence[str]) -> list[str]:
     """The names of the columns of ``result_values``; "predicted_" goes before a taken name."""
     scores = [f"score_{label}" for label in labels]
-    return _without_conflicts(["label", "score", *scores, "error"], table.columns)
+    return _without_conflicts(["label", "score", *scores, "error"], columns)
 
 
 def result_values(result: ResultItem, labels: Sequence[str]) -> list[Any]:
