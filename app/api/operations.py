@@ -120,6 +120,6 @@ async def reload(request: Request, name: str) -> Status:
 async def metrics(request: Request) -> Response:
     """Metrics as Prometheus text, or as OpenMetrics if the request asks for it."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(
-        encode(Service.of(request).metrics.registry), headers={"content-type": content_type}
-    )
+    metrics = Service.of(request).metrics
+    await metrics.gpus.refresh()
+    return Response(encode(metrics.registry), headers={"content-type": content_type})
