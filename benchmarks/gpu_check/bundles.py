@@ -3,17 +3,18 @@
 Needs the packages of the exporter. The bundles can be made on another machine and carried.
 """
 
-import contextlib
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from app.engine.bundle import MANIFEST, sha256
 from benchmarks.gpu_check.setup import Setup
 from benchmarks.tables import Row
 
-FUSIONS_FILE = "fusions.json"
-NONE, ALL = "none", "all"
+NONE, ALL = "none", "all"  # choices of fusions, beside each of them
+FP16 = "onnx/model_fp16.onnx"
 
 
 def run(setup: Setup) -> Iterator[Row]:
@@ -41,25 +42,35 @@ def _bundle(setup: Setup, shape: str) -> Row:
 
 
 def _fusions(setup: Setup, shape: str) -> list[str]:
-    """Write fp16 without fusions, with each alone and with all; returns what was written."""
+    """Write a bundle with fp16 without fusions, with each alone and with all; returns the names."""
     directory = setup.fusions(shape)
-    if not (directory / FUSIONS_FILE).exists():
-        _write_fusions(setup.work / shape, directory)
-    return list(json.loads((directory / FUSIONS_FILE).read_text(encoding="utf-8")))
+    if not directory.exists():
+        partial = directory.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        _write_fusions(setup.work / shape, setup.bundle(shape), partial)
+        partial.rename(directory)
+    return sorted(path.name for path in directory.iterdir())
 
 
-def _write_fusions(checkpoint: Path, directory: Path) -> None:
+def _write_fusions(checkpoint: Path, bundle: Path, directory: Path) -> None:
     from model_export.checkpoint.checkpoint import load_checkpoint
-    from model_export.graph.variants import FUSIONS, export_graph, write_fp16
+    from model_export.graph.variants import export_graph, write_fp16
 
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir()
-    plain = export_graph(load_checkpoint(checkpoint), directory)
-    choices = {NONE: (), **{name: (name,) for name in FUSIONS}, ALL: tuple(FUSIONS)}
-    for name, fusions in choices.items():
-        write_fp16(plain, directory / f"{name}.onnx", fusions=fusions)
-    with contextlib.suppress(FileNotFoundError):
-        for path in directory.glob("plain.onnx*"):
-            path.unlink()
-    files = {name: f"{name}.onnx" for name in choices}
-    (directory / FUSIONS_FILE).write_text(json.dumps(files), encoding="utf-8")
+    choices = {NONE: (), ALL: ()}
+    with tempfile.TemporaryDirectory() as folder:
+        plain = export_graph(load_checkpoint(checkpoint), Path(folder))
+        for name in choices:
+            target = directory / name
+            shutil.copytree(bundle, target, ignore=shutil.ignore_patterns("onnx"))
+            (target / "onnx").mkdir()
+            write_fp16(plain, target / FP16)
+            _write_manifest(target)
+
+
+def _write_manifest(bundle: Path) -> None:
+    """Leave fp16 as the only variant, with the checksum of its new file."""
+    manifest = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
+    fp16 = manifest["variants"]["fp16"]
+    fp16 |= {"sha256": sha256(bundle / FP16), "bytes": (bundle / FP16).stat().st_size}
+    manifest["variants"] = {"fp16": fp16}
+    (bundle / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")

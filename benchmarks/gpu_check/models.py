@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,32 +10,22 @@ from numpy.typing import NDArray
 from app.engine.bundle import Bundle, Precision
 from app.engine.encoding import Encoding
 from app.engine.model import Model
-from benchmarks.gpu_check.setup import Setup
+from benchmarks.gpu_check.setup import Device
 from benchmarks.texts import texts_of, tweet_lengths
 
 # Those that are compared on a GPU; int8 is for CPUs.
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")
 
 
-def precisions(setup: Setup, shape: str) -> list[Precision]:
-    """Those of the bundle that a GPU computes.
-
-    Raises:
-        FileNotFoundError: the step ``bundles`` has not made the bundle.
-    """
-    path = setup.bundle(shape)
-    if not path.exists():
-        raise FileNotFoundError(f"there is no bundle {path}; the step 'bundles' makes it")
+def precisions(path: Path) -> list[Precision]:
+    """Those of the bundle at ``path`` that a GPU computes."""
     variants = Bundle.open(path).manifest.variants
     return [precision for precision in PRECISIONS if precision in variants]
 
 
-def load(
-    setup: Setup, shape: str, precision: Precision, device: Literal["cuda", "cpu"] | None = None
-) -> Model:
-    """Open the variant on the device of the setup, or on another one."""
-    bundle = Bundle.open(setup.bundle(shape))
-    return Model.load(bundle, device=device or setup.device, precision=precision, threads=0)
+def load(path: Path, precision: Precision, device: Device) -> Model:
+    """Open the variant of the bundle at ``path``; on a CPU, with one thread per core."""
+    return Model.load(Bundle.open(path), device=device, precision=precision, threads=0)
 
 
 def of_tokens(model: Model, tokens: int, texts: int) -> list[Encoding]:
@@ -44,9 +34,7 @@ def of_tokens(model: Model, tokens: int, texts: int) -> list[Encoding]:
     generator = random.Random(tokens)
     highest = model.tokenizer.get_vocab_size() - 1
     return [
-        Encoding(
-            [first, *(generator.randint(5, highest) for _ in range(tokens - 2)), last], tokens
-        )
+        Encoding([first, *(generator.randint(5, highest) for _ in range(tokens - 2)), last], tokens)
         for _ in range(texts)
     ]
 

@@ -26,14 +26,15 @@ def run(setup: Setup) -> Iterator[Row]:
     """
     faults = []
     for shape in setup.size.shapes:
-        reference = load(setup, shape, "fp32", "cpu")
+        bundle = setup.bundle(shape)
+        reference = load(bundle, "fp32", "cpu")
         texts = _texts(reference, setup.size.parity_texts)
         expected = np.concatenate([logits(reference, [text]) for text in texts])
         largest = float(np.abs(expected).max())
         best = np.sort(expected, axis=1)
         decided = best[:, -1] - best[:, -2] > DECIDED_BY
-        for precision in precisions(setup, shape):
-            model = load(setup, shape, precision)
+        for precision in precisions(bundle):
+            model = load(bundle, precision, setup.device)
             alone = np.concatenate([logits(model, [text]) for text in texts])
             batched = np.concatenate([logits(model, texts[i : i + 8]) for i in _starts(texts)])
             difference = max(float(np.abs(found - expected).max()) for found in (alone, batched))

@@ -67,5 +67,5 @@ class Setup:
         return self.work / f"{shape}-bundle"
 
     def fusions(self, shape: str) -> Path:
-        """The directory with one fp16 graph for each choice of fusions."""
+        """The directory with a bundle of fp16 for each choice of fusions."""
         return self.work / f"{shape}-fusions"

@@ -2,10 +2,12 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import onnxruntime as ort
 
+from app.engine.encoding import Encoding
 from app.engine.model import Model
 from benchmarks.gpu_check.models import load, of_tokens, precisions
 from benchmarks.gpu_check.setup import Device, Setup
@@ -17,13 +19,13 @@ WARM_UPS = 3
 def run(setup: Setup) -> Iterator[Row]:
     """Measure each shape, precision, length and number of texts."""
     for shape in setup.size.shapes:
-        for precision in precisions(setup, shape):
-            model = load(setup, shape, precision)
+        for precision in precisions(setup.bundle(shape)):
+            model = load(setup.bundle(shape), precision, setup.device)
             for tokens in setup.size.tokens:
                 for texts in setup.size.batches:
                     batch = of_tokens(model, tokens, texts)
                     bare = timed(bound(model, batch, setup.device), setup.size.cell_seconds)
-                    served = timed(lambda b=batch, m=model: m.infer(b), setup.size.cell_seconds)
+                    served = timed(partial(model.infer, batch), setup.size.cell_seconds)
                     yield {
                         "shape": shape,
                         "precision": precision,
@@ -36,7 +38,7 @@ def run(setup: Setup) -> Iterator[Row]:
                     }
 
 
-def bound(model: Model, batch: list, device: Device) -> Callable[[], object]:
+def bound(model: Model, batch: Sequence[Encoding], device: Device) -> Callable[[], object]:
     """A call that computes a batch whose inputs are on the device, and leaves the logits there."""
     session = model.session
     binding = session.io_binding()

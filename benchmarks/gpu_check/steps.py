@@ -9,10 +9,8 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,8 @@ from typing import Any
 from benchmarks.gpu_check.setup import Device, SizeName
 from benchmarks.tables import Row
 
+# The row of the step `machine` about CUDA, and its value if nothing is missing.
+CUDA, WORKS = "CUDA", "can be used"
 LOG_CHARACTERS = 2_000  # of what a failed step wrote
 
 
@@ -37,8 +37,8 @@ class Step:
 STEPS = (
     Step("machine", "Machine and versions", 60, needs_gpu=False),
     Step("refusals", "What the service says where CUDA finds no GPU", 60, needs_gpu=False),
-    Step("doctor", "sentiment doctor", 60, needs_gpu=False),
     Step("bundles", "Models with random weights, exported", 300, exports=True),
+    Step("doctor", "sentiment doctor", 60, needs_gpu=False),
     Step("parity", "Logits on the device against fp32 on the CPU", 60),
     Step("speed", "ONNX Runtime alone: a batch's time with inputs on the device", 60),
     Step("fusions", "fp16 with each fusion, in rounds against fp16 without", 90),
@@ -100,8 +100,3 @@ def _failure(code: int, log: Path) -> str:
     written = log.read_text(encoding="utf-8", errors="replace").strip()[-LOG_CHARACTERS:]
     how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
     return f"{written or 'no output'} ({how})"
-
-
-def python_of(step: Step, serving: Sequence[str] | str) -> str:
-    """The Python for a step: this one has the exporter, ``serving`` has the GPU's runtime."""
-    return sys.executable if step.exports else str(serving)

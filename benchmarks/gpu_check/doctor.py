@@ -1,0 +1,26 @@
+"""What ``sentiment doctor`` says of this machine."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.gpu_check.setup import Setup
+from benchmarks.tables import Row
+
+LIMIT_S = 50
+
+
+def run(setup: Setup) -> Iterator[Row]:
+    """Its lines, with the first shape's bundle if there is one.
+
+    Raises:
+        AssertionError: it found a problem on a device that the check asked for.
+    """
+    bundle = setup.bundle(next(iter(setup.size.shapes)))
+    flags = ["--model", str(bundle), "--device", setup.device] if bundle.exists() else []
+    command = [str(Path(sys.executable).with_name("sentiment")), "doctor", *flags]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    for line in (found.stdout + found.stderr).splitlines():
+        yield {"doctor": line}
+    assert found.returncode == 0, f"exit code {found.returncode}"
