@@ -12,9 +12,9 @@ from model_export.graph.linear import (
     Linear,
     NotRecognised,
     array_of,
-    as_linear,
     consumer,
     input_of,
+    linear_to,
     producer,
 )
 
@@ -101,33 +101,23 @@ def _layer(softmax: ir.Node) -> EncoderLayer:
     output_residual = consumer(attended, "Add")
     other = next(v for v in output_residual.inputs if v is not attended)
     return EncoderLayer(
-        query=_linear_to(input_of(query_reshape, 0)),
-        key=_linear_to(input_of(key_reshape, 0)),
-        value=_linear_to(input_of(value_reshape, 0)),
+        query=linear_to(input_of(query_reshape, 0)),
+        key=linear_to(input_of(key_reshape, 0)),
+        value=linear_to(input_of(value_reshape, 0)),
         attention_output=attention_output,
         attention_residual=attention_residual,
         attention_norm=attention_norm,
         intermediate=intermediate,
-        output=_linear_to(other),
+        output=linear_to(other),
         output_norm=consumer(output_residual.outputs[0], "LayerNormalization"),
         head_reshapes=(query_reshape, key_reshape, value_reshape),
         context_reshape=context_reshape,
     )
 
 
-def _linear_to(output: ir.Value | None) -> Linear:
-    add = producer(output, "Add")
-    for value in add.inputs:
-        node = value.producer() if value is not None else None
-        linear = as_linear(node) if node is not None else None
-        if linear is not None and linear.add is add:
-            return linear
-    raise NotRecognised(f"Add {add.name} is not the bias of a linear layer")
-
-
 def _linear_from(source: ir.Value) -> Linear:
     matmul = consumer(source, "MatMul")
-    return _linear_to(consumer(matmul.outputs[0], "Add").outputs[0])
+    return linear_to(consumer(matmul.outputs[0], "Add").outputs[0])
 
 
 def _above(value: ir.Value, wanted: str) -> ir.Node:

@@ -48,6 +48,21 @@ def as_linear(matmul: ir.Node) -> Linear | None:
     return Linear(matmul, None, weight, None)
 
 
+def linear_to(output: ir.Value | None) -> Linear:
+    """The linear layer with a bias whose result is this value.
+
+    Raises:
+        NotRecognised: the value is something else.
+    """
+    add = producer(output, "Add")
+    for value in add.inputs:
+        node = value.producer() if value is not None else None
+        linear = as_linear(node) if node is not None else None
+        if linear is not None and linear.add is add:
+            return linear
+    raise NotRecognised(f"Add {add.name} is not the bias of a linear layer")
+
+
 def array_of(value: ir.Value | None) -> np.ndarray:
     """The array of a constant (an initializer).
 
