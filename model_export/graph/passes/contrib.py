@@ -18,13 +18,18 @@ DOMAIN = "com.microsoft"
 
 
 def contrib(
-    tape: Tape, op_type: str, inputs: Sequence[ir.Value | None], **attributes: float
+    tape: Tape,
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    *,
+    outputs: int = 1,
+    **attributes: float,
 ) -> ir.Value:
     """Record one operator of ONNX Runtime that computes in fp32; returns its first output."""
-    value = tape.op(op_type, inputs, attributes, domain=DOMAIN)
+    result, *_ = tape.op_multi_out(op_type, inputs, attributes, num_outputs=outputs, domain=DOMAIN)
     # ONNX's shape inference does not know the operator, and half precision needs the type.
-    value.type = ir.TensorType(ir.DataType.FLOAT)
-    return value
+    result.type = ir.TensorType(ir.DataType.FLOAT)
+    return result
 
 
 def absorb_bias(linear: Linear, fused: ir.Value) -> None:

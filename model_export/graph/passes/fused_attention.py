@@ -71,7 +71,8 @@ def checked_heads(layer: EncoderLayer) -> int:
     """
     queries, keys, _ = layer.head_reshapes
     consumer(consumer(keys.outputs[0], "Transpose").outputs[0], "MatMul")  # keys are not scaled
-    scale, node = np.float64(1), queries
+    scale: np.ndarray = np.ones(())
+    node = queries
     while node.op_type not in ("Add", "Where"):  # the mask
         node = consumer(node.outputs[0], "Div", "Mul", "MatMul", "Transpose", "Add", "Where")
         if node.op_type in ("Div", "Mul"):
