@@ -6,7 +6,7 @@ Needs the packages of the exporter. The bundles can be made on another machine a
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from app.engine.bundle import MANIFEST, sha256
@@ -54,16 +54,18 @@ def _fusions(setup: Setup, shape: str) -> list[str]:
 
 def _write_fusions(checkpoint: Path, bundle: Path, directory: Path) -> None:
     from model_export.checkpoint.checkpoint import load_checkpoint
+    from model_export.graph.fusions import FUSIONS
     from model_export.graph.variants import export_graph, write_fp16
 
-    choices = {NONE: (), ALL: ()}
+    choices: dict[str, Sequence[str]] = {NONE: (), **{name: [name] for name in FUSIONS}}
+    choices[ALL] = tuple(FUSIONS)
     with tempfile.TemporaryDirectory() as folder:
         plain = export_graph(load_checkpoint(checkpoint), Path(folder))
-        for name in choices:
+        for name, fusions in choices.items():
             target = directory / name
             shutil.copytree(bundle, target, ignore=shutil.ignore_patterns("onnx"))
             (target / "onnx").mkdir()
-            write_fp16(plain, target / FP16)
+            write_fp16(plain, target / FP16, fusions)
             _write_manifest(target)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from app.engine.model import Model
+from app.engine.parity import tolerance
 from app.errors import first_line
 from benchmarks.gpu_check.bundles import ALL, NONE
 from benchmarks.gpu_check.models import like_tweets, load, logits, of_tokens
@@ -17,8 +18,6 @@ from benchmarks.tables import Row
 # A fusion should be a default if it is faster by this share at the median of all sizes, and at no
 # size slower by this share.
 CLEARLY = 0.02
-# The largest difference of logits with and without the fusion, for logits of up to USUAL_LOGIT.
-TOLERANCE, USUAL_LOGIT = 0.1, 3.0
 
 
 def run(setup: Setup) -> Iterator[Row]:
@@ -66,8 +65,7 @@ def _difference(without: Model, model: Model, count: int) -> tuple[float, float]
     texts = like_tweets(without, count)
     expected = np.concatenate([logits(without, [text]) for text in texts])
     found = np.concatenate([logits(model, [text]) for text in texts])
-    allowed = TOLERANCE * max(1.0, float(np.abs(expected).max()) / USUAL_LOGIT)
-    return float(np.abs(found - expected).max()), allowed
+    return float(np.abs(found - expected).max()), tolerance("fp16", expected)
 
 
 def _ratio(setup: Setup, without: Model, model: Model, tokens: int, texts: int) -> float:

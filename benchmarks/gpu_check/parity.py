@@ -4,18 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from app.engine.bundle import Precision
 from app.engine.encoding import Encoding
 from app.engine.model import Model
+from app.engine.parity import decided, tolerance
 from benchmarks.gpu_check.models import like_tweets, load, logits, precisions
 from benchmarks.gpu_check.setup import Setup
 from benchmarks.tables import Row
-
-# As model_export/quality/verification.py, which compares with PyTorch: for logits of up to
-# USUAL_LOGIT, and in proportion for larger ones. Labels count where fp32 is decided.
-TOLERANCE: dict[Precision, float] = {"fp32": 1e-3, "fp16": 0.1}
-USUAL_LOGIT = 3.0
-DECIDED_BY = 0.1
 
 
 def run(setup: Setup) -> Iterator[Row]:
@@ -30,25 +24,23 @@ def run(setup: Setup) -> Iterator[Row]:
         reference = load(bundle, "fp32", "cpu")
         texts = _texts(reference, setup.size.parity_texts)
         expected = np.concatenate([logits(reference, [text]) for text in texts])
-        largest = float(np.abs(expected).max())
-        best = np.sort(expected, axis=1)
-        decided = best[:, -1] - best[:, -2] > DECIDED_BY
+        sure = decided(expected)
         for precision in precisions(bundle):
             model = load(bundle, precision, setup.device)
             alone = np.concatenate([logits(model, [text]) for text in texts])
             batched = np.concatenate([logits(model, texts[i : i + 8]) for i in _starts(texts)])
             difference = max(float(np.abs(found - expected).max()) for found in (alone, batched))
             changed = sum(
-                int((found.argmax(1) != expected.argmax(1))[decided].sum())
+                int((found.argmax(1) != expected.argmax(1))[sure].sum())
                 for found in (alone, batched)
             )
-            allowed = TOLERANCE[precision] * max(1.0, largest / USUAL_LOGIT)
+            allowed = tolerance(precision, expected)
             good = bool(difference <= allowed and not changed)
             yield {
                 "shape": shape,
                 "precision": precision,
                 "texts": len(texts),
-                "largest logit": largest,
+                "largest logit": float(np.abs(expected).max()),
                 "largest difference": difference,
                 "allowed": allowed,
                 "labels changed": changed,

@@ -11,9 +11,6 @@ from benchmarks.service import Service
 from benchmarks.tables import Row
 from benchmarks.texts import texts_of, tweet_lengths
 
-# More different texts than wait at the same time would need minutes to make. Equal texts that wait
-# are computed once, so their share is shown.
-TEXTS = 8_192
 QUEUE_TOKENS = "2000000"  # the default refuses 256 requests of 64 texts
 
 
@@ -23,12 +20,12 @@ def run(setup: Setup) -> Iterator[Row]:
         bundle = setup.bundle(shape)
         precision = precisions(bundle)[-1]
         model = load(bundle, precision, "cpu")
-        lengths = [min(n, model.max_tokens) for n in tweet_lengths(TEXTS)]
+        lengths = [min(n, model.max_tokens) for n in tweet_lengths(setup.size.service_texts)]
         texts = texts_of(model.tokenizer, lengths)
         flags = ("--device", setup.device, "--precision", precision)
         with Service(bundle, *flags, "--max-queue-tokens", QUEUE_TOKENS) as service:
             plan = next(line for line in service.log.splitlines() if "runners" in line)
-            yield {"shape": shape, "precision": precision, "tuning": plan.partition(": ")[2]}
+            yield {"shape": shape, "precision": precision, "tuning": json.loads(plan)["message"]}
             for connections in setup.size.connections:
                 for count in setup.size.request_texts:
                     what = {"shape": shape, "connections": connections, "texts a request": count}

@@ -20,9 +20,13 @@ class Size:
     rounds: int = 7  # of comparisons
     independence_texts: int = 2_000
     parity_texts: int = 100
+    # More different texts than wait at the same time would need minutes to make. Equal texts that
+    # wait are computed once; the step `service` shows their share.
+    service_texts: int = 8_192
     request_texts: tuple[int, ...] = (1, 16, 64)
     connections: tuple[int, ...] = (64, 256)
     load_seconds: float = 4.0
+    starts: int = 3  # the first of them without a cache
 
 
 BASE = Size(
@@ -47,9 +51,11 @@ TINY = Size(
     rounds=3,
     independence_texts=60,
     parity_texts=8,
+    service_texts=64,
     request_texts=(1, 4),
     connections=(2,),
     load_seconds=0.3,
+    starts=2,
 )
 SIZES: dict[SizeName, Size] = {"base": BASE, "tiny": TINY}
 

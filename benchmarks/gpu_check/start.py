@@ -8,28 +8,26 @@ from benchmarks.gpu_check.setup import Setup
 from benchmarks.service import Service
 from benchmarks.tables import Row
 
-STARTS = 2  # with what the first one measured
-
 
 def run(setup: Setup) -> Iterator[Row]:
-    """Start the service with each shape and precision."""
+    """Start the service with each shape in its best precision."""
     for shape in setup.size.shapes:
         bundle = setup.bundle(shape)
-        for precision in precisions(bundle):
-            seconds = []
-            with tempfile.TemporaryDirectory() as cache:
-                flags = ("--device", setup.device, "--precision", precision, "--cache-dir", cache)
-                for _ in range(1 + STARTS):
-                    with Service(bundle, *flags) as service:
-                        seconds.append(service.start_seconds)
-                        memory, metrics = service.memory_mb()["Rss"], service.metrics()
-            row: Row = {
-                "shape": shape,
-                "precision": precision,
-                "s to serve, first": seconds[0],
-                "s to serve, then": min(seconds[1:]),
-                "RSS MB": memory,
-            }
-            if "gpu_memory_used_bytes" in metrics:
-                row["GPU memory MB, all processes"] = metrics["gpu_memory_used_bytes"] / 1e6
-            yield row
+        precision = precisions(bundle)[-1]
+        seconds = []
+        with tempfile.TemporaryDirectory() as cache:
+            flags = ("--device", setup.device, "--precision", precision, "--cache-dir", cache)
+            for _ in range(setup.size.starts):
+                with Service(bundle, *flags) as service:
+                    seconds.append(service.start_seconds)
+                    memory, metrics = service.memory_mb()["Rss"], service.metrics()
+        row: Row = {
+            "shape": shape,
+            "precision": precision,
+            "s to serve, first": seconds[0],
+            "s to serve, then": min(seconds[1:]),
+            "RSS MB": memory,
+        }
+        if "gpu_memory_used_bytes" in metrics:
+            row["GPU memory MB, all processes"] = metrics["gpu_memory_used_bytes"] / 1e6
+        yield row
