@@ -60,6 +60,7 @@ async def info(request: Request) -> Info:
         "cpu": cpu_name(),
         "cpu_flags": vector_flags(),
         "int8_kernels": default.model.kernels,
+        "batch_invariant": default.model.batch_invariant,
         "runners": default.plan.runners,
         "threads": default.plan.threads,
         "tuning": default.plan.summary(),
