@@ -15,11 +15,12 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from app.engine.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.device import CPU
 from app.engine.machine.cpu import available_cpus, cpu_name, vector_flags
-from app.engine.machine.gpu import CudaState, cuda_state
+from app.engine.machine.gpu import CUDA, CudaState, cuda_state
 from app.engine.model import Model
 from app.engine.parity import decided, tolerance
-from app.engine.session import CPU, CUDA, int8_kernels
+from app.engine.session import int8_kernels
 from app.errors import InferenceFailed, UserError, first_line
 from app.settings import Settings
 
@@ -118,7 +119,13 @@ def _model(path: Path, settings: Settings) -> Iterator[Finding]:
     try:
         started = time.perf_counter()
         bundle = Bundle.open(path)
-        model = Model.load(bundle, device=settings.device, precision=settings.precision, threads=1)
+        model = Model.load(
+            bundle,
+            device=settings.device,
+            precision=settings.precision,
+            threads=1,
+            gpu_memory_mb=settings.gpu_memory_mb,
+        )
         loaded = time.perf_counter() - started
         logits = _logits(model)
         first = time.perf_counter() - started - loaded

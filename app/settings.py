@@ -16,6 +16,7 @@ KeyDigests = Annotated[tuple[StrictBytes, ...], NoDecode]
 API_KEY = re.compile(r"[!-+\--~]{8,256}")  # printable ASCII without the comma, which separates keys
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3}(,[0-9]{1,3})*)?")
 RATE = re.compile(r"[1-9]\d*/(second|minute|hour|day)")
 
 
@@ -49,8 +50,17 @@ class Settings(BaseSettings):
         description="port to listen on; 0 means: any free port; if not set, AIP_HTTP_PORT, "
         "SAGEMAKER_BIND_TO_PORT or PORT of the platform",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="where to compute; auto means: on CUDA if it works, else on CPU"
+    device: str = Field(
+        default="auto",
+        description="where to compute: 'cpu', 'cuda' (the first GPU) or GPUs by their numbers, "
+        "such as 'cuda:1' or 'cuda:0,1', each with a copy of the model; auto means: on the first "
+        "GPU if CUDA works, else on the CPU",
+    )
+    gpu_memory_mb: int = Field(
+        default=0,
+        ge=0,
+        description="megabytes of each GPU that the weights and batches of one model may take; "
+        "CUDA itself takes more; 0 means: no limit",
     )
     precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
         default="auto",
@@ -181,6 +191,19 @@ class Settings(BaseSettings):
     def _default_host(cls, value: Any) -> Any:
         # An empty value means: not set. A socket would listen on all addresses.
         return value or cls.model_fields["host"].default
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, value: str) -> str:
+        if not DEVICE.fullmatch(value):
+            raise ValueError(
+                "must be 'auto', 'cpu', 'cuda', or 'cuda:' and the numbers of GPUs, such as "
+                "'cuda:1' or 'cuda:0,1'"
+            )
+        numbers = [*map(int, value.partition(":")[2].split(","))] if ":" in value else []
+        if len(set(numbers)) < len(numbers):
+            raise ValueError("name each GPU once")
+        return value
 
     @field_validator("max_inflight_bytes")
     @classmethod

@@ -11,7 +11,6 @@ from app.api.openapi import documented
 from app.api.schemas import Info, ModelInfo, Models, Status
 from app.api.service import Service
 from app.engine.machine.cpu import cpu_name, vector_flags
-from app.engine.session import CUDA
 from app.errors import (
     InvalidBundle,
     ModelNotFound,
@@ -49,13 +48,13 @@ async def info(request: Request) -> Info:
     service = Service.of(request)
     settings = service.settings
     default = service.models.classifier(None)
-    provider = default.model.provider
     return {
         "version": service.version,
         "python": platform.python_version(),
         "onnxruntime": onnxruntime.__version__,
-        "device": "cuda" if provider == CUDA else "cpu",
-        "provider": provider,
+        "device": str(default.model.device),
+        "provider": default.model.provider,
+        "provider_options": default.model.provider_options,
         "cpus": service.cpus,
         "cpu": cpu_name(),
         "cpu_flags": vector_flags(),
@@ -94,7 +93,9 @@ async def models(request: Request) -> Models:
                 multi_label=model.multi_label,
                 text_pairs=model.text_pairs,
                 preprocessing=model.preprocessing,
+                device=str(model.device),
                 provider=model.provider,
+                provider_options=model.provider_options,
                 parity=model.parity,
                 calibration=model.calibration,
                 tuning=plan.summary(),

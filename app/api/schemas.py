@@ -175,14 +175,24 @@ class Limits(TypedDict):
     deadline_ms: int
 
 
+UsedDevice = Annotated[
+    str, Field(description="the device really in use: cpu, or cuda with the numbers of the GPUs")
+]
+ProviderOptions = Annotated[
+    dict[str, str],
+    Field(description="ONNX Runtime's options for it that differ from its defaults; none on a CPU"),
+]
+
+
 class Info(TypedDict):
     """Versions, hardware and limits of the running service."""
 
     version: str
     python: str
     onnxruntime: str
-    device: Annotated[str, Field(description="the device really in use")]
+    device: UsedDevice
     provider: Annotated[str, Field(description="ONNX Runtime's name for it")]
+    provider_options: ProviderOptions
     cpus: Annotated[float, Field(description="CPUs that affinity and cgroup grant")]
     cpu: Annotated[str, Field(description="the processor, as the system names it")]
     cpu_flags: Annotated[
@@ -220,7 +230,9 @@ class ModelInfo(ModelVersion):
     multi_label: bool
     text_pairs: Annotated[bool, Field(description="whether it was trained on pairs of texts")]
     preprocessing: Preprocessing
+    device: UsedDevice
     provider: str
+    provider_options: ProviderOptions
     parity: Annotated[
         Parity | None, Field(description="distance to the PyTorch checkpoint, where measured")
     ]

@@ -17,14 +17,15 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from app.engine.device import CPU
 from app.engine.encoding import Encoding
+from app.engine.machine.gpu import CUDA
 from app.engine.model import Model
-from app.engine.session import CPU, CUDA
 
 TEXT_TOKENS = 32  # per measured text; a tweet has 26
 # The measured batch sizes, in texts. A few texts keep a CPU busy, and twice the largest size is
-# tried under load. A GPU needs larger batches.
-BATCHES, CUDA_BATCHES = (1, 2, 4, 8), (1, 8, 32, 128, 512)
+# tried under load. A GPU needs larger batches. The largest is half of the default queue.
+BATCHES, CUDA_BATCHES = (1, 2, 4, 8), (1, 8, 32, 128, 512, 1024)
 MEASURING_SECONDS = 2.0  # approximate total
 LEAST_SECONDS = 0.005  # a batch is repeated this long, so that all runners compute at once
 # The number of rounds, and how many are enough. A slow model gets fewer rounds than a fast one, but

@@ -7,8 +7,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from app.engine.bundle import Bundle
+from app.engine.machine.gpu import CUDA
 from app.engine.model import Model
-from app.engine.session import CUDA
 from app.engine.tokenizer_threads import use_idle_cpus
 from app.engine.tuning import Plan, tune
 from app.engine.worker import Steps
@@ -59,13 +59,19 @@ def load(
     """
     threads = plan.threads if plan is not None else 1
     model = Model.load(
-        Bundle.open(path), device=settings.device, precision=settings.precision, threads=threads
+        Bundle.open(path),
+        device=settings.device,
+        precision=settings.precision,
+        threads=threads,
+        gpu_memory_mb=settings.gpu_memory_mb,
     )
     if name is not None:
         model.name = name
     encoding = model.encode("The first batch pays for memory that the next ones find ready.")
     try:
-        results = [r for texts in WARM_UP_TEXTS for r in model.infer([encoding] * texts)]
+        # Each size once on each copy of the model, which take turns.
+        sizes = [texts for texts in WARM_UP_TEXTS for _ in range(model.device.copies)]
+        results = [result for texts in sizes for result in model.infer([encoding] * texts)]
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise UserError(
             f"{path}: ONNX Runtime cannot compute the model: {first_line(error)}"

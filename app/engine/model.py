@@ -9,17 +9,18 @@ from typing import Literal
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
+from app.engine.batch_inputs import batch_shape, fill
+from app.engine.bound_session import BoundSessions
 from app.engine.bundle import Bundle, Precision
+from app.engine.device import CPU, Device
 from app.engine.encoding import Encoding
+from app.engine.machine.gpu import CUDA
 from app.engine.pairs import Input, PairTokenizer, TextPair
-from app.engine.preprocessing import VISIBLE, preprocess
-from app.engine.session import CPU, CUDA, NO_CUDA, Int8Kernels, int8_kernels, open_session
-from app.engine.text_tokenizer import TextTokenizer
+from app.engine.preprocessing import fault, preprocess
+from app.engine.session import Int8Kernels, int8_kernels, open_sessions
+from app.engine.text_tokenizer import TextTokenizer, load_tokenizer
 from app.errors import EmptyText, InferenceFailed, InvalidRequest, ServiceError, UserError
-
-Device = Literal["auto", "cpu", "cuda"]
 
 # The precisions that `auto` tries on each provider, best first.
 _VARIANTS: dict[str, tuple[Precision, ...]] = {CPU: ("int8", "fp32"), CUDA: ("fp16", "fp32")}
@@ -36,17 +37,24 @@ Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
 class Model:
-    """One variant of a bundle in one session. ``infer`` may be called from many threads."""
+    """One variant of a bundle on one device. ``infer`` may be called from many threads."""
 
     def __init__(
         self,
         bundle: Bundle,
         precision: Precision,
-        session: ort.InferenceSession,
+        device: Device,
         *,
         threads: int,
         kernels: Int8Kernels | None,
+        gpu_memory_mb: int,
     ) -> None:
+        """Open the sessions. ``load`` chooses the variant and the device.
+
+        Raises:
+            UserError: a file is damaged, or a session cannot be opened.
+        """
+        file = bundle.variant_path(precision)
         manifest = bundle.manifest
         self.name = manifest.name
         self.revision = manifest.source.revision
@@ -59,16 +67,18 @@ class Model:
         self.calibration = manifest.variants[precision].calibration
         self.temperature = self.calibration.temperature if self.calibration else 1.0
         self.precision = precision
-        self.provider: str = session.get_providers()[0]
-        self.threads = threads
+        self.device = device
+        self.provider = device.provider
         self.kernels = kernels
         self.path = bundle.path
         self.sha256 = manifest.variants[precision].sha256
-        self._file = bundle.path / manifest.variants[precision].file
-        self.session = session
-        self._input_names = [node.name for node in session.get_inputs()]
-        self._pad_token_id = bundle.pad_token_id
-        self.tokenizer = _load_tokenizer(bundle)
+        self.provider_options = device.options(gpu_memory_mb)
+        providers = device.providers(gpu_memory_mb)
+        self._open_sessions = partial(open_sessions, file, providers, kernels=kernels)
+        self.use_threads(threads)
+        self._input_names = [node.name for node in self.session.get_inputs()]
+        self._fill = partial(fill, pad_token_id=bundle.pad_token_id, typed=manifest.text_pairs)
+        self.tokenizer = load_tokenizer(bundle.path / "tokenizer.json")
         special_tokens = self.tokenizer.num_special_tokens_to_add(is_pair=False)
         stride = int((self.max_tokens - special_tokens) * WINDOW_OVERLAP)
         side = (self.tokenizer.truncation or {}).get("direction", "right")
@@ -85,39 +95,50 @@ class Model:
 
     @classmethod
     def load(
-        cls, bundle: Bundle, *, device: Device, precision: Precision | Literal["auto"], threads: int
+        cls,
+        bundle: Bundle,
+        *,
+        device: str,
+        precision: Precision | Literal["auto"],
+        threads: int,
+        gpu_memory_mb: int = 0,
     ) -> "Model":
         """Open a session with ``threads`` intra-op threads per batch (0: one per core).
 
-        The device ``auto`` means: CUDA if it works and the bundle has a variant for it, else the
-        CPU. The precision ``auto`` means: the variant that was made for the device.
+        The device ``auto`` means: the first GPU if CUDA works and the bundle has a variant for it,
+        else the CPU. ``Device.of`` knows the other devices. The precision ``auto`` means: the
+        variant that was made for the device. ``gpu_memory_mb`` limits the memory of each session on
+        a GPU; 0 means: no limit.
 
         Raises:
             UserError: a file is damaged, the variant is not in the bundle, its output does
                 not fit the labels, or CUDA was requested and cannot be used.
         """
+        load = partial(
+            cls.load, bundle, precision=precision, threads=threads, gpu_memory_mb=gpu_memory_mb
+        )
         if device == "auto":
-            cuda = CUDA in ort.get_available_providers() and precision != "int8"
-            if cuda and not bundle.manifest.variants.keys().isdisjoint(_VARIANTS[CUDA]):
+            # The package for CPUs is no reason for a warning: nobody expects a GPU of it.
+            if CUDA in ort.get_available_providers() and precision != "int8":
                 try:
-                    return cls.load(bundle, device="cuda", precision=precision, threads=threads)
+                    return load(device="cuda")
                 except UserError as error:
                     logger.warning("serving on the CPU: %s", error)
-            return cls.load(bundle, device="cpu", precision=precision, threads=threads)
-        provider = CUDA if device == "cuda" else CPU
-        chosen = _preferred(bundle, provider) if precision == "auto" else precision
-        if provider not in ort.get_available_providers():
-            raise UserError(NO_CUDA)
-        kernels = int8_kernels() if chosen == "int8" and provider == CPU else None
-        path = bundle.variant_path(chosen)
-        session = open_session(path, provider, threads=threads, kernels=kernels)
-        outputs = session.get_outputs()[0].shape[-1]
-        if outputs != len(bundle.manifest.labels):
+            return load(device="cpu")
+        place = Device.of(device)
+        place.check()
+        chosen = _preferred(bundle, place.provider) if precision == "auto" else precision
+        kernels = int8_kernels() if chosen == "int8" and not place.gpus else None
+        model = cls(
+            bundle, chosen, place, threads=threads, kernels=kernels, gpu_memory_mb=gpu_memory_mb
+        )
+        outputs = model.session.get_outputs()[0].shape[-1]
+        if outputs != len(model.labels):
             raise UserError(
                 f"bundle {bundle.path}: the {chosen} model has {outputs} outputs, but the "
-                f"manifest has {len(bundle.manifest.labels)} labels"
+                f"manifest has {len(model.labels)} labels"
             )
-        return cls(bundle, chosen, session, threads=threads, kernels=kernels)
+        return model
 
     @property
     def batch_invariant(self) -> Literal[True] | None:
@@ -132,11 +153,21 @@ class Model:
         if threads == self.threads:
             return self
         other = copy(self)
-        other.threads = threads
-        other.session = open_session(
-            self._file, self.provider, threads=threads, kernels=self.kernels
-        )
+        other.use_threads(threads)
         return other
+
+    def use_threads(self, threads: int) -> None:
+        """Open the sessions, with ``threads`` intra-op threads per batch.
+
+        Raises:
+            UserError: a session cannot be opened.
+        """
+        self.threads = threads
+        sessions = self._open_sessions(threads=threads)
+        self.session = sessions[0]
+        self._bound = (
+            BoundSessions(sessions, self.device.gpus, SILENT) if self.device.gpus else None
+        )
 
     def encode(self, text: Input) -> Encoding:
         """Tokenise one text or pair, keeping at most ``max_tokens`` tokens of it.
@@ -165,14 +196,14 @@ class Model:
         ]
 
     def _encode_single(self, texts: Sequence[str]) -> list[Encoding | EmptyText | InvalidRequest]:
-        faults = [*map(_fault, texts)]
+        faults = [*map(fault, texts)]
         sound = [
             preprocess(text, self.preprocessing)
-            for text, fault in zip(texts, faults, strict=True)
-            if fault is None
+            for text, one in zip(texts, faults, strict=True)
+            if one is None
         ]
         found = iter(self.texts.encode(sound))
-        return [fault or next(found) for fault in faults]
+        return [one or next(found) for one in faults]
 
     def _encode_pair(self, pair: TextPair) -> Encoding | EmptyText | InvalidRequest:
         if self.pairs is None:
@@ -180,8 +211,8 @@ class Model:
                 f"the model {self.name} takes single texts, so leave out text_pair; a model that "
                 "was trained on pairs must be exported with --text-pairs"
             )
-        if fault := _fault(pair.text) or _fault(pair.text_pair, "text_pair"):
-            return fault
+        if found := fault(pair.text) or fault(pair.text_pair, "text_pair"):
+            return found
         return self.pairs.encode(pair.map(partial(preprocess, preprocessing=self.preprocessing)))
 
     def infer(self, encodings: Sequence[Encoding]) -> list[Logits | InferenceFailed]:
@@ -189,7 +220,10 @@ class Model:
 
         A text whose logits are not finite gets an error; the other texts get their logits.
         """
-        (logits,) = self.session.run(None, self.feeds(encodings), SILENT)
+        if self._bound is None:
+            (logits,) = self.session.run(None, self.feeds(encodings), SILENT)
+        else:
+            logits = self._bound.run(*batch_shape(encodings), partial(self._fill, encodings))
         finite = np.isfinite(logits).all(axis=1)
         return [
             row if ok else InferenceFailed("the model gave no finite logits for this text")
@@ -198,18 +232,9 @@ class Model:
 
     def feeds(self, encodings: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
         """The session's inputs, each of shape [texts, tokens of the longest text]."""
-        shape = (len(encodings), max(len(encoding) for encoding in encodings))
-        ids = np.full(shape, self._pad_token_id, dtype=np.int64)
-        mask = np.zeros(shape, dtype=np.int64)
-        for row, encoding in enumerate(encodings):
-            ids[row, : len(encoding)] = encoding.ids
-            mask[row, : len(encoding)] = 1
-        feeds = {"input_ids": ids, "attention_mask": mask}
-        if "token_type_ids" in self._input_names:
-            feeds["token_type_ids"] = types = np.zeros(shape, dtype=np.int64)
-            if self.text_pairs:
-                for row, encoding in enumerate(encodings):
-                    types[row, len(encoding) - encoding.typed : len(encoding)] = 1
+        shape = batch_shape(encodings)
+        feeds = {name: np.empty(shape, dtype=np.int64) for name in self._input_names}
+        self._fill(encodings, feeds)
         return feeds
 
     def scores(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -227,31 +252,6 @@ class Model:
         return scores
 
 
-def _fault(text: str, name: str = "the text") -> EmptyText | InvalidRequest | None:
-    """The reason why a text cannot be tokenised, or None if it can. Errors call it ``name``."""
-    if "\0" in text:
-        return InvalidRequest(f"{name} holds a NUL character (U+0000); remove it")
-    if not VISIBLE.search(text):
-        return EmptyText(f"{name} is empty or blank; send at least one visible character")
-    try:
-        text.encode()  # before the normalisation, which may drop the ill-formed part
-    except UnicodeEncodeError:
-        return InvalidRequest(
-            f"{name} holds half of a surrogate pair, so it is not well-formed Unicode"
-        )
-    return None
-
-
 def _preferred(bundle: Bundle, provider: str) -> Precision:
     wanted = _VARIANTS[provider]
     return next((p for p in wanted if p in bundle.manifest.variants), wanted[-1])
-
-
-def _load_tokenizer(bundle: Bundle) -> Tokenizer:
-    path = bundle.path / "tokenizer.json"
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises plain Exception
-        raise UserError(f"cannot load {path}: {error}") from error
-    tokenizer.no_padding()
-    return tokenizer

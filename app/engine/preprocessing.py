@@ -1,7 +1,9 @@
-"""What a visible character is, and the normalisation that a checkpoint was trained with."""
+"""Which texts can be tokenised, and the normalisation that a checkpoint was trained with."""
 
 import re
 from typing import Literal
+
+from app.errors import EmptyText, InvalidRequest
 
 Preprocessing = Literal["tweet", "bertweet", "none"]
 
@@ -39,3 +41,18 @@ def preprocess(text: str, preprocessing: Preprocessing) -> str:
 
         return normalise_bertweet(text)
     return text
+
+
+def fault(text: str, name: str = "the text") -> EmptyText | InvalidRequest | None:
+    """The reason why a text cannot be tokenised, or None if it can. Errors call it ``name``."""
+    if "\0" in text:
+        return InvalidRequest(f"{name} holds a NUL character (U+0000); remove it")
+    if not VISIBLE.search(text):
+        return EmptyText(f"{name} is empty or blank; send at least one visible character")
+    try:
+        text.encode()  # before the normalisation, which may drop the ill-formed part
+    except UnicodeEncodeError:
+        return InvalidRequest(
+            f"{name} holds half of a surrogate pair, so it is not well-formed Unicode"
+        )
+    return None

@@ -1,5 +1,6 @@
 """ONNX Runtime sessions, with the options that suit the CPU at hand."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -7,13 +8,9 @@ from typing import Literal
 import numpy as np
 import onnxruntime as ort
 
+from app.engine.device import CPU, Provider
 from app.errors import UserError, first_line
 
-CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-NO_CUDA = (
-    "CUDA was requested, but it cannot be used: it needs an NVIDIA GPU with its driver and the "
-    "'gpu' extra (onnxruntime-gpu); use --device cpu to serve without a GPU"
-)
 # Graph fusions that are slower on a CPU. SkipLayerNormalization takes ten times as long as the Add
 # and LayerNormalization that it replaces. BiasGelu takes longer than Add and Gelu.
 SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]
@@ -52,7 +49,7 @@ def int8_kernels() -> Int8Kernels:
 
 
 def open_session(
-    path: Path, provider: str, *, threads: int, kernels: Int8Kernels | None
+    path: Path, provider: Provider, *, threads: int, kernels: Int8Kernels | None
 ) -> ort.InferenceSession:
     """Open a session with ``threads`` intra-op threads (0: one per core).
 
@@ -68,15 +65,33 @@ def open_session(
     if kernels == "U8U8":
         # Set only when needed: it takes effect on every x86 CPU with AVX2, with VNNI or without.
         options.add_session_config_entry("session.x64quantprecision", "1")
+    on_cpu = provider == CPU
+    if not on_cpu:
+        # A pattern holds the memory plan of one input shape. Batches have ever other shapes, so
+        # each would add a pattern and a block of memory as large as the batch.
+        options.enable_mem_pattern = False
     try:
         session = ort.InferenceSession(
             path,
             options,
-            providers=[provider] if provider == CPU else [provider, CPU],
-            disabled_optimizers=SLOW_ON_CPU if provider == CPU else None,
+            providers=[provider] if on_cpu else [provider, CPU],
+            disabled_optimizers=SLOW_ON_CPU if on_cpu else None,
+            # Raise an error that says why, instead of printing it and using the CPU.
+            enable_fallback=False,
         )
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise UserError(f"ONNX Runtime cannot load {path}: {first_line(error)}") from error
-    if session.get_providers()[0] != provider:  # ONNX Runtime falls back to the CPU silently
-        raise UserError(NO_CUDA)
+    name = provider if isinstance(provider, str) else provider[0]
+    if session.get_providers()[0] != name:  # it can still fall back to the CPU silently
+        raise UserError(
+            f"ONNX Runtime does not use {name}, and says why on standard error; to serve without "
+            "a GPU, use --device cpu"
+        )
     return session
+
+
+def open_sessions(
+    path: Path, providers: Sequence[Provider], *, threads: int, kernels: Int8Kernels | None
+) -> list[ort.InferenceSession]:
+    """Open a session of the same file with each provider; see ``open_session``."""
+    return [open_session(path, one, threads=threads, kernels=kernels) for one in providers]

@@ -1,6 +1,7 @@
 """Tokenises single texts. ``pairs.py`` does the same for pairs of texts."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import tokenizers
 from tokenizers import Tokenizer
@@ -8,7 +9,7 @@ from tokenizers import Tokenizer
 from app.engine.encoding import Encoding
 from app.engine.tokenizer_threads import MIN_TEXTS
 from app.engine.word_cache import WordCache
-from app.errors import EmptyText
+from app.errors import EmptyText, UserError
 
 
 class TextTokenizer:
@@ -54,3 +55,17 @@ class TextTokenizer:
         overflow = tuple(part.ids for part in encoding.overflowing)
         tokens = len(ids) + sum(len(part) - self._repeated for part in overflow)
         return Encoding(ids, tokens, overflow)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Read ``tokenizer.json``, without its padding.
+
+    Raises:
+        UserError: the library cannot read it.
+    """
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises plain Exception
+        raise UserError(f"cannot load {path}: {error}") from error
+    tokenizer.no_padding()
+    return tokenizer

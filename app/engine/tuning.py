@@ -23,10 +23,10 @@ import platformdirs
 from pydantic import BaseModel, Field, PositiveInt
 
 from app.engine.batching.budget import TokenBudget
-from app.engine.costs import BATCHES, TEXT_TOKENS, Cost, measure
+from app.engine.costs import BATCHES, CUDA_BATCHES, TEXT_TOKENS, Cost, measure
 from app.engine.machine.cpu import cpu_flags, cpu_name, ways_to_share
+from app.engine.machine.gpu import CUDA
 from app.engine.model import Model
-from app.engine.session import CUDA
 from app.settings import Settings
 
 # A larger batch is worth it if it keeps at least this share of the highest throughput.
@@ -34,6 +34,8 @@ GOOD_ENOUGH = 0.97
 # With one thread per runner there is nothing to synchronise. So this way is chosen, unless another
 # way is faster by this share and by more than the spread of both.
 CLEARLY = 0.05
+# One computes, while the next batch is prepared and copied by the other.
+RUNNERS_PER_GPU = 2
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +81,8 @@ class _Kept(BaseModel):
 def tune(model: Model, settings: Settings, cpus: float) -> Plan:
     """The plan with the settings' runners, threads and budget. What is not set is measured."""
     if model.provider == CUDA:
-        ways = [(settings.runners or 2, settings.threads or 1)]  # one computes, one is prepared
+        runners = settings.runners or RUNNERS_PER_GPU * model.device.copies
+        ways = [(runners, settings.threads or 1)]
     else:
         ways = ways_to_share(cpus, runners=settings.runners, threads=settings.threads)
     if len(ways) == 1 and settings.max_batch_tokens:
@@ -153,10 +156,13 @@ def _figures(cost: Cost, texts: int | None = None) -> str:
 def _key(model: Model, cpus: float, ways: Sequence[tuple[int, int]]) -> str:
     """Everything that the costs depend on, as one string. If it differs, measure again."""
     flags = hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()[:16]
-    return (
+    key = (
         f"{model.sha256} {model.provider} {model.kernels} {onnxruntime.__version__} "
         f"{cpu_name()} {flags} {cpus:g} {ways} {TEXT_TOKENS} {BATCHES}"
     )
+    if model.provider == CUDA:
+        key += f" {model.device.hardware()} {model.provider_options} {CUDA_BATCHES}"
+    return key
 
 
 def _file(settings: Settings, key: str) -> Path | None:

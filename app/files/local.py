@@ -15,6 +15,7 @@ from app.engine.batching.isolation import infer_each
 from app.engine.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
 from app.engine.encoding import Encoding
 from app.engine.machine.cpu import available_cpus, ways_to_share
+from app.engine.machine.gpu import CUDA
 from app.engine.model import Model
 from app.engine.predictions import (
     EncodedText,
@@ -25,7 +26,7 @@ from app.engine.predictions import (
     predict,
 )
 from app.engine.results import item
-from app.engine.tuning import tune
+from app.engine.tuning import RUNNERS_PER_GPU, tune
 from app.errors import ServiceError, UserError, first_line
 from app.files.table_classifier import ClassifiedChunk
 from app.files.tables import Chunk
@@ -70,8 +71,14 @@ class LocalClassifier:
             cpus, runners=settings.runners, threads=settings.threads
         )
         model = Model.load(
-            Bundle.open(path), device=settings.device, precision=settings.precision, threads=threads
+            Bundle.open(path),
+            device=settings.device,
+            precision=settings.precision,
+            threads=threads,
+            gpu_memory_mb=settings.gpu_memory_mb,
         )
+        if model.provider == CUDA:
+            runners = settings.runners or RUNNERS_PER_GPU * model.device.copies
         max_tokens = settings.max_batch_tokens or MIN_BATCH_TOKENS
         if measure:
             plan = tune(model, settings, cpus)

@@ -18,7 +18,7 @@ import onnxruntime as ort
 import torch
 
 from app.engine.bundle import Precision
-from app.engine.session import CPU
+from app.engine.device import CPU
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import Checkpoint
 

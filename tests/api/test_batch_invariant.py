@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app.engine.bundle import MANIFEST
-from app.engine.session import CUDA
+from app.engine.machine.gpu import CUDA
 from tests.conftest import Serve
 from tests.support.tiny_bundle import make_bundle, write_manifest
 

@@ -231,7 +231,9 @@ def test_cuda_on_a_runtime_without_it_is_refused(
 ) -> None:
     """If CUDA is requested, the model is not loaded on the CPU instead."""
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    with pytest.raises(UserError, match="CUDA was requested, but it cannot be used"):
+    with pytest.raises(
+        UserError, match=r"CUDA cannot be used: .+ is the one for CPUs\. Install the extra 'gpu'"
+    ):
         Model.load(Bundle.open(bundle), device="cuda", precision="auto", threads=1)
 
 

@@ -13,8 +13,9 @@ from fastapi.testclient import TestClient
 
 from app.engine import loading
 from app.engine.bundle import EMBEDDED_BUNDLE
+from app.engine.device import CPU
+from app.engine.machine.gpu import CUDA
 from app.engine.model import Model
-from app.engine.session import CPU, CUDA
 from app.engine.word_cache import WordCache
 from app.main import create_app
 from app.settings import Settings

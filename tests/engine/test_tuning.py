@@ -15,10 +15,11 @@ import pytest
 from app.engine import costs, tuning
 from app.engine.bundle import Bundle
 from app.engine.costs import BATCHES, TEXT_TOKENS, Cost
+from app.engine.device import CPU
 from app.engine.encoding import Encoding
 from app.engine.machine import cpu
+from app.engine.machine.gpu import CUDA
 from app.engine.model import Model
-from app.engine.session import CPU, CUDA
 from app.engine.tuning import choose, tune
 from app.settings import Settings
 from tests.support.serving import COMMAND, Process, eventually

@@ -18,7 +18,8 @@ from onnx import TensorProto
 
 from app.engine import parity
 from app.engine.bundle import Precision
-from app.engine.session import CPU, open_session
+from app.engine.device import CPU
+from app.engine.session import open_session
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from model_export.export import WRITERS

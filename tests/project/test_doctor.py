@@ -12,9 +12,9 @@ import pytest
 
 from app import doctor
 from app.cli import main
-from app.engine.machine.gpu import CudaState, Gpu
+from app.engine.device import CPU
+from app.engine.machine.gpu import CUDA, CudaState, Gpu
 from app.engine.model import Model
-from app.engine.session import CPU, CUDA
 
 WORKING = CudaState("580.65.06", "13.0", "13.0", (Gpu("NVIDIA Test", 80 * 2**30),))
 BROKEN = CudaState(problem="no NVIDIA driver is found", cure="install the driver")

@@ -10,6 +10,11 @@ from pydantic import ValidationError
 from app.settings import Settings
 from app.sources import load_settings
 
+DEVICES = (
+    "must be 'auto', 'cpu', 'cuda', or 'cuda:' and the numbers of GPUs, such as 'cuda:1' or "
+    "'cuda:0,1'"
+)
+
 
 def test_the_environment_sets_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
     """SENTIMENT_<NAME> becomes the field, in its type."""
@@ -60,7 +65,13 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, val
         ("port", "x", "must be a whole number"),
         ("cache_mb", "-1", "must be at least 0"),
         ("port", "65536", "must be at most 65535"),
-        ("device", "tpu", "must be 'auto', 'cpu' or 'cuda'"),
+        ("device", "tpu", DEVICES),
+        ("device", "cuda:", DEVICES),
+        ("device", "cuda:x", DEVICES),
+        ("device", "cuda:0,", DEVICES),
+        ("device", "cuda:-1", DEVICES),
+        ("device", "cpu:0", DEVICES),
+        ("device", "cuda:1,01", "name each GPU once"),
     ],
 )
 def test_what_is_accepted_is_said_in_plain_words(

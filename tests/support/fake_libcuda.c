@@ -1,5 +1,6 @@
-/* NVIDIA's driver library, as far as app/engine/machine/gpu.py asks it. The environment says what it
- * answers: FAKE_CUDA_INIT (the code of cuInit), FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES. */
+/* NVIDIA's driver library, as far as app/engine/machine/ uses it. The environment says what it
+ * answers: FAKE_CUDA_INIT (the code of cuInit), FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES and
+ * FAKE_CUDA_NO_MEMORY (the code of cuMemHostAlloc). Memory is logged to the file FAKE_CUDA_LOG. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -32,5 +33,38 @@ int cuDeviceGetName(char *name, int length, int device) {
 
 int cuDeviceTotalMem_v2(size_t *bytes, int device) {
     *bytes = (size_t)(device - 99) << 33; /* 8 GiB, 16 GiB, ... */
+    return 0;
+}
+
+static void log_line(const char *format, size_t value) {
+    const char *path = getenv("FAKE_CUDA_LOG");
+    FILE *file = path ? fopen(path, "a") : NULL;
+    if (file) {
+        fprintf(file, format, value);
+        fclose(file);
+    }
+}
+
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    *context = (void *)(size_t)device;
+    return 0;
+}
+
+int cuCtxSetCurrent(void *context) {
+    log_line("context-%zu\n", (size_t)context);
+    return 0;
+}
+
+int cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
+    int code = number("FAKE_CUDA_NO_MEMORY", flags == 1 ? 0 : 1);
+    if (code) return code;
+    *address = malloc(bytes);
+    log_line("alloc-%zu\n", bytes);
+    return 0;
+}
+
+int cuMemFreeHost(void *address) {
+    free(address);
+    log_line("free\n", 0);
     return 0;
 }

@@ -23,10 +23,10 @@ from app.api.protocols.instances import InstancesRequest, InstancesResponse, ans
 from app.api.routing import DirectRoute
 from app.api.schemas import Problem
 from app.engine.classifier import Classification
+from app.engine.machine.gpu import CUDA
 from app.engine.pairs import Input, TextPair
 from app.engine.predictions import Options
 from app.engine.results import Prediction
-from app.engine.session import CUDA
 from app.errors import (
     DeadlineExceeded,
     EmptyText,

@@ -1,0 +1,102 @@
+"""Where a model computes: on the CPU, or on one or several GPUs, with ONNX Runtime's options."""
+
+from dataclasses import dataclass
+
+from app.engine.machine.gpu import CUDA, cuda_state
+from app.errors import UserError
+
+CPU = "CPUExecutionProvider"
+
+# A provider of ONNX Runtime, with its options where they are not the default.
+Provider = str | tuple[str, dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The CPU, or the GPUs with these numbers. Each GPU has a copy of the model."""
+
+    gpus: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, setting: str) -> "Device":
+        """The device that a valid ``--device`` names. Without numbers, ``cuda`` is the first GPU.
+
+        The numbers are CUDA's. ``CUDA_VISIBLE_DEVICES`` selects and orders the GPUs that have one.
+        """
+        if setting == "cpu":
+            return cls()
+        numbers = setting.partition(":")[2] or "0"
+        return cls(tuple(map(int, numbers.split(","))))
+
+    def __str__(self) -> str:
+        return f"cuda:{','.join(map(str, self.gpus))}" if self.gpus else "cpu"
+
+    @property
+    def copies(self) -> int:
+        """The number of copies of the model: one on the CPU, else one on each GPU."""
+        return len(self.gpus) or 1
+
+    @property
+    def provider(self) -> str:
+        """ONNX Runtime's name for the kind of device."""
+        return CUDA if self.gpus else CPU
+
+    def check(self) -> None:
+        """Return if the device is there.
+
+        Raises:
+            UserError: CUDA cannot be used, or it shows no GPU with one of the numbers.
+        """
+        if not self.gpus:
+            return
+        state = cuda_state()
+        if state.problem:
+            raise UserError(
+                f"CUDA cannot be used: {state.problem}. {state.cure[:1].upper()}{state.cure[1:]}. "
+                "To serve without a GPU, use --device cpu"
+            )
+        if missing := [number for number in self.gpus if number >= len(state.gpus)]:
+            shown = ", ".join(f"{number} ({gpu.name})" for number, gpu in enumerate(state.gpus))
+            raise UserError(f"there is no GPU {missing[0]}: CUDA shows {shown}")
+
+    def hardware(self) -> str:
+        """The names and the memory of the GPUs; empty on the CPU."""
+        gpus = cuda_state().gpus if self.gpus else ()
+        return ", ".join(
+            f"{gpu.name} {gpu.memory_bytes}"
+            for number, gpu in enumerate(gpus)
+            if number in self.gpus
+        )
+
+    def providers(self, gpu_memory_mb: int) -> list[Provider]:
+        """ONNX Runtime's provider for each session: one on the CPU, else one on each GPU.
+
+        ``gpu_memory_mb`` limits the memory that a session takes on its GPU; 0 means: no limit.
+        """
+        if not self.gpus:
+            return [CPU]
+        options = self.options(gpu_memory_mb)
+        return [(CUDA, {"device_id": str(number), **options}) for number in self.gpus]
+
+    def options(self, gpu_memory_mb: int) -> dict[str, str]:
+        """The provider's options that are the same for each session; none on the CPU."""
+        return _cuda_options(gpu_memory_mb) if self.gpus else {}
+
+
+def _cuda_options(memory_mb: int) -> dict[str, str]:
+    """Options of ONNX Runtime's CUDA provider, where its defaults do not fit.
+
+    Its defaults fit for the search of convolution algorithms (these models have no convolution),
+    and for copying on the stream that computes (another stream can race: ONNX Runtime #4829).
+    """
+    options = {
+        # TF32 keeps 10 bits of a product's inputs. Logits in fp32 would differ from the CPU's, and
+        # from those that the export has compared with the checkpoint.
+        "use_tf32": "0",
+        # By default each growth of the arena takes the next power of two, up to twice what the
+        # batch needs. The other models and processes on the GPU need that memory.
+        "arena_extend_strategy": "kSameAsRequested",
+    }
+    if memory_mb:
+        options["gpu_mem_limit"] = str(memory_mb * 1_000_000)
+    return options
