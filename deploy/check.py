@@ -11,7 +11,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,20 +71,24 @@ def violations(name: str, objects: list[Object]) -> Iterator[str]:
             yield f"{name}: {one['kind']} {where}: {error.message}"
 
 
-def render(folder: Path) -> list[Object]:
+def render(folder: Path, objects: Sequence[Object] = ()) -> list[Object]:
     """The objects of a kustomization. Only the fields that our files use are supported.
+
+    A component adds to the given objects, and may patch them.
 
     Raises:
         ValueError: a field is not supported.
     """
     kustomization = load(folder / "kustomization.yaml")[0]
-    objects: list[Object] = []
+    objects = [*objects]
     for field in kustomization:
         if field not in {"apiVersion", "kind", *_FIELDS}:
             raise ValueError(f"{folder}: the field {field} is not supported")
     for field in _FIELDS:  # in the order of kustomize
         for entry in kustomization.get(field, []):
-            if field in ("resources", "components"):
+            if field == "components":
+                objects = render(folder / entry, objects)
+            elif field == "resources":
                 path = (folder / entry).resolve()
                 objects += render(path) if path.is_dir() else load(path)
             elif field == "configMapGenerator":
