@@ -26,7 +26,7 @@ def run(setup: Setup) -> Iterator[Row]:
     Raises:
         AssertionError: a choice could not be measured, or its logits are wrong.
     """
-    directory = setup.fusions(next(iter(setup.size.shapes)))
+    directory = setup.fusions(setup.shapes[0])
     names = sorted(path.name for path in directory.iterdir() if path.name != NONE)
     without = load(directory / NONE, "fp16", setup.device)
     verdicts = {}

@@ -27,7 +27,7 @@ LENGTHS = (16, 32, 64, 128, 256, 512)
 
 def run(setup: Setup) -> Iterator[Row]:
     """Compare all ways for each shape and precision."""
-    for shape in setup.size.shapes:
+    for shape in setup.shapes:
         for precision in precisions(setup.bundle(shape)):
             model = load(setup.bundle(shape), precision, setup.device)
             texts = like_tweets(model, setup.size.independence_texts)

@@ -19,7 +19,7 @@ def run(setup: Setup) -> Iterator[Row]:
         AssertionError: a difference is above its tolerance, or a label changed.
     """
     faults = []
-    for shape in setup.size.shapes:
+    for shape in setup.shapes:
         bundle = setup.bundle(shape)
         reference = load(bundle, "fp32", "cpu")
         texts = _texts(reference, setup.size.parity_texts)

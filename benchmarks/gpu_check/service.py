@@ -16,7 +16,7 @@ QUEUE_TOKENS = "2000000"  # the default refuses 256 requests of 64 texts
 
 def run(setup: Setup) -> Iterator[Row]:
     """Serve each shape in its best precision, and send requests of several sizes."""
-    for shape in setup.size.shapes:
+    for shape in setup.shapes:
         bundle = setup.bundle(shape)
         precision = precisions(bundle)[-1]
         model = load(bundle, precision, "cpu")

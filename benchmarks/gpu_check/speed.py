@@ -18,7 +18,7 @@ WARM_UPS = 3
 
 def run(setup: Setup) -> Iterator[Row]:
     """Measure each shape, precision, length and number of texts."""
-    for shape in setup.size.shapes:
+    for shape in setup.shapes:
         for precision in precisions(setup.bundle(shape)):
             model = load(setup.bundle(shape), precision, setup.device)
             for tokens in setup.size.tokens:

@@ -11,7 +11,7 @@ from benchmarks.tables import Row
 
 def run(setup: Setup) -> Iterator[Row]:
     """Start the service with each shape in its best precision."""
-    for shape in setup.size.shapes:
+    for shape in setup.shapes:
         bundle = setup.bundle(shape)
         precision = precisions(bundle)[-1]
         seconds = []

@@ -84,7 +84,7 @@ def test_a_step_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
     code, found, page = _check(tmp_path, *chosen)
     assert code == 1
     assert found["parity"]["state"] == "failed"
-    assert "tiny-bundle" in found["parity"]["reason"]
+    assert "has no bundle; the step 'bundles' makes them" in found["parity"]["reason"]
     assert found["doctor"]["state"] == "ok"
     assert "| failed |" in page
 
