@@ -34,14 +34,14 @@ ENV COMPILE="python3.11 -m compileall -q --invalidation-mode unchecked-hash /opt
 
 # Packages and code have separate layers, because the packages change seldom and the code often.
 FROM build AS cpu-packages
-COPY requirements/cpu.txt requirements/
-RUN $PIP --require-hashes --requirement requirements/cpu.txt && \
+COPY requirements/cpu.txt requirements/grpc.txt requirements/
+RUN $PIP --require-hashes --requirement requirements/cpu.txt --requirement requirements/grpc.txt && \
     $COMPILE
 
 
 FROM build AS gpu-packages
-COPY requirements/gpu.txt requirements/
-RUN $PIP --require-hashes --requirement requirements/gpu.txt && \
+COPY requirements/gpu.txt requirements/grpc.txt requirements/
+RUN $PIP --require-hashes --requirement requirements/gpu.txt --requirement requirements/grpc.txt && \
     $COMPILE
 
 

@@ -93,8 +93,10 @@ lock: ## Update requirements/*.txt with uv (LOCK_FLAGS=--upgrade for the newest 
 	$(LOCK) --generate-hashes --extra cpu -c requirements/dev.txt pyproject.toml -o requirements/cpu.txt
 	$(LOCK) --generate-hashes --extra gpu -c requirements/dev.txt pyproject.toml -o requirements/gpu.txt
 	printf 'httpx\npyarrow\ntqdm\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/files.txt
+	printf 'grpcio\nprotobuf\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/grpc.txt
 	printf 'hatchling\neditables\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/build.txt
 	printf 'cyclonedx-bom\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/sbom.txt
+	for name in tests/platforms/requirements/*.in; do $(LOCK) "$$name" -o "$${name%.in}.txt" || exit; done
 
 .PHONY: wheel
 wheel: install ## Build the wheel in dist/

@@ -17,7 +17,11 @@ class CannotContinue(UserError):
     """
 
 
-def first_line(error: Exception) -> str:
+class DeviceLost(Exception):
+    """The device that computes can do so only for a new process. The message says why."""
+
+
+def first_line(error: BaseException) -> str:
     """The first line of another library's message, or the error's ``repr`` where it has none."""
     return next(iter(str(error).strip().splitlines()), repr(error))
 
@@ -130,6 +134,12 @@ class RateLimited(ServiceError):
 
 class InferenceFailed(ServiceError):
     status, code, title = 500, "inference_failed", "Inference failed"
+
+
+class OutOfMemory(ServiceError):
+    """The memory of the device, or of the process, did not suffice for a text alone."""
+
+    status, code, title = 507, "out_of_memory", "Out of memory"
 
 
 class NotReady(ServiceError):

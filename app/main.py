@@ -15,6 +15,7 @@ from starlette_compress import CompressMiddleware
 
 from app import platforms
 from app.api import classify, operations, page, stream, tokenize
+from app.api.components import with_components
 from app.api.middleware.observation import OTHER_METHOD
 from app.api.middleware.request import RequestMiddleware
 from app.api.problems import HANDLERS
@@ -44,6 +45,12 @@ Errors are `application/problem+json` with a stable `code`. `x-request-id` is ec
 Bodies may be compressed (gzip, br, deflate), and so are long answers for clients that accept it.
 The Open Inference Protocol's `POST /v2/models/{name}/infer` is described by that protocol.
 """
+TAGS = [
+    {"name": "classification", "description": "The service's own formats."},
+    {"name": "compatibility", "description": "The formats of other servers."},
+    {"name": "operations", "description": "For operators: health, limits, models, metrics."},
+    {"name": "page", "description": "A page to try the service."},
+]
 # FastAPI's telemetry is off. The service has its own, without the paths and queries of clients.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 ROUTERS = [
@@ -85,6 +92,7 @@ def create_app(settings: Settings) -> FastAPI:
         version=service.version,
         lifespan=lifespan,
         redirect_slashes=False,
+        openapi_tags=TAGS,
         openapi_url="/openapi.json" if settings.docs == "on" else None,
         docs_url=None,  # FastAPI's page loads Swagger UI from the internet
         redoc_url=None,
@@ -104,6 +112,12 @@ class Application(FastAPI):
         self.state.service = service
         self.state.routes = []
         self.add_middleware(CompressMiddleware, minimum_size=COMPRESS_BYTES)
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document, which is made when it is first asked for."""
+        if self.openapi_schema is None:
+            self.openapi_schema = with_components(super().openapi())
+        return self.openapi_schema
 
     def build_middleware_stack(self) -> ASGIApp:
         """The layers that each request passes, from the outside to the inside."""

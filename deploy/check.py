@@ -71,23 +71,23 @@ def violations(name: str, objects: list[Object]) -> Iterator[str]:
             yield f"{name}: {one['kind']} {where}: {error.message}"
 
 
-def render(folder: Path, objects: Sequence[Object] = ()) -> list[Object]:
+def render(folder: Path, given: Sequence[Object] = ()) -> list[Object]:
     """The objects of a kustomization. Only the fields that our files use are supported.
 
-    A component adds to the given objects, and may patch them.
+    A component gets the objects of the kustomization that names it, and can change them.
 
     Raises:
         ValueError: a field is not supported.
     """
     kustomization = load(folder / "kustomization.yaml")[0]
-    objects = [*objects]
+    objects = [*given]
     for field in kustomization:
         if field not in {"apiVersion", "kind", *_FIELDS}:
             raise ValueError(f"{folder}: the field {field} is not supported")
     for field in _FIELDS:  # in the order of kustomize
         for entry in kustomization.get(field, []):
             if field == "components":
-                objects = render(folder / entry, objects)
+                objects = render((folder / entry).resolve(), objects)
             elif field == "resources":
                 path = (folder / entry).resolve()
                 objects += render(path) if path.is_dir() else load(path)

@@ -166,7 +166,8 @@ def _bytes(path: Path) -> int:
 
 def serve(stage: Stage, image: Path) -> None:
     """Start a container and check that the service does what an orchestrator expects."""
-    env = stage.env | {"SENTIMENT_PORT": str(_free_port())}
+    grpc_port = str(_free_port())
+    env = stage.env | {"SENTIMENT_PORT": str(_free_port()), "SENTIMENT_GRPC_PORT": grpc_port}
     url = f"http://127.0.0.1:{env['SENTIMENT_PORT']}"
     started = time.monotonic()
     with container(stage, image, env) as (process, pid):
@@ -193,6 +194,8 @@ def serve(stage: Stage, image: Path) -> None:
         inside = ["nsenter", f"--target={pid}", "--mount", "--pid", *_inside(stage, image, env)]
         _call(*inside, *stage.healthcheck)
         print("HEALTHCHECK: healthy")
+        script = (ROOT / "deploy/grpc_health.py").read_text(encoding="utf-8")
+        _call(*inside, "python", "-c", script, f"localhost:{grpc_port}")
         refused = subprocess.run(
             [*inside, "touch", "/models/x"], capture_output=True, text=True, check=False
         )

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Starts an image as in production, with a read-only root, and asks it for one answer.
+# Starts an image as in production, with a read-only root, and asks it for one answer, and for its
+# health over gRPC.
 # Usage: deploy/smoke-test.sh IMAGE
 set -euo pipefail
 image=${1:?usage: deploy/smoke-test.sh IMAGE}
 
-container=$(docker run --detach --read-only --tmpfs /tmp --cap-drop ALL --publish 127.0.0.1::8000 "$image")
+container=$(docker run --detach --read-only --tmpfs /tmp --cap-drop ALL --publish 127.0.0.1::8000 \
+    --env SENTIMENT_GRPC_PORT=9000 "$image")
 trap 'docker logs "$container"; docker rm --force "$container" >/dev/null' EXIT
 url=http://$(docker port "$container" 8000/tcp)
 
@@ -12,6 +14,7 @@ curl --fail --silent --show-error --retry 60 --retry-delay 1 --retry-all-errors 
 answer=$(curl --fail --silent --show-error --json '{"inputs": "I love this!"}' "$url/classify")
 echo "$answer"
 grep --quiet '"label":"positive"' <<<"$answer"
+docker exec --interactive "$container" python - localhost:9000 <"$(dirname "$0")/grpc_health.py"
 
 docker stop --timeout 30 "$container" >/dev/null
 code=$(docker inspect --format '{{.State.ExitCode}}' "$container")

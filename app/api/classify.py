@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
+from app.api import examples
 from app.api.answers import JsonAnswer, classify_texts, timing, version, whole_failure
 from app.api.body import read_body
 from app.api.connection import while_connected
@@ -21,40 +22,12 @@ from app.engine.results import item
 
 router = APIRouter(tags=["classification"], route_class=DirectRoute)
 
-_MODEL = {"name": "minilm-l6-tweet-sentiment", "revision": None, "precision": "int8"}
-_ANSWER = {
-    "model": _MODEL,
-    "labels": ["negative", "neutral", "positive"],
-    "results": [
-        {
-            "label": "positive",
-            "score": 0.904,
-            "scores": {"negative": 0.057, "neutral": 0.039, "positive": 0.904},
-            "logits": {"negative": -0.96, "neutral": -1.45, "positive": 2.47},
-            "tokens": 6,
-            "truncated": False,
-        },
-        {"error": {"code": "empty_text", "message": "the text is empty or blank; ..."}},
-    ],
-}
-_EXPLANATION = {
-    "model": _MODEL,
-    "label": "positive",
-    "score": 0.905,
-    "tokens": 5,
-    "truncated": False,
-    "words": [
-        {"start": 0, "end": 1, "contribution": -0.0004},
-        {"start": 2, "end": 6, "contribution": 0.8125},
-        {"start": 7, "end": 11, "contribution": -0.0001},
-    ],
-}
-
 
 @router.post(
     "/classify",
+    operation_id="classify",
     response_model=ClassifyResponse,
-    responses={**example(_ANSWER), **documented(*ERRORS)},
+    responses={**example(examples.CLASSIFIED), **documented(*ERRORS)},
     openapi_extra=documented_body(ClassifyRequest),
 )
 async def classify(request: Request) -> Response:
@@ -89,8 +62,9 @@ async def answer(request: Request, body: ClassifyRequest) -> Response:
 
 @router.post(
     "/explain",
+    operation_id="explain",
     response_model=ExplainResponse,
-    responses={**example(_EXPLANATION), **documented(*ERRORS)},
+    responses={**example(examples.EXPLAINED), **documented(*ERRORS)},
     openapi_extra=documented_body(ExplainRequest),
 )
 async def explain(request: Request) -> Response:

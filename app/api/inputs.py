@@ -1,6 +1,6 @@
 """The texts of a request: how its JSON is read, and how OpenAPI describes it."""
 
-from typing import Annotated, Any, Generic, NotRequired, TypeVar
+from typing import Annotated, Any, NotRequired, TypeVar
 
 from pydantic import ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
@@ -11,14 +11,17 @@ from app.engine.preprocessing import VISIBLE
 
 PAIR = '{"text": ..., "text_pair": ...}'
 
+Item = TypeVar("Item")
+# OpenAPI has a list of strings or one of objects. An object alone and a list of both are accepted,
+# too, but generators of clients would write code for them that does not compile.
+NonEmpty = Annotated[list[Item], Field(min_length=1)]
+
 # A text that is accepted as the only text of a request. The pattern is only for OpenAPI: the model
 # checks each text, so that each bad text gets its own error.
 Text = Annotated[str, Field(pattern=rf"^[^\x00]*{VISIBLE.pattern}[^\x00]*$")]
 
-String = TypeVar("String", bound=str)
 
-
-class PairObject(TypedDict, Generic[String]):
+class PairObject(TypedDict):
     """A text, and a second text that the model judges together with it.
 
     Only models with `text_pairs` (see `GET /models`) take a second text.
@@ -26,8 +29,8 @@ class PairObject(TypedDict, Generic[String]):
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
 
-    text: String
-    text_pair: NotRequired[String | None]
+    text: Annotated[str, Field(description="the text")]
+    text_pair: NotRequired[Annotated[str | None, Field(description="the second text")]]
 
 
 def parse_texts(value: Any) -> Input | list[Input]:
@@ -68,8 +71,6 @@ Texts = Annotated[
     Input | list[Input],
     PlainValidator(
         parse_texts,
-        json_schema_input_type=Text
-        | PairObject[Text]
-        | Annotated[list[str | PairObject[str]], Field(min_length=1)],
+        json_schema_input_type=Text | NonEmpty[str] | NonEmpty[PairObject],
     ),
 ]

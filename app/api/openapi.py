@@ -1,9 +1,15 @@
-"""OpenAPI descriptions for routes that read their request and build their answer by hand."""
+"""OpenAPI descriptions for routes that read their request and build their answer by hand.
 
+Schemas and examples are written where they belong. ``with_components`` moves them to the
+document's components.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from app.api.components import REFERENCE
 from app.api.problems import MEDIA_TYPE, document
 from app.api.schemas import Problem
 from app.errors import (
@@ -13,6 +19,7 @@ from app.errors import (
     InvalidRequest,
     ModelNotFound,
     NotReady,
+    OutOfMemory,
     Overloaded,
     PayloadTooLarge,
     RateLimited,
@@ -37,18 +44,23 @@ ERRORS = (
     Overloaded,
     RateLimited,
     InferenceFailed,
+    OutOfMemory,
     NotReady,
     ShuttingDown,
     DeadlineExceeded,
 )
+_PATH_PARAMETERS = {
+    "name": ("name of a served model", "minilm-l6-tweet-sentiment"),
+    "version": ("version of the model; there is only 1", "1"),
+}
 
 
 def documented_body(schema: type[BaseModel], *others: type[BaseModel]) -> dict[str, Any]:
     """The ``openapi_extra`` of a route that reads a body with one of these schemas."""
-    schemas = [_inlined(one.model_json_schema()) for one in (schema, *others)]
+    schemas = [one.model_json_schema(ref_template=REFERENCE) for one in (schema, *others)]
     content = {
         "schema": {"anyOf": schemas} if others else schemas[0],
-        "example": schemas[0]["examples"][0],
+        "example": schemas[0].pop("examples")[0],
     }
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
@@ -57,56 +69,51 @@ def path_parameters(*names: str) -> dict[str, Any]:
     """The ``openapi_extra`` of a route whose path has these parameters."""
     return {
         "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "description": description,
+                "schema": {"type": "string"},
+                "example": value,
+            }
             for name in names
+            for description, value in [_PATH_PARAMETERS[name]]
         ]
     }
 
 
-def example(value: Any) -> dict[int | str, Any]:
+def example(value: Any, media_type: str = "application/json") -> dict[int | str, Any]:
     """The ``responses`` of a route, with ``value`` as an example of its answer."""
-    return {200: {"content": {"application/json": {"example": value}}}}
+    return {200: {"content": {media_type: {"example": value}}}}
 
 
-def documented(*errors: type[ServiceError], form: type = Problem) -> dict[int | str, Any]:
+def documented(
+    *errors: type[ServiceError],
+    form: type = Problem,
+    members: Callable[[type[ServiceError], str], Mapping[str, Any]] = lambda kind, detail: {},
+) -> dict[int | str, Any]:
     """The ``responses`` of a route that may fail with these errors.
 
-    ``form`` is the type of the JSON document that describes an error.
+    ``form`` is the type of the JSON document that describes an error. ``members`` returns the
+    members that the route's protocol adds to it, for an error and its detail.
     """
-    schema = _inlined(TypeAdapter(form).json_schema())
+    schema = TypeAdapter(form).json_schema(mode="serialization", ref_template=REFERENCE)
     by_status: dict[int, list[type[ServiceError]]] = {}
     for error in errors:
         by_status.setdefault(error.status, []).append(error)
     responses: dict[int | str, Any] = {}
     for status, kinds in by_status.items():
-        examples = {"examples": _examples(kinds)} if form is Problem else {}
+        examples = {
+            kind.code: {"value": {**document(kind, _DETAIL, _ID), **members(kind, _DETAIL)}}
+            for kind in kinds
+        }
         responses[status] = {
-            "description": ", ".join(error.code for error in kinds),
-            "content": {MEDIA_TYPE: {"schema": schema, **examples}},
+            "description": ", ".join(kind.code for kind in kinds),
+            "content": {MEDIA_TYPE: {"schema": schema, "examples": examples}},
         }
     return responses
 
 
-def _examples(errors: list[type[ServiceError]]) -> dict[str, Any]:
-    detail, request_id = "what was wrong, and what is accepted", "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
-    return {error.code: {"value": document(error, detail, request_id)} for error in errors}
-
-
-def _inlined(schema: dict[str, Any]) -> Any:
-    """The schema with each ``$ref`` replaced by its definition.
-
-    OpenAPI has no ``#/$defs`` at its root.
-    """
-    definitions = schema.pop("$defs", {})
-
-    def inlined(part: Any) -> Any:
-        if isinstance(part, list):
-            return [inlined(item) for item in part]
-        if not isinstance(part, dict):
-            return part
-        whole = dict(part)
-        if reference := whole.pop("$ref", None):
-            whole = definitions[reference.rpartition("/")[2]] | whole
-        return {name: inlined(value) for name, value in whole.items()}
-
-    return inlined(schema)
+_DETAIL = "what was wrong, and what is accepted"
+_ID = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client.exposition import choose_encoder
 
-from app.api.openapi import documented
+from app.api import examples
+from app.api.openapi import documented, example, path_parameters
 from app.api.schemas import Info, ModelInfo, Models, Status
 from app.api.service import Service
 from app.engine.machine.cpu import cpu_name, vector_flags
@@ -24,15 +25,22 @@ router = APIRouter(tags=["operations"])
 metrics_router = APIRouter(tags=["operations"])  # it may have a port of its own
 
 
-@router.get("/health/live", responses=documented(NotReady))
+_READY = {**example({"status": "ready"}), **documented(NotReady, ShuttingDown)}
+
+
+@router.get(
+    "/health/live",
+    operation_id="checkLive",
+    responses={**example({"status": "live"}), **documented(NotReady)},
+)
 async def live(request: Request) -> Status:
     """Succeeds if the process works or can recover by itself; otherwise restart the process."""
     Service.of(request).models.check_live()
     return {"status": "live"}
 
 
-@router.get("/health", responses=documented(NotReady, ShuttingDown))
-@router.get("/health/ready", responses=documented(NotReady, ShuttingDown))
+@router.get("/health", operation_id="checkHealth", responses=_READY)
+@router.get("/health/ready", operation_id="checkReady", responses=_READY)
 async def ready(request: Request) -> Status:
     """Succeeds while you can send traffic.
 
@@ -42,7 +50,11 @@ async def ready(request: Request) -> Status:
     return {"status": "ready"}
 
 
-@router.get("/info", responses=documented(Unauthorized, RateLimited, NotReady))
+@router.get(
+    "/info",
+    operation_id="getInfo",
+    responses={**example(examples.INFO), **documented(Unauthorized, RateLimited, NotReady)},
+)
 async def info(request: Request) -> Info:
     """Versions, the device that is really in use, and the limits."""
     service = Service.of(request)
@@ -78,7 +90,11 @@ async def info(request: Request) -> Info:
     }
 
 
-@router.get("/models", responses=documented(Unauthorized, RateLimited))
+@router.get(
+    "/models",
+    operation_id="listModels",
+    responses={**example(examples.MODELS), **documented(Unauthorized, RateLimited)},
+)
 async def models(request: Request) -> Models:
     """The served models."""
     served = [(one.model, one.plan) for one in Service.of(request).models.classifiers.values()]
@@ -107,18 +123,28 @@ async def models(request: Request) -> Models:
 
 @router.post(
     "/models/{name}/reload",
-    responses=documented(Unauthorized, ModelNotFound, InvalidBundle, NotReady, ShuttingDown),
+    operation_id="reloadModel",
+    responses={
+        **example({"status": "reloaded"}),
+        **documented(Unauthorized, ModelNotFound, InvalidBundle, NotReady, ShuttingDown),
+    },
+    openapi_extra=path_parameters("name"),
 )
-async def reload(request: Request, name: str) -> Status:
+async def reload(request: Request) -> Status:
     """Load a model's bundle again. Needs an admin key.
 
     The old model answers until the new one is loaded.
     """
-    await Service.of(request).models.reload(name)
+    await Service.of(request).models.reload(request.path_params["name"])
     return {"status": "reloaded"}
 
 
-@metrics_router.get("/metrics", response_class=PlainTextResponse)
+@metrics_router.get(
+    "/metrics",
+    operation_id="getMetrics",
+    response_class=PlainTextResponse,
+    responses=example(examples.METRICS, "text/plain"),
+)
 async def metrics(request: Request) -> Response:
     """Metrics as Prometheus text, or as OpenMetrics if the request asks for it."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))

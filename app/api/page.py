@@ -6,7 +6,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
-router = APIRouter()
+from app.api.openapi import example
+
+router = APIRouter(tags=["page"])
 docs_router = APIRouter(include_in_schema=False)  # only with --docs on
 
 _DIRECTORY = Path(__file__).parents[1] / "web"
@@ -25,7 +27,12 @@ _HEADERS = {
 }
 
 
-@router.get("/", response_class=HTMLResponse)
+@router.get(
+    "/",
+    operation_id="getPage",
+    response_class=HTMLResponse,
+    responses=example("<!doctype html>\n", "text/html"),
+)
 @router.get("/web/{name}", include_in_schema=False)
 async def page(request: Request) -> Response:
     """A web page for trying the service."""

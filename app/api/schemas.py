@@ -57,13 +57,10 @@ def _language_tag(value: str) -> str:
 class ClassifyRequest(RequestBody):
     """One text, or a list of texts."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"inputs": ["I love this!", "worst service ever"]}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": ["I love this!", ""]}]})
 
     inputs: Texts = Field(
-        description="one text, or a list of texts; a list of two strings is two separate texts",
-        examples=[["I love this!", "worst service ever", "The meeting is at 3pm."]],
+        description="one text, or a list of texts; a list of two strings is two separate texts"
     )
     model: str | None = Field(default=None, description="name of a served model")
     overflow: Overflow = Field(
@@ -77,8 +74,8 @@ class ClassifyRequest(RequestBody):
     language: Annotated[str, AfterValidator(_language_tag)] = Field(
         default="en",
         json_schema_extra={"pattern": f"^{LANGUAGE_TAG.pattern}$"},
-        description="language of the text, as a BCP 47 tag; its abbreviations end no sentence",
-        examples=["en", "pt-BR"],
+        description="language of the text, as a BCP 47 tag such as pt-BR; its abbreviations end "
+        "no sentence",
     )
 
 
@@ -90,7 +87,7 @@ class ExplainRequest(RequestBody):
     )
 
     inputs: Annotated[str, WithJsonSchema(TypeAdapter(Text).json_schema())] = Field(
-        description="the text", examples=["I love this, but it is expensive"]
+        description="the text"
     )
     model: str | None = Field(default=None, description="name of a served model")
 
@@ -98,11 +95,11 @@ class ExplainRequest(RequestBody):
 class TokenizeRequest(RequestBody):
     """One text, or a list of texts."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "I love this!"}]})
-
-    inputs: Texts = Field(
-        description="one text, or a list of texts", examples=["I love this!", ["good", "bad"]]
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": ["@bob I love this!", ""]}]}
     )
+
+    inputs: Texts = Field(description="one text, or a list of texts")
     model: str | None = Field(default=None, description="name of a served model")
     add_special_tokens: StrictBool = Field(
         default=True, description="false: leave out the special tokens, which the model also gets"
@@ -112,67 +109,86 @@ class TokenizeRequest(RequestBody):
 class ModelVersion(TypedDict):
     """The model that answered."""
 
-    name: str
-    revision: Annotated[str | None, Field(description="resolved commit of the checkpoint")]
-    precision: Precision
+    name: Annotated[str, Field(description="what requests may send as `model`")]
+    revision: Annotated[
+        str | None, Field(description="resolved commit of the checkpoint, if it came from a hub")
+    ]
+    precision: Annotated[Precision, Field(description="number format of its weights")]
+
+
+Answered = Annotated[ModelVersion, Field(description="the model that answered")]
 
 
 class ClassifyResponse(TypedDict):
-    """``results`` has one item for each text, in the order of the texts."""
+    """The results of the texts, and the model that they are from."""
 
-    model: ModelVersion
-    labels: Annotated[list[str], Field(description="in the order of the logits")]
-    results: list[Prediction | FailedItem]
+    model: Answered
+    labels: Annotated[
+        list[str], Field(description="the model's labels, in the order of its logits")
+    ]
+    results: Annotated[
+        list[Prediction | FailedItem],
+        Field(description="one item for each text, in the order of the texts"),
+    ]
 
 
 class TokenizeResponse(TypedDict):
-    """``results`` has one item for each text, in the order of the texts."""
+    """The tokens of the texts, and the model that they are for."""
 
-    model: ModelVersion
-    results: list[Tokens | FailedItem]
+    model: Answered
+    results: Annotated[
+        list[Tokens | FailedItem],
+        Field(description="one item for each text, in the order of the texts"),
+    ]
 
 
 class ExplainResponse(TypedDict):
-    """``words`` has one item for each word, in the order of the text."""
+    """The result of the text, and what each of its words contributes to it."""
 
-    model: ModelVersion
-    label: str
-    score: float
-    tokens: int
-    truncated: bool
-    words: list[Word]
+    model: Answered
+    label: Annotated[str, Field(description="the label with the highest score")]
+    score: Annotated[float, Field(description="its score")]
+    tokens: Annotated[
+        int, Field(description="tokens of the text, special ones included, before truncation")
+    ]
+    truncated: Annotated[bool, Field(description="whether the end of the text was cut off")]
+    words: Annotated[
+        list[Word], Field(description="one item for each word, in the order of the text")
+    ]
 
 
 class Problem(TypedDict):
     """An error, in the format of RFC 9457."""
 
-    type: str
-    title: str
-    status: int
+    type: Annotated[str, Field(description="the code as a URN")]
+    title: Annotated[str, Field(description="the kind of error, for people")]
+    status: Annotated[int, Field(description="the status of the answer")]
     detail: Annotated[str, Field(description="what was wrong, and what is accepted")]
-    code: Annotated[str, Field(description="for programs")]
+    code: Annotated[str, Field(description="the kind of error, for programs")]
     error: Annotated[str, Field(description="the detail again, for Hugging Face clients")]
-    request_id: str
+    request_id: Annotated[str, Field(description="the answer's `x-request-id`")]
 
 
 class Status(TypedDict):
     """The answer when all is well; otherwise the answer is a problem."""
 
-    status: str
+    status: Annotated[str, Field(description="one word: live, ready or reloaded")]
 
 
 class Limits(TypedDict):
     """How large a request may be, and when it is refused."""
 
-    max_batch_tokens: int
-    max_queue_tokens: int
-    cache_mb: int
-    max_texts: int
-    max_text_chars: int
-    max_body_bytes: int
-    max_inflight_bytes: int
-    max_header_bytes: int
-    deadline_ms: int
+    max_batch_tokens: Annotated[int, Field(description="padded tokens of a batch")]
+    max_queue_tokens: Annotated[
+        int, Field(description="tokens that may wait; a request may have half")
+    ]
+    cache_mb: Annotated[int, Field(description="megabytes for results that are kept; 0: none")]
+    max_texts: Annotated[int, Field(description="texts of a request")]
+    max_text_chars: Annotated[int, Field(description="characters of a text")]
+    max_body_bytes: Annotated[int, Field(description="bytes of a body, also when decompressed")]
+    max_inflight_bytes: Annotated[int, Field(description="bytes of all bodies at one time")]
+    max_header_bytes: Annotated[int, Field(description="bytes of the headers of a request")]
+    deadline_ms: Annotated[int, Field(description="milliseconds in which a request is answered")]
 
 
 UsedDevice = Annotated[
@@ -187,9 +203,9 @@ ProviderOptions = Annotated[
 class Info(TypedDict):
     """Versions, hardware and limits of the running service."""
 
-    version: str
-    python: str
-    onnxruntime: str
+    version: Annotated[str, Field(description="of the service")]
+    python: Annotated[str, Field(description="its version of Python")]
+    onnxruntime: Annotated[str, Field(description="its version of ONNX Runtime")]
     device: UsedDevice
     provider: Annotated[str, Field(description="ONNX Runtime's name for it")]
     provider_options: ProviderOptions
@@ -219,19 +235,19 @@ class Info(TypedDict):
         Calibration | None,
         Field(description="how the default model's scores were calibrated; null if they were not"),
     ]
-    limits: Limits
+    limits: Annotated[Limits, Field(description="how large a request may be")]
 
 
 class ModelInfo(ModelVersion):
     """A served model."""
 
-    labels: list[str]
+    labels: Annotated[list[str], Field(description="in the order of the logits")]
     max_tokens: Annotated[int, Field(description="longer texts are truncated")]
-    multi_label: bool
+    multi_label: Annotated[bool, Field(description="whether each label has a score of its own")]
     text_pairs: Annotated[bool, Field(description="whether it was trained on pairs of texts")]
-    preprocessing: Preprocessing
+    preprocessing: Annotated[Preprocessing, Field(description="how texts are normalised first")]
     device: UsedDevice
-    provider: str
+    provider: Annotated[str, Field(description="ONNX Runtime's name for the device in use")]
     provider_options: ProviderOptions
     parity: Annotated[
         Parity | None, Field(description="distance to the PyTorch checkpoint, where measured")
@@ -248,4 +264,4 @@ class ModelInfo(ModelVersion):
 class Models(TypedDict):
     """The served models. The first one answers requests that name no model."""
 
-    models: list[ModelInfo]
+    models: Annotated[list[ModelInfo], Field(description="the default model first")]

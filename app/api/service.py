@@ -36,6 +36,7 @@ class Service:
     def __init__(self, settings: Settings, *, health_route: str | None = None) -> None:
         """``health_route`` is a path of health checks that the platform chose."""
         self.settings = settings
+        self.health_route = health_route
         self.access = Access(settings, health_route)
         self.version = importlib.metadata.version("sentiment-service")
         self.cpus = available_cpus()

@@ -13,6 +13,7 @@ from typing import get_args
 from fastapi import APIRouter, Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from app.api import examples
 from app.api.decoding import Decoder, decoder
 from app.api.ndjson import Line, LineReader, answer_line
 from app.api.openapi import ERRORS, documented
@@ -46,21 +47,29 @@ LAST_LINE_S = 0.1  # to send the last line to a client that may not read
 
 router = APIRouter(tags=["classification"], route_class=StreamRoute)
 
-
-EXAMPLE = '{"id": 1, "text": "I love this!"}'
+_ANSWERED = {"schema": {"type": "string"}, "example": examples.ANSWERED_LINES}
 _DOCUMENTED = {
     "requestBody": {
         "required": True,
         "content": {
-            MEDIA_TYPE: {"schema": {"type": "string", "description": f"lines such as {EXAMPLE}"}},
-            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+            MEDIA_TYPE: {"schema": {"type": "string"}, "example": examples.LINES},
+            "application/octet-stream": {
+                "schema": {"type": "string", "format": "binary"},
+                "example": examples.LINES,
+            },
         },
     },
     "parameters": [
-        {"name": "model", "in": "query", "schema": {"type": "string"}},
+        {
+            "name": "model",
+            "in": "query",
+            "description": "name of a served model",
+            "schema": {"type": "string"},
+        },
         {
             "name": "overflow",
             "in": "query",
+            "description": "what to do with a text of more tokens than the model takes",
             "schema": {"type": "string", "enum": get_args(Overflow), "default": "truncate"},
         },
     ],
@@ -69,10 +78,8 @@ _DOCUMENTED = {
 
 @router.post(
     "/classify/stream",
-    responses={
-        200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}},
-        **documented(*ERRORS),
-    },
+    operation_id="classifyStream",
+    responses={200: {"content": {MEDIA_TYPE: _ANSWERED}}, **documented(*ERRORS)},
     response_class=Response,
     openapi_extra=_DOCUMENTED,
 )
@@ -133,7 +140,7 @@ class StreamedAnswers(Response):
         self._messages: asyncio.Queue[Message] = asyncio.Queue(1)
         # In the order of their lines; None marks the end.
         self._groups: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(WAITING_GROUPS)
-        self._last_error = b""  # the error, if not everything was read
+        self._failure: ServiceError | None = None  # why not everything was answered
         self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,12 +152,14 @@ class StreamedAnswers(Response):
             # The time for accepted work is over. Some answers are missing, but a client that reads
             # still gets the last line.
             if not self._ended:
-                last_line = _last_line(_shutting_down())
+                self._failure = _shutting_down()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LAST_LINE_S):
-                        await send({"type": "http.response.body", "body": last_line})
+                        await self._send_last(send)
         finally:
             self._lines.close()
+            if self._failure is not None:  # the status was sent before, so only the log can say it
+                scope["state"]["code"] = self._failure.code
 
     async def _respond(self, receive: Receive, send: Send) -> None:
         try:
@@ -169,12 +178,17 @@ class StreamedAnswers(Response):
                 while (group := await self._groups.get()) is not None:
                     body = await group
                     await send({"type": "http.response.body", "body": body, "more_body": True})
-                await send({"type": "http.response.body", "body": self._last_error})
+                await self._send_last(send)
                 self._ended = True
                 for task in watching:
                     task.cancel()
         except* ClientDisconnected:
-            pass  # all work is cancelled, and the client no longer waits for the end
+            # All work is cancelled, and the client no longer waits for the end.
+            self._failure = ClientDisconnected("before its answers")
+
+    async def _send_last(self, send: Send) -> None:
+        line = answer_line(Line(None, self._failure), self._failure) if self._failure else b""
+        await send({"type": "http.response.body", "body": line})
 
     async def _receive(self, receive: Receive) -> None:
         """Read one message ahead, and end the stream when the client disconnects."""
@@ -212,7 +226,7 @@ class StreamedAnswers(Response):
                     # A few bytes may expand to many pieces without a line: let other tasks run.
                     await asyncio.sleep(0)
         except ServiceError as error:  # nothing more can be read
-            self._last_error = _last_line(error)
+            self._failure = error
         await self._groups.put(None)
 
     async def _answer(self, group: StreamGroup) -> bytes:
@@ -245,10 +259,6 @@ class StreamedAnswers(Response):
 
 def _end(error: ServiceError) -> Message:
     return {"type": "end", "error": error}
-
-
-def _last_line(error: ServiceError) -> bytes:
-    return answer_line(Line(None, error), error)
 
 
 def _shutting_down() -> ShuttingDown:

@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
+from app.api import examples
 from app.api.answers import JsonAnswer, check_number, version
 from app.api.body import read_body
 from app.api.connection import while_connected
@@ -18,27 +19,12 @@ from app.errors import ServiceError
 
 router = APIRouter(tags=["classification"], route_class=DirectRoute)
 
-_ANSWER = {
-    "model": {"name": "minilm-l6-tweet-sentiment", "revision": None, "precision": "int8"},
-    "results": [
-        {
-            "text": "@user I loved it!",
-            "tokens": ["[CLS]", "@", "user", "i", "loved", "it", "!", "[SEP]"],
-            "ids": [101, 1030, 5310, 1045, 3866, 2009, 999, 102],
-            "offsets": [[0, 0], [0, 1], [1, 5], [6, 7], [8, 13], [14, 16], [16, 17], [0, 0]],
-            "sequence_ids": [None, 0, 0, 0, 0, 0, 0, None],
-            "count": 8,
-            "truncated": False,
-        },
-        {"error": {"code": "empty_text", "message": "the text is empty or blank; ..."}},
-    ],
-}
-
 
 @router.post(
     "/tokenize",
+    operation_id="tokenize",
     response_model=TokenizeResponse,
-    responses={**example(_ANSWER), **documented(*ERRORS)},
+    responses={**example(examples.TOKENS), **documented(*ERRORS)},
     openapi_extra=documented_body(TokenizeRequest),
 )
 async def tokenize(request: Request) -> Response:

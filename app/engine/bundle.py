@@ -28,35 +28,33 @@ class _Record(BaseModel):
 class Parity(_Record):
     """How far a variant's outputs are from the PyTorch checkpoint's, on ``samples`` texts."""
 
-    samples: int
-    max_abs_logit_diff: float
-    label_agreement: float
+    samples: int = Field(description="texts that were compared")
+    max_abs_logit_diff: float = Field(description="the largest difference of two logits")
+    label_agreement: float = Field(description="share of texts with the same label, from 0 to 1")
 
 
 class BeforeAfter(_Record):
     """A figure of the scores without and with calibration."""
 
-    before: float
-    after: float
+    before: float = Field(description="without calibration")
+    after: float = Field(description="with calibration")
 
 
 class Calibration(_Record):
     """What makes scores match how often they are right: the logits are divided by ``temperature``.
 
-    Guo et al. 2017 (arXiv:1706.04599). ``loss`` is what the temperature minimises on ``texts``
-    labelled texts, and ``sha256`` the digest of their file. ``ece`` is the expected calibration
-    error (15 equal-width bins), ``log_loss`` the mean log loss in nats. ``after`` is
-    cross-validated: each text is scored with a temperature fitted on the other ``folds`` - 1 folds.
+    Guo et al. 2017 (arXiv:1706.04599). ``after`` is cross-validated: each text is scored with a
+    temperature fitted on the other ``folds`` - 1 folds.
     """
 
-    method: Literal["temperature"] = "temperature"
-    temperature: float = Field(ge=0.01, le=100)
-    loss: CalibrationLoss
-    texts: int
-    sha256: str
-    folds: int
-    ece: BeforeAfter
-    log_loss: BeforeAfter
+    method: Literal["temperature"] = Field(default="temperature", description="temperature scaling")
+    temperature: float = Field(ge=0.01, le=100, description="what the logits are divided by")
+    loss: CalibrationLoss = Field(description="what the temperature minimises")
+    texts: int = Field(description="labelled texts on which it was fitted")
+    sha256: str = Field(description="digest of their file")
+    folds: int = Field(description="folds of the cross-validation")
+    ece: BeforeAfter = Field(description="expected calibration error (15 equal-width bins)")
+    log_loss: BeforeAfter = Field(description="mean log loss in nats")
 
     def line(self) -> str:
         """The temperature and what it changed, in one line for a terminal."""

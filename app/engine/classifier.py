@@ -115,6 +115,7 @@ class Classifier:
             on_batch=self._on_batch,
             on_lag=observer.lag,
             on_loss=observer.runner_lost,
+            on_stall=observer.batch_stalled,
         )
         self._cache: ResultCache | None = None
         if settings.cache_mb:
@@ -126,6 +127,7 @@ class Classifier:
             queue_texts=lambda: self._batcher.queued_texts,
             queue_tokens=lambda: self._batcher.queued_tokens,
             runners_stuck=lambda: runners.stuck,
+            device_lost=lambda: self._batcher.device_lost is not None,
             cache_bytes=lambda: self._cache.size if self._cache is not None else 0,
             ready=lambda: runners.complete and not (lifecycle.stopping or self._batcher.failing),
         )
@@ -196,13 +198,18 @@ class Classifier:
         self._observer.rejection(reason)
 
     def check_live(self) -> None:
-        """Return if at least one runner can still answer.
+        """Return if the device works and at least one runner can still answer.
 
         Raises:
-            NotReady: no runner can. Only a new process can help.
+            NotReady: only a new process can help.
         """
+        self._check_device()
         if self._batcher.runners.hopeless:
             raise NotReady(f"every runner of {self.model.name} hangs or has failed")
+
+    def _check_device(self) -> None:
+        if reason := self._batcher.device_lost:
+            raise NotReady(f"{self.model.name}: {reason}")
 
     async def check(self) -> None:
         """Return if inference works and no runner hangs or is lost.
@@ -211,8 +218,9 @@ class Classifier:
         service becomes ready again by itself.
 
         Raises:
-            NotReady: a runner hangs or is lost, or inference keeps failing.
+            NotReady: the device is lost, a runner hangs or is lost, or inference keeps failing.
         """
+        self._check_device()
         if not self._batcher.runners.complete:
             raise NotReady(f"a runner of {self.model.name} hangs or was lost")
         if not self._batcher.failing:
@@ -330,7 +338,7 @@ class Classifier:
 
     def _on_batch(self, report: BatchReport) -> None:
         self._observer.batch(report)
-        if report.others_waited and not report.failed:
+        if report.others_waited and not (report.failed or report.retried):
             self.plan.budget.learn(
                 report.max_tokens,
                 texts=report.texts,

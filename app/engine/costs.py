@@ -5,6 +5,7 @@ rounds counts, because other processes can only add time. A batch on one thread 
 CPU time of that thread, which excludes the time that the scheduler gave to others.
 """
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -18,9 +19,11 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from app.engine.device import CPU
+from app.engine.device_errors import device_error
 from app.engine.encoding import Encoding
 from app.engine.machine.gpu import CUDA
 from app.engine.model import Model
+from app.errors import OutOfMemory
 
 TEXT_TOKENS = 32  # per measured text; a tweet has 26
 # The measured batch sizes, in texts. A few texts keep a CPU busy, and twice the largest size is
@@ -33,6 +36,8 @@ LEAST_SECONDS = 0.005  # a batch is repeated this long, so that all runners comp
 ROUNDS, ENOUGH_ROUNDS = 5, 3
 UNKNOWN_SPREAD = 0.2
 FINE_CLOCK_SECONDS = 0.0001  # a clock that times a batch must have smaller steps
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,8 @@ def _take_turns(candidates: Sequence[_Candidate], seconds: float) -> None:
 def _affordable(candidates: Sequence[_Candidate], seconds: float) -> list[int]:
     """The batch sizes that can be measured often enough in ``seconds``, and always the smallest.
 
-    This also computes each size once, because the first batch of a size is slow.
+    This also computes each size once, because the first batch of a size is slow. A size for which
+    the memory does not suffice ends the list.
     """
     sizes: list[int] = []
     round_seconds = took = 0.0
@@ -165,8 +171,14 @@ def _affordable(candidates: Sequence[_Candidate], seconds: float) -> list[int]:
         if sizes and (1 + ENOUGH_ROUNDS) * (round_seconds + expected) > seconds:
             break
         started = time.perf_counter()
-        for candidate in candidates:
-            candidate.run(texts)
+        try:
+            for candidate in candidates:
+                candidate.run(texts)
+        except Exception as error:
+            if not (sizes and isinstance(device_error(error), OutOfMemory)):
+                raise
+            logger.warning("batches of %d texts do not fit into the memory", texts)
+            break
         took = time.perf_counter() - started
         round_seconds += took
         sizes.append(texts)

@@ -22,6 +22,7 @@ class Observer(Protocol):
         queue_texts: Callable[[], float],
         queue_tokens: Callable[[], float],
         runners_stuck: Callable[[], float],
+        device_lost: Callable[[], float],
         cache_bytes: Callable[[], float],
         ready: Callable[[], float],
     ) -> None:
@@ -53,6 +54,9 @@ class Observer(Protocol):
 
     def runner_lost(self) -> None:
         """A runner's thread was lost and will be replaced."""
+
+    def batch_stalled(self) -> None:
+        """A batch takes far longer than predicted."""
 
     def batch(self, report: BatchReport) -> None:
         """A batch is done."""

@@ -7,6 +7,7 @@ from typing import Literal, cast
 
 import numpy as np
 
+from app.engine.device_errors import device_error
 from app.engine.encoding import Encoding
 from app.engine.model import Model
 from app.engine.pairs import Input, TextPair
@@ -117,8 +118,18 @@ def encodings(texts: Sequence[EncodedText | ServiceError]) -> list[Encoding]:
 
 
 def infer(model: Model, encodings: Sequence[Encoding]) -> list[Scored | ServiceError]:
-    """Logits and scores of each encoding, computed as one batch."""
-    logits = model.infer(encodings)
+    """Logits and scores of each encoding, computed as one batch.
+
+    Raises:
+        OutOfMemory: the batch needs more memory than there is.
+        DeviceLost: no further batch can be computed.
+    """
+    try:
+        logits = model.infer(encodings)
+    except Exception as error:
+        if (known := device_error(error)) is not None:
+            raise known from error
+        raise
     rows = [row for row in logits if not isinstance(row, ServiceError)]
     # Compute all scores at once. One at a time, they would take longer than the rest of a short
     # answer.

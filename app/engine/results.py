@@ -13,14 +13,14 @@ Result = TypeVar("Result")
 class ItemError(TypedDict):
     """Why one text of a list has no prediction."""
 
-    code: str
-    message: str
+    code: Annotated[str, Field(description="the kind of error, for programs")]
+    message: Annotated[str, Field(description="what was wrong, and what is accepted")]
 
 
 class FailedItem(TypedDict):
     """Takes the place of a prediction that could not be made."""
 
-    error: ItemError
+    error: Annotated[ItemError, Field(description="why there is no prediction")]
 
 
 class LabelScores(TypedDict):
@@ -50,7 +50,7 @@ class LabelScores(TypedDict):
 class Span(TypedDict):
     """A part of a text. Positions count characters (Unicode code points)."""
 
-    start: int
+    start: Annotated[int, Field(description="position of the first character, from 0")]
     end: Annotated[int, Field(description="position of the character after the last one")]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, NotRequired, cast
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from app.engine.model import Model
@@ -12,6 +12,9 @@ from app.engine.pairs import Input, Offset, PairTokenizer, TextPair
 from app.engine.preprocessing import preprocess
 from app.engine.worker import Steps
 from app.errors import ServiceError, TextTooLong, TooManyTexts
+
+# Generators of clients do not know the schema of tuples.
+OFFSET = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
 
 
 class Tokens(TypedDict):
@@ -24,7 +27,7 @@ class Tokens(TypedDict):
     tokens: Annotated[list[str], Field(description="as the model's vocabulary spells them")]
     ids: Annotated[list[int], Field(description="their numbers in the vocabulary")]
     offsets: Annotated[
-        list[Offset],
+        list[Annotated[Offset, WithJsonSchema(OFFSET)]],
         Field(
             description="first character, and the character after the last; they count the "
             "characters (Unicode code points) of `text` or `text_pair`; [0, 0] for special tokens"

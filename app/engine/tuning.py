@@ -61,6 +61,8 @@ class Plan:
         """The plan with its reason, in one line."""
         now, before = self.budget.tokens, self.max_batch_tokens
         live = f" (live batches were better than with {before})" if now != before else ""
+        if self.budget.lowered:
+            live = f" (lowered from {before}, because the memory ran out)"
         return (
             f"runners {self.runners} x threads {self.threads}, at most {now} tokens a batch{live}, "
             f"{self.reason}"

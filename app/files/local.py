@@ -11,6 +11,8 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
+from app.engine.batching.budget import TokenBudget
+from app.engine.batching.inference import out_of_memory
 from app.engine.batching.isolation import infer_each
 from app.engine.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
 from app.engine.encoding import Encoding
@@ -27,7 +29,7 @@ from app.engine.predictions import (
 )
 from app.engine.results import item
 from app.engine.tuning import RUNNERS_PER_GPU, tune
-from app.errors import ServiceError, UserError, first_line
+from app.errors import OutOfMemory, ServiceError, UserError, first_line
 from app.files.table_classifier import ClassifiedChunk
 from app.files.tables import Chunk
 from app.settings import Settings
@@ -86,7 +88,7 @@ class LocalClassifier:
             max_tokens = settings.max_batch_tokens or max(MIN_BATCH_TOKENS, plan.budget.tokens)
         self._model = model.with_threads(threads)
         self._runners = runners
-        self._max_tokens = max_tokens
+        self._budget = TokenBudget(max_tokens)
         self._max_chars = settings.max_text_chars
         self.labels = model.labels
         self.identity: dict[str, Any] = {
@@ -121,14 +123,20 @@ class LocalClassifier:
         order = sorted(range(len(to_infer)), key=lambda index: len(to_infer[index]), reverse=True)
         batches = [
             runners.submit(self._infer, batch)
-            for batch in sorted_batches([to_infer[index] for index in order], self._max_tokens)
+            for batch in sorted_batches([to_infer[index] for index in order], self._budget.tokens)
         ]
         return _TokenizedChunk(encoded, order, batches)
 
     def _infer(self, batch: Sequence[Encoding]) -> BatchResults:
-        return infer_each(partial(infer, self._model), batch, on_failure=self._check_model)
+        def on_failure(part: Sequence[Encoding], error: BaseException) -> None:
+            if isinstance(error, OutOfMemory):
+                out_of_memory(part, self._budget, error)
+            if part is batch:
+                self._check_model()
 
-    def _check_model(self, *_: object) -> None:
+        return infer_each(partial(infer, self._model), batch, on_failure=on_failure)
+
+    def _check_model(self) -> None:
         """Stop the run if the model fails on a plain text too. Else only some texts are at fault.
 
         Raises:

@@ -44,7 +44,14 @@ CODES = {
     500: grpc.StatusCode.INTERNAL,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
+    507: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
+# Their metric series exist before the first call, as those of HTTP's routes that classify.
+CLASSIFYING = (
+    "/inference.GRPCInferenceService/ModelInfer",
+    "/tei.v1.Predict/Predict",
+    "/tei.v1.Predict/PredictStream",
+)
 
 
 class Calls:
@@ -57,6 +64,9 @@ class Calls:
         self._service = service
         self._answers = answers
         self._logs = is_logged(service)
+        for path in CLASSIFYING:
+            for status in {200, *CODES} - {MethodNotAllowed.status}:
+                service.metrics.expect_request(path, GRPC, status)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         """The handler of a call, which gets its messages as bytes.
@@ -111,7 +121,7 @@ class Calls:
             trace = trace_id(span, headers)
             metrics.observe_request(route, GRPC, status, seconds, trace)
             if self._logs:
-                log_request(scope, trace, GRPC, route, status, seconds)
+                log_request(service, scope, trace, GRPC, route, status, seconds)
             if tracer and span and token:
                 detach(token)
                 tracer.end_request(span, method=GRPC, route=route, status=status)

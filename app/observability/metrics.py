@@ -108,6 +108,15 @@ class Metrics:
         self.runners_lost = self._counter(
             "runners_lost", "Threads of runners that ended and were to be replaced.", ["model"]
         )
+        self.stalled_batches = self._counter(
+            "stalled_batches", "Batches that took far longer than predicted.", ["model"]
+        )
+        self.out_of_memory = self._counter(
+            "out_of_memory", "Batches in which the memory ran out.", ["model"]
+        )
+        self.device_lost = self._gauge(
+            "device_lost", "1 after the GPU was lost: only a restart helps.", ["model"]
+        )
         self.loop_lag = self._histogram(
             "event_loop_lag_seconds",
             "From a batch's end to the event loop's turn to answer it.",

@@ -42,6 +42,9 @@ class ModelObserver:
         self._queue_tokens = metrics.queue_tokens.labels(name)
         self._runners_stuck = metrics.runners_stuck.labels(name)
         self._runners_lost = metrics.runners_lost.labels(name)
+        self._stalled = metrics.stalled_batches.labels(name)
+        self._out_of_memory = metrics.out_of_memory.labels(name)
+        self._device_lost = metrics.device_lost.labels(name)
         self._cache_hits = metrics.cache_hits.labels(name)
         self._cache_misses = metrics.cache_misses.labels(name)
         self._cache_bytes = metrics.cache_bytes.labels(name)
@@ -55,6 +58,7 @@ class ModelObserver:
         queue_texts: Callable[[], float],
         queue_tokens: Callable[[], float],
         runners_stuck: Callable[[], float],
+        device_lost: Callable[[], float],
         cache_bytes: Callable[[], float],
         ready: Callable[[], float],
     ) -> None:
@@ -62,6 +66,7 @@ class ModelObserver:
         self._queue_texts.set_function(queue_texts)
         self._queue_tokens.set_function(queue_tokens)
         self._runners_stuck.set_function(runners_stuck)
+        self._device_lost.set_function(device_lost)
         self._cache_bytes.set_function(cache_bytes)
         self._ready.set_function(ready)
 
@@ -111,6 +116,10 @@ class ModelObserver:
         """Count a runner whose thread ended and will be replaced."""
         self._runners_lost.value += 1
 
+    def batch_stalled(self) -> None:
+        """Count a batch that takes far longer than predicted."""
+        self._stalled.value += 1
+
     def batch(self, report: BatchReport) -> None:
         """Record a batch; called on the runners' threads."""
         with self._batch_lock:
@@ -118,5 +127,6 @@ class ModelObserver:
             self._batch_tokens.observe(report.padded_tokens)
             self._padding_ratio.observe(1 - report.tokens / report.padded_tokens)
             self._texts_shared.value += report.shared
+            self._out_of_memory.value += report.out_of_memory
         if self._tracer is not None:
             self._tracer.batch(self._name, report)

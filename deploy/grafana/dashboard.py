@@ -52,6 +52,7 @@ OUTPUT = Path(__file__).parent / "dashboards/sentiment.json"
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH, HEIGHT = 6, 7  # four panels fill Grafana's 24 columns
 THIRD = 8  # three panels fill them
+HALF = 12  # two panels fill them
 
 SERVICE = 'namespace=~"$namespace",job=~"$job"'
 JOB = f'{SERVICE},instance=~"$instance"'
@@ -470,11 +471,16 @@ def errors() -> Panels:
         ),
         graph(
             "Stuck runners",
-            "Runners whose batch takes far longer than predicted. The texts of that batch fail.",
+            "Runners whose batch takes far longer than predicted, and the batches that did. The"
+            " texts of such a batch fail.",
             "suffix: runners",
             (
                 f"sentiment_runners_stuck{{{MODEL}}}",
                 "{{model}} {{instance}}",
+            ),
+            (
+                f"increase(sentiment_stalled_batches_total{{{MODEL}}}[$__rate_interval])",
+                "stalled batches {{model}} {{instance}}",
             ),
         ).span(THIRD),
         graph(
@@ -492,6 +498,22 @@ def errors() -> Panels:
             "suffix: lines/s",
             (rate("sentiment_log_lines_dropped_total", JOB, "instance"), "{{instance}}"),
         ).span(THIRD),
+        graph(
+            "Out of memory",
+            "Batches in which the memory ran out. They are computed in parts, and later batches are"
+            " smaller until the replica restarts.",
+            "suffix: batches",
+            (
+                f"increase(sentiment_out_of_memory_total{{{MODEL}}}[$__rate_interval])",
+                "{{model}} {{instance}}",
+            ),
+        ).span(HALF),
+        graph(
+            "Lost GPUs",
+            "1 after a replica has lost its GPU. Only a restart helps, so its liveness fails.",
+            "suffix: GPUs",
+            (f"sentiment_device_lost{{{MODEL}}}", "{{model}} {{instance}}"),
+        ).span(HALF),
     ]
 
 

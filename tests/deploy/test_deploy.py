@@ -107,12 +107,13 @@ def test_own_files_stay_out_of_the_context(tmp_path: Path, path: str) -> None:
 
 
 def test_serving_images_are_installed_from_hashed_locks_alone() -> None:
-    """cpu and gpu install packages only from their lock, with hashes; the code is our wheel."""
+    """cpu and gpu install packages only from their locks, with hashes; the code is our wheel."""
     for name in ("cpu", "gpu"):
         sources = {step.stage for step in STAGES[name].steps if isinstance(step, Copy)}
         assert sources == {f"{name}-packages", "code"}
         (install,) = (s.command for s in STAGES[f"{name}-packages"].steps if isinstance(s, Run))
-        assert f"--require-hashes --requirement requirements/{name}.txt" in install
+        locks = f"--requirement requirements/{name}.txt --requirement requirements/grpc.txt"
+        assert f"--require-hashes {locks}" in install
     installs = [s.command for s in STAGES["code"].steps if isinstance(s, Run)]
     assert all("--no-deps" in command for command in installs)
 

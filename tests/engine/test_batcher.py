@@ -18,8 +18,10 @@ from app.engine.batching.report import BatchReport
 from app.engine.batching.runners import WATCH_S, Runners
 from app.errors import (
     DeadlineExceeded,
+    DeviceLost,
     InferenceFailed,
     NotReady,
+    OutOfMemory,
     Overloaded,
     ServiceError,
     ShuttingDown,
@@ -113,6 +115,7 @@ async def batching(
     max_queue_tokens: int = 1000,
     on_batch: Callable[[BatchReport], None] = lambda report: None,
     on_loss: Callable[[], None] = lambda: None,
+    on_stall: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[MicroBatcher[str, str]]:
     batcher = MicroBatcher(
         infer,
@@ -123,6 +126,7 @@ async def batching(
         on_batch=on_batch,
         on_lag=lambda seconds: None,
         on_loss=on_loss,
+        on_stall=on_stall,
     )
     try:
         yield batcher
@@ -910,6 +914,7 @@ def test_a_closed_loop_does_not_end_the_runner() -> None:
             on_batch=lambda report: None,
             on_lag=lambda seconds: None,
             on_loss=lambda: None,
+            on_stall=lambda: None,
         )
         return [await queued(batcher, "aaaa"), await queued(batcher, "bbbb")]
 
@@ -920,6 +925,155 @@ def test_a_closed_loop_does_not_end_the_runner() -> None:
     gate.wait_entered()
     assert gate.batches == [["aaaa"], ["bbbb"]]
     assert not any(task.done() for task in tasks)
+
+
+# Memory that runs out, and a device that is lost
+
+
+def fitting(most: int) -> tuple[list[int], Infer]:
+    """An infer for at most so many padded tokens, and the padded tokens of each of its calls."""
+    calls: list[int] = []
+
+    def infer(items: Sequence[str]) -> list[str | ServiceError]:
+        calls.append(len(items) * max(map(len, items)))
+        if calls[-1] > most:
+            raise OutOfMemory("too little memory") from RuntimeError(
+                "CUDA failure 2: out of memory"
+            )
+        return capitals(items)
+
+    return calls, infer
+
+
+def test_a_batch_that_does_not_fit_is_computed_in_parts(caplog: pytest.LogCaptureFixture) -> None:
+    """No text is lost, and later batches are so small that they fit at once."""
+    calls, infer = fitting(40)
+    reports: list[BatchReport] = []
+
+    async def scenario() -> None:
+        budget = TokenBudget(160)
+        async with batching(infer, budget=budget, on_batch=reports.append) as batcher:
+            assert await ask(batcher, *["xxxx"] * 40) == ["XXXX"] * 40
+            assert budget.tokens == 40
+            assert not batcher.failing
+
+    run(scenario())
+    assert calls == [160, 80, 40, 40, 80, 40, 40]
+    [report] = reports
+    assert (report.retried, report.out_of_memory, report.failed) == (True, True, 0)
+    assert caplog.messages[0].endswith("CUDA failure 2: out of memory")
+    assert len(caplog.messages) == 2  # for 160 tokens and for 80, not again for the other 80
+
+    calls.clear()
+
+    async def after() -> None:
+        budget = TokenBudget(160)
+        budget.lower(80, "out of memory")
+        async with batching(infer, budget=budget) as batcher:
+            assert await ask(batcher, *["xxxx"] * 40) == ["XXXX"] * 40
+
+    run(after())
+    assert calls == [40] * 4
+
+
+def test_a_text_that_does_not_fit_alone_fails_alone() -> None:
+    """It gets an error of its own kind, and does not lower the budget below what others need."""
+    _, infer = fitting(40)
+
+    async def scenario() -> None:
+        budget = TokenBudget(100)
+        async with batching(infer, budget=budget) as batcher:
+            assert kinds(await ask(batcher, "x" * 50)) == [OutOfMemory]
+            assert budget.tokens == 100
+            results = await ask(batcher, "x" * 50, "y" * 40)
+            assert kinds(results) == [OutOfMemory, "Y" * 40]
+
+    run(scenario())
+
+
+def test_a_batch_computed_in_parts_tells_nothing_of_the_speed(clock: Clock) -> None:
+    """Failed attempts take time, which does not count for the predicted wait."""
+    first = iter([OutOfMemory("too little memory")])
+
+    def infer(items: Sequence[str]) -> list[str | ServiceError]:
+        for error in first:
+            clock.now += 1000.0
+            raise error
+        return clock.ten_tokens_a_second(items)
+
+    async def scenario() -> None:
+        async with batching(infer) as batcher:
+            await ask(batcher, "x" * 10, "x" * 10)
+            await ask(batcher, "x" * 10)
+            assert batcher._admission.batch_seconds(10) == pytest.approx(1.0)
+
+    run(scenario())
+
+
+def test_on_a_lost_device_nothing_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """A batch of 64 texts fails with one call; later requests are refused; one line says why."""
+    calls = []
+
+    def infer(items: Sequence[str]) -> list[str | ServiceError]:
+        calls.append(len(items))
+        if "dead" in items:
+            raise DeviceLost("the GPU cannot be used any more")
+        return capitals(items)
+
+    async def scenario() -> None:
+        async with batching(infer) as batcher:
+            assert await ask(batcher, "before") == ["BEFORE"]
+            assert batcher.device_lost is None
+            assert kinds(await ask(batcher, "dead", *["fine"] * 63)) == [NotReady] * 64
+            assert batcher.device_lost == "the GPU cannot be used any more"
+            assert batcher.failing
+            with pytest.raises(NotReady, match="the GPU cannot be used any more"):
+                await ask(batcher, "after")
+
+    run(scenario())
+    assert calls == [1, 64]
+    [record] = caplog.records
+    assert (record.levelname, bool(record.exc_info)) == ("CRITICAL", True)
+
+
+def test_texts_that_wait_for_a_lost_device_get_its_error() -> None:
+    """Two runners and waiting texts: each text gets the error, and the loss is logged once."""
+
+    def infer(items: Sequence[str]) -> list[str | ServiceError]:
+        raise DeviceLost("gone")
+
+    async def scenario() -> None:
+        gate = Gate(infer)
+        async with batching(gate, runners=2, max_batch_tokens=8) as batcher:
+            tasks = [await queued(batcher, *["xxxx"] * 8) for _ in range(4)]
+            await gate.entered()
+            await gate.entered()
+            gate.open()
+            assert [kinds(results) for results in await asyncio.gather(*tasks)] == [
+                [NotReady] * 8
+            ] * 4
+        assert len(gate.batches) == 16
+
+    run(scenario())
+
+
+def test_a_loss_among_the_parts_of_a_batch_ends_them() -> None:
+    """Results that were computed before the loss are kept; the rest is not tried any more."""
+    calls = []
+
+    def infer(items: Sequence[str]) -> list[str | ServiceError]:
+        calls.append(list(items))
+        if "evil" in items:
+            raise DeviceLost("gone") if len(items) == 1 else ValueError
+        return capitals(items)
+
+    async def scenario() -> None:
+        async with batching(infer) as batcher:
+            results = await ask(batcher, "good", "good", "evil", "good")
+            assert kinds(results) == ["GOOD", "GOOD", NotReady, NotReady]
+
+    run(scenario())
+    assert len(calls) == 4
 
 
 # Runners that are lost, and runners that hang
@@ -1067,14 +1221,16 @@ def test_without_hope_nothing_waits(quick: None, monkeypatch: pytest.MonkeyPatch
 def test_a_batch_that_hangs_fails_before_its_deadline(
     quick: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A hanging batch's texts get an error, logged once; if all runners hang, none is admitted.
+    """A hanging batch's texts get an error, logged and counted once; none is admitted meanwhile.
 
     If the runner returns, its results are dropped, and everything works again.
     """
+    stalls: list[None] = []
 
     async def scenario() -> None:
         gate = Gate()
-        async with batching(gate) as batcher:
+        async with batching(gate, on_stall=lambda: stalls.append(None)) as batcher:
+            assert not stalls
             stuck = await queued(batcher, "a", "b", timeout_s=10**6)
             await gate.entered()
             waiting = await queued(batcher, "c", timeout_s=10**6)
@@ -1090,6 +1246,7 @@ def test_a_batch_that_hangs_fails_before_its_deadline(
 
     run(scenario())
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert len(stalls) == 1
 
 
 def test_a_batch_that_is_expected_to_take_long_does_not_hang(quick: None, clock: Clock) -> None:
@@ -1209,6 +1366,7 @@ def test_an_idle_batcher_sets_no_timer() -> None:
             on_batch=lambda report: None,
             on_lag=lambda seconds: None,
             on_loss=lambda: None,
+            on_stall=lambda: None,
         )
         assert await ask(batcher, "a") == ["A"]
         await asyncio.sleep(2 * WATCH_S)

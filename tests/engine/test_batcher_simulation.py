@@ -28,8 +28,10 @@ from app.engine.batching.runners import HOPELESS_AFTER
 from app.errors import (
     RETRY_AFTER_S,
     DeadlineExceeded,
+    DeviceLost,
     InferenceFailed,
     NotReady,
+    OutOfMemory,
     Overloaded,
     ServiceError,
     ShuttingDown,
@@ -99,6 +101,8 @@ class Scenario:
     hang_s: float = math.inf
     lost_takes: frozenset[int] = frozenset()  # a runner is lost while it takes: of all, in order
     lost_batches: frozenset[int] = frozenset()  # and after it has computed
+    memory: float = math.inf  # padded tokens for which it suffices
+    device_lost_at: float = math.inf  # no call that ends then or later succeeds
     repeats: bool = False  # texts of one kind are equal
     eager: bool = True
     work_first: bool = True
@@ -128,6 +132,7 @@ limits = st.sampled_from([100_000, 500, 200, 60])
 
 no_hangs = st.just(math.inf)
 no_losses: st.SearchStrategy[frozenset[int]] = st.just(frozenset())
+endless: st.SearchStrategy[float] = st.just(math.inf)
 
 
 @st.composite
@@ -145,6 +150,8 @@ def scenarios(
     limits: st.SearchStrategy[int] = limits,
     hangs: st.SearchStrategy[float] = no_hangs,
     losses: st.SearchStrategy[frozenset[int]] = no_losses,
+    memories: st.SearchStrategy[float] = endless,
+    device_losses: st.SearchStrategy[float] = endless,
     repeats: bool = False,
 ) -> Scenario:
     asks = []
@@ -168,6 +175,8 @@ def scenarios(
         hang_s=draw(hangs),
         lost_takes=draw(losses),
         lost_batches=draw(losses),
+        memory=draw(memories),
+        device_lost_at=draw(device_losses),
         repeats=repeats,
         eager=draw(st.booleans()),
         work_first=draw(st.booleans()),
@@ -194,12 +203,17 @@ class Done:
     text: Text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """What one call of infer got and returned; None if it failed."""
 
     texts: tuple[Text, ...]
     results: list[Done | ServiceError] | None
+    raised: type[BaseException] | None = None
+
+    @property
+    def padded_tokens(self) -> int:
+        return len(self.texts) * max(map(len, self.texts))
 
 
 @dataclass(slots=True)
@@ -355,6 +369,7 @@ class Record:
             on_batch=self._on_batch,
             on_lag=lambda seconds: None,
             on_loss=self._on_loss,
+            on_stall=lambda: None,
         )
         self._batcher = batcher
         self.simulation.before_advance = self._pause
@@ -407,10 +422,16 @@ class Record:
         ]
         outage = scenario.outage[0] <= now < scenario.outage[1]
         bad = outage or any(text.fate == "culprit" for text in texts)
-        calls.append(Call(tuple(texts), None if bad else results))
+        call = Call(tuple(texts), None if bad else results)
+        calls.append(call)
+        if call.padded_tokens > scenario.memory:
+            call.results, call.raised = None, OutOfMemory
+            raise OutOfMemory("too little memory")
         if not (bad and scenario.misbehaviour == "raise at once"):
-            padded_tokens = len(texts) * max(map(len, texts))
-            self.simulation.work(scenario.batch_seconds + padded_tokens)
+            self.simulation.work(scenario.batch_seconds + call.padded_tokens)
+        if self.simulation.now >= scenario.device_lost_at:
+            call.results, call.raised = None, DeviceLost
+            raise DeviceLost("the device is gone")
         if any(text.fate == "hangs" for text in texts):
             self.simulation.work(scenario.hang_s)
         if bad and scenario.misbehaviour == "short":
@@ -719,7 +740,10 @@ def measured_pace(record: Record, at: Moment) -> float:
     """Seconds per token of one runner, from the batches without a failure until then."""
     tokens = seconds = 0.0
     for batch in sorted(record.batches, key=lambda batch: batch.finished):
-        if batch.finished < at and all(isinstance(r, Done) for r in batch.outcomes.values()):
+        failed = len(batch.calls) > 1 or any(
+            not isinstance(r, Done) for r in batch.outcomes.values()
+        )
+        if batch.finished < at and not failed:
             tokens = SPEED_DECAY * tokens + sum(map(len, batch.texts))
             seconds = SPEED_DECAY * seconds + batch.finished.time - batch.started.time
     return seconds / tokens if tokens else 0.0
@@ -743,7 +767,7 @@ def check_the_reports(record: Record) -> None:
         outcomes = batch.outcomes.values()
         failed = sum(not isinstance(outcome, Done) for outcome in outcomes)
         assert batch.report is not None
-        assert replace(batch.report, others_waited=False) == BatchReport(
+        assert replace(batch.report, others_waited=False, retried=False) == BatchReport(
             texts=len(batch.texts),
             tokens=sum(map(len, batch.texts)),
             padded_tokens=len(batch.texts) * max(map(len, batch.texts)),
@@ -752,6 +776,7 @@ def check_the_reports(record: Record) -> None:
             failed=failed,
             others_waited=False,
         )
+        assert batch.report.retried == any(call.results is None for call in batch.calls)
         fruitless = fruitless + 1 if failed == len(batch.texts) else 0
         assert batch.failing == (fruitless >= FAILING_AFTER)
 
@@ -815,6 +840,71 @@ def check_the_stuck_are_known(record: Record) -> None:
     """A runner that hangs is reported as stuck; when it returns, it is not any more."""
     assert record.stuck == record.hanging
     assert record.complete == (record.hanging == 0)
+
+
+# Where memory runs out
+
+
+def check_only_what_is_too_long_fails(record: Record) -> None:
+    """A text fails for want of memory only if it has more tokens than fit, and failed alone."""
+    for batch in record.batches:
+        for text, outcome in batch.outcomes.items():
+            alone = Call((text,), None, OutOfMemory) in batch.calls
+            assert alone == (text.tokens > record.scenario.memory)
+            assert (outcome is None) == (alone or Call((text,), None) in batch.calls)
+    for visit in record.admitted:
+        if visit.answer is not None:
+            for text, result in zip(visit.ask.texts, visit.answer.results, strict=True):
+                assert text in record.batch_of or not isinstance(result, OutOfMemory)
+                assert text.tokens > record.scenario.memory or not isinstance(result, OutOfMemory)
+
+
+def check_the_budget_falls_for_good(record: Record) -> None:
+    """After memory ran out, no batch is as large; the budget is not lower than that asks for."""
+    smallest = math.inf
+    for batch in record.batches:
+        large = [
+            call.padded_tokens
+            for other in record.batches
+            if other.finished < batch.started
+            for call in other.calls
+            if call.raised is OutOfMemory and len(call.texts) > 1
+        ]
+        padded_tokens = len(batch.texts) * max(map(len, batch.texts))
+        assert len(batch.texts) == 1 or padded_tokens < min(large, default=math.inf)
+        smallest = min([smallest, *large])
+        assert batch.report
+        ran_out = [call for call in batch.calls if call.raised is OutOfMemory]
+        assert batch.report.out_of_memory == bool(ran_out)
+    tokens = record.budget.tokens
+    assert tokens == record.scenario.max_batch_tokens or 2 * tokens + 1 >= record.scenario.memory
+
+
+# Where the device is lost
+
+
+def check_no_call_follows_a_lost_device(record: Record) -> None:
+    """A batch ends with its first call on a lost device; no request is admitted after that."""
+    known = min(
+        (batch.finished for batch in record.batches if batch.calls[-1].raised is DeviceLost),
+        default=NEVER,
+    )
+    for batch in record.batches:
+        assert all(call.raised is not DeviceLost for call in batch.calls[:-1])
+    for visit in record.visits:
+        if visit.ask.texts and known < visit.asked < record.closed:
+            assert isinstance(visit.refusal, NotReady)
+
+
+def check_what_the_device_computed_is_kept(record: Record) -> None:
+    """A text has its result if it was computed before the loss, otherwise the error says why."""
+    for visit in record.admitted:
+        assert visit.answer is not None
+        for text, result in zip(visit.ask.texts, visit.answer.results, strict=True):
+            calls = [call for call in record.batch_of[text].calls if text in call.texts]
+            computed = calls[-1].results is not None
+            failed_alone = len(calls[-1].texts) == 1 and calls[-1].raised is not DeviceLost
+            assert isinstance(result, NotReady) == (not computed and not failed_alone)
 
 
 # Where texts repeat
@@ -965,6 +1055,64 @@ def test_runners_that_hang_or_are_lost(scenario: Scenario) -> None:
         check_each_text_is_answered_or_told_why,
         check_the_lost_are_replaced,
         check_the_stuck_are_known,
+    ):
+        check(record)
+
+
+@settings(deadline=None)
+@given(
+    scenarios(
+        lengths=st.lists(st.integers(1, 20), max_size=20),
+        memories=st.sampled_from([5.0, 15.0, 30.0, 60.0]),
+        outages=st.just((0.0, 0.0)),
+        budgets=st.sampled_from([10, 60, 100, 128]),
+    )
+)
+def test_memory_that_runs_out(scenario: Scenario) -> None:
+    """Every text is computed in a batch that fits; only what is too long alone fails."""
+    record = Record(scenario)
+    for check in (
+        check_nothing_is_raised_where_nobody_looks,
+        check_every_item_gets_its_own_answer,
+        check_each_text_is_computed_once,
+        check_submit_returns_the_moment_it_can,
+        check_the_budget_is_kept,
+        check_the_queue_is_bounded,
+        check_nothing_is_computed_in_vain,
+        check_no_runner_idles_while_a_text_waits,
+        check_the_queue_holds_what_waits,
+        check_refusals,
+        check_drain,
+        check_only_what_is_too_long_fails,
+        check_the_budget_falls_for_good,
+    ):
+        check(record)
+
+
+@settings(deadline=None)
+@given(
+    scenarios(
+        **patient,
+        lengths=st.lists(st.integers(1, 20), max_size=20),
+        fates=st.sampled_from([*["good"] * 8, "culprit"]),
+        memories=st.sampled_from([math.inf, math.inf, 30.0]),
+        device_losses=st.sampled_from([0.0, 20.0, 100.0, 300.0]),
+        limits=st.just(100_000),
+        drains=st.just([]),
+    )
+)
+def test_a_device_that_is_lost(scenario: Scenario) -> None:
+    """Every text gets one result or error, and nothing is tried again on the lost device."""
+    record = Record(scenario)
+    for check in (
+        check_nothing_is_raised_where_nobody_looks,
+        check_every_item_gets_its_own_answer,
+        check_the_budget_is_kept,
+        check_no_runner_idles_while_a_text_waits,
+        check_the_queue_holds_what_waits,
+        check_drain,
+        check_no_call_follows_a_lost_device,
+        check_what_the_device_computed_is_kept,
     ):
         check(record)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from app.engine.batching.budget import TRIALS, TRY_EVERY, TokenBudget
+from app.engine.batching.budget import BESIDE, TRIALS, TRY_EVERY, TokenBudget
 
 ENOUGH = 4 * TRY_EVERY * TRIALS  # batches for one decision
 
@@ -129,3 +129,78 @@ def test_a_change_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="app.engine.batching.budget"):
         _live(_budget(), {128: 60.0, 256: 60.0, 512: 90.0}, 2 * ENOUGH)
     assert "batches have at most 512 tokens from now on, not 256" in caplog.text
+
+
+# Where memory runs out
+
+
+def test_memory_that_ran_out_lowers_the_budget_for_good() -> None:
+    """The budget is halved until it is smaller than the batch; faster sizes do not raise it."""
+    changes: list[int] = []
+    budget = _budget(512, changes)
+    budget.lower(500, "out of memory")
+    assert budget.tokens == 256
+    budget.lower(130, "out of memory")
+    assert budget.tokens == 128
+    _live(budget, {64: 1.0, 128: 60.0, 256: 90.0}, 2 * ENOUGH)
+    assert budget.tokens == 128
+    assert changes == []
+
+
+def test_a_larger_size_that_does_not_fit_is_not_tried_again() -> None:
+    """If memory runs out in a trial of twice the budget, the budget stays, and is the largest."""
+    budget = _budget(128)
+    budget.lower(250, "out of memory")
+    assert budget.tokens == 128
+    assert {budget.next(waiting=10_000) for _ in range(10 * TRY_EVERY)} == {64, 128}
+
+
+def test_a_batch_formed_before_memory_ran_out_changes_nothing() -> None:
+    """Large batches that end well after the budget was lowered do not raise it."""
+    budget = _budget(256)
+    for _ in range(BESIDE):
+        _learn(budget, 256, 10.0)
+    budget.lower(256, "out of memory")
+    for _ in range(4 * TRIALS):
+        _learn(budget, 128, 10.0)
+        _learn(budget, 256, 90.0)
+    assert budget.tokens == 128
+
+
+def test_a_lowered_budget_is_not_kept_for_the_next_start() -> None:
+    """After memory ran out, a correction by live batches is not announced, so it is not saved."""
+    changes: list[int] = []
+    budget = _budget(512, changes)
+    budget.lower(512, "out of memory")
+    _live(budget, {64: 1.0, 128: 90.0, 256: 60.0}, 2 * ENOUGH)
+    assert budget.tokens == 128
+    assert changes == []
+
+
+def test_a_budget_that_is_set_is_lowered_too() -> None:
+    """The operator's value is lowered as well, but not below one token."""
+    budget = TokenBudget(100)
+    budget.lower(60, "out of memory")
+    assert (budget.tokens, budget.next(waiting=10_000)) == (50, 50)
+    budget.lower(1, "out of memory")
+    assert budget.tokens == 1
+
+
+def test_a_reloaded_model_starts_with_the_lowered_budget() -> None:
+    """The copy for another model has the lowered budget, and does not grow either."""
+    budget = _budget(512)
+    budget.lower(512, "out of memory")
+    again = budget.again()
+    assert (again.tokens, again.lowered) == (256, True)
+    _live(again, {128: 1.0, 256: 60.0, 512: 90.0}, 2 * ENOUGH)
+    assert again.tokens == 256
+
+
+def test_memory_that_ran_out_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """One line has both budgets, the cure and ONNX Runtime's reason."""
+    _budget(512).lower(400, "CUDA failure 2: out of memory")
+    [line] = caplog.messages
+    assert "memory ran out in a batch of 400 tokens" in line
+    assert "batches have at most 256 tokens, not 512" in line
+    assert "start with --max-batch-tokens 256" in line
+    assert line.endswith(": CUDA failure 2: out of memory")

@@ -213,6 +213,35 @@ def test_ways_are_measured_in_turns(
     assert len(rounds) % (2 + 3 * len(BATCHES)) == 0
 
 
+def test_sizes_that_do_not_fit_into_the_memory_are_left_out(
+    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service starts on a GPU with too little memory for the largest measured batches."""
+    infer = Model.infer
+
+    def limited(model: Model, encodings: Sequence[Encoding]) -> Any:
+        if len(encodings) > 2:
+            raise RuntimeError("CUDA failure 2: out of memory ; GPU=0")
+        return infer(model, encodings)
+
+    monkeypatch.setattr(Model, "infer", limited)
+    plan = tune(model, settings, cpus=2)
+    assert plan.budget.tokens <= 2 * TEXT_TOKENS
+    for cost in json.loads(_kept(settings).read_text())["costs"]:
+        assert set(cost["seconds"]) == {"1", "2"}
+
+
+def test_a_budget_lowered_for_want_of_memory_is_not_kept(model: Model, settings: Settings) -> None:
+    """The summary says why the budget is lower; the next start begins with what was measured."""
+    plan = tune(model, settings, cpus=2)
+    start, plan.budget.tokens = plan.budget.tokens, 256
+    plan.budget.lower(200, "out of memory")
+    assert f"at most 128 tokens a batch (lowered from {start}, because" in plan.summary()
+    _prove_another_better(plan)
+    assert tune(model, settings, cpus=2).budget.tokens == start
+    assert json.loads(_kept(settings).read_text())["max_batch_tokens"] is None
+
+
 def test_no_more_than_two_sessions_are_open_at_once(
     model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ import pytest
 
 import app.files
 from app.cli import main
+from app.engine.encoding import Encoding
 from app.engine.model import Model
 from app.errors import CannotContinue, UserError
 from app.files import tables
@@ -194,6 +195,32 @@ def test_a_model_that_fails_on_every_text(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("sentiment: the model fails on every text: the device is gone; ")
     assert not target.exists()
+
+
+def test_memory_that_runs_out_costs_no_row(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A batch that does not fit is computed in parts, and later ones are smaller; one line says so.
+
+    The rows are those of a run with enough memory.
+    """
+    source, target = _csv(tmp_path / "in.csv", 300), tmp_path / "out.csv"
+    options = ["--model", str(bundle), "--input", str(source), "--output", str(target)]
+    assert main(["classify", *options]) == 0
+    expected = target.read_text()
+    target.unlink()
+    infer = Model.infer
+
+    def limited(model: Model, encodings: Sequence[Encoding]) -> Any:
+        if len(encodings) * len(encodings[0]) > 256:
+            raise RuntimeError("Failed to allocate memory for requested buffer of size 256")
+        return infer(model, encodings)
+
+    monkeypatch.setattr(Model, "infer", limited)
+    assert main(["classify", *options]) == 0
+    assert target.read_text() == expected
+    [line] = [line for line in caplog.messages if "memory ran out" in line]
+    assert "batches have at most 256 tokens, not 512" in line
 
 
 def test_a_text_that_is_not_utf8(

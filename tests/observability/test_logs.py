@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,15 @@ import pytest
 
 from app.cli import main
 from tests.api.test_stream import FLAGS
-from tests.support.serving import COMMAND, ROOT, Process, environment, exchange
+from tests.support.serving import (
+    COMMAND,
+    ROOT,
+    Process,
+    environment,
+    eventually,
+    exchange,
+    metric,
+)
 
 TEXT = "xyzzy-plugh"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -26,8 +35,9 @@ def _lines(log: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.splitlines()]
 
 
-def _served(bundle: Path, *flags: str) -> Process:
-    return Process("--model", str(bundle), *FLAGS, "--access-log", "on", *flags)
+def _served(bundle: Path, *flags: str, variables: Mapping[str, str] | None = None) -> Process:
+    flags = ("--model", str(bundle), *FLAGS, "--access-log", "on", *flags)
+    return Process(*flags, variables=variables)
 
 
 def test_a_request_is_a_line_with_its_stages(bundle: Path) -> None:
@@ -66,6 +76,34 @@ def test_a_request_is_a_line_with_its_stages(bundle: Path) -> None:
     assert "code" not in listed
     assert (streamed["route"], tokenized["route"]) == ("/classify/stream", "/tokenize")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
+
+
+def test_a_stream_that_ends_early_has_a_code(bundle: Path) -> None:
+    """The status is sent before a stream can fail; the code of its last line is a field.
+
+    So is the code of a client that leaves before its answers.
+    """
+    with _served(bundle, "--max-body-bytes", "4096") as process:
+        headers = {"content-type": "application/x-ndjson", "content-encoding": "gzip"}
+        url = f"{process.url}/classify/stream"
+        answer = httpx2.post(url, content=b"no gzip", headers=headers)
+        del headers["content-encoding"]
+        with socket.create_connection(("127.0.0.1", process.port), timeout=30) as leaving:
+            head = [f"{name}: {value}" for name, value in {**headers, "host": "x"}.items()]
+            head = ["POST /classify/stream HTTP/1.1", *head, "transfer-encoding: chunked", "", ""]
+            leaving.sendall("\r\n".join(head).encode())
+            leaving.recv(100)  # the answer has begun
+        with httpx2.Client(base_url=process.url) as client:  # its own request is in flight
+            eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 1)
+        process.signal(signal.SIGTERM)
+        _, log = process.wait()
+    code = json.loads(answer.text.splitlines()[-1])["error"]["code"]
+    accesses = [line for line in _lines(log) if line["logger"] == "access"]
+    ends = [(line["route"], line["status"], line["code"]) for line in accesses]
+    assert ends == [
+        ("/classify/stream", 200, code),
+        ("/classify/stream", 200, "client_disconnected"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -125,9 +163,14 @@ def test_every_line_has_one_form(bundle: Path) -> None:
 
 
 def test_what_machines_ask_all_the_time_is_logged_at_debug(bundle: Path) -> None:
-    """At the level info, health, metrics and files of the page have no line, unless they fail."""
-    with _served(bundle) as process:
-        for path in ("/health", "/health/live", "/v2/health/ready", "/metrics", "/web/page.js"):
+    """At the level info, health, metrics and files of the page have no line, unless they fail.
+
+    Health includes the route that Vertex AI chooses.
+    """
+    variables = {"AIP_HEALTH_ROUTE": "/v1/endpoints/1"}
+    with _served(bundle, variables=variables) as process:
+        probes = ("/health", "/health/live", "/v2/health/ready", *variables.values())
+        for path in (*probes, "/metrics", "/web/page.js"):
             assert httpx2.get(f"{process.url}{path}").status_code == 200, path
         httpx2.get(f"{process.url}/web/nothing.js")
         httpx2.get(f"{process.url}/info")

@@ -36,6 +36,9 @@ CONTRACT = {
     "log_lines_dropped_total": set(),
     "runners_lost_total": {"model"},
     "runners_stuck": {"model"},
+    "stalled_batches_total": {"model"},
+    "out_of_memory_total": {"model"},
+    "device_lost": {"model"},
 }
 
 

@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "requirements"
+SERVING_LOCKS = ["cpu.txt", "gpu.txt", "files.txt", "grpc.txt", "build.txt"]
 EXPORT_ONLY = {"torch", "transformers", "optimum", "optimum-onnx", "onnx", "scikit-learn", "scipy"}
 
 
@@ -95,7 +96,7 @@ def test_a_plain_install_brings_nothing_to_export_with(wheel: ZipFile) -> None:
     assert not names & EXPORT_ONLY
 
 
-@pytest.mark.parametrize("lock", ["cpu.txt", "gpu.txt", "files.txt", "build.txt"])
+@pytest.mark.parametrize("lock", SERVING_LOCKS)
 def test_every_locked_package_has_a_hash(lock: str) -> None:
     """pip accepts the lock only if each package is the very file that was resolved."""
     entries = _entries(lock)
@@ -103,7 +104,7 @@ def test_every_locked_package_has_a_hash(lock: str) -> None:
     assert not [entry for entry in entries if "--hash=sha256:" not in entry]
 
 
-@pytest.mark.parametrize("lock", ["cpu.txt", "gpu.txt", "files.txt", "build.txt", "dev.txt"])
+@pytest.mark.parametrize("lock", [*SERVING_LOCKS, "dev.txt"])
 def test_locks_name_no_registry(lock: str) -> None:
     """A lock works with any index or mirror: no address, no index option, no absolute path."""
     text = (LOCKS / lock).read_text(encoding="utf-8")
@@ -111,13 +112,13 @@ def test_locks_name_no_registry(lock: str) -> None:
     assert not found
 
 
-@pytest.mark.parametrize("lock", ["cpu.txt", "gpu.txt", "files.txt", "build.txt"])
+@pytest.mark.parametrize("lock", SERVING_LOCKS)
 def test_serving_locks_hold_no_export_package(lock: str) -> None:
     """What `make serve` installs contains neither torch nor transformers nor the exporter."""
     assert not _pins(lock).keys() & EXPORT_ONLY
 
 
-@pytest.mark.parametrize("lock", ["cpu.txt", "gpu.txt", "files.txt", "build.txt"])
+@pytest.mark.parametrize("lock", SERVING_LOCKS)
 def test_development_set_changes_no_serving_package(lock: str) -> None:
     """dev.txt pins what it shares with a serving lock to the same version, and no runtime."""
     serving, dev = _pins(lock), _pins("dev.txt")
@@ -132,6 +133,7 @@ def test_development_set_changes_no_serving_package(lock: str) -> None:
     [
         (["cpu.txt", "files.txt"], ["cpu", "files"]),
         (["gpu.txt"], ["gpu"]),
+        (["cpu.txt", "grpc.txt"], ["grpc"]),
         (["cpu.txt", "dev.txt"], ["otel", "grpc", "export", "dev", "bench"]),
     ],
 )

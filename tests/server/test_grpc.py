@@ -15,8 +15,11 @@ import grpc
 import httpx2
 import pytest
 
+from app.api.service import Service
 from app.cli import main
+from app.grpc_api.calls import Calls
 from app.grpc_api.messages import METHODS, POOL, SERVICES
+from app.settings import Settings
 from tests.support.serving import SLOW_COMMAND, Process, environment, free_port
 
 KEY = (("authorization", "Bearer the-key-of-the-tests"),)
@@ -241,6 +244,18 @@ def test_an_unknown_method_or_message_is_refused(client: Client) -> None:
         assert failed.value.code().name.startswith(code)
 
 
+def test_series_of_calls_exist_before_the_first_call() -> None:
+    """As for HTTP, a rate sees the first increase, and an alert the first error."""
+    service = Service(Settings())
+    Calls(service, {})
+    for path in ("/tei.v1.Predict/Predict", "/tei.v1.Predict/PredictStream", f"{OIP}/ModelInfer"):
+        for status in (200, 401, 413, 422, 429, 499, 500, 503, 504):
+            labels = {"route": path, "method": "GRPC", "status": str(status)}
+            value = service.metrics.registry.get_sample_value
+            assert value("sentiment_http_requests_total", labels) == 0
+        assert value("sentiment_http_request_duration_seconds_count", {"route": path}) == 0
+
+
 def test_metrics_count_calls_as_requests(service: tuple[Process, Client]) -> None:
     """A call adds to the same series as a request over HTTP, with the status of its error."""
     process, client = service
@@ -362,8 +377,9 @@ def test_shutdown_finishes_calls_and_ends_streams(bundle: Path) -> None:
             next(stream)
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
         silent.set()
-        assert "stopped" in process.read_until("stopped")
+        code, log = process.wait()
         client.channel.close()
+    assert (code, "stopped" in log) == (0, True)
 
 
 def test_a_port_in_use_is_one_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,8 +90,8 @@ OK, NOT_READY = {(200, None)}, {(503, "not_ready")}
 def test_runners_that_hang(process: Process, client: httpx2.Client, fault: Path) -> None:
     """One of two hangs: unready, alive, others are answered. Both hang: not alive, errors at once.
 
-    A text that hangs gets its error long before its deadline, also in a stream. When the runners
-    return, everything works again.
+    A text that hangs gets its error long before its deadline, also in a stream. Each stalled batch
+    is counted. When the runners return, everything works again.
     """
     assert _post(client, ["love", "worst"]).status_code == 200
     fault.touch()
@@ -100,6 +100,7 @@ def test_runners_that_hang(process: Process, client: httpx2.Client, fault: Path)
     assert (_codes(client, LIVE), _codes(client, READY)) == (OK, NOT_READY)
     assert metric(client, "sentiment_model_ready", **MODEL) == 0
     assert metric(client, "sentiment_runners_stuck", **MODEL) == 1
+    assert metric(client, "sentiment_stalled_batches_total", **MODEL) == 1
     assert _post(client, "love").json()["results"][0]["label"] == "positive"
 
     lines = b'{"id": 1, "text": "worst"}\n'
@@ -117,6 +118,7 @@ def test_runners_that_hang(process: Process, client: httpx2.Client, fault: Path)
     eventually(lambda: _codes(client, READY + LIVE) == OK)
     assert metric(client, "sentiment_model_ready", **MODEL) == 1
     assert metric(client, "sentiment_runners_stuck", **MODEL) == 0
+    assert metric(client, "sentiment_stalled_batches_total", **MODEL) == 2
     assert _post(client, ["love", "worst"]).status_code == 200
 
 

@@ -14,7 +14,7 @@ from app.errors import ServiceError
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER_METHOD = "other"
 # Orchestrators, Prometheus and browsers ask for these all the time. If they succeed, they are
-# logged at debug.
+# logged at debug, and so is the path of AIP_HEALTH_ROUTE.
 QUIET = frozenset(
     {
         *("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"),
@@ -38,6 +38,7 @@ def is_logged(service: Service) -> bool:
 
 
 def log_request(
+    service: Service,
     scope: Scope,
     trace: str | None,
     method: str,
@@ -46,7 +47,8 @@ def log_request(
     seconds: float,
 ) -> None:
     """Write the access line, without path and query: clients may have put a text there."""
-    level = logging.DEBUG if route in QUIET and status < 400 else logging.INFO
+    quiet = route in QUIET or route == service.health_route
+    level = logging.DEBUG if quiet and status < 400 else logging.INFO
     if not access.isEnabledFor(level):
         return
     state = scope["state"]

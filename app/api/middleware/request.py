@@ -106,7 +106,7 @@ class RequestMiddleware:
             trace = trace_id(span, headers)
             metrics.observe_request(route, method, status or 500, seconds, trace)
             if self._logs:
-                log_request(scope, trace, method, route, status or 500, seconds)
+                log_request(self._service, scope, trace, method, route, status or 500, seconds)
             if tracer and span and token:
                 detach(token)
                 tracer.end_request(span, method=method, route=route, status=status or 500)

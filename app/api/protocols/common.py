@@ -1,12 +1,12 @@
 """What the protocols of other servers have in common."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
 from typing_extensions import TypedDict
 
-from app.api.inputs import PairObject, Text, parse_texts
+from app.api.inputs import NonEmpty, PairObject, Text, parse_texts
 from app.engine.model import Model
 from app.engine.pairs import Input
 from app.engine.results import Prediction
@@ -17,15 +17,12 @@ def whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Item = TypeVar("Item")
-NonEmpty = Annotated[list[Item], Field(min_length=1)]
-
 # These protocols have no place for the error of one text, so every text must be valid.
 AllTexts = Annotated[
     Input | list[Input],
     PlainValidator(
         parse_texts,
-        json_schema_input_type=Text | PairObject[Text] | NonEmpty[Text | PairObject[Text]],
+        json_schema_input_type=Text | NonEmpty[Text] | NonEmpty[PairObject],
     ),
 ]
 INPUTS = "one text, or a list of texts; a list of two strings is two separate texts"
@@ -34,8 +31,8 @@ INPUTS = "one text, or a list of texts; a list of two strings is two separate te
 class LabelScore(TypedDict):
     """A label and its score."""
 
-    label: str
-    score: float
+    label: Annotated[str, Field(description="one of the model's labels")]
+    score: Annotated[float, Field(description="its score")]
 
 
 def ranking(values: Mapping[str, float]) -> list[LabelScore]:

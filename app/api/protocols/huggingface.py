@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from app.api import examples
 from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
 from app.api.body import read_body
 from app.api.inputs import as_list
-from app.api.openapi import ERRORS, documented, documented_body
+from app.api.openapi import ERRORS, documented, documented_body, example
 from app.api.protocols.common import INPUTS, AllTexts, LabelScore, ranking, whole
 from app.api.routing import DirectRoute
 from app.engine.classifier import Classification
@@ -22,7 +23,7 @@ router = APIRouter(tags=["compatibility"], route_class=DirectRoute)
 Function = Literal["softmax", "sigmoid", "none"]
 
 
-class Parameters(BaseModel):
+class PipelineParameters(BaseModel):
     """The supported parameters; other parameters are ignored."""
 
     top_k: Annotated[int, Field(strict=True, ge=1), BeforeValidator(whole)] | None = Field(
@@ -39,17 +40,18 @@ class TextClassification(BaseModel):
     """One text, or a list of texts; other fields are ignored."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"inputs": "I love this!", "parameters": {"top_k": 1}}]}
+        json_schema_extra={"examples": [{"inputs": "I love this!", "parameters": {"top_k": 2}}]}
     )
 
     inputs: AllTexts = Field(description=INPUTS)
-    parameters: Parameters | None = None
+    parameters: PipelineParameters | None = Field(default=None, description="what to answer")
 
 
 @router.post(
     "/",
+    operation_id="classifyHuggingFace",
     response_model=list[list[LabelScore]],
-    responses=documented(*ERRORS),
+    responses={**example([examples.RANKED[:2]]), **documented(*ERRORS)},
     openapi_extra=documented_body(TextClassification),
 )
 async def text_classification(request: Request) -> Response:
@@ -71,7 +73,7 @@ async def best_labels(
     Raises:
         ServiceError: a text is bad, or the request as a whole failed.
     """
-    asked = body.parameters or Parameters()
+    asked = body.parameters or PipelineParameters()
     done = await classify_texts(request, as_list(body.inputs), model=None)
     ranked = [
         ranking(_scores(prediction, asked.function_to_apply, done.model))[: asked.top_k]

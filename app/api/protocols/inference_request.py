@@ -9,9 +9,9 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from app.api.body import read_bytes, validated
-from app.api.inputs import Text
+from app.api.inputs import NonEmpty, Text
 from app.api.protocols.bytes_tensor import unpack
-from app.api.protocols.common import NonEmpty, whole
+from app.api.protocols.common import whole
 from app.engine.predictions import Overflow
 from app.errors import InvalidRequest, UnsupportedMediaType
 

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
 from fastapi import Response
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from app.api.protocols.bytes_tensor import pack
@@ -20,9 +21,9 @@ DataType = Literal["BYTES", "FP32"]
 class TensorMetadata(TypedDict):
     """Name, type and shape of a tensor. In a model's metadata, -1 means the number of texts."""
 
-    name: str
-    datatype: DataType
-    shape: list[int]
+    name: Annotated[str, Field(description="the tensor's name")]
+    datatype: Annotated[DataType, Field(description="type of its values")]
+    shape: Annotated[list[int], Field(description="its dimensions; -1: the number of texts")]
 
 
 class Tensor(TensorMetadata):

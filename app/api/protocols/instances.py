@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from app.api.answers import JsonAnswer, classify_texts, timing, whole_failure
-from app.api.protocols.common import NonEmpty
+from app.api.inputs import NonEmpty
 from app.engine.pairs import Input, TextPair
 from app.engine.predictions import Options, Overflow
 from app.engine.results import FailedItem, Prediction, item
@@ -55,11 +55,11 @@ class TextObject(TypedDict):
     Only models with `text_pairs` (see `GET /models`) take a second text.
     """
 
-    text: str
-    text_pair: NotRequired[str | None]
+    text: Annotated[str, Field(description="the text")]
+    text_pair: NotRequired[Annotated[str | None, Field(description="the second text")]]
 
 
-class Parameters(BaseModel):
+class InstancesParameters(BaseModel):
     """Parameters of the whole request; other parameters are ignored."""
 
     overflow: Overflow = Field(
@@ -68,7 +68,7 @@ class Parameters(BaseModel):
     )
 
 
-EXAMPLE: JsonDict = {"instances": ["I love this!", {"text": "worst service ever"}]}
+EXAMPLE: JsonDict = {"instances": ["I love this!", ""]}
 
 
 class InstancesRequest(BaseModel):
@@ -77,15 +77,19 @@ class InstancesRequest(BaseModel):
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
 
     instances: Annotated[
-        list[Input], PlainValidator(_texts, json_schema_input_type=NonEmpty[str | TextObject])
+        list[Input],
+        PlainValidator(_texts, json_schema_input_type=NonEmpty[str] | NonEmpty[TextObject]),
     ] = Field(description="texts, or objects with a text")
-    parameters: Parameters | None = None
+    parameters: InstancesParameters | None = Field(default=None, description="for all texts")
 
 
 class InstancesResponse(TypedDict):
-    """``predictions`` has one item for each instance, in their order."""
+    """The results of the instances."""
 
-    predictions: list[Prediction | FailedItem]
+    predictions: Annotated[
+        list[Prediction | FailedItem],
+        Field(description="one item for each instance, in their order"),
+    ]
 
 
 async def answer_instances(
@@ -96,7 +100,7 @@ async def answer_instances(
     Raises:
         ServiceError: ``model`` is not served, or the request as a whole failed.
     """
-    options = Options((body.parameters or Parameters()).overflow)
+    options = Options((body.parameters or InstancesParameters()).overflow)
     done = await classify_texts(request, body.instances, model=model, options=options)
     if error := whole_failure(done.outcomes, single=False):
         raise error

@@ -3,10 +3,14 @@
 ``GET /v1/models`` is in vllm.py, because OpenAI's clients ask the same path.
 """
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated
 
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from app.api import examples
 from app.api.body import read_body
-from app.api.openapi import ERRORS, documented, path_parameters
+from app.api.openapi import ERRORS, documented, example, path_parameters
 from app.api.protocols.instances import InstancesRequest, answer_instances
 from app.api.protocols.vllm import ServedModel, served_model
 from app.api.routing import DirectRoute
@@ -20,13 +24,17 @@ classifying = APIRouter(prefix="/v1/models", tags=["compatibility"], route_class
 class ModelStatus(ServedModel):
     """A served model: the fields of KServe and of OpenAI."""
 
-    name: str
-    ready: bool
+    name: Annotated[str, Field(description="the model's name")]
+    ready: Annotated[bool, Field(description="always true; otherwise the answer is an error")]
 
 
 @router.get(
     "/{name}",
-    responses=documented(Unauthorized, ModelNotFound, RateLimited, NotReady, ShuttingDown),
+    operation_id="getModelV1",
+    responses={
+        **example(examples.STATUS),
+        **documented(Unauthorized, ModelNotFound, RateLimited, NotReady, ShuttingDown),
+    },
     openapi_extra=path_parameters("name"),
 )
 async def model(request: Request) -> ModelStatus:

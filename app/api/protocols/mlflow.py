@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from app.api.protocols.instances import TEXT_FIELDS, InstancesRequest, Parameters
+from app.api.protocols.instances import TEXT_FIELDS, InstancesParameters, InstancesRequest
 
 
 def _column(columns: Sequence[Any]) -> Any:
@@ -55,7 +55,7 @@ class SplitRequest(BaseModel):
     dataframe_split: Annotated[
         list[str], PlainValidator(_split, json_schema_input_type=dict[str, Any])
     ] = Field(description="an object with columns and data, as pandas writes it")
-    params: Parameters | None = None
+    params: InstancesParameters | None = None
 
 
 class RecordsRequest(BaseModel):
@@ -64,7 +64,7 @@ class RecordsRequest(BaseModel):
     dataframe_records: Annotated[
         list[str], PlainValidator(_records, json_schema_input_type=list[dict[str, Any]])
     ] = Field(description="one object per row")
-    params: Parameters | None = None
+    params: InstancesParameters | None = None
 
 
 def as_instances(body: SplitRequest | RecordsRequest) -> InstancesRequest:

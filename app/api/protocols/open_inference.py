@@ -1,10 +1,14 @@
 """Version 2 of the Open Inference Protocol over HTTP, with binary tensors."""
 
+from typing import Annotated
+
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 from typing_extensions import TypedDict
 
+from app.api import examples
 from app.api.answers import classify_texts, every_prediction, timing
-from app.api.openapi import ERRORS, documented, path_parameters
+from app.api.openapi import ERRORS, documented, example, path_parameters
 from app.api.protocols.inference_request import ALL_OUTPUTS, read_inference_request
 from app.api.protocols.inference_response import (
     VERSION,
@@ -30,53 +34,63 @@ PLATFORM = "onnxruntime_onnx"
 class ServerMetadata(TypedDict):
     """Name and version of the service, and the extensions of the protocol that it has."""
 
-    name: str
-    version: str
-    extensions: list[str]
+    name: Annotated[str, Field(description="always sentiment-service")]
+    version: Annotated[str, Field(description="of the service")]
+    extensions: Annotated[list[str], Field(description="extensions of the protocol")]
 
 
 class Live(TypedDict):
     """The process works."""
 
-    live: bool
+    live: Annotated[bool, Field(description="always true; otherwise the answer is an error")]
 
 
 class Ready(TypedDict):
     """The service is ready for requests."""
 
-    ready: bool
+    ready: Annotated[bool, Field(description="always true; otherwise the answer is an error")]
 
 
 class ModelReady(Ready):
     """The model is ready for requests."""
 
-    name: str
+    name: Annotated[str, Field(description="the model's name")]
 
 
 class ModelParameters(TypedDict):
     """Metadata for which the protocol has no field."""
 
-    labels: list[str]
+    labels: Annotated[list[str], Field(description="in the order of the logits and scores")]
 
 
 class ModelMetadata(TypedDict):
-    """A served model. ``labels`` are in the order of the logits and scores."""
+    """A served model."""
 
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-    parameters: ModelParameters
+    name: Annotated[str, Field(description="the model's name")]
+    versions: Annotated[list[str], Field(description="always 1")]
+    platform: Annotated[str, Field(description="what computes it")]
+    inputs: Annotated[list[TensorMetadata], Field(description="the tensor of texts")]
+    outputs: Annotated[list[TensorMetadata], Field(description="what may be asked for")]
+    parameters: Annotated[ModelParameters, Field(description="what the protocol has no field for")]
 
 
 _NAMED = path_parameters("name")
 _VERSIONED = path_parameters("name", "version")
-_METADATA_ERRORS = documented(Unauthorized, ModelNotFound, RateLimited, NotReady)
-_READY_ERRORS = documented(Unauthorized, ModelNotFound, RateLimited, NotReady, ShuttingDown)
+_METADATA = {
+    **example(examples.METADATA),
+    **documented(Unauthorized, ModelNotFound, RateLimited, NotReady),
+}
+_READY = {
+    **example({"ready": True, "name": examples.MODEL}),
+    **documented(Unauthorized, ModelNotFound, RateLimited, NotReady, ShuttingDown),
+}
 
 
-@router.get("", responses=documented(Unauthorized, RateLimited))
+@router.get(
+    "",
+    operation_id="getServerV2",
+    responses={**example(examples.SERVER), **documented(Unauthorized, RateLimited)},
+)
 async def server_metadata(request: Request) -> ServerMetadata:
     """Name and version of the service, and the extensions of the protocol that it has."""
     extensions = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
@@ -87,14 +101,22 @@ async def server_metadata(request: Request) -> ServerMetadata:
     }
 
 
-@router.get("/health/live", responses=documented(NotReady))
+@router.get(
+    "/health/live",
+    operation_id="checkLiveV2",
+    responses={**example({"live": True}), **documented(NotReady)},
+)
 async def server_live(request: Request) -> Live:
     """Succeeds if the process works or can recover by itself; otherwise restart the process."""
     Service.of(request).models.check_live()
     return {"live": True}
 
 
-@router.get("/health/ready", responses=documented(NotReady, ShuttingDown))
+@router.get(
+    "/health/ready",
+    operation_id="checkReadyV2",
+    responses={**example({"ready": True}), **documented(NotReady, ShuttingDown)},
+)
 async def server_ready(request: Request) -> Ready:
     """Succeeds while you can send traffic.
 
@@ -105,18 +127,26 @@ async def server_ready(request: Request) -> Ready:
 
 
 @router.get(
-    "/models/{name}/versions/{version}", responses=_METADATA_ERRORS, openapi_extra=_VERSIONED
+    "/models/{name}/versions/{version}",
+    operation_id="getModelVersionV2",
+    responses=_METADATA,
+    openapi_extra=_VERSIONED,
 )
-@router.get("/models/{name}", responses=_METADATA_ERRORS, openapi_extra=_NAMED)
+@router.get("/models/{name}", operation_id="getModelV2", responses=_METADATA, openapi_extra=_NAMED)
 async def model_metadata(request: Request) -> ModelMetadata:
     """The model's tensors, and its labels in the order of the logits and scores."""
     return metadata_of(served(request).model)
 
 
 @router.get(
-    "/models/{name}/versions/{version}/ready", responses=_READY_ERRORS, openapi_extra=_VERSIONED
+    "/models/{name}/versions/{version}/ready",
+    operation_id="checkModelVersionReadyV2",
+    responses=_READY,
+    openapi_extra=_VERSIONED,
 )
-@router.get("/models/{name}/ready", responses=_READY_ERRORS, openapi_extra=_NAMED)
+@router.get(
+    "/models/{name}/ready", operation_id="checkModelReadyV2", responses=_READY, openapi_extra=_NAMED
+)
 async def model_ready(request: Request) -> ModelReady:
     """Succeeds while you can send traffic for this model."""
     classifier = served(request)

@@ -5,20 +5,16 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, cast
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from app.api import examples
 from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
 from app.api.body import ByField, read_body
-from app.api.inputs import PairObject, Text, as_list, parse_texts
-from app.api.openapi import ERRORS, documented, documented_body
+from app.api.inputs import NonEmpty, PairObject, Text, as_list, parse_texts
+from app.api.openapi import ERRORS, documented, documented_body, example
 from app.api.problems import problem
-from app.api.protocols.common import (
-    LabelScore,
-    NonEmpty,
-    ranking,
-    tokens_computed,
-)
+from app.api.protocols.common import LabelScore, ranking, tokens_computed
 from app.api.protocols.instances import InstancesRequest, InstancesResponse, answer_instances
 from app.api.routing import DirectRoute
 from app.api.schemas import Problem
@@ -32,6 +28,7 @@ from app.errors import (
     EmptyText,
     InferenceFailed,
     NotReady,
+    OutOfMemory,
     Overloaded,
     ServiceError,
     ShuttingDown,
@@ -44,6 +41,7 @@ _ERROR_TYPES: dict[type[ServiceError], ErrorType] = {
     EmptyText: "Empty",
     Overloaded: "Overloaded",
     InferenceFailed: "Backend",
+    OutOfMemory: "Backend",
     DeadlineExceeded: "Backend",
     NotReady: "Unhealthy",
     ShuttingDown: "Unhealthy",
@@ -74,9 +72,9 @@ Inputs = Annotated[
     PlainValidator(
         _parse_inputs,
         json_schema_input_type=Text
-        | PairObject[Text]
-        | NonEmpty[Text | PairObject[Text]]
-        | NonEmpty[tuple[Text] | tuple[Text, Text]],
+        | NonEmpty[Text]
+        | NonEmpty[PairObject]
+        | NonEmpty[Annotated[list[Text], Field(min_length=1, max_length=2)]],
     ),
 ]
 
@@ -94,9 +92,9 @@ class PredictRequest(BaseModel):
     truncate: StrictBool | None = Field(
         default=None, description="false: refuse a text of more tokens than the model takes"
     )
-    truncation_direction: Literal["right", "Right"] = Field(
-        default="right", description="only 'right' is accepted: the end of a text is cut off"
-    )
+    truncation_direction: Annotated[
+        Literal["right", "Right"], WithJsonSchema({"type": "string", "const": "right"})
+    ] = Field(default="right", description="only 'right' is accepted: the end of a text is cut off")
 
 
 FORMS = ByField({"instances": InstancesRequest}, otherwise=PredictRequest)
@@ -105,13 +103,22 @@ FORMS = ByField({"instances": InstancesRequest}, otherwise=PredictRequest)
 class PredictProblem(Problem):
     """An error. ``error_type`` is TEI's, and missing if no route was reached (for example 401)."""
 
-    error_type: NotRequired[ErrorType]
+    error_type: NotRequired[Annotated[ErrorType, Field(description="the kind of error in TEI")]]
+
+
+def _error_type(kind: type[ServiceError], detail: str) -> dict[str, ErrorType]:
+    """The member that TEI adds to an error."""
+    return {"error_type": _ERROR_TYPES.get(kind, "Validation")}
 
 
 @router.post(
     "/predict",
+    operation_id="predictTei",
     response_model=list[LabelScore] | list[list[LabelScore]] | InstancesResponse,
-    responses=documented(*ERRORS, form=PredictProblem),
+    responses={
+        **example(examples.RANKED),
+        **documented(*ERRORS, form=PredictProblem, members=_error_type),
+    },
     openapi_extra=documented_body(PredictRequest, InstancesRequest),
 )
 async def predict(request: Request) -> Response:
@@ -127,8 +134,8 @@ async def predict(request: Request) -> Response:
             return await answer_instances(request, body)
         return await _predict(request, cast(PredictRequest, body))
     except ServiceError as error:
-        error_type = _ERROR_TYPES.get(type(error), "Validation")
-        return problem(error, request.state.request_id, error_type=error_type)
+        added = _error_type(type(error), error.detail)
+        return problem(error, request.state.request_id, **added)
 
 
 async def _predict(request: Request, body: PredictRequest) -> Response:

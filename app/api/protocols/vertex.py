@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
-from app.api import operations
+from app.api import examples, operations
 from app.api.body import read_body
 from app.api.middleware.access import OPEN
-from app.api.openapi import ERRORS, documented, documented_body
+from app.api.openapi import ERRORS, documented, documented_body, example
 from app.api.protocols.instances import InstancesRequest, InstancesResponse, answer_instances
 from app.api.routing import DirectRoute
 from app.errors import NotReady, ShuttingDown, UserError
@@ -29,7 +29,13 @@ def router(chosen: VertexRoutes, routes: Iterable[APIRoute]) -> APIRouter:
     if (path := chosen.health) and path not in OPEN:
         if path in taken:
             raise UserError(f"AIP_HEALTH_ROUTE: {path} is another route; use /health/ready")
-        made.add_api_route(path, health, responses=documented(NotReady, ShuttingDown))
+        made.add_api_route(
+            path,
+            health,
+            operation_id="checkVertex",
+            responses=documented(NotReady, ShuttingDown),
+            response_class=Response,
+        )
     if (path := chosen.predict) and path not in SHARED:
         if path in {*taken, chosen.health}:
             raise UserError(f"AIP_PREDICT_ROUTE: {path} is another route; use /predict")
@@ -37,8 +43,9 @@ def router(chosen: VertexRoutes, routes: Iterable[APIRoute]) -> APIRouter:
             path,
             predict,
             methods=["POST"],
+            operation_id="predictVertex",
             response_model=InstancesResponse,
-            responses=documented(*ERRORS),
+            responses={**example(examples.PREDICTIONS), **documented(*ERRORS)},
             openapi_extra=documented_body(InstancesRequest),
         )
     return made

@@ -1,16 +1,17 @@
 """POST /v1/classify and GET /v1/models, compatible with vLLM."""
 
 import time
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool
 from typing_extensions import TypedDict
 
+from app.api import examples
 from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
 from app.api.body import read_body
-from app.api.openapi import ERRORS, documented, documented_body
+from app.api.openapi import ERRORS, documented, documented_body, example
 from app.api.problems import problem
 from app.api.protocols.common import INPUTS, AllTexts, tokens_computed
 from app.api.routing import DirectRoute
@@ -45,60 +46,73 @@ class ClassificationRequest(BaseModel):
 class ClassificationItem(TypedDict):
     """The prediction for one text."""
 
-    index: int
-    label: str
-    probs: list[float]
-    num_classes: int
+    index: Annotated[int, Field(description="number of the text, from 0")]
+    label: Annotated[str, Field(description="the label with the highest score")]
+    probs: Annotated[
+        list[float],
+        Field(description="one value for each label, in the order of the model's labels"),
+    ]
+    num_classes: Annotated[int, Field(description="number of labels")]
 
 
 class Usage(TypedDict):
     """The number of tokens that the model saw."""
 
-    prompt_tokens: int
-    total_tokens: int
-    completion_tokens: int
-    prompt_tokens_details: None
+    prompt_tokens: Annotated[int, Field(description="tokens of all texts")]
+    total_tokens: Annotated[int, Field(description="the same number")]
+    completion_tokens: Annotated[int, Field(description="always 0")]
+    prompt_tokens_details: Annotated[dict[str, int] | None, Field(description="always null")]
 
 
 class ClassificationResponse(TypedDict):
-    """``data`` has one item for each text, in the order of the texts.
+    """The predictions for the texts."""
 
-    In each item, ``probs`` has one value for each label, in the order of the model's labels.
-    """
-
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    data: list[ClassificationItem]
-    usage: Usage
+    id: Annotated[str, Field(description="`classify-` and the answer's `x-request-id`")]
+    object: Annotated[Literal["list"], Field(description="always list")]
+    created: Annotated[int, Field(description="when it was answered, in Unix seconds")]
+    model: Annotated[str, Field(description="name of the model that answered")]
+    data: Annotated[
+        list[ClassificationItem],
+        Field(description="one item for each text, in the order of the texts"),
+    ]
+    usage: Annotated[Usage, Field(description="the number of tokens that the model saw")]
 
 
 class Failure(TypedDict):
     """The fields of an error that OpenAI's clients read."""
 
-    message: str
-    type: str
-    param: None
-    code: str
+    message: Annotated[str, Field(description="what was wrong, and what is accepted")]
+    type: Annotated[str, Field(description="the kind of error, for people")]
+    param: Annotated[str | None, Field(description="always null")]
+    code: Annotated[str, Field(description="the kind of error, for programs")]
 
 
 class ClassificationProblem(TypedDict):
     """An error. ``error`` is the detail if no route was reached (401, for example)."""
 
-    type: str
-    title: str
-    status: int
-    detail: str
-    code: str
-    error: Failure | str
-    request_id: str
+    type: Annotated[str, Field(description="the code as a URN")]
+    title: Annotated[str, Field(description="the kind of error, for people")]
+    status: Annotated[int, Field(description="the status of the answer")]
+    detail: Annotated[str, Field(description="what was wrong, and what is accepted")]
+    code: Annotated[str, Field(description="the kind of error, for programs")]
+    error: Annotated[Failure | str, Field(description="what OpenAI's clients read")]
+    request_id: Annotated[str, Field(description="the answer's `x-request-id`")]
+
+
+def _failure(kind: type[ServiceError], detail: str) -> dict[str, Failure]:
+    """The member that vLLM adds to an error."""
+    failure: Failure = {"message": detail, "type": kind.title, "param": None, "code": kind.code}
+    return {"error": failure}
 
 
 @router.post(
     "/v1/classify",
+    operation_id="classifyVllm",
     response_model=ClassificationResponse,
-    responses=documented(*ERRORS, form=ClassificationProblem),
+    responses={
+        **example(examples.VLLM),
+        **documented(*ERRORS, form=ClassificationProblem, members=_failure),
+    },
     openapi_extra=documented_body(ClassificationRequest),
 )
 async def classify(request: Request) -> Response:
@@ -110,37 +124,31 @@ async def classify(request: Request) -> Response:
     try:
         return await _classify(request)
     except ServiceError as error:
-        failure: Failure = {
-            "message": error.detail,
-            "type": error.title,
-            "param": None,
-            "code": error.code,
-        }
-        return problem(error, request.state.request_id, error=failure)
+        return problem(error, request.state.request_id, **_failure(type(error), error.detail))
 
 
 class ServedModel(TypedDict):
     """A model name that requests may send as ``model``."""
 
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
+    id: Annotated[str, Field(description="the model's name")]
+    object: Annotated[Literal["model"], Field(description="always model")]
+    created: Annotated[int, Field(description="when the service started, in Unix seconds")]
+    owned_by: Annotated[str, Field(description="always sentiment-service")]
 
 
 class ServedModels(TypedDict):
-    """The served models. The first one answers requests that name no model.
+    """The served models. The first one answers requests that name no model."""
 
-    ``models`` has the names again, for KServe's clients.
-    """
-
-    object: Literal["list"]
-    data: list[ServedModel]
-    models: list[str]
+    object: Annotated[Literal["list"], Field(description="always list")]
+    data: Annotated[list[ServedModel], Field(description="the default model first")]
+    models: Annotated[list[str], Field(description="their names again, for KServe's clients")]
 
 
 @router.get(
-    "/v1/models", response_model=ServedModels, responses=documented(Unauthorized, RateLimited)
+    "/v1/models",
+    operation_id="listModelsV1",
+    response_model=ServedModels,
+    responses={**example(examples.LISTED), **documented(Unauthorized, RateLimited)},
 )
 async def models(request: Request) -> Response:
     """The served models, in the format that OpenAI's clients read."""

@@ -17,18 +17,24 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Generic, TypeVar
 
 from app.engine.batching.admission import Admission
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.fair_queue import Entry, FairQueue
-from app.engine.batching.isolation import infer_each
+from app.engine.batching.inference import Inference
 from app.engine.batching.pending import Answer, Computing, PendingRequest
 from app.engine.batching.report import BatchReport
 from app.engine.batching.runners import Runner, Runners
-from app.errors import DeadlineExceeded, InferenceFailed, NotReady, ServiceError, ShuttingDown
+from app.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    NotReady,
+    OutOfMemory,
+    ServiceError,
+    ShuttingDown,
+)
 
 # After this many batches in a row without a single answer, inference counts as failing. One batch
 # is not enough: a bad text that comes alone is a batch of one, and must not take the service down.
@@ -58,13 +64,15 @@ class MicroBatcher(Generic[Item, Result]):
 
     Runner threads call ``infer``, with at most ``budget`` padded tokens at a time, or with one
     longer item. It returns one result per item, in order. A result that is a ``ServiceError``
-    fails only its own item.
+    fails only its own item. It may raise any error. ``OutOfMemory`` also lowers the budget, and
+    after ``DeviceLost`` no request is admitted any more.
 
     Items with equal ``key`` must have equal results: ``infer`` may get only one of them.
 
     ``on_batch`` is called on a runner's thread after each batch, before its results are delivered.
     ``on_lag`` is called on the event loop, with the seconds for which results waited for the loop.
-    ``on_loss`` is called on the event loop when a runner's thread was lost and will be replaced.
+    ``on_loss`` is called on the event loop when a runner's thread was lost and will be replaced,
+    and ``on_stall`` when a batch was found to hang.
 
     Create it on the event loop that submits. The runners then wait for batches until ``drain``.
     """
@@ -80,8 +88,9 @@ class MicroBatcher(Generic[Item, Result]):
         on_batch: Callable[[BatchReport], None],
         on_lag: Callable[[float], None],
         on_loss: Callable[[], None],
+        on_stall: Callable[[], None],
     ) -> None:
-        self._infer = partial(infer_each, infer)
+        self._inference = Inference(infer, budget)
         self._key = key
         self._budget = budget
         self._on_batch = on_batch
@@ -105,6 +114,7 @@ class MicroBatcher(Generic[Item, Result]):
             pending=lambda: bool(self._requests),
             on_failure=self._fail,
             on_loss=on_loss,
+            on_stall=on_stall,
         )
         self.runners.start()
 
@@ -119,9 +129,16 @@ class MicroBatcher(Generic[Item, Result]):
         return self._queue.tokens
 
     @property
+    def device_lost(self) -> str | None:
+        """Why no further batch can be computed; None while the device works."""
+        return self._inference.device_lost
+
+    @property
     def failing(self) -> bool:
-        """Whether the latest ``FAILING_AFTER`` batches had no answer, or no runner can answer."""
-        return self._failed_in_a_row >= FAILING_AFTER or self.runners.hopeless
+        """Whether the latest ``FAILING_AFTER`` batches had no answer, or none can be answered."""
+        if self.device_lost is not None or self.runners.hopeless:
+            return True
+        return self._failed_in_a_row >= FAILING_AFTER
 
     async def submit(
         self, items: Sequence[Item], *, timeout_s: float, tag: object = None
@@ -130,12 +147,13 @@ class MicroBatcher(Generic[Item, Result]):
 
         Returns within ``timeout_s`` seconds. The reports of the batches that contain these items
         carry the ``tag``. If an admitted item fails, its error stands in its place in the answer:
-        ``DeadlineExceeded`` (no result in time), ``InferenceFailed``, ``ShuttingDown`` or
-        ``NotReady`` (no runner was left to compute it). If the caller is cancelled, the items that
-        still wait are removed from the queue.
+        ``DeadlineExceeded`` (no result in time), ``InferenceFailed``, ``OutOfMemory``,
+        ``ShuttingDown`` or ``NotReady`` (no runner or device was left to compute it). If the caller
+        is cancelled, the items that still wait are removed from the queue.
 
         Raises at once, when the request is not admitted: ``Overloaded``, ``TooManyTexts`` (more
-        tokens than one request may queue), ``NotReady`` (all runners hang) or ``ShuttingDown``.
+        tokens than one request may queue), ``NotReady`` (all runners hang, or the device is lost)
+        or ``ShuttingDown``.
         """
         if not items:
             return Answer([], 0.0, 0.0)
@@ -169,6 +187,8 @@ class MicroBatcher(Generic[Item, Result]):
         """Raise the error that ``submit`` would raise now for a request of ``tokens`` tokens."""
         if self._closed:
             raise ShuttingDown()
+        if (reason := self.device_lost) is not None:
+            raise NotReady(reason)
         if self.runners.all_stuck:
             raise _not_ready()
         with self._condition:  # reentrant: submit already holds it
@@ -244,7 +264,7 @@ class MicroBatcher(Generic[Item, Result]):
         for request in requests:
             request.batches.append(computing)
         try:
-            results = self._infer([text.item for text in firsts])
+            computed = self._inference.compute([text.item for text in firsts])
         finally:
             computing.ended = time.monotonic()
         report = BatchReport(
@@ -253,17 +273,19 @@ class MicroBatcher(Generic[Item, Result]):
             padded_tokens=len(batch) * max(text.tokens for text in firsts),
             max_tokens=max_tokens,
             inference_seconds=computing.ended - computing.started,
-            failed=sum(isinstance(result, ServiceError) for result in results),
+            failed=sum(isinstance(result, ServiceError) for result in computed.results),
             others_waited=len(self._queue) > 0,
             tags=tuple(request.tag for request in requests if request.tag is not None),
             shared=sum(map(len, batch)) - len(batch),
+            retried=bool(computed.raised),
+            out_of_memory=OutOfMemory in computed.raised,
         )
         self._finish(runner, report)
         try:
             self._on_batch(report)
         except BaseException:  # even SystemExit: the runner must deliver results and go on
             logger.exception("on_batch raised")
-        self.runners.call_on_loop(self._deliver, batch, results, computing.ended)
+        self.runners.call_on_loop(self._deliver, batch, computed.results, computing.ended)
         runner.batch = ()
 
     def _finish(self, runner: Runner[_Row[Item, Result]], report: BatchReport) -> None:
@@ -275,7 +297,7 @@ class MicroBatcher(Generic[Item, Result]):
             else:
                 self._failed_in_a_row += 1
             # A batch with retries, or of a runner that hung, says nothing about the normal speed.
-            if not (report.failed or runner.stuck):
+            if not (report.failed or report.retried or runner.stuck):
                 self._admission.learn(tokens=report.tokens, seconds=report.inference_seconds)
 
     def _deliver(

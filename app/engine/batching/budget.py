@@ -1,4 +1,7 @@
-"""The token budget of batches, corrected by what batches cost while the service is busy."""
+"""The token budget of batches, corrected by what batches cost while the service is busy.
+
+It is lowered for good where the memory does not suffice for a batch.
+"""
 
 import logging
 import threading
@@ -24,9 +27,13 @@ logger = logging.getLogger(__name__)
 class TokenBudget:
     """The number of padded tokens (texts x longest) that a batch may have.
 
-    A ``fixed`` budget never changes. Any other budget doubles or halves, between ``least`` and
+    A ``fixed`` budget is never corrected. Any other budget doubles or halves, between ``least`` and
     ``most``, when full batches of the new size compute more tokens per second than those of the
     current size. ``on_change`` is then called with the new budget, on a runner's thread.
+
+    Every budget is lowered when memory runs out. From then on it only falls, or returns to the
+    lowered value, and ``on_change`` is not called any more: it would keep a budget that only
+    this process needs.
     """
 
     def __init__(
@@ -40,6 +47,7 @@ class TokenBudget:
     ) -> None:
         self.tokens = tokens
         self.fixed = fixed
+        self.lowered = False  # because memory ran out
         self._least, self._most = least, most
         self._on_change = on_change
         self._batches = 0
@@ -49,7 +57,38 @@ class TokenBudget:
 
     def again(self) -> "TokenBudget":
         """A copy of this budget for another model, whose batches then change only the copy."""
-        return TokenBudget(self.tokens, fixed=self.fixed, least=self._least, most=self._most)
+        budget = TokenBudget(self.tokens, fixed=self.fixed, least=self._least, most=self._most)
+        budget.lowered = self.lowered
+        return budget
+
+    def lower(self, too_large: int, reason: str) -> None:
+        """Take no batches of ``too_large`` padded tokens any more: memory ran out in one.
+
+        The budget is halved until it is smaller. If that changes anything, the log says so, with
+        the ``reason``.
+        """
+        with self._lock:
+            before, most = self.tokens, self._most
+            while self.tokens >= too_large and self.tokens > self._least:
+                self.tokens = max(self.tokens // 2, self._least)
+            self.lowered = True
+            self._most = self.tokens
+            self._on_change = None
+            self._speeds.clear()
+            self._ratios.clear()
+            now = self.tokens
+        if (now, now) == (before, most):
+            return  # another part of the same batch, or another runner's batch, came first
+        logger.error(
+            "the memory ran out in a batch of %d tokens, which is computed again in parts; until "
+            "the next start, batches have at most %d tokens, not %d; start with "
+            "--max-batch-tokens %d, or with more memory, to avoid this: %s",
+            too_large,
+            now,
+            before,
+            now,
+            reason,
+        )
 
     def next(self, waiting: int) -> int:
         """The budget of the next batch, while ``waiting`` tokens wait. One caller at a time."""
@@ -77,6 +116,8 @@ class TokenBudget:
                 return
             if size not in (before // 2, before * 2) or len(self._speeds) < BESIDE:
                 return
+            if size > self._most:  # memory ran out since this batch was formed
+                return
             ratios = self._ratios[size]
             ratios.append(tokens / seconds / median(self._speeds))
             gain = median(ratios) - 1
@@ -85,11 +126,12 @@ class TokenBudget:
             self.tokens = size
             self._speeds.clear()
             self._ratios.clear()
+            on_change = self._on_change
         logger.info(
             "batches have at most %d tokens from now on, not %d: they compute %.0f %% more",
             size,
             before,
             gain * 100,
         )
-        if self._on_change is not None:
-            self._on_change(size)
+        if on_change is not None:
+            on_change(size)

@@ -1,51 +1,53 @@
 """Compute a failed batch again in parts, so that only the items that cause the failure fail."""
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from app.errors import InferenceFailed, ServiceError
-
-logger = logging.getLogger(__name__)
+from app.errors import DeviceLost, InferenceFailed, NotReady, OutOfMemory, ServiceError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-def _log(size: int, error: BaseException) -> None:
-    logger.error("inference raised on a batch of %d", size, exc_info=error)
-
-
-def _ignore(_: int, __: BaseException) -> None:
-    """Do nothing: the failure of the whole batch has been reported."""
 
 
 def infer_each(
     infer: Callable[[Sequence[Item]], Sequence[Result | ServiceError]],
     items: Sequence[Item],
     *,
-    on_failure: Callable[[int, BaseException], None] = _log,
+    on_failure: Callable[[Sequence[Item], BaseException], None],
 ) -> list[Result | ServiceError]:
     """Return a result or an error for each item, even if ``infer`` raises.
 
     If ``infer`` raises on a batch, each half of the batch is computed separately, and so on with
-    the halves of a half. Only the items that cause the failure fail.
+    the halves of a half. Only the items that cause the failure fail. After ``DeviceLost``, no call
+    can succeed: the items that have no result fail at once.
 
-    ``on_failure`` is called once, with the number of items and the first exception. What it raises
-    is not caught.
+    ``on_failure`` is called after each call of ``infer`` that raised, with the items and the
+    exception. What it raises is not caught.
     """
-    try:
-        results = list(infer(items))
-        if len(results) != len(items):
-            raise RuntimeError(f"infer gave {len(results)} results for {len(items)} items")
-        return results
-    except BaseException as error:
-        # SystemExit and MemoryError too: they fail texts, not the runner.
-        on_failure(len(items), error)
-    if len(items) == 1:
-        return [InferenceFailed("inference failed on this text")]
-    middle = len(items) // 2
-    return [
-        *infer_each(infer, items[:middle], on_failure=_ignore),
-        *infer_each(infer, items[middle:], on_failure=_ignore),
-    ]
+    results: list[Result | ServiceError] = []
+    parts = [items]  # the next one stands last
+    while parts:
+        part = parts.pop()
+        try:
+            computed = list(infer(part))
+            if len(computed) != len(part):
+                raise RuntimeError(f"infer gave {len(computed)} results for {len(part)} items")
+            results += computed
+        except BaseException as error:
+            # SystemExit and MemoryError too: they fail texts, not the runner.
+            on_failure(part, error)
+            if isinstance(error, DeviceLost):
+                return results + [NotReady(str(error))] * (len(items) - len(results))
+            if len(part) == 1:
+                results.append(_error_of_one(error))
+            else:
+                middle = len(part) // 2
+                parts += [part[middle:], part[:middle]]
+    return results
+
+
+def _error_of_one(error: BaseException) -> ServiceError:
+    """The error of an item that failed alone."""
+    if isinstance(error, OutOfMemory):
+        return OutOfMemory(error.detail)  # without the traceback, which keeps the batch in memory
+    return InferenceFailed("inference failed on this text")

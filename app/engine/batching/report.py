@@ -16,3 +16,5 @@ class BatchReport:
     others_waited: bool  # whether other texts waited when the batch was done
     tags: tuple[object, ...] = ()  # of the requests in the batch
     shared: int = 0  # number of texts that got the result of an equal text's row
+    retried: bool = False  # whether it was computed again in parts, after an error
+    out_of_memory: bool = False  # whether memory ran out

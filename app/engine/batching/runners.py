@@ -59,9 +59,10 @@ class Runners(Generic[Text]):
     there are requests without an answer. The runners are watched only then, and while a batch is
     computed.
 
-    Both callbacks are called on the event loop. ``on_failure`` gets the batch of a thread that has
+    The callbacks are called on the event loop. ``on_failure`` gets the batch of a thread that has
     ended or hangs: the batch will have no results, or may have none. It is empty if the thread had
-    no batch. ``on_loss`` is called when a thread ended with an exception or could not be started.
+    no batch. ``on_loss`` is called when a thread ended with an exception or could not be started,
+    and ``on_stall`` when a batch was found to hang.
     """
 
     def __init__(
@@ -73,12 +74,14 @@ class Runners(Generic[Text]):
         pending: Callable[[], bool],
         on_failure: Callable[[Sequence[Text]], None],
         on_loss: Callable[[], None],
+        on_stall: Callable[[], None],
     ) -> None:
         self._serve = serve
         self._expected_s = expected_s
         self._pending = pending
         self._on_failure = on_failure
         self._on_loss = on_loss
+        self._on_stall = on_stall
         self._loop = asyncio.get_running_loop()
         self._all = [
             Runner[Text](f"runner-{number}", self._loop.create_future()) for number in range(count)
@@ -226,4 +229,5 @@ class Runners(Generic[Text]):
                 seconds,
                 expected_s,
             )
+            self._on_stall()
             self._on_failure(batch)

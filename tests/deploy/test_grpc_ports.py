@@ -1,0 +1,76 @@
+"""Compose, kustomize and Helm can give the service a port for gRPC, and reach it."""
+
+from pathlib import Path
+
+import pytest
+
+from app.settings import Settings
+from deploy.check import Object, load, render, violations
+from deploy.helm.chart import rendered
+from tests.support.serving import ROOT
+
+KUBERNETES = ROOT / "deploy/kubernetes"
+VARIABLE = "SENTIMENT_GRPC_PORT"
+
+
+@pytest.fixture(scope="module")
+def kustomized(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
+    """The objects of the base with the component for gRPC."""
+    folder = tmp_path_factory.mktemp("overlay")
+    (folder / "kustomization.yaml").write_text(
+        f"resources: [{KUBERNETES / 'base'}]\ncomponents: [{KUBERNETES / 'components/grpc'}]\n"
+    )
+    return render(folder)
+
+
+@pytest.fixture(scope="module")
+def chart() -> list[Object]:
+    """The objects of the chart with a port for gRPC."""
+    pytest.importorskip("helm_python", reason="make install-dev installs it")
+    return rendered({"service": {"grpcPort": 9000}})
+
+
+def test_compose_publishes_the_port_that_it_sets() -> None:
+    """The additional file sets the variable and publishes the same port, on loopback only."""
+    (service,) = load(ROOT / "docker-compose.grpc.yml")[0]["services"].values()
+    port = service["environment"][VARIABLE]
+    assert Settings(grpc_port=port).grpc_port == 9000
+    assert service["ports"] == [f"127.0.0.1:${{GRPC_PORT:-{port}}}:{port}"]
+
+
+@pytest.mark.parametrize("objects", ["kustomized", "chart"])
+def test_a_pod_gets_the_port_and_calls_reach_it(
+    objects: str, request: pytest.FixtureRequest
+) -> None:
+    """Variable, container, Service and policy name one port; the objects fit their schemas.
+
+    The policy admits those who may send HTTP requests.
+    """
+    made: list[Object] = request.getfixturevalue(objects)
+    specs: dict[str, list[Object]] = {}
+    for one in made:
+        specs.setdefault(one["kind"], []).append(one["spec"])
+    ((container,),) = (one["template"]["spec"]["containers"] for one in specs["Deployment"])
+    values = {entry["name"]: entry.get("value") for entry in container["env"]}
+    ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
+    assert ports["grpc"] == values[VARIABLE]
+    (port,) = (p for p in specs["Service"][0]["ports"] if p["name"] == "grpc")
+    assert (port["port"], port["targetPort"]) == (9000, "grpc")
+    rules = [rule for policy in specs["NetworkPolicy"] for rule in policy["ingress"]]
+    admitted = {
+        name: [rule["from"] for rule in rules if {"port": name} in rule["ports"]]
+        for name in ("http", "grpc")
+    }
+    assert admitted["grpc"] == admitted["http"] != []
+    assert list(violations(objects, made)) == []
+
+
+def test_the_chart_has_no_port_for_grpc_by_default() -> None:
+    """Nobody gets a port that nobody asked for."""
+    pytest.importorskip("helm_python", reason="make install-dev installs it")
+    assert "grpc" not in str(rendered({})).lower()
+
+
+def test_the_base_has_no_port_for_grpc() -> None:
+    """Only the component adds it."""
+    assert "grpc" not in str(render(Path(KUBERNETES / "base"))).lower()

@@ -1,0 +1,185 @@
+"""The session raises what ONNX Runtime raises on a GPU: what clients, probes and metrics show."""
+
+import json
+import math
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import httpx2
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from app.grpc_api.messages import METHODS
+from tests.conftest import Serve
+from tests.engine.test_device_errors import ARENA_MEMORY, ILLEGAL_ADDRESS
+from tests.support.serving import Process, free_port, metric
+from tests.support.tiny_bundle import different_texts, make_bundle
+
+MODEL = {"model": "tiny"}
+ADMIN = {"authorization": "Bearer admin-key-1"}
+LIVE = ("/health/live", "/v2/health/live")
+READY = ("/health", "/health/ready", "/v2/health/ready", "/v2/models/tiny/ready")
+TEXTS = different_texts(40)  # of 8 tokens each
+
+# The session raises the text in a file named `fault`, once that lies in the directory.
+LOSING = """
+import sys
+from pathlib import Path
+import onnxruntime
+from app.cli import main
+fault = Path(sys.argv.pop(1)) / "fault"
+run = onnxruntime.InferenceSession.run
+def losing(self, *arguments):
+    if fault.exists():
+        raise RuntimeError(fault.read_text())
+    return run(self, *arguments)
+onnxruntime.InferenceSession.run = losing
+sys.exit(main())
+"""
+
+
+class Session:
+    """Stands in for a model's session. Larger batches than ``fits`` raise ``text``."""
+
+    def __init__(self, client: TestClient, model: str | None = None) -> None:
+        served = cast(FastAPI, client.app).state.service.models.classifier(model).model
+        self._session, served.session = served.session, self
+        self.text = ARENA_MEMORY
+        self.fits = math.inf  # padded tokens
+        self.calls: list[int] = []
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any], options: object) -> Any:
+        self.calls.append(feeds["input_ids"].size)
+        if self.calls[-1] > self.fits:
+            raise RuntimeError(self.text)
+        return self._session.run(names, feeds, options)
+
+
+def _post(client: httpx2.Client, inputs: str | list[str], **fields: str) -> httpx2.Response:
+    return client.post("/classify", json={"inputs": inputs, **fields})
+
+
+def _statuses(client: httpx2.Client, paths: Sequence[str]) -> set[int]:
+    return {client.get(path).status_code for path in paths}
+
+
+def test_memory_that_runs_out_costs_no_text(serve: Serve) -> None:
+    """A batch that does not fit is computed in parts, and later ones are smaller, until a restart.
+
+    A reload keeps the lowered budget. ``/info`` and ``/models`` show it, and a metric counts.
+    """
+    client = serve(runners=1, max_batch_tokens=320, admin_keys="admin-key-1")
+    expected = _post(client, TEXTS).json()
+    session = Session(client)
+    session.fits = 80
+    assert metric(client, "sentiment_out_of_memory_total", **MODEL) == 0
+    assert _post(client, TEXTS).json() == expected
+    assert max(session.calls) == 320
+    assert metric(client, "sentiment_out_of_memory_total", **MODEL) == 1
+
+    session.calls.clear()
+    assert _post(client, TEXTS).json() == expected
+    assert session.calls == [80] * 4
+    assert metric(client, "sentiment_out_of_memory_total", **MODEL) == 1
+    assert _statuses(client, READY + LIVE) == {200}
+
+    assert client.post("/models/tiny/reload", headers=ADMIN).status_code == 200
+    assert client.get("/info").json()["limits"]["max_batch_tokens"] == 80
+    tuning = client.get("/models").json()["models"][0]["tuning"]
+    assert "at most 80 tokens a batch (lowered from 320, because the memory ran out)" in tuning
+
+
+def test_a_text_too_long_for_the_memory_fails_alone(serve: Serve) -> None:
+    """It gets 507 in the form of each API, and in its place in a list; the service stays ready."""
+    client = serve()
+    session = Session(client)
+    session.fits = 8
+    long = "it " * 10
+    alone = _post(client, long)
+    assert (alone.status_code, alone.json()["code"]) == (507, "out_of_memory")
+    assert "too little memory" in alone.json()["detail"]
+    assert "onnxruntime" not in alone.text
+    results = _post(client, ["love", long, "worst"]).json()["results"]
+    assert [item.get("label") or item["error"]["code"] for item in results] == [
+        "positive",
+        "out_of_memory",
+        "negative",
+    ]
+    assert client.post("/predict", json={"inputs": long}).json()["error_type"] == "Backend"
+    assert metric(client, "sentiment_texts_total", outcome="out_of_memory", **MODEL) == 3
+    assert _statuses(client, READY + LIVE) == {200}
+
+
+def test_a_lost_gpu_ends_the_process_life(
+    serve: Serve, bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its texts fail with one call, later requests at once; no probe tries the GPU again.
+
+    Liveness and readiness of the process fail, although another model still answers.
+    """
+    other = make_bundle(tmp_path / "other", name="other")
+    client = serve(model=(bundle, other), runners=1)
+    session = Session(client)
+    session.fits, session.text = 0, ILLEGAL_ADDRESS
+    assert metric(client, "sentiment_device_lost", **MODEL) == 0
+    lost = _post(client, TEXTS)
+    assert (lost.status_code, lost.json()["code"]) == (503, "not_ready")
+    assert "CUDA error 700: an illegal memory access was encountered" in lost.text
+    assert "secret-host" not in lost.text
+    refused = _post(client, "love")
+    assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
+    assert int(refused.headers["retry-after"]) >= 1
+    line = client.post(
+        "/classify/stream",
+        content=b'{"id": 1, "text": "love"}\n',
+        headers={"content-type": "application/x-ndjson"},
+    )
+    assert json.loads(line.text)["error"]["code"] == "not_ready"
+
+    for _ in range(3):
+        assert _statuses(client, LIVE + READY) == {503}
+    assert "only a restart" in client.get("/health/live").json()["detail"]
+    assert len(session.calls) == 1
+    assert _post(client, "love", model="other").json()["results"][0]["label"] == "positive"
+    assert client.get("/v2/models/other/ready").status_code == 200
+    assert metric(client, "sentiment_device_lost", **MODEL) == 1
+    assert metric(client, "sentiment_device_lost", model="other") == 0
+    assert metric(client, "sentiment_model_ready", **MODEL) == 0
+    assert metric(client, "sentiment_model_ready", model="other") == 1
+    assert [record.levelname for record in caplog.records].count("CRITICAL") == 1
+
+
+def test_a_lost_gpu_in_a_real_process(bundle: Path, tmp_path: Path) -> None:
+    """gRPC's health and liveness fail as well; SIGTERM still ends the process in order."""
+    port = free_port()
+    command = [sys.executable, "-c", LOSING, str(tmp_path)]
+    flags = ["--model", str(bundle), "--max-batch-tokens", "512", "--runners", "2"]
+    with (
+        Process(*flags, "--threads", "1", "--grpc-port", str(port), command=command) as process,
+        httpx2.Client(base_url=process.url, timeout=30) as client,
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        check = "/grpc.health.v1.Health/Check"
+        live = "/inference.GRPCInferenceService/ServerLive"
+        assert (_call(channel, check).status, _call(channel, live).live) == (1, True)
+        (tmp_path / "fault").write_text(ILLEGAL_ADDRESS)
+        assert _post(client, "love").status_code == 503
+        assert (_call(channel, check).status, _call(channel, live).live) == (2, False)
+        assert _statuses(client, LIVE + READY) == {503}
+        process.signal(signal.SIGTERM)
+        code, log = process.wait()
+    assert code == 0
+    entries = [json.loads(line) for line in log.splitlines()]
+    [entry] = [entry for entry in entries if entry["level"] == "critical"]
+    assert "CUDA error 700" in entry["message"]
+    assert "only a restart of the service helps" in entry["message"]
+
+
+def _call(channel: grpc.Channel, path: str) -> Any:
+    call = channel.unary_unary(path, response_deserializer=METHODS[path].response.FromString)
+    return call(METHODS[path].request().SerializeToString(), timeout=20)
