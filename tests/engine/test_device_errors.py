@@ -5,8 +5,9 @@ import onnxruntime as ort
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import DeviceReset, EPFail, Fail, RuntimeException
 
+from app.engine.device import CPU
 from app.engine.device_errors import device_error
-from app.engine.session import CPU, MATMUL_INTEGER
+from app.engine.session import MATMUL_INTEGER
 from app.errors import DeviceLost, OutOfMemory
 
 LIMIT_BYTES = 2**20
