@@ -26,11 +26,13 @@ def main() -> int:
     out: Path = options.out or options.work / "gpu-check.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []
+    before = ""
     for result in check(options):
         results.append(result)
         print(f"{result.state:8}{result.title} ({result.seconds:.0f} s)", flush=True)
-        if result.reason:
+        if result.reason and result.reason != before:
             print(f"        {result.reason.splitlines()[-1]}", flush=True)
+        before = result.reason
         document = {"device": options.device, "size": options.size}
         document["steps"] = [one.as_json() for one in results]
         out.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -65,9 +67,9 @@ def _run(step: Step, options: argparse.Namespace, limit: float) -> Result:
 
 
 def _problem(machine: Result) -> str:
-    """Why CUDA cannot be used here; empty if it can."""
+    """Why CUDA cannot be used here; empty if it can, or if the step did not find out."""
     said = {row["what"]: row["value"] for row in machine.rows}
-    found = str(said.get(CUDA, machine.reason))
+    found = str(said.get(CUDA, WORKS))
     return "" if found == WORKS else found
 
 

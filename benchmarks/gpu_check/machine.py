@@ -11,9 +11,7 @@ from benchmarks.tables import Row
 
 
 def run(setup: Setup) -> Iterator[Row]:
-    """One row for each fact."""
-    for what, value in conditions().items():
-        yield {"what": what, "value": value}
+    """One row for each fact; first of all what decides whether the other steps run."""
     state = cuda_state()
     yield {"what": CUDA, "value": state.refusal or WORKS}
     yield {
@@ -29,3 +27,5 @@ def run(setup: Setup) -> Iterator[Row]:
         if one.name.startswith(("nvidia-", "onnxruntime"))
     )
     yield {"what": "packages", "value": ", ".join(packages)}
+    for what, value in conditions().items():
+        yield {"what": what, "value": value}
