@@ -5,8 +5,8 @@ threads keep a GPU busy: while one waits for its batch, the other fills its buff
 ONNX Runtime computes calls at the same time on separate streams (its PR #13495).
 
 The CPU computes without this: ``session.run`` is faster there. In paired runs of the embedded model
-on one thread (EPYC with AVX-512 VNNI, ONNX Runtime 1.31.1), binding reached 0.93 times the speed
-for one text of 8 tokens, 0.96 for one of 32, and 0.99 for 8 texts of 32.
+on one thread (Intel Xeon with AVX-512 VNNI, ONNX Runtime 1.31.1), binding reached 0.93 times the
+speed for one text of 8 tokens, 0.96 for one of 32, and 0.99 for 8 texts of 32.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from app.engine.machine.pinned import pinned_array
+from app.engine.machine.gpu_memory import pinned_array, use_gpu
 
 # Buffers for fewer tokens would not be noticeably smaller.
 LEAST_TOKENS = 256
@@ -48,6 +48,8 @@ class BoundSession:
 
         Raises whatever ONNX Runtime raises.
         """
+        if self._gpu is not None:
+            use_gpu(self._gpu)
         capacity = max(LEAST_TOKENS, 1 << (texts * tokens - 1).bit_length())
         if (buffers := self._buffers.get(capacity)) is None:
             buffers = _Buffers(self._names, capacity, self._labels, self._gpu, self._place)

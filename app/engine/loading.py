@@ -95,4 +95,6 @@ def load_again(old: Model, settings: Settings, cpus: float, plan: Plan) -> Steps
     """Load the bundle of ``old``, as a job for a worker. The whole load is one step."""
     yield
     name = old.name if old.name in settings.served_name else None
+    # With `auto`, a GPU that has no room for a moment must not move the model to the CPU.
+    settings = settings.model_copy(update={"device": str(old.device)})
     return load(old.path, settings, cpus, plan, name=name)

@@ -6,21 +6,22 @@ The code is that of the GPUs. Only the memory is elsewhere.
 import gc
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
-from app.engine import device, model
+from app.engine import bound_session, device, model
 from app.engine.bound_session import BoundSession, BoundSessions
 from app.engine.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.device import CPU
 from app.engine.encoding import Encoding
 from app.engine.machine.gpu import CudaState, Gpu
-from app.engine.machine.pinned import pinned_array
+from app.engine.machine.gpu_memory import pinned_array
 from app.engine.model import SILENT, Model
 from app.engine.session import open_sessions
 from tests.conftest import Serve
@@ -85,6 +86,42 @@ def test_results_do_not_share_the_buffers(plain: Model) -> None:
     copied = logits.copy()
     _run(bound, plain, second)
     assert np.array_equal(logits, copied)
+
+
+def test_buffers_are_on_their_gpu(plain: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch goes from memory pinned for GPU 1 to memory of GPU 1, on a thread that uses GPU 1.
+
+    Each of these memories is on the CPU here.
+    """
+    places: list[tuple[str, int]] = []
+    value = ort.OrtValue.ortvalue_from_shape_and_type
+
+    def on_the_cpu(shape: Any, dtype: Any, *place: Any) -> Any:
+        places.append(place)
+        return value(shape, dtype)
+
+    def pinned(size: int, gpu: int) -> Any:
+        places.append(("pinned", gpu))
+        return np.empty(size, np.int64)
+
+    monkeypatch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", on_the_cpu)
+    monkeypatch.setattr(bound_session, "pinned_array", pinned)
+    monkeypatch.setattr(bound_session, "use_gpu", lambda gpu: places.append(("thread", gpu)))
+
+    def bound_on_the_cpu(bind: Callable[..., None]) -> Callable[..., None]:
+        def moved(binding: Any, name: str, kind: str, number: int, *memory: Any) -> None:
+            places.append((kind, number))
+            bind(binding, name, "cpu", 0, *memory)
+
+        return moved
+
+    for name in ("bind_input", "bind_output"):
+        monkeypatch.setattr(ort.IOBinding, name, bound_on_the_cpu(getattr(ort.IOBinding, name)))
+    (batch,) = _batches(1)
+    logits = _run(BoundSession(plain.session, 1, SILENT), plain, batch)
+    assert np.array_equal(logits, plain.session.run(None, plain.feeds(batch))[0])
+    assert places[0] == ("thread", 1)
+    assert set(places) == {("thread", 1), ("pinned", 1), ("cuda", 1)}
 
 
 def test_threads_have_buffers_of_their_own(plain: Model) -> None:

@@ -10,9 +10,11 @@ import pytest
 from app.engine import device as device_module
 from app.engine.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.device import CPU, Device
+from app.engine.loading import load, load_again
 from app.engine.machine.gpu import CUDA, CudaState, Gpu
 from app.engine.model import Model
 from app.errors import UserError
+from app.settings import Settings
 
 TWO_GPUS = CudaState(gpus=(Gpu("A100", 40 << 30), Gpu("L4", 24 << 30)))
 NO_DRIVER = CudaState(problem="no NVIDIA driver is found", cure="install the driver")
@@ -154,3 +156,16 @@ def test_runtime_that_falls_back_is_refused(bundle: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(ort, "InferenceSession", lambda path, *_, **__: real(path, providers=[CPU]))
     with pytest.raises(UserError, match="ONNX Runtime does not use CUDAExecutionProvider"):
         _load(bundle, "cuda")
+
+
+def test_reload_stays_on_the_device(
+    bundle: Path, opened: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that auto has put on a GPU is not loaded on the CPU if CUDA fails for a moment."""
+    settings = Settings(device="auto", runners=1, threads=1, max_batch_tokens=64)
+    monkeypatch.setattr(Model, "infer", lambda model, encodings: [0.0] * len(encodings))
+    old, plan = load(bundle, settings, 1)
+    assert str(old.device) == "cuda:0"
+    monkeypatch.setattr(device_module, "cuda_state", lambda: NO_DRIVER)
+    with pytest.raises(UserError, match="CUDA cannot be used"):
+        list(load_again(old, settings, 1, plan))
