@@ -13,6 +13,7 @@ ROWS ?= 200000
 LOCK_FLAGS ?=
 
 PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
+GPU_PIP := .gpu-check/bin/python -m pip --disable-pip-version-check install --quiet
 LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
 	--annotation-style line --custom-compile-command 'make lock' $(LOCK_FLAGS)
 
@@ -78,6 +79,19 @@ bench: install-dev ## Measure the service, plain ONNX Runtime, other servers and
 	.venv/bin/python -m benchmarks.int8_speed
 	.venv/bin/python -m benchmarks.architectures
 
+# The exporter and the GPU's runtime have an environment each, because PyTorch brings CUDA libraries
+# of other versions. For a machine without a network: PIP_NO_INDEX=1 PIP_FIND_LINKS=DIRECTORY.
+.PHONY: gpu-check
+gpu-check: install-dev .gpu-check/.installed ## Check and measure the service on an NVIDIA GPU, in ten minutes; without one, say what is missing
+	.venv/bin/python -m benchmarks.gpu_check --python .gpu-check/bin/python
+
+.gpu-check/.installed: requirements/gpu.txt requirements/build.txt pyproject.toml
+	@echo "Creating .gpu-check with the packages for GPUs. This is done once and takes 3 GB."
+	@$(PYTHON) -m venv --clear .gpu-check
+	@$(GPU_PIP) --require-hashes -r requirements/gpu.txt -r requirements/build.txt
+	@$(GPU_PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
 .PHONY: soak
 soak: install-dev ## Run traffic with faults for half an hour; check all answers and the memory
 	.venv/bin/python -m benchmarks.soak
@@ -119,7 +133,7 @@ protos: ## Write app/grpc_api/descriptors.binpb from protos/*.proto, with uv
 
 .PHONY: clean
 clean: ## Remove .venv, caches and builds
-	rm -rf .venv dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .gpu-check dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp files are inside .venv, so they are removed with it. After a change of the lock, .venv is

@@ -56,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "serve":
             return _serve(settings, sources(settings, flags))
+        if options.command == "doctor":
+            return _doctor(options, settings)
         return _classify(options, settings)
     except UserError as error:
         _report(options, error)
@@ -106,6 +108,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_flags(serve, Settings.model_fields)
 
     _add_classify(commands.add_parser("classify", help="classify texts and files of texts"))
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="check packages, GPU and model, and say what helps",
+        description="Check what serving needs: packages, CPU, GPU and its driver, and the model, "
+        "with a batch of texts. On a GPU, compare the logits with those of the CPU. Print a line "
+        "for each check, 'ok' or 'PROBLEM' and what helps. The exit code is 1 if there is a "
+        "problem.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    _add_flags(doctor, LOCAL)
     return parser
 
 
@@ -208,6 +221,12 @@ def _serve(settings: Settings, reasons: str) -> int:
         return 1
     finally:
         logs.close()
+
+
+def _doctor(options: argparse.Namespace, settings: Settings) -> int:
+    from app.doctor import doctor
+
+    return doctor(settings, as_json=options.json)
 
 
 def _classify(options: argparse.Namespace, settings: Settings) -> int:

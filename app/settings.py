@@ -103,8 +103,8 @@ class Settings(BaseSettings):
         default=0,
         ge=0,
         description="megabytes in which each model keeps the results of its latest texts, so that "
-        "a text that comes again is not computed again; on a GPU, where a result can change with "
-        "the batch, such a text gets its earlier result; 0 means: keep none",
+        "a text that comes again is not computed again and gets its earlier result; 0 means: keep "
+        "none",
     )
     max_texts: int = Field(default=1_000, ge=1, description="maximum texts in one request")
     max_text_chars: int = Field(default=50_000, ge=1, description="maximum characters in one text")

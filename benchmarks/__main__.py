@@ -21,7 +21,8 @@ from benchmarks.event_loop.totals import beside_bare
 from benchmarks.first_starts import first_starts
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
 from benchmarks.repeats import repeats
-from benchmarks.subject import EMBEDDED, Goal, Row, Subject
+from benchmarks.subject import EMBEDDED, Goal, Subject
+from benchmarks.tables import Row
 
 RESULTS = Path(__file__).parent / "results"
 SHAPE = "RoBERTa-base"

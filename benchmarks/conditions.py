@@ -5,6 +5,8 @@ import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
 
+import onnxruntime
+
 from app.engine.machine.cpu import available_cpus, cpu_name, vector_flags
 from app.engine.session import int8_kernels
 
@@ -17,6 +19,7 @@ def conditions() -> dict[str, str]:
         "machine": f"{cpu_name()} {platform.machine()} ({vector_flags()}; int8 kernels {kernels}), "
         f"{available_cpus():g} CPUs, "
         f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
-        "versions": f"Python {platform.python_version()}, "
-        + ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "tokenizers", "fastapi")),
+        # The package onnxruntime has another name for GPUs.
+        "versions": f"Python {platform.python_version()}, onnxruntime {onnxruntime.__version__}, "
+        + ", ".join(f"{name} {version(name)}" for name in ("tokenizers", "fastapi")),
     }

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from app.engine.costs import BATCHES, TEXT_TOKENS
 from app.engine.machine.cpu import available_cpus, ways_to_share
 from benchmarks.service import Service
-from benchmarks.subject import Goal, Row, Subject
+from benchmarks.subject import Goal, Subject
+from benchmarks.tables import Row
 
 STARTS = 20
 WITHIN = 0.90

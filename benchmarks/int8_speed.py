@@ -28,7 +28,8 @@ from app.engine.device import CPU
 from app.engine.machine.cpu import cpu_name, vector_flags
 from app.engine.session import int8_kernels, open_session
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
-from benchmarks.subject import Goal, Row, Subject
+from benchmarks.subject import Goal, Subject
+from benchmarks.tables import Row
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.graph.variants import export_graph
 

@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Iterator
 
 from benchmarks.load import Generator, run
-from benchmarks.subject import Goal, Row, Subject, latencies
+from benchmarks.subject import Goal, Subject, latencies
+from benchmarks.tables import Row
 from benchmarks.texts import texts_of
 
 OFFERED = (0.5, 0.8, 1.0, 1.5, 3.0)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from benchmarks.load import Load, Outcome, run
 from benchmarks.peer_servers import PEERS, Peer, PeerError, serving
-from benchmarks.subject import Goal, Row, Subject
+from benchmarks.subject import Goal, Subject
+from benchmarks.tables import Row
 
 CONNECTIONS = 32
 SECONDS, WARM_UP_SECONDS = 20.0, 6.0  # torch in fp32 takes 8 s for a batch of 32

@@ -47,12 +47,12 @@ def random_checkpoint(path: Path, model_type: str, **config: Any) -> Path:
     return path
 
 
-def timed_export(source: Path, output: Path) -> tuple[float, float]:
+def timed_export(source: Path, output: Path, *flags: str) -> tuple[float, float]:
     """Run ``sentiment-export``; returns its seconds and its peak resident memory in GB."""
     command = "import sys; from model_export.cli import main; sys.exit(main())"
     started = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-c", command, str(source), "--output", str(output)],
+        [sys.executable, "-c", command, str(source), "--output", str(output), *flags],
         check=True,
         stdout=subprocess.DEVNULL,
     )

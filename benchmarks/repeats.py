@@ -8,7 +8,8 @@ from itertools import product
 
 from benchmarks.load import Generator
 from benchmarks.service import Service
-from benchmarks.subject import Goal, Row, Subject
+from benchmarks.subject import Goal, Subject
+from benchmarks.tables import Row
 from benchmarks.texts import texts_of, tweet_lengths
 
 CONNECTIONS = 64

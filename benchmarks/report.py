@@ -1,14 +1,15 @@
 """Keep the results as JSON, and write them as tables (Markdown) and plots (PNG and SVG)."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 
-from benchmarks.subject import Goal, Row
+from benchmarks.subject import Goal
+from benchmarks.tables import Row, cell, table
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -38,7 +39,7 @@ def line(item: Row | Goal) -> str:
     """One line for the terminal."""
     if isinstance(item, Goal):
         return _goal(item)
-    return ", ".join(f"{name} {_cell(value)}" for name, value in item.items())
+    return ", ".join(f"{name} {cell(value)}" for name, value in item.items())
 
 
 def keep(directory: Path, section: str, conditions: dict[str, str], found: Iterable[Any]) -> None:
@@ -62,14 +63,14 @@ def write(directory: Path) -> None:
     print("\n" + "\n".join(map(_goal, goals)))
     lines = [HEAD]
     lines += [
-        f"| {goal.name} | {_cell(goal.value)}{'' if goal.reached else ' (**missed**)'} | "
+        f"| {goal.name} | {cell(goal.value)}{'' if goal.reached else ' (**missed**)'} | "
         f"{'≤' if goal.most else '≥'} {goal.bound:g} | {goal.remark} |"
         for goal in goals
     ]
     for name, section in results.items():
         conditions = ". ".join(section[key] for key in ("date", "machine", "versions"))
         lines += ["", f"## {name[0].upper()}{name[1:]}", "", conditions, ""]
-        lines += _table(section["rows"])
+        lines += table(section["rows"])
     (directory / TABLES).write_text("\n".join(lines) + "\n", encoding="utf-8")
     _plots(directory, results)
 
@@ -83,24 +84,7 @@ def _read(directory: Path) -> dict[str, Any]:
 def _goal(goal: Goal) -> str:
     verdict = "reached" if goal.reached else "MISSED "
     sign = "≤" if goal.most else "≥"
-    return f"{verdict} {_cell(goal.value):>8} {sign} {goal.bound:<6g} {goal.name} ({goal.remark})"
-
-
-def _table(rows: Sequence[Row]) -> list[str]:
-    if not rows:
-        return []
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [
-        [_cell(row.get(name, "")).replace("|", "/").replace("\n", " ") for name in columns]
-        for row in rows
-    ]
-    return ["| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *cells)]
-
-
-def _cell(value: Any) -> str:
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{verdict} {cell(goal.value):>8} {sign} {goal.bound:<6g} {goal.name} ({goal.remark})"
 
 
 def _plots(directory: Path, results: dict[str, Any]) -> None:

@@ -12,7 +12,8 @@ from app.engine.machine.cpu import available_cpus
 from benchmarks.ideal import lone_ms
 from benchmarks.load import Generator, run
 from benchmarks.service import Service
-from benchmarks.subject import Goal, Row, Subject, latencies
+from benchmarks.subject import Goal, Subject, latencies
+from benchmarks.tables import Row
 from benchmarks.texts import texts_of, tweet_lengths
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)

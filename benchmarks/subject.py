@@ -14,9 +14,8 @@ from app.engine.model import Model
 from benchmarks.ideal import Ideal
 from benchmarks.load import Load, Outcome, run
 from benchmarks.service import Service
+from benchmarks.tables import Row
 from benchmarks.texts import texts_of, tweet_lengths
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)

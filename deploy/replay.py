@@ -58,6 +58,8 @@ def main() -> int:
     weigh(everything[options.target], image, work)
     if not options.no_serve:
         serve(everything[options.target], image)
+        if options.target == "gpu":
+            refuse(everything[options.target], image)
     return 0
 
 
@@ -206,6 +208,14 @@ def serve(stage: Stage, image: Path) -> None:
         code = process.wait(timeout=30)
         print(f"{stage.stop_signal} to process 1: exit {code}")
         assert code == 0
+
+
+def refuse(stage: Stage, image: Path) -> None:
+    """Ask for CUDA, which no container here has: the image must say what is missing, and stop."""
+    with container(stage, image, stage.env | {"SENTIMENT_DEVICE": "cuda"}) as (process, _):
+        code = process.wait(timeout=60)
+    print(f"SENTIMENT_DEVICE=cuda without a GPU: exit {code}")
+    assert code == 1
 
 
 @contextmanager

@@ -71,6 +71,7 @@ async def info(request: Request) -> Info:
         "cpu": cpu_name(),
         "cpu_flags": vector_flags(),
         "int8_kernels": default.model.kernels,
+        "batch_invariant": default.model.batch_invariant,
         "runners": default.plan.runners,
         "threads": default.plan.threads,
         "tuning": default.plan.summary(),
@@ -147,6 +148,6 @@ async def reload(request: Request) -> Status:
 async def metrics(request: Request) -> Response:
     """Metrics as Prometheus text, or as OpenMetrics if the request asks for it."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(
-        encode(Service.of(request).metrics.registry), headers={"content-type": content_type}
-    )
+    metrics = Service.of(request).metrics
+    await metrics.gpus.refresh()
+    return Response(encode(metrics.registry), headers={"content-type": content_type})

@@ -1,7 +1,7 @@
 """Schemas of the native API. Answers are typed dicts, because they are built as plain dicts."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -219,6 +219,13 @@ class Info(TypedDict):
         Field(
             description="ONNX Runtime's kernels of the default model: U8U8 if a test at start "
             "shows that the faster U8S8 saturates; null if the model is not int8 on a CPU"
+        ),
+    ]
+    batch_invariant: Annotated[
+        Literal[True] | None,
+        Field(
+            description="true if a text has the same logits to the last bit in every batch of the "
+            "default model, as measured on CPUs in fp32 and int8; null where it was not measured"
         ),
     ]
     runners: Annotated[int, Field(description="batches of the default model computed at once")]

@@ -1,8 +1,8 @@
 """Find what each word of a text contributes to its label, by classifying the text without it.
 
 The method is leave-one-out: the occlusion of Zeiler and Fergus (arXiv:1311.2901), applied to words.
-The other texts in a batch do not change the model's answer for a text, so the explanation of a text
-is the same each time.
+On a CPU, the other texts in a batch do not change the model's answer for a text, so the explanation
+of a text is the same each time.
 """
 
 import re

@@ -140,6 +140,14 @@ class Model:
             )
         return model
 
+    @property
+    def batch_invariant(self) -> Literal[True] | None:
+        """Whether a text's logits are the same to the last bit in every batch; None: not measured.
+
+        Tests compare the bits for fp32 and int8 on CPUs.
+        """
+        return True if self.provider == CPU and self.precision != "fp16" else None
+
     def with_threads(self, threads: int) -> "Model":
         """The same model with ``threads`` intra-op threads per batch."""
         if threads == self.threads:

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from app import logs
+from app.observability.gpus import GpuCollector
 from app.observability.series import Counter, Histogram
 
 # Buckets are few, because each is a series for each route, stage or label. They are dense where
@@ -42,6 +43,8 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self.registry.register(_LogCollector())
+        self.gpus = GpuCollector()
+        self.registry.register(self.gpus)
 
         self.requests = self._counter(
             "http_requests",

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.event_loop.seams import PARTS
 from benchmarks.event_loop.slices import LOGGED, SERVERS, Plan, Started, measure, spread
 from benchmarks.event_loop.timers import read
-from benchmarks.subject import Row
+from benchmarks.tables import Row
 
 KINDS = {"computing": "ours", "alone": "ours, fixed logits"}
 REST = "event loop and sockets"

@@ -12,7 +12,8 @@ import uvloop
 
 from benchmarks.event_loop.client import Slice, Times, send_slice
 from benchmarks.service import Server
-from benchmarks.subject import Row, Subject
+from benchmarks.subject import Subject
+from benchmarks.tables import Row
 
 # By path and with -P, so that the service is imported from PYTHONPATH and not from here.
 SERVERS = (sys.executable, "-P", str(Path(__file__).with_name("servers.py")))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from benchmarks.event_loop.client import Slice
 from benchmarks.event_loop.slices import FLAGS, LOGGED, SERVERS, Plan, Started, measure, spread
 from benchmarks.service import Server
-from benchmarks.subject import Row
+from benchmarks.tables import Row
 
 ALONE = (*SERVERS, "alone")
 

@@ -332,7 +332,7 @@ def predictions() -> Panels:
 
 
 def saturation() -> Panels:
-    """How busy the service is. A busy GPU has no metric; it shows as queue and inference time."""
+    """How busy the service and its CPUs are."""
     return [
         graph(
             "Waiting texts",
@@ -395,6 +395,42 @@ def saturation() -> Panels:
             "suffix: tokens/s",
             (rate("sentiment_batch_tokens_sum", MODEL, "model"), "{{model}}"),
         ),
+    ]
+
+
+def gpus() -> Panels:
+    """How busy the GPUs are. The row is empty on CPUs."""
+    gpu = "GPU {{gpu}} {{instance}}"
+    used, total = (f"sentiment_gpu_memory_{name}_bytes{{{JOB}}}" for name in ("used", "total"))
+    return [
+        graph(
+            "GPU utilisation",
+            "Share of the time in which the GPU computed anything, for any process. At 100 %, it"
+            " may still have idle parts; then larger batches give more texts per second. A part of"
+            " a GPU (MIG) has no data.",
+            "percentunit",
+            (f"sentiment_gpu_utilization_ratio{{{JOB}}}", gpu),
+        )
+        .max(1)
+        .span(THIRD),
+        objective(
+            graph(
+                "GPU memory",
+                "Share of the GPU's memory that is in use, by all processes. The line is the limit"
+                " of the alert SentimentGpuMemory.",
+                "percentunit",
+                (f"{used} / {total}", gpu),
+            ),
+            0.95,
+        )
+        .max(1)
+        .span(THIRD),
+        graph(
+            "GPUs that answer",
+            "1 while NVIDIA's management library can read the GPU, else 0.",
+            "none",
+            (f"sentiment_gpu_up{{{JOB}}}", gpu),
+        ).span(THIRD),
     ]
 
 
@@ -571,6 +607,7 @@ def dashboard() -> Dashboard:
         "Repeated texts": repeats(),
         "Predictions": predictions(),
         "Saturation": saturation(),
+        "GPUs": gpus(),
         "Errors and rejections": errors(),
         "Models": models(),
     }

@@ -17,6 +17,9 @@ CASES: dict[str, dict[str, Any]] = {
     "default": {},
     "gpu": {
         "gpu": True,
+        "gpuResource": "nvidia.com/mig-1g.10gb",
+        "runtimeClassName": "nvidia",
+        "model": {"name": "mine", "export": {"source": "team/model"}},
         "resources": {"limits": {"memory": "8Gi"}},
         "autoscaling": {"by": "keda"},
         "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},

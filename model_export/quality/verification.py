@@ -10,20 +10,15 @@ from app.engine.bundle import Parity, Precision
 from app.engine.encoding import Encoding
 from app.engine.model import Logits, Model
 from app.engine.pairs import TextPair
+from app.engine.parity import DECIDED_BY, tolerance
 from app.errors import InferenceFailed, UserError
 from model_export.batches import batches
 from model_export.checkpoint.checkpoint import Checkpoint
 
-# The largest logit difference allowed, and the share of decisions that must agree. Decisions count
-# only where PyTorch is decided: where it is not, rounding may change them.
-TOLERANCE: dict[Precision, float] = {"fp32": 1e-3, "fp16": 0.1, "int8": 0.5}
+# The share of decisions that must agree. Decisions count only where PyTorch is decided.
 LABEL_AGREEMENT: dict[Precision, float] = {"fp32": 1.0, "fp16": 1.0, "int8": 0.95}
 # ModernBERT takes 8,192 tokens. PyTorch needs memory for the square of that, several times over.
 LONGEST = 1024
-DECIDED_BY = 0.1  # decided: the best logit exceeds the second best by more than this
-# Rounding grows with the logits. The tolerance holds for logits of up to this size, as they are
-# usual, and grows in proportion for larger ones.
-USUAL_LOGIT = 3.0
 
 TEXTS = (
     "ok",
@@ -77,13 +72,13 @@ def verify(model: Model, checkpoint: Checkpoint) -> Parity:
     decided = _margins(expected, checkpoint) > DECIDED_BY
     agreement = float(agrees[decided].mean()) if decided.any() else 1.0
     largest = float(np.abs(expected).max())
-    tolerance = TOLERANCE[model.precision] * max(1.0, largest / USUAL_LOGIT)
+    allowed = tolerance(model.precision, expected)
     least = LABEL_AGREEMENT[model.precision]
-    if not parity.max_abs_logit_diff <= tolerance or agreement < least:
+    if not parity.max_abs_logit_diff <= allowed or agreement < least:
         instead = "" if model.precision == "fp32" else "; leave it out with --precision fp32"
         raise UserError(
             f"the {model.precision} model differs too much from the PyTorch checkpoint: logits by "
-            f"up to {parity.max_abs_logit_diff:.2g} (allowed: {tolerance:.2g} for logits of up to "
+            f"up to {parity.max_abs_logit_diff:.2g} (allowed: {allowed:.2g} for logits of up to "
             f"{largest:.2g}), label agreement {agreement:.3f} on texts where PyTorch is decided "
             f"(at least {least} is required){instead}"
         )

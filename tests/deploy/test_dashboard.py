@@ -23,7 +23,7 @@ def test_rows_cover_what_operators_ask() -> None:
     rows = [panel for panel in DASHBOARD["panels"] if panel["type"] == "row"]
     assert [row["title"] for row in rows] == [
         *("Traffic", "Latency", "Batching", "Repeated texts", "Predictions", "Saturation"),
-        *("Errors and rejections", "Models"),
+        *("GPUs", "Errors and rejections", "Models"),
     ]
     assert not any(row["panels"] or row["collapsed"] for row in rows)
     kinds = [panel["type"] for panel in DASHBOARD["panels"]]

@@ -363,12 +363,13 @@ def test_an_overlay_names_an_image_that_can_be_built(overlay: Path) -> None:
     assert {image.removeprefix("sentiment-service:") for image in images} <= STAGES.keys()
 
 
-def test_the_example_serves_what_its_job_exports() -> None:
+@pytest.mark.parametrize("overlay", ["model", "gpu"])
+def test_an_overlay_serves_what_its_job_exports(overlay: str) -> None:
     """The Job writes the model to the path, in the volume, that the service reads."""
-    objects = render(ROOT / "deploy/kubernetes/overlays/model")
+    objects = render(ROOT / "deploy/kubernetes/overlays" / overlay)
     export, service = (_only(objects, k)["spec"]["template"] for k in ("Job", "Deployment"))
     (job,), (pod,) = export["spec"]["containers"], service["spec"]["containers"]
-    assert job["args"][1:] == [
+    assert job["args"][1:3] == [
         "--output",
         {e["name"]: e for e in pod["env"]}["SENTIMENT_MODEL"]["value"],
     ]
@@ -381,6 +382,37 @@ def test_the_example_serves_what_its_job_exports() -> None:
     # The Job opens connections, which the service's policy forbids.
     policy = _only(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]
     assert not policy.items() <= export["metadata"]["labels"].items()
+
+
+def test_the_gpu_overlay_gives_a_pod_one_gpu() -> None:
+    """It asks for the device, tolerates its nodes, has fp16, and gets more time to start."""
+    (gpu,) = (overlay for overlay in OVERLAYS if overlay.name == "gpu")
+    container = _container(gpu)
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert _spec(gpu)["tolerations"][0]["key"] == "nvidia.com/gpu"
+    assert {"name": "SENTIMENT_DEVICE", "value": "cuda"} in container["env"]
+    probe = container["startupProbe"]
+    assert probe["failureThreshold"] * probe["periodSeconds"] == 300
+    assert probe["httpGet"]["path"] == "/health/ready"
+    (job,) = _only(render(gpu), "Job")["spec"]["template"]["spec"]["containers"]
+    assert job["args"][3:] == ["--precision", "fp32,fp16"]
+
+
+def test_compose_asks_for_one_gpu_and_a_model() -> None:
+    """The embedded model is for CPUs, so Compose stops with a message without SENTIMENT_MODEL."""
+    service = COMPOSE_GPU["services"]["sentiment"]
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert service["environment"]["SENTIMENT_MODEL"].startswith("${SENTIMENT_MODEL:?")
+
+
+def test_what_the_driver_keeps_fits_into_tmp() -> None:
+    """The driver's cache of kernels is below the home directory, in the smallest /tmp."""
+    (tmp,) = (v for v in _spec(OVERLAYS[0])["volumes"] if v["name"] == "tmp")
+    assert tmp["emptyDir"]["sizeLimit"] == "64Mi"
+    image = STAGES["gpu"]
+    assert image.env["HOME"] == "/tmp"  # noqa: S108
+    assert int(image.env["CUDA_CACHE_MAXSIZE"]) <= 32 * 2**20
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)

@@ -100,6 +100,7 @@ def test_settings_reach_the_service_as_they_are_written() -> None:
         ({"replicas": 3}, "replicas"),
         ({"monitoring": {"runbooks": "https://git.example.com"}}, "monitoring/runbooks"),
         ({"model": {"export": {"source": "team/model"}}}, "model.name is empty"),
+        ({"gpu": True}, "gpu needs model.name"),
     ],
     ids=str,
 )
@@ -138,6 +139,20 @@ def test_the_model_is_served_from_where_the_job_writes_it() -> None:
     changed = {"model": {"name": "mine", "export": {"source": "team/other"}}}
     names = {_only(o, "Job")["metadata"]["name"] for o in (objects, rendered(changed))}
     assert len(names) == 2
+
+
+def test_a_pod_gets_one_gpu_and_a_model_for_it() -> None:
+    """It asks for the device, uses CUDA or fails, and starts slowly; the export writes fp16."""
+    objects = rendered(CASES["gpu"])
+    pod = _pod(objects)
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"]["nvidia.com/mig-1g.10gb"] == "1"
+    assert "nvidia.com/gpu" not in container["resources"]["limits"]
+    assert pod["runtimeClassName"] == "nvidia"
+    assert _environment(objects)["SENTIMENT_DEVICE"] == "cuda"
+    assert container["startupProbe"]["failureThreshold"] == 300
+    (job,) = _pod(objects, "Job")["containers"]
+    assert job["args"][-2:] == ["--precision", "fp32,fp16"]
 
 
 def test_monitoring_is_that_of_kustomize() -> None:

@@ -79,12 +79,13 @@ def _program(name: str) -> str:
 def prometheus(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
     """A client of a Prometheus with our configuration, except for the port and the intervals.
 
-    The Prometheus scrapes a service that gets some requests.
+    The Prometheus scrapes a service that gets some requests, on a machine with two GPUs.
     """
     program = _program("prometheus")
     directory = tmp_path_factory.mktemp("prometheus")
     flags = ("--runners", "2", "--threads", "1", "--max-batch-tokens", "512", "--cache-mb", "1")
-    with Process("--model", str(bundle), *flags) as service:
+    gpus = {"PYTHONPATH": str(ROOT / "tests/support/fake_nvml")}
+    with Process("--model", str(bundle), *flags, variables=gpus) as service:
         config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
         config["global"] = dict.fromkeys(config["global"], SCRAPE_INTERVAL)
         targets = [{"targets": [f"127.0.0.1:{service.port}"]}]

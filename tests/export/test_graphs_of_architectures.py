@@ -16,6 +16,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
+from app.engine import parity
 from app.engine.bundle import Precision
 from app.engine.device import CPU
 from app.engine.session import open_session
@@ -25,13 +26,12 @@ from model_export.export import WRITERS
 from model_export.graph.fusions import FUSIONS
 from model_export.graph.linear import as_linear
 from model_export.graph.variants import export_graph, write_fp16
-from model_export.quality import verification
 from model_export.quality.layer_parity import layer_parity
 from tests.support.contrib_operators import evaluate
 from tests.support.graphs import encoding_of, name_of, random_encodings, run, session
 from tests.support.published import make_published
 
-TOLERANCE = verification.TOLERANCE | {"fp32": 1e-4}  # of logits that vary by about 1
+TOLERANCE = parity.TOLERANCE | {"fp32": 1e-4}  # of logits that vary by about 1
 # What is computed once per batch, or for one row of each text, or for narrow embeddings.
 IN_FP32 = {
     "albert": {"embedding_hidden_mapping_in"},

@@ -48,6 +48,13 @@ def test_a_variant_without_figures_has_no_row() -> None:
     assert "fp32" not in model_card(_manifest(path="my-checkpoint"))
 
 
+def test_it_says_where_a_text_has_the_same_logits_in_every_batch() -> None:
+    """On CPUs it was measured; of GPUs the card claims nothing."""
+    card = model_card(_manifest(path="x")).replace("\n", " ")
+    assert "On a CPU, the logits of a text are the same to the last bit in every batch" in card
+    assert "On a GPU, this has not been measured" in card
+
+
 def test_it_says_whether_the_model_takes_pairs() -> None:
     """A model takes single texts, unless its manifest has text_pairs."""
     manifest = _manifest(path="x")

@@ -11,12 +11,12 @@ from app.engine.bundle import Bundle, Precision
 from app.engine.encoding import Encoding
 from app.engine.model import Logits, Model
 from app.engine.pairs import PairTokenizer
+from app.engine.parity import TOLERANCE
 from app.errors import InferenceFailed, UserError
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from model_export.quality.verification import (
     LABEL_AGREEMENT,
     LONGEST,
-    TOLERANCE,
     _encodings,
     verify,
 )

@@ -17,7 +17,8 @@ from benchmarks.event_loop.seams import PARTS, SEAMS, MissingSeam, find
 from benchmarks.event_loop.slices import Load, Plan
 from benchmarks.event_loop.timers import Timers, read
 from benchmarks.event_loop.totals import beside_bare, beside_other_tree
-from benchmarks.subject import Row, Subject
+from benchmarks.subject import Subject
+from benchmarks.tables import Row
 from tests.support.serving import ROOT
 
 

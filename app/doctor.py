@@ -1,0 +1,178 @@
+"""``sentiment doctor``: checks what serving needs, and says what helps if something is missing."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from app.engine.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.device import CPU
+from app.engine.machine.cpu import available_cpus, cpu_name, vector_flags
+from app.engine.machine.gpu import CUDA, CudaState, cuda_state
+from app.engine.model import Model
+from app.engine.parity import decided, tolerance
+from app.engine.session import int8_kernels
+from app.errors import InferenceFailed, UserError, first_line
+from app.settings import Settings
+
+RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  # both provide the module onnxruntime
+TEXTS = (
+    "I love this!",
+    "worst service ever",
+    "The meeting is at 3pm.",
+    "meh",
+    "Not bad at all, honestly better than I expected",
+    "I waited forty minutes on the phone only to be told that I had the wrong department.",
+    "Tickets for the Friday show go on sale tomorrow morning at nine, doors open at seven.",
+    "So the update broke my phone twice in one week. Great job. Really.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found. ``cure`` says what helps if there is a problem."""
+
+    check: str
+    ok: bool
+    found: str
+    cure: str = ""
+
+    def line(self) -> str:
+        """The finding for people."""
+        cure = f"; {self.cure}" if self.cure else ""
+        return f"{'ok' if self.ok else 'PROBLEM':<9}{self.check}: {self.found}{cure}"
+
+
+def doctor(settings: Settings, *, as_json: bool) -> int:
+    """Print each finding as soon as it is known; with ``as_json``, all of them at the end.
+
+    Returns the exit code: 1 if there is a problem.
+    """
+    findings = []
+    for finding in examine(settings):
+        findings.append(finding)
+        if not as_json:
+            print(finding.line(), flush=True)
+    if as_json:
+        json.dump([asdict(finding) for finding in findings], sys.stdout, indent=1)
+        print()
+    return int(not all(finding.ok for finding in findings))
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """All findings, from the installation to a computed batch."""
+    version = importlib.metadata.version("sentiment-service")
+    yield Finding("versions", True, f"service {version}, Python {platform.python_version()}")
+    yield _runtime()
+    cpus = f"{available_cpus():g} of {os.cpu_count()} CPUs may be used"
+    yield Finding(
+        "CPU", True, f"{cpu_name()} ({vector_flags()}), {cpus}, int8 kernels {int8_kernels()}"
+    )
+    yield _gpu(settings, cuda_state())
+    for path in settings.model or (EMBEDDED_BUNDLE,):
+        yield from _model(path, settings)
+
+
+def _runtime() -> Finding:
+    installed = []
+    for name in RUNTIMES:
+        try:
+            installed.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    providers = ", ".join(name.removesuffix("ExecutionProvider") for name in _providers())
+    found = f"{' and '.join(installed) or 'onnxruntime'}, with the providers {providers}"
+    if len(installed) > 1:
+        cure = "both packages write the same files: uninstall both, then install one of them"
+        return Finding("runtime", False, found, cure)
+    return Finding("runtime", True, found)
+
+
+def _providers() -> list[str]:
+    # TensorRT is in the package for GPUs, but the service does not use it.
+    return [name for name in ort.get_available_providers() if name in (CPU, CUDA)]
+
+
+def _gpu(settings: Settings, state: CudaState) -> Finding:
+    if not state.problem:
+        gpus = "; ".join(f"{one.name}, {one.memory_bytes / 2**30:.0f} GiB" for one in state.gpus)
+        driver = f"driver {state.driver or 'of unknown version'} for CUDA {state.driver_cuda}"
+        return Finding("GPU", True, f"{gpus}; {driver}, the runtime needs {state.runtime_cuda}")
+    if settings.device == "cpu":
+        return Finding("GPU", True, "not used, because the device is cpu")
+    if settings.device == "auto" and CUDA not in _providers():
+        return Finding("GPU", True, "no GPU package is installed; serving on the CPU")
+    return Finding("GPU", False, state.problem, state.cure)
+
+
+def _model(path: Path, settings: Settings) -> Iterator[Finding]:
+    """Load the model, compute a batch, and compare a GPU with the CPU."""
+    try:
+        started = time.perf_counter()
+        bundle = Bundle.open(path)
+        model = Model.load(
+            bundle,
+            device=settings.device,
+            precision=settings.precision,
+            threads=1,
+            gpu_memory_mb=settings.gpu_memory_mb,
+        )
+        loaded = time.perf_counter() - started
+        logits = _logits(model)
+        first = time.perf_counter() - started - loaded
+        _logits(model)
+        again = time.perf_counter() - started - loaded - first
+    except UserError as error:
+        yield Finding("model", False, str(error))
+        return
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        yield Finding(
+            "model", False, f"{path}: ONNX Runtime cannot compute it: {first_line(error)}"
+        )
+        return
+    yield Finding(
+        "model",
+        True,
+        f"{model.name} in {model.precision} on {model.provider}, loaded in {loaded:.1f} s; a batch "
+        f"of {len(TEXTS)} texts took {first * 1000:.0f} ms, then {again * 1000:.0f} ms",
+    )
+    if model.provider != CPU:
+        yield _parity(bundle, model, logits)
+
+
+def _parity(bundle: Bundle, model: Model, found: NDArray[np.float32]) -> Finding:
+    """Compare logits with those of the CPU, in fp32 if the bundle has it."""
+    precision = "fp32" if "fp32" in bundle.manifest.variants else model.precision
+    expected = _logits(Model.load(bundle, device="cpu", precision=precision, threads=0))
+    difference = float(np.abs(found - expected).max())
+    allowed = tolerance(model.precision, expected)
+    changed = int((found.argmax(1) != expected.argmax(1))[decided(expected)].sum())
+    said = (
+        f"logits differ from {precision} on the CPU by up to {difference:.2g} (allowed: "
+        f"{allowed:.2g}), and {changed} of {len(TEXTS)} labels differ"
+    )
+    if difference <= allowed and not changed:
+        return Finding("parity", True, said)
+    return Finding("parity", False, said, "serve with --precision fp32, and report this")
+
+
+def _logits(model: Model, texts: Sequence[str] = TEXTS) -> NDArray[np.float32]:
+    """Logits [texts, labels], computed as one batch.
+
+    Raises:
+        UserError: some of them are not finite.
+    """
+    results = model.infer([model.encode(text) for text in texts])
+    rows = [result for result in results if not isinstance(result, InferenceFailed)]
+    if len(rows) < len(results):
+        raise UserError(f"{model.name}: the model gives no finite logits")
+    return np.stack(rows)

@@ -1,0 +1,131 @@
+"""Load and memory of the GPUs, as NVIDIA's management library (NVML) knows them.
+
+The package nvidia-ml-py of the extra `gpu` calls NVML. Without the package, a driver or a GPU there
+are no series.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TypeVar
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+# NVML answers within milliseconds. A scrape does not wait longer for a GPU that does not answer.
+WAIT_S = 0.25
+LABELS = ("gpu", "name")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What NVML says of one GPU. None means: it did not say, as for the load of a part (MIG)."""
+
+    index: int  # NVML's, which can differ from CUDA's
+    name: str
+    utilization: float | None = None  # 0 to 1
+    memory_used: int | None = None  # bytes
+    memory_total: int | None = None  # bytes
+
+
+class Nvml:
+    """The GPUs of this machine or container.
+
+    Raises:
+        ModuleNotFoundError: nvidia-ml-py is not installed.
+        Exception: there is no driver, or it does not work (``pynvml.NVMLError``).
+    """
+
+    def __init__(self) -> None:
+        self._nvml = import_module("pynvml")
+        self._nvml.nvmlInit()
+        self.driver: str = self._nvml.nvmlSystemGetDriverVersion()
+        self._handles: dict[int, Any] = {}
+        self.names: dict[int, str] = {}  # of a GPU that was lost as well
+        for index in range(self._nvml.nvmlDeviceGetCount()):
+            with suppress(self._nvml.NVMLError):  # a lost GPU must not hide the others
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                self.names[index] = self._nvml.nvmlDeviceGetName(handle)
+                self._handles[index] = handle
+
+    def read(self) -> list[Gpu]:
+        """Read all GPUs. An error of NVML leaves out what it could not say."""
+        return [self._read(index, handle) for index, handle in self._handles.items()]
+
+    def _read(self, index: int, handle: Any) -> Gpu:
+        memory = self._ask(lambda: self._nvml.nvmlDeviceGetMemoryInfo(handle))
+        rates = self._ask(lambda: self._nvml.nvmlDeviceGetUtilizationRates(handle))
+        return Gpu(
+            index,
+            self.names[index],
+            utilization=None if rates is None else rates.gpu / 100,
+            memory_used=memory and memory.used,
+            memory_total=memory and memory.total,
+        )
+
+    def _ask(self, call: Callable[[], T]) -> T | None:
+        with suppress(self._nvml.NVMLError):
+            return call()
+        return None
+
+
+class GpuCollector(Collector):
+    """The metrics of the GPUs. ``refresh`` reads them; a scrape shows what was read last."""
+
+    def __init__(self) -> None:
+        self._nvml: Nvml | None = None
+        self._found: list[Gpu] = []
+        self._reading: Future[list[Gpu]] | None = None
+        self._absent = False
+
+    async def refresh(self) -> None:
+        """Read the GPUs on a thread, because NVML can block for seconds when a GPU is lost.
+
+        A GPU that does not answer within ``WAIT_S`` is not up. Its thread is left alone; no other
+        one is started before it returns.
+        """
+        if self._absent:
+            return
+        if self._reading is None or self._reading.done():
+            reading: Future[list[Gpu]] = Future()
+            thread = threading.Thread(target=self._read, args=(reading,), name="nvml", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads: this scrape goes without
+                self._found = []
+                return
+            self._reading = reading
+        done, _ = await asyncio.wait([asyncio.wrap_future(self._reading)], timeout=WAIT_S)
+        silent = self._nvml.names.items() if self._nvml else ()
+        self._found = self._reading.result() if done else [Gpu(*one) for one in silent]
+
+    def _read(self, reading: Future[list[Gpu]]) -> None:
+        try:
+            if self._nvml is None:
+                self._nvml = Nvml()
+            reading.set_result(self._nvml.read())
+        except Exception:  # no package, no driver, or a driver that does not work
+            self._absent = self._nvml is None
+            reading.set_result([])
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The families, without those that have no value."""
+        shown: tuple[tuple[str, str, Callable[[Gpu], float | None]], ...] = (
+            ("up", "1 while NVML can read the GPU.", lambda gpu: gpu.memory_used is not None),
+            ("utilization_ratio", "Share of time in which it computed.", lambda g: g.utilization),
+            ("memory_used_bytes", "Bytes in use, by all processes.", lambda g: g.memory_used),
+            ("memory_total_bytes", "Bytes that it has.", lambda gpu: gpu.memory_total),
+        )
+        for name, text, value_of in shown:
+            family = GaugeMetricFamily(f"sentiment_gpu_{name}", text, labels=LABELS)
+            for gpu in self._found:
+                if (value := value_of(gpu)) is not None:
+                    family.add_metric((str(gpu.index), gpu.name), value)
+            if family.samples:
+                yield family

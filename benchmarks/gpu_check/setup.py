@@ -1,0 +1,89 @@
+"""What every step gets: where to compute, with which models, and how much."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Device = Literal["cuda", "cpu"]
+SizeName = Literal["base", "tiny"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured. ``shapes`` maps names to model types and configs."""
+
+    shapes: Mapping[str, tuple[str, Mapping[str, Any]]]
+    tokens: tuple[int, ...] = (8, 32, 128)  # of a text
+    batches: tuple[int, ...] = (1, 8, 32, 128)  # texts in a batch
+    cell_seconds: float = 0.3  # for each length and batch size
+    rounds: int = 7  # of comparisons
+    independence_texts: int = 2_000
+    parity_texts: int = 100
+    # More different texts than wait at the same time would need minutes to make. Equal texts that
+    # wait are computed once; the step `service` shows their share.
+    service_texts: int = 8_192
+    request_texts: tuple[int, ...] = (1, 16, 64)
+    connections: tuple[int, ...] = (64, 256)
+    load_seconds: float = 4.0
+    starts: int = 3  # the first of them without a cache
+
+
+BASE = Size(
+    {
+        "RoBERTa-base": ("roberta", {"vocab_size": 50_265}),
+        "XLM-R-base": ("xlm-roberta", {"vocab_size": 250_002}),
+    }
+)
+_SMALL = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+}
+# To try the steps where there is no GPU; the figures say nothing.
+TINY = Size(
+    {"tiny": ("roberta", _SMALL)},
+    tokens=(8, 16),
+    batches=(1, 4),
+    cell_seconds=0.01,
+    rounds=3,
+    independence_texts=60,
+    parity_texts=8,
+    service_texts=64,
+    request_texts=(1, 4),
+    connections=(2,),
+    load_seconds=0.3,
+    starts=2,
+)
+SIZES: dict[SizeName, Size] = {"base": BASE, "tiny": TINY}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One run of the check. Its bundles are in ``work`` and are made once."""
+
+    work: Path
+    device: Device
+    size: Size = field(default=BASE)
+
+    @property
+    def shapes(self) -> list[str]:
+        """The shapes that have a bundle.
+
+        Raises:
+            FileNotFoundError: none has one.
+        """
+        found = [shape for shape in self.size.shapes if self.bundle(shape).exists()]
+        if not found:
+            raise FileNotFoundError(f"{self.work} has no bundle; the step 'bundles' makes them")
+        return found
+
+    def bundle(self, shape: str) -> Path:
+        """The bundle of a shape, which the step ``bundles`` makes."""
+        return self.work / f"{shape}-bundle"
+
+    def fusions(self, shape: str) -> Path:
+        """The directory with a bundle of fp16 for each choice of fusions."""
+        return self.work / f"{shape}-fusions"

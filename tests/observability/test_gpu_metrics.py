@@ -1,0 +1,106 @@
+"""The metrics of GPUs, with a module in the place of nvidia-ml-py."""
+
+import importlib
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.observability import gpus
+from tests.conftest import Serve
+
+FAKE = Path(__file__).parents[1] / "support/fake_nvml"
+GIB = 2**30
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The module in the place of nvidia-ml-py, fresh for each test."""
+    monkeypatch.syspath_prepend(FAKE)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    module = importlib.import_module("pynvml")
+    yield module
+    module.answers.set()
+    sys.modules.pop("pynvml")
+
+
+@pytest.fixture
+def scraped(nvml: ModuleType, client: TestClient) -> TestClient:
+    """The application on a machine with two GPUs."""
+    return client
+
+
+def _gpus(client: TestClient) -> dict[str, dict[str, float]]:
+    """Value by name, without the prefix, and by the GPU's index."""
+    answer = client.get("/metrics")
+    assert answer.status_code == 200
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            if sample.name.startswith("sentiment_gpu_"):
+                assert sample.labels["name"] == "NVIDIA Test"
+                name = sample.name.removeprefix("sentiment_gpu_")
+                found.setdefault(name, {})[sample.labels["gpu"]] = sample.value
+    return found
+
+
+def test_a_scrape_shows_load_and_memory_of_each_gpu(scraped: TestClient) -> None:
+    """Both GPUs have all four series, in the first scrape."""
+    assert _gpus(scraped) == {
+        "up": {"0": 1, "1": 1},
+        "utilization_ratio": {"0": 0.75, "1": 0.75},
+        "memory_used_bytes": {"0": GIB, "1": 2 * GIB},
+        "memory_total_bytes": {"0": 16 * GIB, "1": 16 * GIB},
+    }
+
+
+def test_a_lost_gpu_is_not_up(scraped: TestClient, nvml: ModuleType) -> None:
+    """Its other series end, the other GPU's go on, and the scrape succeeds."""
+    _gpus(scraped)
+    nvml.lost.add(0)
+    found = _gpus(scraped)
+    assert found.pop("up") == {"0": 0, "1": 1}
+    assert [list(values) for values in found.values()] == [["1"]] * 3
+
+
+def test_what_nvml_does_not_know_has_no_series(scraped: TestClient, nvml: ModuleType) -> None:
+    """A part of a GPU (MIG) has no load of its own, but memory."""
+    nvml.parts.update((0, 1))
+    found = _gpus(scraped)
+    assert "utilization_ratio" not in found
+    assert found["up"] == {"0": 1, "1": 1}
+
+
+def test_a_gpu_that_does_not_answer_does_not_hold_up_the_scrape(
+    scraped: TestClient, nvml: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scrapes succeed with up 0 and share one waiting thread; afterwards it is up again."""
+    _gpus(scraped)
+    nvml.answers.clear()
+    monkeypatch.setattr(gpus, "WAIT_S", 0.01)
+    assert [_gpus(scraped) for _ in range(3)] == [{"up": {"0": 0, "1": 0}}] * 3
+    assert [thread.name for thread in threading.enumerate()].count("nvml") == 1
+    monkeypatch.setattr(gpus, "WAIT_S", 30)
+    nvml.answers.set()
+    assert _gpus(scraped)["up"] == {"0": 1, "1": 1}
+
+
+def test_without_a_driver_there_are_no_series(scraped: TestClient, nvml: ModuleType) -> None:
+    """NVML is not asked again, and the scrape succeeds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nvml, "no_driver", True)
+        assert _gpus(scraped) == {}
+    assert _gpus(scraped) == {}
+
+
+def test_without_the_package_there_are_no_series(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU installation has no nvidia-ml-py."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert _gpus(serve()) == {}
