@@ -42,7 +42,8 @@ class _Job:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Classify a partition, in the Python worker that has it."""
-        classifier = _classifier(self.bundle, self.digest, self.settings, _task_cpus())
+        task: TaskContext = TaskContext.get()  # never None in a task
+        classifier = _classifier(self.bundle, self.digest, self.settings, task.cpus())
         classified = classifier.classify(
             self._chunks(batches), read_ahead=READ_AHEAD_CHUNKS, advance=lambda texts: None
         )
@@ -121,12 +122,6 @@ def _shipped(frame: DataFrame, path: Path, digest: str) -> str:
             tar.add(path, arcname=BUNDLE)
         context.addArchive(f"{archive}#{name}")
     return name
-
-
-def _task_cpus() -> int:
-    context = TaskContext.get()
-    assert context is not None  # the code runs in a task
-    return context.cpus()
 
 
 @lru_cache(maxsize=1)
