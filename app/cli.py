@@ -109,13 +109,11 @@ def _add_classify(classify: argparse.ArgumentParser) -> None:
     )
     classify.add_argument(
         "--input",
-        type=Path,
         metavar="FILE",
         help="read the texts from a file: text in UTF-8, CSV with commas, JSONL or Parquet",
     )
     classify.add_argument(
         "--output",
-        type=Path,
         metavar="FILE",
         help="write the results to a file; until the job is complete, they are in FILE.partial",
     )
@@ -137,6 +135,19 @@ def _add_classify(classify: argparse.ArgumentParser) -> None:
         help="let the service at this URL classify the texts; if it needs a key, set "
         "SENTIMENT_API_KEY in the environment. The run waits as long as a rate limit says and up "
         "to a minute for a service that is away, and stops if the service changes its model",
+    )
+    classify.add_argument(
+        "--engine",
+        choices=["ray"],
+        help="classify on the nodes of a Ray cluster: --input is then a file, a directory, a glob "
+        "or an address that begins with s3:// or gs://, of CSV, JSONL or Parquet, and --output a "
+        "directory of Parquet files; needs the extra 'ray'",
+    )
+    classify.add_argument(
+        "--address",
+        metavar="auto|local|ray://HOST:PORT|HOST:PORT",
+        help="the Ray cluster: the one that runs on this machine, one that is started for this run, "
+        "or one elsewhere [default: auto]",
     )
     _add_flags(classify, LOCAL)
 
@@ -183,18 +194,54 @@ def _serve(settings: Settings, reasons: str) -> int:
 
 
 def _classify(options: argparse.Namespace, settings: Settings) -> int:
-    if fault := _usage_fault(options, settings):
+    find_fault = _engine_fault if options.engine else _usage_fault
+    if fault := _model_fault(options, settings) or find_fault(options):
         print(f"sentiment: {fault}", file=sys.stderr)
         return 2
-    from app.files.command import Options, classify
+    if options.engine:
+        from app.files import ray_engine
 
-    classify(Options.from_arguments(options), settings)
+        ray_engine.classify(ray_engine.RayOptions.from_arguments(options), settings)
+    else:
+        from app.files import command
+
+        command.classify(command.Options.from_arguments(options), settings)
     return 0
 
 
-def _usage_fault(options: argparse.Namespace, settings: Settings) -> str | None:
-    """What is wrong with the options of ``classify``; None if they are valid."""
-    given, made = options.input, options.output
+def _model_fault(options: argparse.Namespace, settings: Settings) -> str | None:
+    """What is wrong with the options for the model or the service; None if they are valid."""
+    if options.url and options.engine:
+        return "--url cannot be combined with --engine; the nodes load the model themselves"
+    if options.url and not options.url.startswith(("http://", "https://")):
+        return "--url must begin with http:// or https://"
+    if options.url and any(name in options for name in LOCAL):
+        return "--url cannot be combined with --model, --device or --precision; the service decides"
+    if len(settings.model) > 1 and not options.url:
+        return "classify uses one model; give --model once"
+    return None
+
+
+def _engine_fault(options: argparse.Namespace) -> str | None:
+    """What is wrong with the options of ``classify --engine``; None if they are valid."""
+    if options.texts or options.json:
+        return "--engine needs --input and --output; texts and --json are for use without it"
+    if not (options.input and options.output):
+        return "--engine needs --input and --output"
+    address = options.address or "auto"
+    if address not in ("auto", "local") and ":" not in address:
+        return "--address accepts auto, local, ray://HOST:PORT or HOST:PORT"
+    return None
+
+
+def _usage_fault(options: argparse.Namespace) -> str | None:
+    """What is wrong with the options of ``classify`` without an engine; None if they are valid."""
+    given, made = (path and Path(path) for path in (options.input, options.output))
+    if options.address:
+        return "--address needs --engine ray"
+    for path in filter(None, (options.input, options.output)):
+        if "://" in path:
+            return f"{path} is not a file of this machine; --engine ray reads object stores"
     if given and options.texts:
         return "give either texts or --input, not both"
     if not given and not options.texts and (sys.stdin is None or sys.stdin.isatty()):
@@ -214,10 +261,4 @@ def _usage_fault(options: argparse.Namespace, settings: Settings) -> str | None:
         return f"{made} is a directory; --output must be a file"
     if given and made and made.exists() and made.samefile(given):
         return "--output must not be the --input"
-    if options.url and not options.url.startswith(("http://", "https://")):
-        return "--url must begin with http:// or https://"
-    if options.url and any(name in options for name in LOCAL):
-        return "--url cannot be combined with --model, --device or --precision; the service decides"
-    if len(settings.model) > 1 and not options.url:
-        return "classify uses one model; give --model once"
     return None

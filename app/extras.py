@@ -9,6 +9,7 @@ EXTRAS = {
     "pyarrow": "files",
     "opentelemetry": "otel",
     "grpc": "grpc",
+    "ray": "ray",
     **dict.fromkeys(
         (
             "google",

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from app.errors import CannotContinue, UserError
-from app.files.csv_table import Csv
+from app.files.formats import table_opener
 from app.files.job import Job, Tally
 from app.files.outputs import CsvOutput, JsonlOutput, LinesOutput, Output, ResultsOutput
 from app.files.progress_bar import Progress, Warnings, summary
 from app.files.table_classifier import ClassifiedChunk, Classifier, with_reasons
-from app.files.tables import CHUNK_ROWS, Table
+from app.files.tables import CHUNK_ROWS, Table, check_is_file
 from app.files.text_files import read_lines
-from app.files.text_tables import Jsonl, Lines, TextStream
+from app.files.text_tables import TextStream
 from app.files.unicode import SURROGATEESCAPE_OR_REPLACE
 from app.settings import Settings
 
@@ -52,8 +52,8 @@ class Options:
         """The options as the command line gave them."""
         return cls(
             texts=tuple(arguments.texts),
-            input=arguments.input,
-            output=arguments.output,
+            input=arguments.input and Path(arguments.input),
+            output=arguments.output and Path(arguments.output),
             column=arguments.column or "text",
             resume=arguments.resume,
             json=arguments.json,
@@ -84,17 +84,9 @@ def _table(options: Options, settings: Settings) -> Table:
     if path is None:
         texts = options.texts or _standard_input(settings.max_text_chars)
         return TextStream(texts, STREAM_CHUNK_ROWS)
-    match path.suffix.lower():
-        case ".txt":
-            return Lines(path)
-        case ".csv":
-            return Csv(path, options.column)
-        case ".parquet":
-            from app.files.parquet import Parquet
-
-            return Parquet(path, options.column)
-        case _:
-            return Jsonl(path, options.column)
+    open_table = table_opener(path.suffix)
+    check_is_file(path)
+    return open_table(path, options.column)
 
 
 def _output(path: Path, table: Table, labels: list[str]) -> Output:

@@ -5,17 +5,27 @@ import re
 import shlex
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from app.errors import CannotContinue, InvalidRequest, UserError
-from app.files.tables import Chunk, Table, Text, check_names, column_index, split_into_chunks
-from app.files.text_files import MAX_FIELD_CHARS, check_is_utf8, fraction_read, open_text
+from app.files.tables import (
+    START,
+    Chunk,
+    Place,
+    Source,
+    Table,
+    Text,
+    check_names,
+    column_index,
+    split_into_chunks,
+)
+from app.files.text_files import MAX_FIELD_CHARS, TextFile, check_is_utf8
 
 OTHER_DELIMITERS = (";", "\t", "|")
 # The cells at the beginning of a row that are as they must be, each with the comma behind it.
 SOUND_CELLS = re.compile(r'(?:(?:"[^"]*+(?:""[^"]*+)*+"|[^",\r\n][^,\r\n]*+|),)*+')
 LINE_END = re.compile(r"\r\n|\r|\n")
+csv.field_size_limit(MAX_FIELD_CHARS)
 
 
 class Csv(Table):
@@ -25,13 +35,12 @@ class Csv(Table):
     before hours of work, and not after them.
     """
 
-    def __init__(self, path: Path, column: str) -> None:
+    def __init__(self, path: Source, column: str) -> None:
         check_is_utf8(path)
-        csv.field_size_limit(MAX_FIELD_CHARS)
         self._path = path
-        with open_text(path, "") as file:
+        with TextFile(path, "") as file:
             _check_delimiter(path, file.readline(MAX_FIELD_CHARS), column)
-        with open_text(path, "") as file:
+        with TextFile(path, "") as file:
             rows = self._rows(file)
             _, header = next(rows, (0, []))
             if not header:
@@ -41,14 +50,16 @@ class Csv(Table):
             check_names(header, path)
             super().__init__(header, dict.fromkeys(header, str))
             self._text_index = column_index(column, header, path)
+            self._below_header = file.place(0)
             for _ in rows:
                 pass
 
-    def chunks(self, skip: int) -> Iterator[Chunk]:
-        with open_text(self._path, "") as file:
-            read = islice(self._rows(file), 1 + skip, None)
+    def chunks(self, skip: int = 0, start: Place = START) -> Iterator[Chunk]:
+        start = self._below_header if start == START else start
+        with TextFile(self._path, "", start) as file:
+            read = islice(self._rows(file, start.lines), skip, None)
             rows = ((*self._checked(row, line), sum(map(len, row))) for line, row in read)
-            yield from split_into_chunks(rows, fraction_read(file))
+            yield from split_into_chunks(rows, lambda done: file.place(start.rows + skip + done))
 
     def records(self, rows: list[list[str]]) -> list[dict[str, Any]]:
         return [dict(zip(self.columns, row, strict=True)) for row in rows]
@@ -56,8 +67,10 @@ class Csv(Table):
     def cells(self, rows: list[list[str]]) -> list[list[Any]]:
         return rows
 
-    def _rows(self, file: TextIO) -> Iterator[tuple[int, list[str]]]:
+    def _rows(self, file: TextFile, lines: int = 0) -> Iterator[tuple[int, list[str]]]:
         """Each row that is not blank, with the number of its last line.
+
+        ``lines`` lines are before them.
 
         Raises:
             CannotContinue: a quoted cell does not end as it must.
@@ -65,18 +78,18 @@ class Csv(Table):
         # Strict, because otherwise a quote that is never closed takes all that follows into its
         # cell, up to the next quote or the end of the file, without an error.
         reader = csv.reader(file, strict=True)
-        first_line = 1
+        last_line = lines
         try:
             for row in reader:
-                first_line = reader.line_num + 1
+                last_line = lines + reader.line_num
                 if row:
-                    yield reader.line_num, row
+                    yield last_line, row
         except csv.Error as error:
-            raise self._fault(first_line, reader.line_num, error) from None
+            raise self._fault(last_line + 1, lines + reader.line_num, error) from None
 
     def _fault(self, first: int, last: int, error: csv.Error) -> CannotContinue:
         """What is wrong with the row in the lines from ``first`` to ``last``."""
-        with open_text(self._path, "") as file:
+        with TextFile(self._path, "") as file:
             row = "".join(islice(file, first - 1, last))
         begin = SOUND_CELLS.match(row).end()  # type: ignore[union-attr]  # it matches any text
         line = first + len(LINE_END.findall(row[:begin]))
@@ -98,7 +111,7 @@ class Csv(Table):
         return [*row, *[""] * width][:width], error
 
 
-def _check_delimiter(path: Path, header: str, column: str) -> None:
+def _check_delimiter(path: Source, header: str, column: str) -> None:
     """Refuse a header that is a single column with commas, but several with another delimiter.
 
     Raises:

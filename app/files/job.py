@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -91,22 +92,22 @@ class Job:
         else:
             self.discard()  # a run that was killed while it cleaned up may have left files
             self.directory.mkdir(exist_ok=True)
-            _write(self.directory / IDENTITY, lambda path: _write_json(path, identity))
+            write_atomically(self.directory / IDENTITY, lambda path: _write_json(path, identity))
 
     def add(self, chunk: Chunk, results: Sequence[ResultItem]) -> None:
         """Save the results of the next chunk as a part."""
         tally = Tally.of(results)
         part, counts = self._part_path(self._parts, "part"), self._part_path(self._parts, "json")
-        _write(part, lambda path: self._output.write(path, chunk, results))
+        write_atomically(part, lambda path: self._output.write(path, chunk, results))
         saved = {**vars(tally), "sha256": _sha256(part)}
-        _write(counts, lambda path: _write_json(path, saved))
+        write_atomically(counts, lambda path: _write_json(path, saved))
         self._count_part(tally)
 
     def finish(self) -> None:
         """Join the parts and remove them. The file appears only when it is complete."""
         parts = [self._part_path(number, "part") for number in range(self._parts)]
         whole = self.directory / WHOLE
-        _write(whole, lambda path: self._output.join(parts, path))
+        write_atomically(whole, lambda path: self._output.join(parts, path))
         whole.replace(self._path)
         self.discard()
 
@@ -158,9 +159,12 @@ class Job:
                 )
 
 
-def _write(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file that appears only when it is complete, even after a power failure."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file that appears only when it is complete, even after a power failure.
+
+    Until then it has another name, which no other process uses, on this machine or another.
+    """
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         write(partial)
         with partial.open("rb") as file:

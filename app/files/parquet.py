@@ -14,9 +14,11 @@ from app.files.outputs import Output
 from app.files.table_classifier import ResultItem
 from app.files.tables import (
     CHUNK_ROWS,
+    START,
     Chunk,
+    Place,
+    Source,
     Table,
-    check_is_file,
     check_names,
     column_index,
 )
@@ -28,8 +30,7 @@ ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.
 class Parquet(Table):
     """A Parquet file. ``rows`` are record batches, so that all columns keep their types."""
 
-    def __init__(self, path: Path, column: str) -> None:
-        check_is_file(path)
+    def __init__(self, path: Source, column: str) -> None:
         try:
             with _opened(path) as file:
                 self.schema = file.schema_arrow
@@ -43,14 +44,28 @@ class Parquet(Table):
         if not _is_text(kind):
             raise UserError(f"{path}: column {column!r} has the type {kind}, not text")
 
-    def chunks(self, skip: int) -> Iterator[Chunk]:
+    @property
+    def layout(self) -> pa.Schema:
+        """See ``Table``: the types count, too."""
+        return self.schema.remove_metadata()
+
+    def chunks(self, skip: int = 0, start: Place = START) -> Iterator[Chunk]:
         with _opened(self._path) as file:
-            total, end = file.metadata.num_rows, 0
-            for batch in self._batches(file):
-                start, end = end, end + batch.num_rows
-                if end > skip:
-                    rows = batch.slice(max(0, skip - start))
-                    yield Chunk(rows, texts(rows.column(self._text_index)), end / total)
+            total, end = file.metadata.num_rows, start.rows + skip
+            for rows in self._batches(file, end):
+                end += rows.num_rows
+                column = rows.column(self._text_index)
+                yield Chunk(rows, texts(column), Place(end, fraction=end / total))
+
+    def ends(self, rows: int) -> list[Place]:
+        """See ``Table``. Only the footer of the file is read."""
+        with _opened(self._path) as file:
+            total = file.metadata.num_rows
+        whole_chunks = -(-rows // CHUNK_ROWS) * CHUNK_ROWS
+        return [
+            Place(min(end, total))
+            for end in range(whole_chunks, total + whole_chunks, whole_chunks)
+        ]
 
     def records(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
         """See ``Table``. Dates and times are text, and durations are numbers in their unit.
@@ -70,11 +85,30 @@ class Parquet(Table):
             ) from None
         return records
 
-    def _batches(self, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-        # Reading takes one thread; the model needs the others.
-        batches = file.iter_batches(CHUNK_ROWS, use_threads=False)
+    def _batches(self, file: pq.ParquetFile, skip: int) -> Iterator[pa.RecordBatch]:
+        """The rows after the first ``skip``; each batch but the last has ``CHUNK_ROWS``.
+
+        The batches of pyarrow begin with a row group. So that row groups can be left out, rows are
+        moved between batches.
+        """
+        groups, first = list(range(file.num_row_groups)), 0
+        while groups and (end := first + file.metadata.row_group(groups[0]).num_rows) <= skip:
+            groups, first = groups[1:], end
+        to_drop, rest = skip - first, None
         try:
-            yield from batches
+            # Reading takes one thread; the model needs the others.
+            for batch in file.iter_batches(CHUNK_ROWS, row_groups=groups, use_threads=False):
+                dropped = min(to_drop, batch.num_rows)
+                to_drop -= dropped
+                rows = batch.slice(dropped)
+                if rest is not None:
+                    rows = pa.concat_batches([rest, rows])
+                while rows.num_rows >= CHUNK_ROWS:
+                    yield rows.slice(0, CHUNK_ROWS)
+                    rows = rows.slice(CHUNK_ROWS)
+                rest = rows if rows.num_rows else None
+            if rest is not None:
+                yield rest
         except (pa.ArrowException, OSError) as error:
             raise CannotContinue(f"{self._path} cannot be read: {first_line(error)}") from None
 
@@ -93,20 +127,23 @@ class ParquetOutput(Output):
                 (name, ARROW_TYPES.get(kind, pa.string())) for name, kind in table.types.items()
             ]
             self._table_schema = pa.schema(fields)
-        self._schema = pa.schema(
+        self.schema = pa.schema(
             [*self._table_schema, *self._result_schema], metadata=self._table_schema.metadata
         )
 
     def write(self, path: Path, chunk: Chunk, results: Sequence[ResultItem]) -> None:
+        with pq.ParquetWriter(path, self.schema) as writer:
+            writer.write_batch(self.batch(chunk, results))
+
+    def batch(self, chunk: Chunk, results: Sequence[ResultItem]) -> pa.RecordBatch:
+        """The chunk's rows with their results."""
         arrays = result_arrays(results, self._labels, self._result_schema)
-        batch = pa.record_batch([*self._table_arrays(chunk), *arrays], schema=self._schema)
-        with pq.ParquetWriter(path, self._schema) as writer:
-            writer.write_batch(batch)
+        return pa.record_batch([*self._table_arrays(chunk), *arrays], schema=self.schema)
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
-        with pq.ParquetWriter(path, self._schema) as whole:
+        with pq.ParquetWriter(path, self.schema) as whole:
             for part in parts:
-                whole.write_table(pq.read_table(part, schema=self._schema, use_threads=False))
+                whole.write_table(pq.read_table(part, schema=self.schema, use_threads=False))
 
     def _table_arrays(self, chunk: Chunk) -> list[pa.Array]:
         if isinstance(self._table, Parquet):
@@ -125,10 +162,11 @@ class ParquetOutput(Output):
         ]
 
 
-def _opened(path: Path) -> pq.ParquetFile:
+def _opened(source: Source) -> pq.ParquetFile:
+    file = source if isinstance(source, Path) else source.open("rb")
     # Spark's old timestamps (INT96) have microseconds. By default, they would be read as
     # nanoseconds, in which the year 9999 becomes 1816 without an error.
-    return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+    return pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -5,9 +5,9 @@ import stat
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from app.errors import ServiceError, UserError
 from app.files.unicode import well_formed
@@ -20,16 +20,52 @@ Text = str | ServiceError  # the error says why the row has no text
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive rows and their texts.
+class Place:
+    """A place between two rows of a file.
 
-    The table decides the type of ``rows``. ``fraction`` is the part of the file that has been
-    read at the end of the chunk, from 0 to 1; None if the size of the input is not known.
+    ``rows``, ``bytes`` and ``lines`` are before it; in a kind of file without lines, the last two
+    are 0. ``fraction`` is the part of the file before it, from 0 to 1.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    lines: int = 0
+    fraction: float = field(default=0.0, compare=False)
+
+
+START = Place()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive rows, their texts, and where they end; None if they come from no file.
+
+    The table decides the type of ``rows``.
     """
 
     rows: Any
     texts: list[Text]
-    fraction: float | None
+    end: Place | None
+
+    @property
+    def fraction(self) -> float | None:
+        """The part of the file that has been read at the end; None if that is not known."""
+        return self.end.fraction if self.end else None
+
+
+class Source(Protocol):
+    """A file to read: a ``Path``, or a file of an object store."""
+
+    @property
+    def suffix(self) -> str:
+        """The ending of the name, such as ``.csv``."""
+
+    def open(self, mode: Literal["rb"]) -> Any:
+        """The file as a stream of bytes that can seek.
+
+        Raises:
+            OSError: it cannot be read.
+        """
 
 
 class Table(ABC):
@@ -42,13 +78,33 @@ class Table(ABC):
         self.columns = columns
         self.types = types
 
+    @property
+    def layout(self) -> Any:
+        """What tables must have in common so that one table can follow the other in a file."""
+        return self.columns
+
     @abstractmethod
-    def chunks(self, skip: int) -> Iterator[Chunk]:
-        """The rows after the first ``skip``. Each call reads the file again.
+    def chunks(self, skip: int = 0, start: Place = START) -> Iterator[Chunk]:
+        """The rows after ``start``, the end of a chunk, without the first ``skip`` of them.
+
+        Each call opens the file again.
 
         Raises:
             CannotContinue: the content of the file is not valid.
         """
+
+    def ends(self, rows: int) -> list[Place]:
+        """Divide the table after each ``rows`` rows or a little more: where these parts end.
+
+        Each of them is the end of a chunk. The last is the end of the file.
+        """
+        ends = [START]
+        last = START
+        for chunk in self.chunks():
+            last = chunk.end or last
+            if last.rows - ends[-1].rows >= rows:
+                ends.append(last)
+        return [*ends[1:], *([last] if last != ends[-1] else [])]
 
     @abstractmethod
     def records(self, rows: Any) -> list[dict[str, Any]]:
@@ -64,7 +120,7 @@ class Table(ABC):
             yield json.dumps(well_formed(record), ensure_ascii=False, default=str)
 
 
-def column_index(column: str, columns: Sequence[str], path: Path) -> int:
+def column_index(column: str, columns: Sequence[str], path: Source) -> int:
     """The position of the column.
 
     Raises:
@@ -76,7 +132,7 @@ def column_index(column: str, columns: Sequence[str], path: Path) -> int:
     return columns.index(column)
 
 
-def check_names(columns: Sequence[str], path: Path) -> None:
+def check_names(columns: Sequence[str], path: Source) -> None:
     """Refuse two columns of the same name: the output could hold only one of them.
 
     Raises:
@@ -103,23 +159,26 @@ def check_is_file(path: Path) -> None:
 
 def split_into_chunks(
     rows: Iterable[tuple[Any, Text, int]],
-    fraction: Callable[[], float | None],
+    place: Callable[[int], Place | None],
     chunk_rows: int = CHUNK_ROWS,
 ) -> Iterator[Chunk]:
     """Chunks of ``rows``; each item is a row, its text and its number of characters.
+
+    ``place(n)`` is the place behind the first n rows, when these have just been read.
 
     Only the rows decide where a chunk ends. So a continued run writes the same file as a run
     without an interruption.
     """
     chunk: list[Any] = []
     texts: list[Text] = []
-    chars = 0
+    done = chars = 0
     for row, text, size in rows:
         chunk.append(row)
         texts.append(text)
         chars += size
         if len(chunk) == chunk_rows or chars >= CHUNK_CHARS:
-            yield Chunk(chunk, texts, fraction())
+            done += len(chunk)
+            yield Chunk(chunk, texts, place(done))
             chunk, texts, chars = [], [], 0
     if chunk:
-        yield Chunk(chunk, texts, fraction())
+        yield Chunk(chunk, texts, place(done + len(chunk)))

@@ -1,15 +1,15 @@
 """Open and read files of UTF-8 text, and refuse what is not one."""
 
 import codecs
+import io
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TextIO
+from collections.abc import Iterator
+from typing import Self, TextIO
 
 from app.errors import UserError
-from app.files.tables import check_is_file
+from app.files.tables import START, Place, Source
 from app.files.unicode import NOT_UTF8
 
 # Of a line or a cell. A longer one means another kind of file.
@@ -27,14 +27,13 @@ ENOUGH = 1_000
 NOT_ASCII = re.compile("[^\0-\x7f]")
 
 
-def check_is_utf8(path: Path) -> None:
+def check_is_utf8(path: Source) -> None:
     """Refuse a file in another encoding. A few bytes that are not UTF-8 are accepted.
 
     Raises:
         OSError: the file cannot be read.
-        UserError: it is not a regular file, or most of its text outside of ASCII is not UTF-8.
+        UserError: most of its text outside of ASCII is not UTF-8.
     """
-    check_is_file(path)
     with path.open("rb") as file:
         start = file.read(BLOCK_BYTES)
         for mark, name in BYTE_ORDER_MARKS.items():
@@ -56,28 +55,59 @@ def check_is_utf8(path: Path) -> None:
         raise UserError(f"{path} is not UTF-8; if it is Windows-1252 or Latin-1, {convert}")
 
 
-def _how_to_convert(path: Path, encoding: str) -> str:
+def _how_to_convert(path: Source, encoding: str) -> str:
     source = shlex.quote(str(path))
     return (
         f"convert it, for example with: iconv -f {encoding} -t UTF-8 {source} > utf8{path.suffix}"
     )
 
 
-def open_text(path: Path, newline: str) -> TextIO:
-    """Open a file of text. A byte that is not UTF-8 becomes a lone surrogate.
+class TextFile:
+    """The lines of a file of UTF-8 text, and where the next one begins.
 
-    So only the text with this byte fails.
+    A byte that is not UTF-8 becomes a lone surrogate, so that only the text with this byte fails.
+    ``newline`` is what it is for ``open()``.
     """
-    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+
+    def __init__(self, source: Source, newline: str, start: Place = START) -> None:
+        """Open the file and go to ``start``.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        file = source.open("rb")
+        self._size: int = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        mark = codecs.BOM_UTF8
+        self._bytes = start.bytes or (len(mark) if file.read(len(mark)) == mark else 0)
+        file.seek(self._bytes)
+        self._lines = start.lines
+        self._line_ends = "\n" if newline == "\n" else ("\n", "\r")
+        self._text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._text.close()
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self.readline():
+            yield line
+
+    def readline(self, limit: int = -1) -> str:
+        """The next line with its end, at most ``limit`` characters of it; "" at the file's end."""
+        line = self._text.readline(limit)
+        self._bytes += len(line.encode("utf-8", "surrogateescape"))
+        self._lines += line.endswith(self._line_ends)
+        return line
+
+    def place(self, rows: int) -> Place:
+        """Where the next line begins, after ``rows`` rows."""
+        return Place(rows, self._bytes, self._lines, self._bytes / self._size)
 
 
-def fraction_read(file: TextIO) -> Callable[[], float]:
-    """A function that returns the part of the file that has been read, from 0 to 1."""
-    size = os.fstat(file.fileno()).st_size
-    return lambda: file.buffer.tell() / size
-
-
-def read_lines(source: TextIO, max_chars: int) -> Iterator[str]:
+def read_lines(source: TextFile | TextIO, max_chars: int) -> Iterator[str]:
     """The lines without their ends.
 
     A line that is longer than ``max_chars`` is cut, which bounds the memory. What is left is

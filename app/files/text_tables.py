@@ -3,19 +3,21 @@
 import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from pathlib import Path
 from types import NoneType
-from typing import Any, TextIO
+from typing import Any
 
 from app.errors import EmptyText, InvalidRequest
-from app.files.tables import Chunk, Table, Text, column_index, split_into_chunks
-from app.files.text_files import (
-    MAX_FIELD_CHARS,
-    check_is_utf8,
-    fraction_read,
-    open_text,
-    read_lines,
+from app.files.tables import (
+    START,
+    Chunk,
+    Place,
+    Source,
+    Table,
+    Text,
+    column_index,
+    split_into_chunks,
 )
+from app.files.text_files import MAX_FIELD_CHARS, TextFile, check_is_utf8, read_lines
 
 INT64_MAX = 2**63 - 1
 
@@ -33,16 +35,16 @@ class _TextColumn(Table):
 class Lines(_TextColumn):
     """A file with a text in each line."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Source) -> None:
         super().__init__()
         check_is_utf8(path)
         self._path = path
 
-    def chunks(self, skip: int) -> Iterator[Chunk]:
-        with open_text(self._path, "\n") as file:
+    def chunks(self, skip: int = 0, start: Place = START) -> Iterator[Chunk]:
+        with TextFile(self._path, "\n", start) as file:
             lines = islice(read_lines(file, MAX_FIELD_CHARS), skip, None)
             rows = ((line, line, len(line)) for line in lines)
-            yield from split_into_chunks(rows, fraction_read(file))
+            yield from split_into_chunks(rows, lambda done: file.place(start.rows + skip + done))
 
 
 class TextStream(_TextColumn):
@@ -53,9 +55,9 @@ class TextStream(_TextColumn):
         self._texts = texts
         self._chunk_rows = chunk_rows
 
-    def chunks(self, skip: int) -> Iterator[Chunk]:
+    def chunks(self, skip: int = 0, start: Place = START) -> Iterator[Chunk]:
         rows = ((text, text, len(text)) for text in islice(self._texts, skip, None))
-        return split_into_chunks(rows, lambda: None, self._chunk_rows)
+        return split_into_chunks(rows, lambda _: None, self._chunk_rows)
 
 
 class Jsonl(Table):
@@ -64,24 +66,24 @@ class Jsonl(Table):
     The file is read twice: all columns must be known before the first row is written.
     """
 
-    def __init__(self, path: Path, column: str) -> None:
+    def __init__(self, path: Source, column: str) -> None:
         check_is_utf8(path)
         self._path = path
         self._column = column
         types: dict[str, type] = {}
-        with open_text(path, "\n") as file:
+        with TextFile(path, "\n") as file:
             for _, line in self._lines(file):
                 for name, value in (_json_object(line) or {}).items():
-                    types[name] = _common_type(types.get(name, NoneType), value)
+                    types[name] = common_type(types.get(name, NoneType), _type_of(value))
         super().__init__(list(types), types)
         if self.columns:
             column_index(column, self.columns, path)
 
-    def chunks(self, skip: int) -> Iterator[Chunk]:
-        with open_text(self._path, "\n") as file:
-            lines = islice(self._lines(file), skip, None)
+    def chunks(self, skip: int = 0, start: Place = START) -> Iterator[Chunk]:
+        with TextFile(self._path, "\n", start) as file:
+            lines = islice(self._lines(file, start.lines), skip, None)
             rows = ((line, self._text(number, line), len(line)) for number, line in lines)
-            yield from split_into_chunks(rows, fraction_read(file))
+            yield from split_into_chunks(rows, lambda done: file.place(start.rows + skip + done))
 
     def records(self, rows: list[str]) -> list[dict[str, Any]]:
         return [_json_object(line) or {} for line in rows]
@@ -90,8 +92,8 @@ class Jsonl(Table):
         """The lines unchanged, so that numbers keep all digits; {} for an invalid line."""
         return ("{}" if _json_object(line) is None else line for line in rows)
 
-    def _lines(self, file: TextIO) -> Iterator[tuple[int, str]]:
-        for number, line in enumerate(read_lines(file, MAX_FIELD_CHARS), start=1):
+    def _lines(self, file: TextFile, before: int = 0) -> Iterator[tuple[int, str]]:
+        for number, line in enumerate(read_lines(file, MAX_FIELD_CHARS), start=before + 1):
             if line and not line.isspace():
                 yield number, line
 
@@ -115,13 +117,17 @@ def _json_object(line: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _common_type(known: type, value: Any) -> type:
-    """The type of a column with values of type ``known`` and this value; ``object`` if mixed."""
+def _type_of(value: Any) -> type:
     kind = type(value)
     if kind in (dict, list) or (kind is int and abs(value) > INT64_MAX):
-        kind = object
-    if NoneType in (known, kind):
-        return known if kind is NoneType else kind
-    if {known, kind} == {int, float}:
+        return object
+    return kind
+
+
+def common_type(one: type, other: type) -> type:
+    """The type of a column with values of both types; ``object`` if it is mixed."""
+    if NoneType in (one, other):
+        return one if other is NoneType else other
+    if {one, other} == {int, float}:
         return float
-    return known if known is kind else object
+    return one if one is other else object

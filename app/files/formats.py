@@ -1,0 +1,22 @@
+"""Which kind of table a file has, by the ending of its name."""
+
+from collections.abc import Callable
+
+from app.files.csv_table import Csv
+from app.files.tables import Source, Table
+from app.files.text_tables import Jsonl, Lines
+
+
+def table_opener(suffix: str) -> Callable[[Source, str], Table]:
+    """A function that opens a file with this ending; it gets the file and its column of texts."""
+    match suffix.lower():
+        case ".txt":
+            return lambda source, _: Lines(source)
+        case ".csv":
+            return Csv
+        case ".parquet":
+            from app.files.parquet import Parquet
+
+            return Parquet
+        case _:
+            return Jsonl

@@ -1,0 +1,217 @@
+"""Files and directories on this machine or in an object store, through pyarrow's file systems."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import pyarrow as pa
+from pyarrow import fs
+
+from app.errors import UserError, first_line
+from app.files.job import write_atomically
+from app.files.tables import Source
+
+# What ``pyarrow.fs.FileSystem.from_uri`` knows and people have texts in.
+SCHEMES = ("s3://", "gs://")
+FORMATS = (".parquet", ".csv", ".jsonl", ".ndjson")
+WILDCARDS = frozenset("*?[")
+
+
+@dataclass(frozen=True)
+class ObjectFile:
+    """A file of an object store. ``address`` names it with its scheme."""
+
+    filesystem: fs.FileSystem
+    path: str
+    address: str
+
+    def __str__(self) -> str:
+        return self.address
+
+    @property
+    def suffix(self) -> str:
+        """The ending of the name."""
+        return PurePosixPath(self.path).suffix
+
+    def open(self, mode: Literal["rb"]) -> Any:
+        """See ``Source``."""
+        return self.filesystem.open_input_file(self.path)
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of texts. A file whose ``size`` and ``mtime_ns`` are the same has not changed."""
+
+    source: Source
+    size: int
+    mtime_ns: int
+
+    def is_unchanged(self) -> bool:
+        """Whether the file is still as it was listed."""
+        if isinstance(self.source, ObjectFile):
+            info = self.source.filesystem.get_file_info(self.source.path)
+            return (info.size, info.mtime_ns) == (self.size, self.mtime_ns)
+        status = Path(str(self.source)).stat()
+        return (status.st_size, status.st_mtime_ns) == (self.size, self.mtime_ns)
+
+
+def list_files(address: str) -> list[InputFile]:
+    """The files at a path, in a directory and those below it, or of a glob, sorted by their paths.
+
+    Names that begin with "." or "_" are left out below a directory: tools put notes about a
+    directory there.
+
+    Raises:
+        UserError: there is no file, their formats differ, or one has none of ``FORMATS``.
+        OSError: the place cannot be read.
+    """
+    filesystem, path = _located(address)
+    infos = _matching(filesystem, path) if WILDCARDS & set(path) else _below(filesystem, path)
+    if not infos:
+        raise UserError(f"{address} has no files")
+    files = [_input_file(filesystem, info, address) for info in infos]
+    strange = [str(f.source) for f in files if f.source.suffix.lower() not in FORMATS]
+    if strange:
+        raise UserError(
+            f"{strange[0]} is none of: {' '.join(FORMATS)}; name only the files to read, for "
+            "example with a glob such as 'DIRECTORY/*.csv'"
+        )
+    formats = sorted({f.source.suffix.lower() for f in files})
+    if len(formats) > 1:
+        raise UserError(
+            f"{address} has files of several formats: {' '.join(formats)}; classify each format "
+            "by itself, for example with a glob such as 'DIRECTORY/*.csv'"
+        )
+    return files
+
+
+class Directory:
+    """A directory to write files into. A file appears only when it is complete."""
+
+    def __init__(self, address: str) -> None:
+        """See ``address`` as a directory, which need not exist.
+
+        Raises:
+            UserError: the address is not one of an object store, or it is a file.
+        """
+        self.address = address
+        self.filesystem, self.path = _located(address)
+        self._is_local = isinstance(self.filesystem, fs.LocalFileSystem)
+        if self.filesystem.get_file_info(self.path).type == fs.FileType.File:
+            raise UserError(f"{address} is a file; --output must be a directory")
+
+    def names(self) -> set[str]:
+        """The names in the directory; none if it does not exist."""
+        selector = fs.FileSelector(self.path, allow_not_found=True)
+        return {info.base_name for info in self.filesystem.get_file_info(selector)}
+
+    def create(self) -> None:
+        """Make the directory if it does not exist."""
+        self.filesystem.create_dir(self.path)
+
+    def location(self, name: str) -> str:
+        """The path of a file, for ``filesystem``."""
+        return f"{self.path}/{name}"
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None if it does not exist."""
+        try:
+            with self.filesystem.open_input_stream(self.location(name)) as stream:
+                content: bytes = stream.read()
+                return content
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, write: Callable[[Path], None]) -> None:
+        """Write a file as ``write`` does it at a path on this machine.
+
+        There, it gets its name when it is complete. An object store shows an object only when it
+        is whole.
+        """
+        if self._is_local:
+            write_atomically(Path(self.location(name)), write)
+            return
+        with tempfile.TemporaryDirectory(prefix="sentiment-") as folder:
+            path = Path(folder, name)
+            write(path)
+            fs.copy_files(str(path), self.location(name), fs.LocalFileSystem(), self.filesystem)
+
+    def write_json(self, name: str, document: dict[str, Any]) -> None:
+        """Write a document that people can read."""
+        content = json.dumps(document, indent=1).encode()
+        self.write(name, lambda path: _write_bytes(path, content))
+
+    def remove_leftovers(self) -> None:
+        """Remove what writers that were killed have left."""
+        if self._is_local:
+            for path in Path(self.path).glob("part-*.tmp"):
+                path.unlink(missing_ok=True)
+
+
+def _located(address: str) -> tuple[fs.FileSystem, str]:
+    """The file system of an address, and the path there, without a slash at its end."""
+    if "://" not in address:
+        return fs.LocalFileSystem(), str(Path(address).absolute())
+    if not address.startswith(SCHEMES):
+        raise UserError(
+            f"{address} is not a place that can be read or written; give a path, or an address "
+            f"that begins with one of: {' '.join(SCHEMES)}"
+        )
+    scheme, _, rest = address.partition("://")
+    bare, question, options = rest.partition("?")
+    bucket, _, path = bare.partition("/")
+    try:
+        # The path is no part of what pyarrow parses, because a glob would not be valid there.
+        filesystem, _ = fs.FileSystem.from_uri(f"{scheme}://{bucket}{question}{options}")
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise UserError(f"{address} cannot be used: {first_line(error)}") from None
+    return filesystem, f"{bucket.rpartition('@')[2]}/{path}".rstrip("/")
+
+
+def _below(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
+    """The file itself, or the files of the directory and of those below it."""
+    info = filesystem.get_file_info(path)
+    if info.type == fs.FileType.File:
+        return [info]
+    if info.type == fs.FileType.NotFound:
+        raise UserError(f"{path} does not exist")
+    return [
+        found
+        for found in _files(filesystem, path, recursive=True)
+        if not any(name[:1] in "._" for name in found.path[len(path) + 1 :].split("/"))
+    ]
+
+
+def _matching(filesystem: fs.FileSystem, pattern: str) -> list[fs.FileInfo]:
+    """The files whose paths match, name by name: ``*`` does not match a slash."""
+    names = pattern.split("/")
+    fixed = next(index for index, name in enumerate(names) if WILDCARDS & set(name))
+    base = "/".join(names[:fixed]) or "/"
+    return [
+        found
+        for found in _files(filesystem, base, recursive=fixed < len(names) - 1)
+        if found.path.count("/") == pattern.count("/")
+        and all(map(fnmatchcase, found.path.split("/"), names))
+    ]
+
+
+def _files(filesystem: fs.FileSystem, base: str, *, recursive: bool) -> list[fs.FileInfo]:
+    selector = fs.FileSelector(base, allow_not_found=True, recursive=recursive)
+    found = [info for info in filesystem.get_file_info(selector) if info.type == fs.FileType.File]
+    return sorted(found, key=lambda info: info.path)
+
+
+def _input_file(filesystem: fs.FileSystem, info: fs.FileInfo, address: str) -> InputFile:
+    source: Source = Path(info.path)
+    if not isinstance(filesystem, fs.LocalFileSystem):
+        scheme = address.partition("://")[0]
+        source = ObjectFile(filesystem, info.path, f"{scheme}://{info.path}")
+    return InputFile(source, info.size, info.mtime_ns)
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

@@ -1,0 +1,270 @@
+"""Divide files of texts into parts, and classify a part into a Parquet file.
+
+A part is done when its file exists, is of this plan, and has as many rows as planned. Whoever
+computes a part twice writes the same file twice. So each row of the input is in the output exactly
+once, whatever is killed.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from app.errors import CannotContinue, UserError
+from app.files.formats import table_opener
+from app.files.job import Tally
+from app.files.object_store import Directory, InputFile
+from app.files.parquet import ParquetOutput
+from app.files.table_classifier import Classifier, with_reasons
+from app.files.tables import START, Chunk, Place, Table
+from app.files.text_tables import Jsonl, common_type
+
+# A part has about so many rows of a larger file: several chunks, so that reading and writing go on
+# beside the model; and few enough that little is lost with a machine.
+PART_ROWS = 20_000
+PLAN, SUCCESS = "_plan.json", "_SUCCESS"
+# What a plan says of its inputs.
+INPUT_FACTS = ("inputs", "rows of parts")
+# The key of a part's tally and plan in the metadata of its Parquet file.
+METADATA_KEY = b"sentiment"
+# Chunks that are read while one is computed, as without an engine.
+READ_AHEAD_CHUNKS = 2
+# Footers that are read at the same time; in an object store each takes some 50 ms.
+FOOTERS = 16
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive rows of one file: whole chunks."""
+
+    file: InputFile
+    table: Table
+    start: Place
+    rows: int
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The chunks.
+
+        Raises:
+            CannotContinue: the file has changed since it was planned.
+        """
+        left = self.rows
+        for chunk in self.table.chunks(start=self.start) if left else ():
+            left -= len(chunk.texts)
+            yield chunk
+            if left <= 0:
+                break
+        if left or not self.file.is_unchanged():
+            raise CannotContinue(
+                f"{self.file.source} has changed since the start, so this run cannot be continued"
+            )
+
+
+@dataclass(frozen=True)
+class Part:
+    """What becomes one file of the output, ``name``."""
+
+    name: str
+    pieces: list[Piece]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return sum(piece.rows for piece in self.pieces)
+
+
+def read_pieces(file: InputFile, column: str) -> list[Piece]:
+    """Read a file once, check it as without an engine, and divide it.
+
+    Raises:
+        UserError: the file cannot be used.
+        OSError: it cannot be read.
+    """
+    table = table_opener(file.source.suffix)(file.source, column)
+    places = [START, *table.ends(PART_ROWS)]
+    pieces = [Piece(file, table, a, b.rows - a.rows) for a, b in pairwise(places)]
+    return pieces or [Piece(file, table, START, 0)]
+
+
+def divide(files: Sequence[Sequence[Piece]]) -> list[Part]:
+    """Parts of about ``PART_ROWS`` rows from the pieces of all files, in order.
+
+    A large file is in several parts, and small files share one.
+
+    Raises:
+        UserError: the files have different columns.
+    """
+    share_columns([pieces[0] for pieces in files])
+    groups: list[list[Piece]] = [[]]
+    for piece in chain.from_iterable(files):
+        if groups[-1] and sum(p.rows for p in groups[-1]) + piece.rows > PART_ROWS:
+            groups.append([])
+        groups[-1].append(piece)
+    return [
+        Part(f"part-{number:05}-of-{len(groups):05}.parquet", pieces)
+        for number, pieces in enumerate(groups)
+    ]
+
+
+class Plan:
+    """The parts of a run, and what tells it from a run with other files or options.
+
+    ``document`` is written beside the parts. ``digest`` is in each of them.
+    """
+
+    def __init__(self, parts: Sequence[Part], options: dict[str, Any]) -> None:
+        """Plan to classify ``parts`` with ``options``, which are JSON values."""
+        self.parts = parts
+        files = {piece.file.source: piece.file for part in parts for piece in part.pieces}
+        self.document = {
+            **options,
+            "inputs": {str(f.source): [f.size, f.mtime_ns] for f in files.values()},
+            "rows of parts": [part.rows for part in parts],
+        }
+        self.digest = plan_digest(self.document)
+
+    @property
+    def rows(self) -> int:
+        """The rows of all parts."""
+        return sum(part.rows for part in self.parts)
+
+    def begin(self, directory: Directory, *, resume: bool) -> None:
+        """Write the plan into the directory, or check that the directory has the same plan.
+
+        Raises:
+            UserError: the directory has files, and ``resume`` is not set or they are of another
+                run.
+        """
+        names = directory.names()
+        if PLAN not in names:
+            if names:
+                raise UserError(
+                    f"{directory.address} has files of something else; give --output a directory "
+                    "that is empty or does not exist"
+                )
+            directory.create()
+            directory.write_json(PLAN, self.document)
+            return
+        self._check_same(directory)
+        if not resume:
+            kind = "a complete" if SUCCESS in names else "an unfinished"
+            raise UserError(
+                f"{directory.address} holds the results of {kind} run; add --resume to continue "
+                "it, or delete the directory"
+            )
+
+    def _check_same(self, directory: Directory) -> None:
+        saved = json.loads(directory.read(PLAN) or b"{}")
+        before, now = saved.get("inputs", {}), self.document["inputs"]
+        faults = [
+            f"{path} {'was added' if path not in before else 'has changed or is gone'}"
+            for path in sorted({*before, *now})
+            if before.get(path) != now.get(path)
+        ]
+        faults += [
+            f"{name} was {saved.get(name)!r} and is {value!r} now"
+            for name, value in self.document.items()
+            if name not in INPUT_FACTS and saved.get(name) != value
+        ]
+        if faults or plan_digest(saved) != self.digest:
+            why = (faults or ["its plan is damaged"])[0]
+            raise UserError(
+                f"{directory.address} cannot be continued: {why}; repeat the first command, or "
+                "delete the directory"
+            )
+
+    def done(self, directory: Directory) -> dict[str, Tally]:
+        """The tallies of the parts that are done, by their names.
+
+        A file that is damaged or of another plan does not count; a warning is logged.
+        """
+        names = directory.names()
+        there = [part for part in self.parts if part.name in names]
+        with ThreadPoolExecutor(FOOTERS) as pool:
+            tallies = pool.map(lambda part: self._tally(directory, part), there)
+            return {
+                part.name: tally
+                for part, tally in zip(there, tallies, strict=True)
+                if tally is not None
+            }
+
+    def _tally(self, directory: Directory, part: Part) -> Tally | None:
+        path = directory.location(part.name)
+        try:
+            footer = pq.read_metadata(path, filesystem=directory.filesystem)
+            saved = json.loads((footer.metadata or {})[METADATA_KEY])
+            if saved.pop("plan") == self.digest and footer.num_rows == part.rows:
+                return Tally(**saved)
+        except (pa.ArrowException, ValueError, KeyError):
+            pass
+        logger.warning("%s is damaged; its rows are classified again", path)
+        return None
+
+
+def write_part(part: Part, classifier: Classifier, directory: Directory, digest: str) -> int:
+    """Classify a part, write its file, and return its rows.
+
+    Raises:
+        UserError: the model failed, or an input cannot be read or has changed.
+        OSError: a file cannot be read or written.
+    """
+    tally = Tally()
+    output = ParquetOutput(part.pieces[0].table, classifier.labels)
+
+    def write(path: Path) -> None:
+        chunks = chain.from_iterable(piece.chunks() for piece in part.pieces)
+        results = classifier.classify(chunks, read_ahead=READ_AHEAD_CHUNKS, advance=lambda _: None)
+        with pq.ParquetWriter(path, output.schema) as writer:
+            for chunk, items in with_reasons(results):
+                writer.write_batch(output.batch(chunk, items))
+                tally.add(Tally.of(items))
+            metadata = json.dumps({"plan": digest, **vars(tally)})
+            writer.add_key_value_metadata({METADATA_KEY: metadata})
+
+    directory.write(part.name, write)
+    return tally.rows
+
+
+def plan_digest(document: dict[str, Any]) -> str:
+    """The SHA-256 of a plan's document."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def share_columns(pieces: Sequence[Piece]) -> None:
+    """Give all tables the same columns, because the files of one directory must have the same.
+
+    JSON objects may lack members, so tables of JSONL get the columns of all.
+
+    Raises:
+        UserError: other tables have different columns.
+    """
+    first = pieces[0]
+    if isinstance(first.table, Jsonl):
+        types: dict[str, type] = {}
+        for piece in pieces:
+            for name, kind in piece.table.types.items():
+                types[name] = common_type(types.get(name, NoneType), kind)
+        for piece in pieces:
+            piece.table.columns, piece.table.types = list(types), types
+        return
+    for piece in pieces:
+        if piece.table.layout != first.table.layout:
+            raise UserError(
+                f"{piece.file.source} has other columns than {first.file.source}, or other types: "
+                f"{_shown(piece.table)}, not {_shown(first.table)}; classify them separately"
+            )
+
+
+def _shown(table: Table) -> str:
+    return " ".join(str(table.layout).replace("\n", ", ").split())
