@@ -105,7 +105,8 @@ def _text_index(column: str, schema: StructType) -> int:
         raise UserError(
             f"the column {column!r} of the DataFrame has the type {kind.simpleString()}, not string"
         )
-    return names.index(column)
+    index: int = names.index(column)
+    return index
 
 
 def _shipped(frame: DataFrame, path: Path, digest: str) -> str:

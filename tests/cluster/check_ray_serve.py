@@ -13,7 +13,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -78,9 +77,10 @@ def _behind_ray() -> Iterator[None]:
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": BEHIND})
-        config = sentiment_serve.Sentiment._deployment_config.autoscaling_config.model_dump()
+        example: Any = sentiment_serve.Sentiment
+        config = example._deployment_config.autoscaling_config.model_dump()
         quick = {"upscale_delay_s": 1, "metrics_interval_s": 0.5, "look_back_period_s": 2}
-        deployment = sentiment_serve.Sentiment.options(autoscaling_config=config | quick)
+        deployment = example.options(autoscaling_config=config | quick)
         serve.run(deployment.bind())
         print(f"Ray Serve: ready after {time.monotonic() - started:.1f} s")
         yield
@@ -149,10 +149,11 @@ def _post(port: int, body: bytes, headers: dict[str, str]) -> tuple[int, Any]:
 
 def _get(port: int, path: str) -> int:
     with _opened(urllib.request.Request(f"http://127.0.0.1:{port}{path}")) as response:
-        return response.status
+        status: int = response.status
+        return status
 
 
-def _opened(request: urllib.request.Request) -> HTTPResponse:
+def _opened(request: urllib.request.Request) -> Any:
     try:
         return urllib.request.urlopen(request, timeout=60)  # noqa: S310
     except HTTPError as error:
