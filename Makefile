@@ -8,6 +8,8 @@ PORT ?= 8000
 # cpu or gpu. By default, what .venv already has.
 HARDWARE ?= $(if $(wildcard .venv/.locked-gpu),gpu,cpu)
 UV ?= uv
+# Of cluster-check.
+ROWS ?= 200000
 LOCK_FLAGS ?=
 
 PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
@@ -52,6 +54,12 @@ deploy-check: install-dev ## Lint the Dockerfile and the Helm chart, check Compo
 .PHONY: platform-check
 platform-check: install-dev ## Call the service with the clients of SageMaker, Vertex AI, KServe, MLflow and Azure ML
 	.venv/bin/python tests/platforms/check.py
+
+.PHONY: cluster-check
+cluster-check: install-dev ## Classify with Ray and Spark while processes are killed, and run the example of Ray Serve (ROWS=)
+	.venv/bin/python tests/cluster/check.py --rows '$(ROWS)'
+	.venv/bin/python tests/cluster/check_spark.py
+	.venv/bin/python tests/cluster/check_ray_serve.py
 
 .PHONY: format
 format: install-dev ## Format the code and apply the fixes of the linter

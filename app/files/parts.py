@@ -84,21 +84,21 @@ class Part:
         return sum(piece.rows for piece in self.pieces)
 
 
-def read_pieces(file: InputFile, column: str) -> list[Piece]:
-    """Read a file once, check it as without an engine, and divide it.
+def read_pieces(file: InputFile, column: str, rows: int) -> list[Piece]:
+    """Read a file once, check it as without an engine, and divide it into pieces of ``rows`` rows.
 
     Raises:
         UserError: the file cannot be used.
         OSError: it cannot be read.
     """
     table = table_opener(file.source.suffix)(file.source, column)
-    places = [START, *table.ends(PART_ROWS)]
+    places = [START, *table.ends(rows)]
     pieces = [Piece(file, table, a, b.rows - a.rows) for a, b in pairwise(places)]
     return pieces or [Piece(file, table, START, 0)]
 
 
-def divide(files: Sequence[Sequence[Piece]]) -> list[Part]:
-    """Parts of about ``PART_ROWS`` rows from the pieces of all files, in order.
+def divide(files: Sequence[Sequence[Piece]], rows: int) -> list[Part]:
+    """Parts of about ``rows`` rows from the pieces of all files, in order.
 
     A large file is in several parts, and small files share one.
 
@@ -108,7 +108,7 @@ def divide(files: Sequence[Sequence[Piece]]) -> list[Part]:
     share_columns([pieces[0] for pieces in files])
     groups: list[list[Piece]] = [[]]
     for piece in chain.from_iterable(files):
-        if groups[-1] and sum(p.rows for p in groups[-1]) + piece.rows > PART_ROWS:
+        if groups[-1] and sum(p.rows for p in groups[-1]) + piece.rows > rows:
             groups.append([])
         groups[-1].append(piece)
     return [

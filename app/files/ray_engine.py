@@ -34,6 +34,7 @@ from ray.exceptions import RayError
 from app.engine.bundle import EMBEDDED_BUNDLE, MANIFEST, SIDE_FILES, Bundle, sha256
 from app.engine.machine.cpu import available_cpus
 from app.errors import UserError
+from app.files import parts
 from app.files.job import Tally
 from app.files.local import LocalClassifier
 from app.files.object_store import Directory, InputFile, list_files
@@ -47,6 +48,9 @@ from app.settings import Settings
 ACTOR_CPUS = 4
 # A cluster must accept a connection within so many seconds.
 CONNECT_S = 5.0
+# Ray reads these when it starts. It sends usage statistics by default, and its C++ code writes
+# warnings to standard error that users can do nothing about.
+VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +234,8 @@ class _Actor:
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         if self._prepared["fault"]:
             return self._prepared
-        classifier, directory, parts = self._prepared["value"]
-        return _answer(write_part)(parts[row["part"]], classifier, directory, self._job.plan)
+        classifier, directory, planned = self._prepared["value"]
+        return _answer(write_part)(planned[row["part"]], classifier, directory, self._job.plan)
 
 
 def _answer(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
@@ -255,8 +259,8 @@ def _value(answer: dict[str, Any]) -> Any:
 def _parts(files: Sequence[InputFile], column: str) -> list[Part]:
     """Read all files on the nodes, and divide them."""
     read = ray.remote(num_cpus=1)(_answer(read_pieces))
-    answers = ray.get([read.remote(file, column) for file in files])
-    return divide([_value(answer) for answer in answers])
+    answers = ray.get([read.remote(file, column, parts.PART_ROWS) for file in files])
+    return divide([_value(answer) for answer in answers], parts.PART_ROWS)
 
 
 def _identity(options: RayOptions, settings: Settings, bundle: Bundle) -> dict[str, Any]:
@@ -334,7 +338,8 @@ def connected(address: str) -> Iterator[None]:
     Raises:
         UserError: there is no such cluster, or it has another version of Ray or Python.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in VARIABLES.items():
+        os.environ.setdefault(name, value)
     address = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     if ":" in address:
         _check_reachable(address)
@@ -343,9 +348,9 @@ def connected(address: str) -> Iterator[None]:
         options = {"num_cpus": max(1, int(available_cpus())), "include_dashboard": False}
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise UserError(_unusable(address, error)) from error
-    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = sys.stderr.isatty()
     try:
         yield

@@ -96,10 +96,13 @@ def classify(
 
 def _text_index(column: str, schema: StructType) -> int:
     names = schema.names
-    if names.count(column) != 1:
-        found = "several columns" if column in names else "no column"
+    if column not in names:
         listed = ", ".join(map(repr, names))
-        raise UserError(f"the DataFrame has {found} {column!r}; column accepts one of: {listed}")
+        raise UserError(f"the DataFrame has no column {column!r}; column accepts one of: {listed}")
+    if names.count(column) > 1:
+        raise UserError(
+            f"the DataFrame has several columns {column!r}; give each column its own name"
+        )
     kind = schema[column].dataType
     if not isinstance(kind, StringType | NullType):
         raise UserError(

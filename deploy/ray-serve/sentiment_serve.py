@@ -75,4 +75,4 @@ class Sentiment:
         return {"queue_tokens": sum(one.value for family in families for one in family.samples)}
 
 
-app = Sentiment.bind()
+app = Sentiment.bind()  # type: ignore[attr-defined]

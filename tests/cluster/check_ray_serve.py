@@ -19,9 +19,9 @@ from urllib.error import HTTPError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.cluster.environment import ROOT, restart_in
+from tests.cluster.rerun import ROOT, rerun_with
 
-PACKAGES = ["ray[serve]==2.60.0"]
+REQUIREMENTS = ["ray[serve]==2.60.0"]
 EXAMPLE = ROOT / "deploy/ray-serve"
 ALONE, BEHIND = 18_000, 18_001  # ports
 BODIES = [json.dumps({"inputs": text}) for text in ("I love this!", "worst service ever", "meh")]
@@ -173,5 +173,5 @@ def _eventually(condition: Callable[[], bool], what: str) -> None:
 
 
 if __name__ == "__main__":
-    restart_in("ray-serve", PACKAGES)
+    rerun_with("ray", REQUIREMENTS)
     main()

@@ -22,17 +22,27 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.cluster.environment import ROOT, restart_in
+from tests.cluster.rerun import ROOT, rerun_with
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-PACKAGES = ["pyspark==4.3.0", "pandas==2.3.3"]
+REQUIREMENTS = ["pyspark==4.3.0", "pandas==2.3.3"]
 COMMAND = [sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())"]
 CPUS = 2
-# Every hundredth row has one of these. Half of a surrogate pair cannot be written to Parquet.
-ODD_TEXTS = ["", None, " \t", "love " * 3_000, "x" * 200_000, "line\nbreak", "\0", "😀" * 50]
+# Every hundredth row has one of these; the last is not UTF-8.
+ODD_TEXTS = [
+    "",
+    None,
+    " \t",
+    "love " * 3_000,
+    "x" * 200_000,
+    "line\nbreak",
+    "\0",
+    "😀" * 50,
+    b"\xff",
+]
 
 
 def main() -> None:
@@ -61,13 +71,13 @@ def _write_rows(path: Path, count: int) -> None:
     from benchmarks.texts import WORDS, tweet_lengths
 
     generator = random.Random(0)
-    texts: list[str | None] = [
+    texts: list[str | bytes | None] = [
         " ".join(generator.choices(WORDS.split(), k=length)) for length in tweet_lengths(count)
     ]
     texts[::100] = [ODD_TEXTS[index % len(ODD_TEXTS)] for index in range(len(texts[::100]))]
     columns = {
         "id": pa.array(range(count), pa.int64()),
-        "text": texts,
+        "text": pa.array(texts, pa.binary()).view(pa.string()),  # without a check of the bytes
         "label": ["taken"] * count,
         "tags": [["a", None], [], None] * (count // 3) + [[]] * (count % 3),
         "at": pa.array(range(count), pa.timestamp("us", "UTC")),
@@ -217,5 +227,5 @@ def _is_ours(process: int, parents: dict[int, int]) -> bool:
 
 
 if __name__ == "__main__":
-    restart_in("spark", PACKAGES)
+    rerun_with("pyspark", REQUIREMENTS)
     main()

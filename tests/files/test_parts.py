@@ -1,0 +1,360 @@
+"""What a run on a cluster needs and Ray does not: parts, plans, and files of object stores."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from app.cli import main
+from app.errors import CannotContinue, UserError
+from app.files.formats import table_opener
+from app.files.job import Tally
+from app.files.local import LocalClassifier
+from app.files.object_store import Directory, ObjectFile, list_files
+from app.files.parts import PLAN, Part, Plan, divide, read_pieces, write_part
+from app.files.tables import START, Source, Table
+from app.settings import Settings
+from tests.support.serving import ROOT, environment
+
+TEXTS = ["love", "worst", "it", "", 'a "quoted"\nline', "naïve 日本 😀", "is"]
+
+
+def _csv(path: Path, rows: int, first: int = 0) -> Path:
+    lines = ["id,text"]
+    for row in range(first, first + rows):
+        text = TEXTS[row % len(TEXTS)].replace('"', '""')
+        lines += ["", f'{row},"{text}"'] if row % 1_500 else [f"{row},too,many"]
+    path.write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
+    return path
+
+
+def _jsonl(path: Path, rows: int, first: int = 0) -> Path:
+    lines = [
+        json.dumps({"id": row, "text": TEXTS[row % len(TEXTS)]}) if row % 1_500 else "no object"
+        for row in range(first, first + rows)
+    ]
+    path.write_text("\n\n".join(lines))
+    return path
+
+
+def _parquet(path: Path, rows: int, first: int = 0) -> Path:
+    ids = range(first, first + rows)
+    texts = [TEXTS[row % len(TEXTS)] for row in ids]
+    pq.write_table(pa.table({"id": ids, "text": texts}), path, row_group_size=3_500)
+    return path
+
+
+def _lines(path: Path, rows: int) -> Path:
+    path.write_text("\n".join(TEXTS[row % 4] for row in range(rows)))
+    return path
+
+
+WRITERS: dict[str, Callable[[Path, int], Path]] = {
+    ".csv": _csv,
+    ".jsonl": _jsonl,
+    ".parquet": _parquet,
+    ".txt": _lines,
+}
+
+
+def _table(source: Source) -> Table:
+    return table_opener(source.suffix)(source, "text")
+
+
+def _object(path: Path) -> ObjectFile:
+    """The file as a store has it: only pyarrow's file system can open it."""
+    return ObjectFile(fs.LocalFileSystem(), str(path), f"s3://{path}")
+
+
+def _plan(source: Path, rows: int = 4_000, **options: object) -> Plan:
+    files = list_files(str(source))
+    return Plan(divide([read_pieces(file, "text", rows) for file in files], rows), options)
+
+
+@pytest.fixture(scope="module")
+def classifier(bundle: Path) -> LocalClassifier:
+    settings = Settings(model=(bundle,), device="cpu", runners=1, threads=1)
+    return LocalClassifier(settings, measure=False)
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+@pytest.mark.parametrize("stored", [False, True], ids=["path", "object store"])
+def test_chunks_from_the_end_of_any_chunk(tmp_path: Path, suffix: str, stored: bool) -> None:
+    """They are those of a reading from the start, with the same line numbers in errors.
+
+    The table has travelled to another process, and the file is a path or one of an object store.
+    """
+    path = WRITERS[suffix](tmp_path / f"in{suffix}", 9_001)
+    table = _table(_object(path) if stored else path)
+    chunks = list(table.chunks())
+    assert [len(chunk.texts) for chunk in chunks] == [2_000] * 4 + [1_001]
+    there = pickle.loads(pickle.dumps(table))  # noqa: S301 (our own)
+    for index, chunk in enumerate(chunks[:-1], start=1):
+        assert chunk.end is not None
+        rest = list(there.chunks(start=chunk.end))
+        assert [_shown(c.texts) for c in rest] == [_shown(c.texts) for c in chunks[index:]]
+        assert [c.end for c in rest] == [c.end for c in chunks[index:]]
+        assert there.records(rest[0].rows) == table.records(chunks[index].rows)
+    skipped = [text for chunk in there.chunks(3_000, START) for text in chunk.texts]
+    assert _shown(skipped) == _shown([text for chunk in chunks for text in chunk.texts][3_000:])
+
+
+def _shown(texts: Sequence[object]) -> list[str]:
+    return [text if isinstance(text, str) else f"{text!r}" for text in texts]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_parts_have_each_row_once(tmp_path: Path, suffix: str) -> None:
+    """A large file is in several parts and small files share one; all are in order."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name, (first, rows) in {"a": (0, 9_000), "b": (9_000, 500), "c": (9_500, 700)}.items():
+        WRITERS[suffix](folder / f"{name}{suffix}", rows, first)  # type: ignore[call-arg]
+    parts = _plan(folder).parts
+    assert [part.name for part in parts] == [
+        "part-00000-of-00003.parquet",
+        "part-00001-of-00003.parquet",
+        "part-00002-of-00003.parquet",
+    ]
+    assert [part.rows for part in parts] == [4_000, 4_000, 2_200]
+    assert [len(part.pieces) for part in parts] == [1, 1, 3]
+    found = [
+        record.get("id")
+        for part in parts
+        for piece in part.pieces
+        for chunk in piece.chunks()
+        for record in piece.table.records(chunk.rows)
+    ]
+    expected = [None if suffix == ".jsonl" and row % 1_500 == 0 else row for row in range(10_200)]
+    assert [row if row is None else int(row) for row in found] == expected
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_parts_are_equal_to_the_file_of_the_command(
+    bundle: Path, classifier: LocalClassifier, tmp_path: Path, suffix: str
+) -> None:
+    """Columns, results and errors of all rows are the same to the last bit, whatever the order."""
+    source, target = WRITERS[suffix](tmp_path / f"in{suffix}", 5_000), tmp_path / "out.parquet"
+    options = ["--model", str(bundle), "--input", str(source), "--output", str(target)]
+    assert main(["classify", *options]) == 0
+    plan, directory = _plan(source, 2_000), Directory(str(tmp_path / "out"))
+    plan.begin(directory, resume=False)
+    for part in reversed(plan.parts):
+        write_part(part, classifier, directory, plan.digest)
+    tables = [pq.read_table(directory.location(part.name)) for part in plan.parts]
+    whole = pa.concat_tables(table.replace_schema_metadata() for table in tables)
+    assert whole.equals(pq.read_table(target).replace_schema_metadata())
+    tally = Tally()
+    for one in plan.done(directory).values():
+        tally.add(one)
+    assert (tally.rows, tally.errors) == (5_000, whole["error"].drop_null().length())
+
+
+def test_a_part_counts_only_if_it_is_whole_and_of_this_plan(
+    classifier: LocalClassifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged part, one of another plan and one that is written at the moment are not done."""
+    plan = _plan(_csv(tmp_path / "in.csv", 8_000), 2_000)
+    directory = Directory(str(tmp_path / "out"))
+    plan.begin(directory, resume=False)
+    for part in plan.parts:
+        write_part(part, classifier, directory, plan.digest)
+    first, second, third, fourth = (Path(directory.location(part.name)) for part in plan.parts)
+    first.write_bytes(first.read_bytes()[:-10])
+    write_part(plan.parts[1], classifier, directory, "another plan")
+    third.rename(third.with_name(f"{third.name}.0.tmp"))
+    assert list(plan.done(directory)) == [fourth.name]
+    named = {message.partition(" ")[0] for message in caplog.messages}
+    assert named == {str(first), str(second)}
+    directory.remove_leftovers()
+    assert directory.names() == {first.name, second.name, fourth.name, PLAN}
+
+
+def test_a_part_that_fails_leaves_nothing(classifier: LocalClassifier, tmp_path: Path) -> None:
+    """An input that changed during the run gives an error, and no file, not even a hidden one."""
+    source = _csv(tmp_path / "in.csv", 3_000)
+    plan, directory = _plan(source), Directory(str(tmp_path / "out"))
+    plan.begin(directory, resume=False)
+    os.utime(source, ns=(1, 1))
+    with pytest.raises(CannotContinue, match=r"in.csv has changed since the start"):
+        write_part(plan.parts[0], classifier, directory, plan.digest)
+    assert directory.names() == {PLAN}
+
+
+def test_only_the_same_run_is_continued(tmp_path: Path) -> None:
+    """Other files or options are refused by name; without --resume, any second run is."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    source = _csv(folder / "a.csv", 10)
+    directory = Directory(str(tmp_path / "out"))
+    _plan(folder, column="text").begin(directory, resume=True)  # nothing to continue yet
+    _plan(folder, column="text").begin(directory, resume=True)
+    with pytest.raises(UserError, match=r"unfinished run; add --resume to continue it, or delete"):
+        _plan(folder, column="text").begin(directory, resume=False)
+    with pytest.raises(UserError, match=r"column was 'text' and is 'body' now"):
+        _plan(folder, column="body").begin(directory, resume=True)
+    _csv(folder / "b.csv", 10)
+    with pytest.raises(UserError, match=r"b.csv was added"):
+        _plan(folder, column="text").begin(directory, resume=True)
+    (folder / "b.csv").unlink()
+    os.utime(source, ns=(1, 1))
+    with pytest.raises(UserError, match=r"a.csv has changed or is gone"):
+        _plan(folder, column="text").begin(directory, resume=True)
+
+
+def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
+    """Results never go among files of something else."""
+    (tmp_path / "notes").write_text("mine")
+    plan = _plan(_csv(tmp_path / "in.csv", 1))
+    with pytest.raises(UserError, match=r"files of something else"):
+        plan.begin(Directory(str(tmp_path)), resume=False)
+
+
+def test_files_of_a_directory_and_of_a_glob(tmp_path: Path) -> None:
+    """A directory has the files below it, too, sorted; names with "_" or "." are notes of tools."""
+    for name in ("b.csv", "a.csv", "day=1/c.csv", "_SUCCESS", ".b.csv.crc", "_old/d.csv"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("text\n")
+    found = [str(f.source) for f in list_files(f"{tmp_path}/")]
+    assert found == [str(tmp_path / name) for name in ("a.csv", "b.csv", "day=1/c.csv")]
+    found = [str(f.source) for f in list_files(f"{tmp_path}/[ab].csv")]
+    assert found == [str(tmp_path / name) for name in ("a.csv", "b.csv")]
+    assert [f.source.suffix for f in list_files(f"{tmp_path}/day=*/*.csv")] == [".csv"]
+
+
+@pytest.mark.parametrize(
+    ("names", "address", "words"),
+    [
+        ([], "in", "in has no files"),
+        (["a.csv"], "in/*.jsonl", "has no files"),
+        (["a.csv", "b.jsonl"], "in", "several formats: .csv .jsonl"),
+        (["a.csv", "b.csv.gz"], "in", "b.csv.gz is none of: .parquet .csv .jsonl .ndjson"),
+        ([], "none", "none does not exist"),
+        ([], "http://in/a.csv", "begins with one of: s3:// gs://"),
+    ],
+)
+def test_inputs_that_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    names: list[str],
+    address: str,
+    words: str,
+) -> None:
+    """One line says what is wrong and what is accepted."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    for name in names:
+        (tmp_path / "in" / name).write_text("text\n")
+    with pytest.raises(UserError) as caught:
+        list_files(address)
+    assert words in str(caught.value)
+
+
+def test_files_with_different_columns(tmp_path: Path) -> None:
+    """CSV and Parquet files must agree; the error names the file. JSONL gets the columns of all."""
+    (tmp_path / "a.csv").write_text("id,text\n")
+    (tmp_path / "b.csv").write_text("id,text,more\n")
+    with pytest.raises(UserError, match=r"b.csv has other columns than .*a.csv"):
+        _plan(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "n": 1}\n')
+    (tmp_path / "b.jsonl").write_text('{"text": "b", "n": 1.5, "who": "me"}\n')
+    (part,) = _plan(tmp_path / "*.jsonl").parts
+    for piece in part.pieces:
+        assert piece.table.types == {"text": str, "n": float, "who": str}
+    pq.write_table(pa.table({"text": ["a"], "n": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": ["a"], "n": ["1"]}), tmp_path / "b.parquet")
+    with pytest.raises(UserError, match=r"n: string, not .*n: int64"):
+        _plan(tmp_path / "*.parquet")
+
+
+def test_a_column_that_one_file_lacks(tmp_path: Path) -> None:
+    """The error names the file before anything is classified."""
+    (tmp_path / "a.csv").write_text("text\n")
+    (tmp_path / "b.csv").write_text("body\n")
+    with pytest.raises(UserError, match=r"b.csv has no column 'text'"):
+        _plan(tmp_path)
+
+
+def test_files_without_rows(classifier: LocalClassifier, tmp_path: Path) -> None:
+    """They give one part with the columns and no rows."""
+    plan = _plan(_csv(tmp_path / "in.csv", 0))
+    directory = Directory(str(tmp_path / "out"))
+    plan.begin(directory, resume=False)
+    assert write_part(plan.parts[0], classifier, directory, plan.digest) == 0
+    assert pq.read_table(directory.location(plan.parts[0].name)).num_rows == 0
+    assert list(plan.done(directory)) == ["part-00000-of-00001.parquet"]
+
+
+def test_a_store_gets_a_part_whole(classifier: LocalClassifier, tmp_path: Path) -> None:
+    """Where a file cannot be renamed, it is written elsewhere and copied when it is complete."""
+    source = _csv(tmp_path / "in.csv", 3_000)
+    plan, directory = _plan(source), Directory(str(tmp_path / "out"))
+    directory.filesystem = fs.SubTreeFileSystem("/", fs.LocalFileSystem())
+    directory._is_local = False
+    plan.begin(directory, resume=False)
+    os.utime(source, ns=(1, 1))
+    with pytest.raises(CannotContinue):
+        write_part(plan.parts[0], classifier, directory, plan.digest)
+    assert directory.names() == {PLAN}
+    plan = _plan(source)
+    assert write_part(plan.parts[0], classifier, directory, plan.digest) == 3_000
+    assert list(plan.done(directory)) == [Part("part-00000-of-00001.parquet", []).name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["love"], "--engine needs --input and --output"),
+        (["--input", "in.csv"], "--engine needs --input and --output"),
+        (["--input", "in.csv", "--output", "out", "--json"], "--json"),
+        (["--input", "in.csv", "--output", "out", "--url", "http://x"], "--url cannot be combined"),
+        (["--input", "in.csv", "--output", "out", "--address", "x"], "--address accepts"),
+    ],
+)
+def test_wrong_usage_of_an_engine(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    """Exit code 2 and one line that says what is accepted."""
+    assert main(["classify", "--engine", "ray", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--address", "auto", "love"], "--address needs --engine ray"),
+        (["--input", "s3://a/b.csv"], "--engine ray reads object stores"),
+    ],
+)
+def test_what_needs_an_engine(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    """Exit code 2 and one line that names the engine."""
+    assert main(["classify", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_without_ray(tmp_path: Path) -> None:
+    """Without Ray, the error says which extra installs it."""
+    hidden = "import sys; sys.modules['ray'] = None; from app.cli import main; sys.exit(main())"
+    options = ["classify", "--engine", "ray", "--input", "in.csv", "--output", "out"]
+    done = subprocess.run(
+        [sys.executable, "-c", hidden, *options],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "which the extra 'ray' installs" in done.stderr
