@@ -65,8 +65,10 @@ platform-tools:
 		/usr/share/gocode/src/gopkg.in/validator.v2:golang-gopkg-validator.v2-dev
 
 .PHONY: cluster-check
-cluster-check: install-dev ## Classify on a Ray cluster of three processes, kill a node and the driver, and resume (ROWS=)
+cluster-check: install-dev ## Classify with Ray and Spark while processes are killed, and run the example of Ray Serve (ROWS=)
 	.venv/bin/python tests/cluster/check.py --rows '$(ROWS)'
+	.venv/bin/python tests/cluster/check_spark.py
+	.venv/bin/python tests/cluster/check_ray_serve.py
 
 .PHONY: format
 format: install-dev ## Format the code and apply the fixes of the linter

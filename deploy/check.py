@@ -2,9 +2,8 @@
 
 Run it with ``make deploy-check``.
 
-Objects of Kubernetes itself are checked against its schemas; unknown fields are errors. No package
-has the schemas of KEDA and of the Prometheus operator, so tests/deploy/test_deploy.py checks their
-objects.
+Objects are checked against the schemas of Kubernetes, and custom resources against those in
+deploy/schemas. Unknown fields are errors.
 """
 
 import json
@@ -24,7 +23,8 @@ from deploy.helm import chart
 
 KUBERNETES = "1.34"
 OVERLAYS = sorted((ROOT / "deploy/kubernetes/overlays").iterdir())
-CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
+EXAMPLES = [*sorted((ROOT / "deploy/kserve").iterdir()), ROOT / "deploy/cloud-run/service.yaml"]
+SCHEMAS = sorted((ROOT / "deploy/schemas").glob("*.json"))
 
 Object = dict[str, Any]
 
@@ -42,6 +42,7 @@ def main() -> int:
     ]
     failed = [subprocess.run(command, check=False).returncode for command in commands]
     objects = {overlay.name: render(overlay) for overlay in OVERLAYS}
+    objects |= {str(path.relative_to(ROOT)): load(path) for path in EXAMPLES}
     problems = list(chart.chart_problems())
     if not problems:
         objects |= {f"chart, {name}": chart.rendered(case) for name, case in chart.CASES.items()}
@@ -51,24 +52,36 @@ def main() -> int:
         return 1
     print(
         f"deploy-check: {len(compose)} Compose files, {len(OVERLAYS)} overlays, "
-        f"{len(chart.CASES)} ways to use the Helm chart, {len(workflows)} workflows, "
-        "a Dockerfile: ok"
+        f"{len(EXAMPLES)} objects for KServe and Knative, {len(chart.CASES)} ways to use the Helm "
+        f"chart, {len(workflows)} workflows, a Dockerfile: ok"
     )
     return 0
 
 
 def violations(name: str, objects: list[Object]) -> Iterator[str]:
-    """The violations of Kubernetes' schemas in the objects of an overlay or of the chart."""
+    """The violations of the schemas in the objects of an overlay, of the chart or of a file."""
+    import jsonschema
     import kubernetes_validate
 
+    custom = custom_schemas()
     for one in objects:
-        if one["kind"] in CUSTOM:
-            continue
         try:
-            kubernetes_validate.validate(one, KUBERNETES, strict=True)
-        except kubernetes_validate.ValidationError as error:
+            if schema := custom.get((one["apiVersion"], one["kind"])):
+                jsonschema.validate(one, schema)
+            else:
+                kubernetes_validate.validate(one, KUBERNETES, strict=True)
+        except jsonschema.ValidationError as error:
             where = ".".join(map(str, error.path))
             yield f"{name}: {one['kind']} {where}: {error.message}"
+
+
+def custom_schemas() -> dict[tuple[str, str], Object]:
+    """The schemas of custom resources by ``apiVersion`` and ``kind``."""
+    schemas = [json.loads(path.read_bytes()) for path in SCHEMAS]
+    return {
+        (schema["properties"]["apiVersion"]["const"], schema["properties"]["kind"]["const"]): schema
+        for schema in schemas
+    }
 
 
 def render(folder: Path, given: Sequence[Object] = ()) -> list[Object]:

@@ -42,7 +42,8 @@ class _Job:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Classify a partition, in the Python worker that has it."""
-        classifier = _classifier(self.bundle, self.digest, self.settings, _task_cpus())
+        task: TaskContext = TaskContext.get()  # never None in a task
+        classifier = _classifier(self.bundle, self.digest, self.settings, task.cpus())
         classified = classifier.classify(
             self._chunks(batches), read_ahead=READ_AHEAD_CHUNKS, advance=lambda texts: None
         )
@@ -95,16 +96,20 @@ def classify(
 
 def _text_index(column: str, schema: StructType) -> int:
     names = schema.names
-    if names.count(column) != 1:
-        found = "several columns" if column in names else "no column"
+    if column not in names:
         listed = ", ".join(map(repr, names))
-        raise UserError(f"the DataFrame has {found} {column!r}; column accepts one of: {listed}")
+        raise UserError(f"the DataFrame has no column {column!r}; column accepts one of: {listed}")
+    if names.count(column) > 1:
+        raise UserError(
+            f"the DataFrame has several columns {column!r}; give each column its own name"
+        )
     kind = schema[column].dataType
     if not isinstance(kind, StringType | NullType):
         raise UserError(
             f"the column {column!r} of the DataFrame has the type {kind.simpleString()}, not string"
         )
-    return names.index(column)
+    index: int = names.index(column)
+    return index
 
 
 def _shipped(frame: DataFrame, path: Path, digest: str) -> str:
@@ -121,12 +126,6 @@ def _shipped(frame: DataFrame, path: Path, digest: str) -> str:
             tar.add(path, arcname=BUNDLE)
         context.addArchive(f"{archive}#{name}")
     return name
-
-
-def _task_cpus() -> int:
-    context = TaskContext.get()
-    assert context is not None  # the code runs in a task
-    return context.cpus()
 
 
 @lru_cache(maxsize=1)

@@ -438,27 +438,28 @@ def test_one_autoscaler_scales_the_deployment(overlay: Path) -> None:
     assert deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
 
 
-def test_keda_asks_for_a_metric_that_the_service_has(served: Process) -> None:
-    """The service has the metric, the job's name is right, and the threshold fits in the queue."""
+def test_keda_asks_for_metrics_that_the_service_has(served: Process) -> None:
+    """The service has the metrics, the job's name is right, and the threshold fits in the queue."""
     (path,) = (ROOT / "deploy/kubernetes").rglob("components/keda/scaledobject.yaml")
     spec = load(path)[0]["spec"]
-    (trigger,) = spec["triggers"]
-    assert trigger["type"] == "prometheus"
-    assert all(isinstance(value, str) for value in trigger["metadata"].values())
-    metric, job = re.search(
-        r'(sentiment_\w+)\{job="(\w+)"\}', trigger["metadata"]["query"]
-    ).groups()  # type: ignore[union-attr]
-    assert f"\n{metric}{{" in httpx2.get(f"{served.url}/metrics").text
     (scrape,) = load(ROOT / "deploy/prometheus/prometheus.yml")[0]["scrape_configs"]
-    assert job == scrape["job_name"]
+    text = httpx2.get(f"{served.url}/metrics").text
+    for trigger in spec["triggers"]:
+        assert trigger["type"] == "prometheus"
+        assert all(isinstance(value, str) for value in trigger["metadata"].values())
+        assert trigger["metricType"] == "AverageValue"  # fallback works only with averages
+        series = re.findall(r'(\w+)\{job="(\w+)"', trigger["metadata"]["query"])
+        assert series
+        for metric, job in series:
+            assert metric == "up" or f"\n{metric}{{" in text
+            assert job == scrape["job_name"]
+    (trigger,) = (one for one in spec["triggers"] if one["name"] == "queue")
     assert 0 < int(trigger["metadata"]["threshold"]) < Settings().max_queue_tokens
     # Without KEDA, hpa-queue asks for the same.
     (path,) = (ROOT / "deploy/kubernetes").rglob("hpa-queue/horizontalpodautoscaler.yaml")
     (pods,) = (metric["pods"] for metric in load(path)[0]["spec"]["metrics"])
-    assert pods["metric"] == {"name": metric}
+    assert f"({pods['metric']['name']}{{" in trigger["metadata"]["query"]
     assert pods["target"]["averageValue"] == trigger["metadata"]["threshold"]
-    # Fallback works only with averages.
-    assert trigger["metricType"] == "AverageValue"
     assert spec["minReplicaCount"] <= spec["fallback"]["replicas"] <= spec["maxReplicaCount"]
 
 

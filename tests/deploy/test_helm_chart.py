@@ -169,7 +169,7 @@ def test_monitoring_is_that_of_kustomize() -> None:
 
 
 def test_scraped_pods_belong_to_the_job_that_rules_select() -> None:
-    """The monitor's job label has the job's name, and KEDA's query selects the release's pods."""
+    """The monitor's job label has the job's name, and KEDA's queries select its pods."""
     objects = rendered(CASES["gpu"])
     monitor = _only(objects, "PodMonitor")["spec"]
     (endpoint,) = monitor["podMetricsEndpoints"]
@@ -177,11 +177,27 @@ def test_scraped_pods_belong_to_the_job_that_rules_select() -> None:
     labels = _only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert labels[monitor["jobLabel"]] == "sentiment"
     assert endpoint["port"] in {port["name"] for port in container["ports"]}
-    (trigger,) = _only(objects, "ScaledObject")["spec"]["triggers"]
-    pods = re.search(r'pod=~"([^"]+)"', trigger["metadata"]["query"])
-    assert pods
-    assert re.fullmatch(pods[1], "mine-5d9c7b8f6d-x2x7q")
-    assert not re.fullmatch(pods[1], "mine-too-5d9c7b8f6d-x2x7q")
+    for trigger in _only(objects, "ScaledObject")["spec"]["triggers"]:
+        query = trigger["metadata"]["query"]
+        (pods,) = set(re.findall(r'pod=~"([^"]+)"', query))
+        assert query.count('pod=~"') == query.count("{")
+        assert re.fullmatch(pods, "mine-5d9c7b8f6d-x2x7q")
+        assert not re.fullmatch(pods, "mine-too-5d9c7b8f6d-x2x7q")
+
+
+def test_kedas_rule_is_that_of_kustomize() -> None:
+    """Without what selects the pods, the chart's triggers are those of the component."""
+
+    def triggers(objects: list[Object]) -> list[Object]:
+        found: list[Object] = _only(objects, "ScaledObject")["spec"]["triggers"]
+        for one in found:
+            one["metadata"]["query"] = re.sub(
+                r'job="sentiment"|namespace="[^"]+",pod=~"[^"]+"', "", one["metadata"]["query"]
+            )
+        return found
+
+    component = load(ROOT / "deploy/kubernetes/components/keda/scaledobject.yaml")
+    assert triggers(rendered(CASES["gpu"])) == triggers(component)
 
 
 def test_the_chart_says_which_version_it_installs() -> None:

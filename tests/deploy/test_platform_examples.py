@@ -10,11 +10,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.settings import Settings
-from deploy.check import load
+from deploy.check import EXAMPLES, SCHEMAS, custom_schemas, load, violations
 from tests.support.serving import ROOT
 
 DEPLOY = ROOT / "deploy"
-KSERVE = load(DEPLOY / "kserve/inferenceservice.yaml")[0]
+RUNTIME = load(DEPLOY / "kserve/servingruntime.yaml")[0]
+KSERVE = [load(path)[0] for path in sorted(DEPLOY.glob("kserve/inferenceservice*.yaml"))]
 CLOUD_RUN = load(DEPLOY / "cloud-run/service.yaml")[0]
 AZURE = load(DEPLOY / "azure-ml/deployment.yml")[0]
 VERTEX = (DEPLOY / "vertex-ai/deploy.sh").read_text(encoding="utf-8")
@@ -33,7 +34,7 @@ def _routes(value: Any) -> Iterator[str]:
 def test_probes_ask_what_the_service_answers(client: TestClient) -> None:
     """Each probe's path answers 200, and so does each path that predictions are sent to."""
     vertex = re.findall(r"--container-health-route (\S+)", VERTEX)
-    paths = {*_routes(KSERVE), *_routes(CLOUD_RUN), *_routes(AZURE), *vertex}
+    paths = {*_routes(RUNTIME), *_routes(CLOUD_RUN), *_routes(AZURE), *vertex}
     assert paths == {"/health/ready", "/health/live", "/classify"}
     for path in paths - {"/classify"}:
         assert client.get(path).status_code == 200
@@ -44,7 +45,7 @@ def test_probes_ask_what_the_service_answers(client: TestClient) -> None:
 def test_a_platform_that_sets_no_port_calls_the_default() -> None:
     """KServe and Azure ML name the service's own port; Cloud Run and Vertex AI set theirs."""
     default = Settings.model_fields["port"].default
-    (container,) = KSERVE["spec"]["predictor"]["containers"]
+    (container,) = RUNTIME["spec"]["containers"]
     assert [port["containerPort"] for port in container["ports"]] == [default]
     routes = AZURE["environment"]["inference_config"].values()
     assert {route["port"] for route in routes} == {default}
@@ -52,12 +53,61 @@ def test_a_platform_that_sets_no_port_calls_the_default() -> None:
 
 def test_kserve_serves_the_name_that_its_clients_use() -> None:
     """The model has the name of the InferenceService, which becomes no setting in its pods."""
-    name = KSERVE["metadata"]["name"]
-    (container,) = KSERVE["spec"]["predictor"]["containers"]
-    assert container["args"] == ["serve", "--served-name", name]
-    for service in (name, CLOUD_RUN["metadata"]["name"]):
-        variable = f"{service.upper().replace('-', '_')}_PORT"
+    (container,) = RUNTIME["spec"]["containers"]
+    assert container["args"] == ["serve", "--served-name", "{{.Name}}"]
+    for name in (CLOUD_RUN["metadata"]["name"], *(one["metadata"]["name"] for one in KSERVE)):
+        variable = f"{name.upper().replace('-', '_')}_PORT"
         assert not variable.startswith("SENTIMENT_")
+
+
+@pytest.mark.parametrize("service", KSERVE, ids=("knative", "standard"))
+def test_an_inference_service_uses_the_runtime(service: Any) -> None:
+    """It names the runtime, a format and a protocol of it, and where the bundle is."""
+    model = service["spec"]["predictor"]["model"]
+    assert model["runtime"] == RUNTIME["metadata"]["name"]
+    formats = [one["name"] for one in RUNTIME["spec"]["supportedModelFormats"]]
+    assert model["modelFormat"]["name"] in formats
+    assert model["protocolVersion"] in RUNTIME["spec"]["protocolVersions"]
+    assert model["storageUri"]
+
+
+def test_kserve_scales_as_keda_does() -> None:
+    """Without what selects the pods, the metrics are the triggers of the KEDA component."""
+    (standard,) = (one for one in KSERVE if "autoScaling" in one["spec"]["predictor"])
+    name = standard["metadata"]["name"]
+    found = []
+    for metric in standard["spec"]["predictor"]["autoScaling"]["metrics"]:
+        query, target = metric["external"]["metric"]["query"], metric["external"]["target"]
+        selectors = re.findall(r'pod=~"([^"]+)"', query)
+        assert all(re.fullmatch(one, f"{name}-predictor-5d9c7b8f6d-x2x7q") for one in selectors)
+        found.append((re.sub(r'pod=~"[^"]+"', "", query), target["value"]))
+    component = load(DEPLOY / "kubernetes/components/keda/scaledobject.yaml")[0]
+    triggers = [one["metadata"] for one in component["spec"]["triggers"]]
+    assert found == [
+        (one["query"].replace('job="sentiment"', ""), one["threshold"]) for one in triggers
+    ]
+
+
+def test_knative_lets_no_request_wait_outside_of_the_service() -> None:
+    """A limit in Knative's proxy would be a second queue, without deadlines and batches."""
+    (knative,) = (one for one in KSERVE if "containerConcurrency" in one["spec"]["predictor"])
+    assert knative["spec"]["predictor"]["containerConcurrency"] == 0
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_fit_the_schemas_of_their_kinds(path: Path) -> None:
+    """A custom resource is valid, and with an unknown field it is not."""
+    (one,) = load(path)
+    assert (one["apiVersion"], one["kind"]) in custom_schemas()
+    assert list(violations("example", [one])) == []
+    one["spec"]["unknown"] = 1
+    assert "unknown" in "".join(violations("example", [one]))
+
+
+def test_every_schema_says_what_it_is_made_from() -> None:
+    """A schema names the project, its version and the licence."""
+    for path in SCHEMAS:
+        assert re.search(r'^\{"\$comment":"[\w ]+ [\d.]+, Apache-2.0; ', path.read_text("utf-8"))
 
 
 def test_azure_sends_requests_at_the_same_time() -> None:

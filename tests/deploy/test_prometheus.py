@@ -19,6 +19,7 @@ from tests.support.serving import ROOT, Process, eventually
 
 DEPLOY = ROOT / "deploy/prometheus"
 RULES = sorted((DEPLOY / "rules").glob("*.yml"))
+KEDA = ROOT / "deploy/kubernetes/components/keda/scaledobject.yaml"
 DASHBOARD = ROOT / "deploy/grafana/dashboards/sentiment.json"
 RUNBOOKS = "{{ $externalLabels.runbooks }}"
 SCRAPE_INTERVAL = "250ms"
@@ -40,6 +41,11 @@ def _targets() -> Iterator[str]:
             yield target["expr"]
 
 
+def _keda() -> list[str]:
+    triggers = yaml.safe_load(KEDA.read_text(encoding="utf-8"))["spec"]["triggers"]
+    return [trigger["metadata"]["query"] for trigger in triggers]
+
+
 def _queries() -> dict[str, str]:
     """All expressions by name, changed so that a service that started seconds ago has data.
 
@@ -49,7 +55,7 @@ def _queries() -> dict[str, str]:
     asked = {rule["record"]: rule["expr"] for rule in _rules("record")}
     for rule in _rules("alert"):
         asked[rule["alert"]] = re.sub(r" (==|>) ", r" \1 bool ", rule["expr"])
-    asked |= {expression: expression for expression in _targets()}
+    asked |= {expression: expression for expression in [*_targets(), *_keda()]}
     return {name: _today(expression) for name, expression in asked.items()}
 
 
@@ -207,6 +213,48 @@ def test_alerts_fire_and_end(promtool: str) -> None:
     """With test series, each alert fires when it should, ends, and is silent at low traffic."""
     tests = sorted(map(str, (DEPLOY / "tests").glob("*.yml")))
     run = subprocess.run([promtool, "test", "rules", *tests], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    ("refused", "admitted", "replicas"),
+    [
+        ("0x20", "0+100x20", 0),  # nothing is refused
+        ("0+40x20", "0+100x20", 2.8),  # 1.4 times as many requests as two replicas admit
+        ("0+900x20", "0+100x20", 4),  # ten times as many: twice the replicas for now
+        ("0+900x20", "0x20", 4),
+        ("0x20", "0x20", 0),
+        ("0+0.5x20", "0+100x20", 0),  # a refusal now and then
+    ],
+)
+def test_keda_counts_the_replicas_that_rejections_need(
+    promtool: str, tmp_path: Path, refused: str, admitted: str, replicas: float
+) -> None:
+    """The trigger gives the replicas that would have admitted all requests, of two that did not.
+
+    Requests beyond the rate limit of a client and those of a stopping replica do not count.
+    """
+    series = {
+        'up{job="sentiment",instance="a"}': "1x20",
+        'up{job="sentiment",instance="b"}': "1x20",
+        'sentiment_rejections_total{job="sentiment",reason="deadline"}': refused,
+        'sentiment_rejections_total{job="sentiment",reason="shutting_down"}': "0+100x20",
+        'sentiment_stage_duration_seconds_count{job="sentiment",stage="queue"}': admitted,
+    }
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": _keda()[1],
+                "eval_time": "4m",
+                "exp_samples": [{"labels": "{}", "value": replicas}],
+            }
+        ],
+    }
+    path = tmp_path / "keda.yml"
+    path.write_text(yaml.safe_dump({"tests": [test]}), encoding="utf-8")
+    run = subprocess.run([promtool, "test", "rules", path], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
