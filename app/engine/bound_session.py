@@ -123,11 +123,14 @@ class BoundSessions:
             replica.begun += 1
             bound = replica.idle.pop() if replica.idle else None
         try:
-            if bound is None:
-                bound = BoundSession(replica.session, replica.gpu, self._options)
+            bound = bound or BoundSession(replica.session, replica.gpu, self._options)
             logits = bound.run(texts, tokens, fill)
-            replica.idle.append(bound)  # not after an error, which may have left anything behind
-            return logits
+        except BaseException:
+            bound = None  # the error may have left anything behind
+            raise
         finally:
             with self._lock:
                 replica.running -= 1
+                if bound is not None:
+                    replica.idle.append(bound)
+        return logits
