@@ -1,4 +1,9 @@
-"""Writes a directory completely or not at all, and cleans up after killed exports."""
+"""Writes a directory completely or not at all, and cleans up after killed exports.
+
+While an export runs, its temporary directory beside the output is locked, so the next export can
+tell it from one that a killed export left behind. Whoever looks for such directories, or renames
+one, holds a lock on the parent directory for this short time.
+"""
 
 import fcntl
 import os
@@ -6,8 +11,10 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+from app.errors import UserError
 
 PARTIAL, OLD = ".partial", ".old"
 
@@ -16,27 +23,41 @@ PARTIAL, OLD = ".partial", ".old"
 def atomic_directory(output: Path) -> Iterator[Path]:
     """Yield a temporary directory to fill; rename it to ``output``, or remove it on an error.
 
-    The directory stays locked while its process lives. So the next export to ``output`` can
-    tell a directory that a killed export left behind from one that is still in use.
+    Raises:
+        UserError: another process is writing to ``output``.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(output)
-    directory = Path(tempfile.mkdtemp(PARTIAL, f".{output.name}-", output.parent))
-    directory.chmod(0o755)
+    with ExitStack() as stack:
+        with _locked(output.parent):
+            _remove_leftovers(output)
+            directory = Path(tempfile.mkdtemp(PARTIAL, f".{output.name}-", output.parent))
+            stack.enter_context(_locked(directory))
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
+            directory.chmod(0o755)
+        yield directory
+        with _locked(output.parent):
+            if output.exists():
+                old = directory.with_suffix(OLD)
+                output.rename(old)
+                directory.rename(output)
+                shutil.rmtree(old)
+            else:
+                directory.rename(output)
+
+
+@contextmanager
+def _locked(directory: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a directory, which the end of the process would release.
+
+    Raises:
+        BlockingIOError: another process has it, and ``wait`` is false.
+    """
     lock = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield directory
-        if output.exists():
-            old = directory.with_suffix(OLD)
-            output.rename(old)
-            directory.rename(output)
-            shutil.rmtree(old)
-        else:
-            directory.rename(output)
+        fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
         os.close(lock)
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _remove_leftovers(output: Path) -> None:
@@ -46,14 +67,14 @@ def _remove_leftovers(output: Path) -> None:
         else:  # the export was killed between the two renames
             old.rename(output)
     for partial in _leftovers(output, PARTIAL):
-        lock = os.open(partial, os.O_RDONLY)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(partial)
-        except BlockingIOError:  # another export is still using it
-            continue
-        finally:
-            os.close(lock)
+            with suppress(FileNotFoundError), _locked(partial, wait=False):
+                shutil.rmtree(partial)
+        except BlockingIOError:
+            raise UserError(
+                f"another export is writing to {output}; wait for its end, or choose another "
+                "--output"
+            ) from None
 
 
 def _leftovers(output: Path, suffix: str) -> list[Path]:

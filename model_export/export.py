@@ -35,9 +35,9 @@ from model_export.graph.variants import (
 )
 from model_export.model_card import model_card
 from model_export.output import ONNX_FILES, check_output
-from model_export.quality.accuracy_gate import MAX_ACCURACY_LOSS, AccuracyGate
+from model_export.quality.accuracy_gate import AccuracyGate
 from model_export.quality.evaluation import NO_SINGLE_LABEL
-from model_export.quality.labelled import Example
+from model_export.quality.labelled import MAX_ACCURACY_LOSS, Example
 from model_export.quality.layer_parity import layer_parity
 from model_export.quality.verification import TEXTS, verify
 

@@ -8,6 +8,7 @@ from typing import get_args
 from app.engine.bundle import Precision
 from app.engine.preprocessing import Preprocessing
 from model_export.output import check_output
+from model_export.quality.labelled import MAX_ACCURACY_LOSS, read_examples
 
 EXPORTED: tuple[Precision, ...] = ("fp32", "int8", "fp16")
 DEFAULT: tuple[Precision, ...] = ("fp32", "int8")
@@ -84,7 +85,7 @@ def export_command(words: list[str]) -> None:
     parser.add_argument(
         "--max-accuracy-loss",
         type=_loss,
-        default=0.01,
+        default=MAX_ACCURACY_LOSS,
         metavar="LOSS",
         help=(
             "leave out a variant if its accuracy or macro recall on the labelled texts is lower "
@@ -112,7 +113,6 @@ def export_command(words: list[str]) -> None:
     from model_export.checkpoint.checkpoint import load_checkpoint
     from model_export.checkpoint.source import find_checkpoint
     from model_export.export import export
-    from model_export.quality.labelled import read_examples
 
     check_output(options.output)
     path = find_checkpoint(options.source, options.revision)

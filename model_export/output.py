@@ -1,6 +1,7 @@
 """The directory that an export writes: the files of a bundle, and what is never replaced."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from app.engine.bundle import MANIFEST, SIDE_FILES, Precision
@@ -30,13 +31,15 @@ def check_output(output: Path) -> Path:
             names, or the path is a loop of links or not valid UTF-8.
     """
     try:
+        with suppress(FileNotFoundError):
+            output.stat()  # a loop of links is an error here; in resolve, it depends on Python
         output = output.resolve()
         str(output).encode()
     except UnicodeEncodeError:
         raise UserError(
             f"the path {str(output)!a} is not valid UTF-8: choose another --output"
         ) from None
-    except (OSError, RuntimeError) as error:  # which of the two depends on Python's version
+    except OSError as error:
         raise UserError(f"{output} cannot be followed: {first_line(error)}") from error
     occupied = any(output.iterdir()) if output.is_dir() else output.exists()
     if occupied and not _is_bundle(output):

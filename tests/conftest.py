@@ -15,7 +15,7 @@ from tests.support.serving import Gate
 from tests.support.tiny_bundle import make_bundle
 
 # So that nothing is measured.
-SET_BY_HAND = {"runners": 2, "threads": 1, "max_batch_tokens": 512}
+SET_BY_HAND: dict[str, Any] = {"runners": 2, "threads": 1, "max_batch_tokens": 512}
 
 Serve = Callable[..., TestClient]
 

@@ -1,9 +1,13 @@
 """Puts an OpenAPI document into the form that generators of clients need."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
+from app.api.problems import MEDIA_TYPE as PROBLEM
+
 REFERENCE = "#/components/schemas/{model}"
+JSON = "application/json"
 
 Schema = dict[str, Any]
 
@@ -13,29 +17,45 @@ def with_components(document: dict[str, Any]) -> dict[str, Any]:
 
     Generators make one class of each component, but one of each copy of an inline schema. The
     examples of errors are moved too, because each is in the answers of many operations.
+
+    Raises:
+        ValueError: two schemas or two examples have the same name.
     """
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     examples = components.setdefault("examples", {})
-    for content in _contents(document["paths"]):
-        content["schema"] = _moved(content["schema"], schemas)
-        if several := content.get("examples"):
-            kind = content["schema"]["$ref"].rpartition("/")[2]
-            for code, one in several.items():
+    for media_type, content in _contents(document["paths"]):
+        content["schema"] = schema = _moved(content["schema"], schemas)
+        if media_type in (JSON, PROBLEM):
+            _decode_examples(content)
+        if media_type == PROBLEM:
+            kind = schema["$ref"].rpartition("/")[2]
+            for code, one in content["examples"].items():
                 name = f"{kind}.{code}"
-                examples[name] = one
-                several[code] = {"$ref": f"#/components/examples/{name}"}
+                _add(name, one, examples)
+                content["examples"][code] = {"$ref": f"#/components/examples/{name}"}
     document["paths"] = _plain(document["paths"])
     components["schemas"] = dict(sorted(_plain(schemas).items()))
     return document
 
 
-def _contents(paths: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What each request body and each answer has for each media type."""
-    for methods in paths.values():
-        for operation in methods.values():
-            for body in (operation.get("requestBody", {}), *operation["responses"].values()):
-                yield from body.get("content", {}).values()
+def encoded(value: Any) -> str:
+    """An example of JSON, for a route. From a value, FastAPI would remove what is null."""
+    return json.dumps(value)
+
+
+def _decode_examples(content: dict[str, Any]) -> None:
+    if "example" in content:
+        content["example"] = json.loads(content["example"])
+    for one in content.get("examples", {}).values():
+        one["value"] = json.loads(one["value"])
+
+
+def _contents(paths: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The media types of each request body and each answer, with what describes them."""
+    for operation in (one for methods in paths.values() for one in methods.values()):
+        for body in (operation.get("requestBody", {}), *operation["responses"].values()):
+            yield from body.get("content", {}).items()
 
 
 def _moved(schema: Schema, schemas: dict[str, Schema]) -> Schema:
@@ -51,26 +71,31 @@ def _moved(schema: Schema, schemas: dict[str, Schema]) -> Schema:
     return {"$ref": REFERENCE.format(model=name)}
 
 
-def _add(name: str, schema: Schema, schemas: dict[str, Schema]) -> None:
-    if schemas.setdefault(name, schema) != schema:
-        raise ValueError(f"two schemas are named {name}")
+def _add(name: str, one: dict[str, Any], components: dict[str, dict[str, Any]]) -> None:
+    if components.setdefault(name, one) != one:
+        raise ValueError(f"two different components are named {name}")
 
 
 def _plain(part: Any) -> Any:
-    """The part of a document with ``oneOf`` for ``anyOf``, and without the titles of schemas.
+    """The part of a document as generators understand it.
 
-    Our alternatives exclude each other. From ``oneOf``, generators make a union of them; from
-    ``anyOf``, some make one class with the members of all. Pydantic's titles repeat the names of
-    components and properties, but generators take them for names of further classes.
+    - ``oneOf`` for ``anyOf``. Our alternatives exclude each other. Generators make a union of
+      ``oneOf``; of ``anyOf``, some make one class with the members of all.
+    - No titles of schemas. Pydantic's repeat the names of components and properties, but generators
+      take them for names of further classes.
+    - Integers of 64 bits. Without bounds or a format, some languages get 32.
     """
     if isinstance(part, list):
         return [_plain(one) for one in part]
     if not isinstance(part, dict):
         return part
-    return {
+    plain = {
         "oneOf" if key == "anyOf" else key: value
         if key in ("example", "examples", "default")
         else _plain(value)
         for key, value in part.items()
         if not (key == "title" and isinstance(value, str))
     }
+    if plain.get("type") == "integer" and "minimum" not in plain:
+        plain["format"] = "int64"
+    return plain

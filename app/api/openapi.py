@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from app.api.components import REFERENCE
+from app.api.components import JSON, REFERENCE, encoded
 from app.api.problems import MEDIA_TYPE, document
 from app.api.schemas import Problem
 from app.errors import (
@@ -58,11 +58,13 @@ _PATH_PARAMETERS = {
 def documented_body(schema: type[BaseModel], *others: type[BaseModel]) -> dict[str, Any]:
     """The ``openapi_extra`` of a route that reads a body with one of these schemas."""
     schemas = [one.model_json_schema(ref_template=REFERENCE) for one in (schema, *others)]
-    content = {
-        "schema": {"anyOf": schemas} if others else schemas[0],
-        "example": schemas[0].pop("examples")[0],
-    }
-    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+    shown = {one["title"]: {"value": encoded(one.pop("examples")[0])} for one in schemas}
+    content: dict[str, Any]
+    if others:
+        content = {"schema": {"anyOf": schemas}, "examples": shown}
+    else:
+        content = {"schema": schemas[0], "example": shown[schema.__name__]["value"]}
+    return {"requestBody": {"required": True, "content": {JSON: content}}}
 
 
 def path_parameters(*names: str) -> dict[str, Any]:
@@ -83,9 +85,21 @@ def path_parameters(*names: str) -> dict[str, Any]:
     }
 
 
-def example(value: Any, media_type: str = "application/json") -> dict[int | str, Any]:
+def example(value: Any) -> dict[int | str, Any]:
     """The ``responses`` of a route, with ``value`` as an example of its answer."""
-    return {200: {"content": {media_type: {"example": value}}}}
+    return {200: {"content": {JSON: {"example": encoded(value)}}}}
+
+
+def text_example(text: str, media_type: str) -> dict[int | str, Any]:
+    """The ``responses`` of a route that answers with text."""
+    schema = {"type": "string"}
+    return {200: {"content": {media_type: {"schema": schema, "example": text}}}}
+
+
+def examples_of(answers: Mapping[type[BaseModel], Any]) -> dict[int | str, Any]:
+    """The same for a route that reads several schemas, with the answer to the example of each."""
+    named = {schema.__name__: {"value": encoded(value)} for schema, value in answers.items()}
+    return {200: {"content": {JSON: {"examples": named}}}}
 
 
 def documented(
@@ -105,7 +119,9 @@ def documented(
     responses: dict[int | str, Any] = {}
     for status, kinds in by_status.items():
         examples = {
-            kind.code: {"value": {**document(kind, _DETAIL, _ID), **members(kind, _DETAIL)}}
+            kind.code: {
+                "value": encoded({**document(kind, _DETAIL, _ID), **members(kind, _DETAIL)})
+            }
             for kind in kinds
         }
         responses[status] = {

@@ -8,7 +8,7 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client.exposition import choose_encoder
 
 from app.api import examples
-from app.api.openapi import documented, example, path_parameters
+from app.api.openapi import documented, example, path_parameters, text_example
 from app.api.schemas import Info, ModelInfo, Models, Status
 from app.api.service import Service
 from app.engine.machine.cpu import cpu_name, vector_flags
@@ -143,7 +143,7 @@ async def reload(request: Request) -> Status:
     "/metrics",
     operation_id="getMetrics",
     response_class=PlainTextResponse,
-    responses=example(examples.METRICS, "text/plain"),
+    responses=text_example(examples.METRICS, "text/plain"),
 )
 async def metrics(request: Request) -> Response:
     """Metrics as Prometheus text, or as OpenMetrics if the request asks for it."""

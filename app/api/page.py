@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
-from app.api.openapi import example
+from app.api.openapi import text_example
 
 router = APIRouter(tags=["page"])
 docs_router = APIRouter(include_in_schema=False)  # only with --docs on
@@ -31,7 +31,7 @@ _HEADERS = {
     "/",
     operation_id="getPage",
     response_class=HTMLResponse,
-    responses=example("<!doctype html>\n", "text/html"),
+    responses=text_example("<!doctype html>\n", "text/html"),
 )
 @router.get("/web/{name}", include_in_schema=False)
 async def page(request: Request) -> Response:

@@ -247,7 +247,7 @@ class ModelInfo(ModelVersion):
     text_pairs: Annotated[bool, Field(description="whether it was trained on pairs of texts")]
     preprocessing: Annotated[Preprocessing, Field(description="how texts are normalised first")]
     device: UsedDevice
-    provider: Annotated[str, Field(description="ONNX Runtime's name for the device in use")]
+    provider: Annotated[str, Field(description="ONNX Runtime's name for it")]
     provider_options: ProviderOptions
     parity: Annotated[
         Parity | None, Field(description="distance to the PyTorch checkpoint, where measured")

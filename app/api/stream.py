@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from app.api import examples
 from app.api.decoding import Decoder, decoder
 from app.api.ndjson import Line, LineReader, answer_line
-from app.api.openapi import ERRORS, documented
+from app.api.openapi import ERRORS, documented, text_example
 from app.api.routing import StreamRoute
 from app.api.service import Service
 from app.api.stream_group import StreamGroup
@@ -47,7 +47,6 @@ LAST_LINE_S = 0.1  # to send the last line to a client that may not read
 
 router = APIRouter(tags=["classification"], route_class=StreamRoute)
 
-_ANSWERED = {"schema": {"type": "string"}, "example": examples.ANSWERED_LINES}
 _DOCUMENTED = {
     "requestBody": {
         "required": True,
@@ -79,7 +78,7 @@ _DOCUMENTED = {
 @router.post(
     "/classify/stream",
     operation_id="classifyStream",
-    responses={200: {"content": {MEDIA_TYPE: _ANSWERED}}, **documented(*ERRORS)},
+    responses={**text_example(examples.ANSWERED_LINES, MEDIA_TYPE), **documented(*ERRORS)},
     response_class=Response,
     openapi_extra=_DOCUMENTED,
 )

@@ -1,6 +1,7 @@
 """Divides the CPU time of one thread among parts, in a file that other processes can read."""
 
 import asyncio
+import inspect
 import mmap
 import threading
 import time
@@ -42,7 +43,7 @@ class Timers:
     def timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
         """The function, whose CPU time is counted for the part."""
         number = self._numbers[part]
-        if asyncio.iscoroutinefunction(function):
+        if inspect.iscoroutinefunction(function):
 
             @wraps(function)
             async def stepped(*arguments: Any, **options: Any) -> Any:
@@ -123,7 +124,7 @@ class _Steps:
 
 def _cpu_ns(function: Callable[[], Any]) -> int:
     """The CPU time of many calls; coroutines are awaited."""
-    is_async = asyncio.iscoroutinefunction(function)
+    is_async = inspect.iscoroutinefunction(function)
 
     async def repeat() -> int:
         started = time.thread_time_ns()

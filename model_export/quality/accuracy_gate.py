@@ -10,7 +10,6 @@ from model_export.quality.evaluation import compare, predict
 from model_export.quality.labelled import Example
 from model_export.quality.scores import Scores
 
-MAX_ACCURACY_LOSS = 0.01
 LEAST_AGREEMENT = 0.98
 ROUNDING = 1e-9  # a loss of 0.55 - 0.54 is 0.01, but not for floating-point numbers
 

@@ -7,6 +7,10 @@ from app.engine.preprocessing import VISIBLE
 from app.errors import UserError
 from model_export.checkpoint.labels import known_spellings
 
+# By how much a variant's scores on labelled texts may be lower than those of fp32. It is here and
+# not in accuracy_gate, because --help does not need the libraries that compute scores.
+MAX_ACCURACY_LOSS = 0.01
+
 
 @dataclass(frozen=True, slots=True)
 class Example:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from app.errors import UserError
 from model_export.atomic_directory import atomic_directory
 
 ROOT = Path(__file__).parents[2]
@@ -51,10 +52,11 @@ def test_what_a_killed_export_left_goes_with_the_next(tmp_path: Path) -> None:
 
 
 def test_an_export_at_work_is_left_alone(tmp_path: Path) -> None:
-    """Two at once to the same place: the last to finish is there, whole; nothing is lost."""
+    """Of two at once to the same place, the later is refused, and the first loses nothing."""
     output = tmp_path / "out"
     process, name = _start(output)
-    _fill(output, "next")
+    with pytest.raises(UserError, match=f"another export is writing to {output}; wait"):
+        _fill(output, "next")
     assert (tmp_path / name / "half").read_text() == "written"
     process.communicate(input="")
     assert process.returncode == 0

@@ -12,7 +12,7 @@ from app.api import examples
 from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
 from app.api.body import ByField, read_body
 from app.api.inputs import NonEmpty, PairObject, Text, as_list, parse_texts
-from app.api.openapi import ERRORS, documented, documented_body, example
+from app.api.openapi import ERRORS, documented, documented_body, examples_of
 from app.api.problems import problem
 from app.api.protocols.common import LabelScore, ranking, tokens_computed
 from app.api.protocols.instances import InstancesRequest, InstancesResponse, answer_instances
@@ -116,7 +116,7 @@ def _error_type(kind: type[ServiceError], detail: str) -> dict[str, ErrorType]:
     operation_id="predictTei",
     response_model=list[LabelScore] | list[list[LabelScore]] | InstancesResponse,
     responses={
-        **example(examples.RANKED),
+        **examples_of({PredictRequest: examples.RANKED, InstancesRequest: examples.PREDICTIONS}),
         **documented(*ERRORS, form=PredictProblem, members=_error_type),
     },
     openapi_extra=documented_body(PredictRequest, InstancesRequest),

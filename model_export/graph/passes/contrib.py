@@ -54,14 +54,23 @@ def text_lengths(graph: ir.Graph, edit: Editor, tape: Tape) -> ir.Value:
     return tape.op("Cast", [count], {"to": ir.DataType.INT32})
 
 
-def merged_projection(edit: Editor, layer: EncoderLayer) -> tuple[ir.Value, ir.Value]:
-    """Query, key and value as one linear layer.
+class MergedProjections:
+    """Query, key and value of each layer as one linear layer; equal layers share it (ALBERT)."""
 
-    Returns:
-        Weight [hidden, 3 * hidden] and bias [3 * hidden].
-    """
-    linears = (layer.query, layer.key, layer.value)
-    weight = np.concatenate([array_of(linear.weight) for linear in linears], axis=1)
-    bias = np.concatenate([array_of(linear.bias) for linear in linears])
-    name = scope_of(layer.context)
-    return edit.constant(f"{name}.weight", weight), edit.constant(f"{name}.bias", bias)
+    def __init__(self, edit: Editor) -> None:
+        self._edit = edit
+        self._known: dict[tuple[ir.Value, ...], tuple[ir.Value, ir.Value]] = {}
+
+    def of(self, layer: EncoderLayer) -> tuple[ir.Value, ir.Value]:
+        """Weight [hidden, 3 * hidden] and bias [3 * hidden]."""
+        linears = (layer.query, layer.key, layer.value)
+        weights = tuple(linear.weight for linear in linears)
+        if weights not in self._known:
+            name = scope_of(layer.context)
+            weight = np.concatenate([array_of(weight) for weight in weights], axis=1)
+            bias = np.concatenate([array_of(linear.bias) for linear in linears])
+            self._known[weights] = (
+                self._edit.constant(f"{name}.weight", weight),
+                self._edit.constant(f"{name}.bias", bias),
+            )
+        return self._known[weights]

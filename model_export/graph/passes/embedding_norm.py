@@ -45,12 +45,11 @@ def fuse_embeddings(model: ir.Model) -> None:
     """
     graph = model.graph
     words, others, norm = _sum_of_embeddings(graph)
-    segments = [embedding for embedding in others if _is_of_segments(embedding)]
-    positions = [embedding for embedding in others if embedding not in segments]
-    if len(positions) != 1 or len(segments) > 1:
+    if len(others) not in (1, 2):
         raise NotRecognised("the embeddings are not those of words, positions and segments")
+    *segments, positions = sorted(others, key=_rows)  # there are more positions than segments
     edit, tape = Editor(graph, "embeddings"), Tape()
-    position_table, segment_ids, segment_table = positions[0].table, None, None
+    position_table, segment_ids, segment_table = positions.table, None, None
     if segments and _rows(segments[0]) == 1:
         both = array_of(position_table) + array_of(segments[0].table)
         position_table = edit.constant("positions_and_segment", both)
@@ -58,12 +57,12 @@ def fuse_embeddings(model: ir.Model) -> None:
         segment_ids, segment_table = _int32(tape, segments[0].ids), segments[0].table
     gamma, beta = norm.inputs[1:3]
     tables = [words.table, position_table, segment_table]
-    position_ids = _int32(tape, positions[0].ids)
+    position_ids = _int32(tape, positions.ids)
     fused = contrib(
         tape,
         "EmbedLayerNormalization",
         [_int32(tape, words.ids), segment_ids, *tables, gamma, beta, None, position_ids],
-        outputs=2,  # the second one, lengths counted from a mask, is not optional in the schema
+        outputs=2,  # type inference asks for the second one, lengths counted from a mask
         epsilon=norm.attributes.get_float("epsilon", DEFAULT_EPSILON),
     )
     model.opset_imports[DOMAIN] = 1
@@ -98,10 +97,6 @@ def _embedding(lookup: ir.Node) -> _Embedding:
 
 def _rows(embedding: _Embedding) -> int:
     return int(array_of(embedding.table).shape[0])
-
-
-def _is_of_segments(embedding: _Embedding) -> bool:
-    return _rows(embedding) == 1 or embedding.ids.name == "token_type_ids"
 
 
 def _int32(tape: Tape, ids: ir.Value) -> ir.Value:

@@ -22,7 +22,7 @@ from onnx_ir.tape import Tape
 
 from model_export.graph.encoder_layers import EncoderLayer, find_layers
 from model_export.graph.linear import NotRecognised, array_of, consumer, input_of, producer
-from model_export.graph.passes.contrib import DOMAIN, contrib, merged_projection, text_lengths
+from model_export.graph.passes.contrib import DOMAIN, MergedProjections, contrib, text_lengths
 from model_export.graph.passes.editor import Editor, scope_of
 
 
@@ -40,9 +40,16 @@ def fuse_attention(model: ir.Model) -> None:
     lengths = text_lengths(graph, edit, start)
     edit.insert_at_start(start, "/lengths")
     model.opset_imports[DOMAIN] = 1
-    for number, layer in enumerate(layers):
+    projections = MergedProjections(edit)
+    for layer, number in zip(layers, heads, strict=True):
         tape = Tape()
-        context = _attention(edit, tape, layer, heads[number], lengths)
+        if layer.query.input is layer.hidden:
+            merged = [layer.hidden, *projections.of(layer), lengths]
+            context = contrib(tape, "Attention", merged, num_heads=number)
+        else:
+            parts = [linear.output for linear in (layer.query, layer.key, layer.value)]
+            separate = [*parts, None, lengths]
+            context = contrib(tape, "MultiHeadAttention", separate, num_heads=number)
         selection = producer(layer.context_reshape.inputs[0])
         edit.insert_before(selection, tape, scope_of(layer.context))
         if selection.op_type == "Gather":  # the first token
@@ -50,17 +57,6 @@ def fuse_attention(model: ir.Model) -> None:
             context = selection.outputs[0]
         edit.replace(layer.context_reshape, context)
     RemoveUnusedNodesPass()(model)
-
-
-def _attention(
-    edit: Editor, tape: Tape, layer: EncoderLayer, heads: int, lengths: ir.Value
-) -> ir.Value:
-    if layer.query.input is layer.hidden:
-        weight, bias = merged_projection(edit, layer)
-        inputs = [layer.hidden, weight, bias, lengths]
-        return contrib(tape, "Attention", inputs, num_heads=heads)
-    query, key, value = (linear.output for linear in (layer.query, layer.key, layer.value))
-    return contrib(tape, "MultiHeadAttention", [query, key, value, None, lengths], num_heads=heads)
 
 
 def checked_heads(layer: EncoderLayer) -> int:

@@ -37,7 +37,6 @@ def _removed(edit: Editor, norm: ir.Node) -> bool:
     if not all(_casts(node, to) for node, to in casts):
         return False
     norm.replace_input_with(0, input_of(before, 0))
-    norm.attributes["stash_type"] = ir.AttrInt64("stash_type", ir.DataType.FLOAT)
     for index, weight in enumerate(norm.inputs[1:], start=1):
         half = edit.constant(f"{norm.name}.{index}", array_of(weight).astype(np.float16))
         norm.replace_input_with(index, half)

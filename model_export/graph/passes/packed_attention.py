@@ -24,8 +24,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
 from model_export.graph.encoder_layers import EncoderLayer, find_layers
-from model_export.graph.linear import NotRecognised, producer
-from model_export.graph.passes.contrib import DOMAIN, contrib, merged_projection, text_lengths
+from model_export.graph.linear import NotRecognised, input_of, producer
+from model_export.graph.passes.contrib import DOMAIN, MergedProjections, contrib, text_lengths
 from model_export.graph.passes.editor import Editor, scope_of
 from model_export.graph.passes.fused_attention import checked_heads
 
@@ -43,27 +43,26 @@ def pack_attention(model: ir.Model) -> None:
             the head width.
     """
     layers = find_layers(model.graph)
+    heads = [checked_heads(layer) for layer in layers]
     if layers[-1].query.input is layers[-1].hidden:
         raise NotRecognised("the classifier reads more than the first token")
-    packing = _Packing(model.graph, layers)
+    packing = _Packing(model.graph, layers[0].hidden)
     model.opset_imports[DOMAIN] = 1
-    for layer in layers:
-        packing.replace_attention(layer)
+    for layer, number in zip(layers, heads, strict=True):
+        packing.replace_attention(layer, number)
     packing.keep_first_rows(layers[-1])
     RemoveUnusedNodesPass()(model)
     packing.pass_rows_on()
 
 
 class _Packing:
-    def __init__(self, graph: ir.Graph, layers: list[EncoderLayer]) -> None:
+    def __init__(self, graph: ir.Graph, padded: ir.Value) -> None:
+        self._padded = padded  # the embeddings
         self._edit = Editor(graph, "packing")
-        self._heads = [checked_heads(layer) for layer in layers]
-        self._padded = padded = layers[0].hidden
+        self._projections = MergedProjections(self._edit)
         tape, number = Tape(), self._edit.integers
-        lengths = text_lengths(graph, self._edit, tape)
-        removed = tape.op_multi_out(
-            "RemovePadding", [padded, lengths], num_outputs=4, domain=DOMAIN
-        )
+        inputs = [padded, text_lengths(graph, self._edit, tape)]
+        removed = tape.op_multi_out("RemovePadding", inputs, num_outputs=4, domain=DOMAIN)
         for value, type_ in zip(removed, (FLOAT, INT32, INT32, INT32), strict=True):
             value.type = type_
         self._rows, self._offset, self._ends, _ = removed
@@ -71,38 +70,35 @@ class _Packing:
         self._starts = tape.op("Slice", [self._ends, *bounds])  # [batch], each text's first row
         self._edit.insert_after(padded, tape, "/packing")
 
-    def replace_attention(self, layer: EncoderLayer) -> None:
+    def replace_attention(self, layer: EncoderLayer, heads: int) -> None:
         hidden = self._rows if layer.hidden is self._padded else layer.hidden
-        weight, bias = merged_projection(self._edit, layer)
+        inputs = [hidden, *self._projections.of(layer), self._offset, self._ends]
         tape = Tape()
-        context = contrib(
-            tape,
-            "PackedAttention",
-            [hidden, weight, bias, self._offset, self._ends],
-            num_heads=self._heads[0],
-        )
+        context = contrib(tape, "PackedAttention", inputs, num_heads=heads)
         selection = producer(layer.context_reshape.inputs[0])
         self._edit.insert_before(selection, tape, scope_of(layer.context))
-        if selection.op_type == "Gather":
+        if selection.op_type == "Gather":  # the first token
             self._select_starts(selection, context)
             context = selection.outputs[0]
         self._edit.replace(layer.context_reshape, context)
 
     def keep_first_rows(self, last: EncoderLayer) -> None:
-        """Select the first tokens of the last residual among rows; the end has no others."""
+        """Select the last residual's first tokens by their rows; behind it, there are no others."""
         selection = producer(last.residual, "Gather")
-        self._select_starts(selection, selection.inputs[0])
+        self._select_starts(selection, input_of(selection, 0))
         first_tokens = last.output_norm.outputs[0]
         for use in tuple(first_tokens.uses()):  # the classifier's Gather of the first token
             self._edit.replace(use.node, first_tokens)
 
     def pass_rows_on(self) -> None:
-        """Give the rows to what still reads padded embeddings."""
+        """Give the rows to the residual that still reads the padded embeddings."""
         for use in tuple(self._padded.uses()):
+            if use.node.op_type == "Shape":
+                raise NotRecognised(f"{use.node.name} needs the shape of padded embeddings")
             if use.node is not self._rows.producer():
                 use.node.replace_input_with(use.idx, self._rows)
 
-    def _select_starts(self, selection: ir.Node, rows: ir.Value | None) -> None:
+    def _select_starts(self, selection: ir.Node, rows: ir.Value) -> None:
         selection.replace_input_with(0, rows)
         selection.replace_input_with(1, self._starts)
         selection.attributes["axis"] = ir.AttrInt64("axis", 0)

@@ -1,0 +1,41 @@
+"""Hooks for Schemathesis, which makes up requests from the OpenAPI document."""
+
+from typing import Any
+
+import schemathesis
+
+LINES = "application/x-ndjson"
+
+
+@schemathesis.hook
+def filter_case(context: schemathesis.HookContext, case: schemathesis.Case[Any]) -> bool:
+    """Leave out streams whose body is no text: whatever is sent is text."""
+    values = (dict, list, int, float, type(None))
+    return case.media_type != LINES or not isinstance(case.body, values)
+
+
+@schemathesis.hook
+def map_case(context: schemathesis.HookContext, case: schemathesis.Case[Any]) -> Any:
+    """Make pairs of texts acceptable.
+
+    The service refuses a pair with a blank text or a NUL character, and a pair with ``split``. The
+    document says so in words only, because the same objects may have such texts in other places.
+    """
+    body: Any = case.body
+    for texts in body.values() if isinstance(body, dict) else ():
+        for pair in texts if isinstance(texts, list) else ():
+            if isinstance(pair, dict):
+                pair.update({name: _visible(text) for name, text in pair.items()})
+                if body.get("split") == "sentences":
+                    body["split"] = None
+    return case
+
+
+def _visible(text: Any) -> Any:
+    return text.replace("\0", "") + "x" if isinstance(text, str) else text
+
+
+@schemathesis.serializer(LINES)
+def lines(context: schemathesis.SerializationContext, value: str) -> bytes:
+    """The body of a stream."""
+    return value.encode("utf-8", "replace")
