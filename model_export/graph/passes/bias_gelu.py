@@ -2,8 +2,8 @@
 
     BiasGelu(A [..., features], B [features]) = gelu(A + B), gelu(u) = 0.5 u (1 + erf(u / √2))
 
-It stands for six element-wise operators, each of which reads and writes all activations. FastGelu
-is not used: it computes the tanh approximation, which other numbers come out of.
+It does the work of six element-wise operators, each of which reads and writes all activations.
+FastGelu is not used: it computes the approximation by tanh, whose results differ.
 """
 
 import onnx_ir as ir

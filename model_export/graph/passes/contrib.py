@@ -11,8 +11,9 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from model_export.graph.encoder_layers import EncoderLayer
-from model_export.graph.linear import Linear, NotRecognised, array_of
+from model_export.graph.linear import Linear, array_of
 from model_export.graph.passes.editor import Editor, scope_of
+from model_export.graph.passes.text_rows import attention_mask
 
 DOMAIN = "com.microsoft"
 
@@ -46,11 +47,8 @@ def text_lengths(graph: ir.Graph, edit: Editor, tape: Tape) -> ir.Value:
     Raises:
         NotRecognised: the graph has no attention mask.
     """
-    mask = next((i for i in graph.inputs if i.name == "attention_mask"), None)
-    if mask is None:
-        raise NotRecognised("the graph has no attention_mask")
     axis = edit.integers("last_axis", [-1])
-    count = tape.op("ReduceSum", [mask, axis], {"keepdims": 0})
+    count = tape.op("ReduceSum", [attention_mask(graph), axis], {"keepdims": 0})
     return tape.op("Cast", [count], {"to": ir.DataType.INT32})
 
 
@@ -59,18 +57,18 @@ class MergedProjections:
 
     def __init__(self, edit: Editor) -> None:
         self._edit = edit
-        self._known: dict[tuple[ir.Value, ...], tuple[ir.Value, ir.Value]] = {}
+        self._known: dict[tuple[ir.Value | None, ...], tuple[ir.Value, ir.Value]] = {}
 
     def of(self, layer: EncoderLayer) -> tuple[ir.Value, ir.Value]:
         """Weight [hidden, 3 * hidden] and bias [3 * hidden]."""
         linears = (layer.query, layer.key, layer.value)
-        weights = tuple(linear.weight for linear in linears)
-        if weights not in self._known:
-            name = scope_of(layer.context)
-            weight = np.concatenate([array_of(weight) for weight in weights], axis=1)
+        parts = tuple(part for linear in linears for part in (linear.weight, linear.bias))
+        if parts not in self._known:
+            weight = np.concatenate([array_of(linear.weight) for linear in linears], axis=1)
             bias = np.concatenate([array_of(linear.bias) for linear in linears])
-            self._known[weights] = (
+            name = scope_of(layer.context)
+            self._known[parts] = (
                 self._edit.constant(f"{name}.weight", weight),
                 self._edit.constant(f"{name}.bias", bias),
             )
-        return self._known[weights]
+        return self._known[parts]

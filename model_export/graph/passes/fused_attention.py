@@ -10,9 +10,10 @@ It multiplies query, key and value by one matrix. The last layer computes few qu
 The masks are numbers of tokens, so padding must be behind the tokens, as the service puts it. With
 such masks, ONNX Runtime's CUDA provider can choose kernels that never store the scores; which one
 depends on the GPU, the head width and the length (``multihead_attention.cc``). Up to compute
-capability 8.9, these are TensorRT's; the fp16 kernels sum the softmax in fp32. From 9.0 on, only
-cuDNN's takes lengths, and ``ORT_ENABLE_CUDNN_FLASH_ATTENTION`` decides about that. Otherwise, the
-operator multiplies, masks and normalises with one kernel for each step.
+capability 8.9, these are TensorRT's, where queries and keys are equally many. From 9.0 on, only
+cuDNN's takes lengths; ``ORT_ENABLE_CUDNN_FLASH_ATTENTION`` switches it. Otherwise, the operator has
+a kernel for each step, as the graph had before. In which precision the kernels sum the softmax is
+not documented, so parity has to be measured on each kind of GPU.
 """
 
 import numpy as np
