@@ -13,7 +13,8 @@ from app.errors import DeviceLost, OutOfMemory
 _CUDA_FAILURE = re.compile(r"CUDA failure (\d+): ([^;]*[^; ])")
 
 _MEMORY_ALLOCATION = 2
-# After these errors no further call of CUDA can succeed in this process.
+# CUDA asks for a new process after 226, 7xx (without 709), 810 and 911. After the others, the GPU,
+# its driver or a service of the driver is gone.
 _LOST = {
     46,  # devices unavailable
     100,  # no device
@@ -47,7 +48,7 @@ _NO_MEMORY = re.compile(
     r"|Failed to find a free memory block despite calling Extend"
     r"|CUBLAS_STATUS_ALLOC_FAILED"
     r"|CUDNN_STATUS_INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED"
-    r"|std::bad_alloc|bad allocation"  # of glibc's and of Microsoft's C++ library
+    r"|std::bad_alloc|bad allocation"  # of GNU's and of Microsoft's C++ library
 )
 
 

@@ -1036,7 +1036,9 @@ def test_on_a_lost_device_nothing_is_tried_again(caplog: pytest.LogCaptureFixtur
     assert (record.levelname, bool(record.exc_info)) == ("CRITICAL", True)
 
 
-def test_texts_that_wait_for_a_lost_device_get_its_error() -> None:
+def test_texts_that_wait_for_a_lost_device_get_its_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Two runners and waiting texts: each text gets the error, and the loss is logged once."""
 
     def infer(items: Sequence[str]) -> list[str | ServiceError]:
@@ -1055,6 +1057,7 @@ def test_texts_that_wait_for_a_lost_device_get_its_error() -> None:
         assert len(gate.batches) == 16
 
     run(scenario())
+    assert [record.levelname for record in caplog.records] == ["CRITICAL"]
 
 
 def test_a_loss_among_the_parts_of_a_batch_ends_them() -> None:

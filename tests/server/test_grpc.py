@@ -17,7 +17,8 @@ import pytest
 
 from app.api.service import Service
 from app.cli import main
-from app.grpc_api.calls import Calls
+from app.errors import OutOfMemory, ServiceError
+from app.grpc_api.calls import CODES, Calls
 from app.grpc_api.messages import METHODS, POOL, SERVICES
 from app.settings import Settings
 from tests.support.serving import SLOW_COMMAND, Process, environment, free_port
@@ -234,6 +235,13 @@ def test_a_broken_stream_gives_back_its_bytes(client: Client) -> None:
             list(client.stream("/tei.v1.Predict/PredictStream", requests))
     text = "good " * 3_000
     assert client.call("/tei.v1.Predict/Predict", inputs=text, truncate=True)[0].predictions
+
+
+def test_every_error_of_a_text_has_a_status() -> None:
+    """No error that a text can end with is unknown to gRPC."""
+    statuses = {kind.status for kind in ServiceError.__subclasses__() if kind.ends_texts}
+    assert statuses <= CODES.keys()
+    assert CODES[OutOfMemory.status] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_an_unknown_method_or_message_is_refused(client: Client) -> None:
