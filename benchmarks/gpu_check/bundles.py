@@ -47,12 +47,13 @@ def _fusions(setup: Setup, shape: str) -> list[str]:
     if not directory.exists():
         partial = directory.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        _write_fusions(setup.work / shape, setup.bundle(shape), partial)
+        write_fusions(setup.work / shape, setup.bundle(shape), partial)
         partial.rename(directory)
     return sorted(path.name for path in directory.iterdir())
 
 
-def _write_fusions(checkpoint: Path, bundle: Path, directory: Path) -> None:
+def write_fusions(checkpoint: Path, bundle: Path, directory: Path) -> None:
+    """Write a copy of the bundle for each choice of fusions, with fp16 as its only variant."""
     from model_export.checkpoint.checkpoint import load_checkpoint
     from model_export.graph.fusions import FUSIONS
     from model_export.graph.variants import export_graph, write_fp16
