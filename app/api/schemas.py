@@ -1,7 +1,7 @@
 """Schemas of the native API. Answers are typed dicts, because they are built as plain dicts."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -222,7 +222,7 @@ class Info(TypedDict):
         ),
     ]
     batch_invariant: Annotated[
-        Literal[True] | None,
+        bool | None,
         Field(
             description="true if a text has the same logits to the last bit in every batch of the "
             "default model, as measured on CPUs in fp32 and int8; null where it was not measured"

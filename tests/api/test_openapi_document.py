@@ -155,12 +155,17 @@ def test_names_differ_by_more_than_case(document: Any) -> None:
 
 
 def test_types_are_known_to_generators(document: Any) -> None:
-    """No type is only null, no list is a tuple, and integers without bounds have 64 bits."""
+    """No type is only null or only true, no list is a tuple, and integers without bounds are long.
+
+    Long means 64 bits. Generated code for Python compares an enumerated ``true`` with a string.
+    """
     for part in parts(document):
         if "properties" in part:
             for name, member in part["properties"].items():
                 assert member.get("type") != "null", name
         assert "prefixItems" not in part
+        if part.get("type") == "boolean":
+            assert not {"const", "enum"} & part.keys(), part
         if part.get("type") == "integer":
             assert "minimum" in part or part["format"] == "int64", part
         if part.get("type") == "array":
