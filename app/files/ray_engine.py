@@ -14,7 +14,7 @@ import logging
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -32,7 +32,7 @@ from app.files.object_store import Directory, InputFile, list_files
 from app.files.parts import SUCCESS, Part, Plan, divide, read_pieces
 from app.files.progress_bar import Warnings, summary
 from app.files.ray_actor import Actor, Job, answered, value_of
-from app.files.ray_cluster import connected, reason
+from app.files.ray_cluster import connected, in_cluster, reason
 from app.settings import Settings
 
 
@@ -81,7 +81,10 @@ def classify(options: RayOptions, settings: Settings) -> None:
         before = plan.done(directory)
         started = time.monotonic()
         try:
-            _run(plan, before, Job.of(plan, directory, settings, bundle, share), share)
+            left = [n for n, part in enumerate(plan.parts) if part.name not in before]
+            if left:
+                run = _run if in_cluster() else _run_there
+                run(left, Job.of(plan, directory, settings, bundle, share), share)
         except KeyboardInterrupt:
             print(f"sentiment: interrupted; {_saved(plan, directory)}", file=sys.stderr)
             raise
@@ -110,20 +113,19 @@ def _identity(options: RayOptions, settings: Settings, bundle: Bundle) -> dict[s
     }
 
 
-def _run(plan: Plan, done: Container[str], job: Job, share: Share) -> None:
-    """Classify the parts that are not done yet.
+def _run(numbers: Sequence[int], job: Job, share: Share) -> None:
+    """Classify the parts with these numbers.
 
     Raises:
-        UserError: an actor could not work, or Ray failed.
+        UserError: an actor could not work.
+        RayError: Ray failed.
     """
-    left = [{"part": number} for number, part in enumerate(plan.parts) if part.name not in done]
-    if not left:
-        return
-    actors = min(share.actors, len(left))
+    actors = min(share.actors, len(numbers))
     pool = ray.data.ActorPoolStrategy(
         min_size=1, max_size=actors, initial_size=actors, max_tasks_in_flight_per_actor=1
     )
-    dataset = ray.data.from_items(left, override_num_blocks=len(left)).map(
+    rows = [{"part": number} for number in numbers]
+    dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         Actor,
         fn_constructor_args=(job,),
         compute=pool,
@@ -132,6 +134,12 @@ def _run(plan: Plan, done: Container[str], job: Job, share: Share) -> None:
     )
     for answer in dataset.iter_rows():
         value_of(answer)
+
+
+def _run_there(numbers: Sequence[int], job: Job, share: Share) -> None:
+    """The same in a task of the cluster: Ray Data 2.60 does not work in a Ray client."""
+    run = ray.remote(num_cpus=0, max_retries=0)(answered(_run))
+    value_of(ray.get(run.remote(numbers, job, share)))
 
 
 def _complete(plan: Plan, directory: Directory) -> Tally:
