@@ -176,8 +176,8 @@ def _add_classify(classify: argparse.ArgumentParser) -> None:
     classify.add_argument(
         "--address",
         metavar="auto|local|ray://HOST:PORT|HOST:PORT",
-        help="the Ray cluster: the one that runs on this machine, one that is started for this run, "
-        "or one elsewhere [default: auto]",
+        help="the Ray cluster: the one that runs on this machine, one that is started for this "
+        "run, or one elsewhere [default: auto]",
     )
     _add_flags(classify, LOCAL)
 
