@@ -6,21 +6,18 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from app import logs, platforms
 from app.errors import UserError
 from app.extras import missing_extra
+from app.files import arguments as classify_arguments
+from app.files.arguments import LOCAL
 from app.server import signals
 from app.server.process import open_standard_files, raise_file_limit
 from app.settings import Settings, flag
 from app.sources import load_settings, sources
 
-# The kinds of files that `classify` reads and writes.
-SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".parquet")
-# Settings that apply only when `classify` loads a model itself.
-LOCAL = ("model", "device", "precision")
 # The words for values in --help, where the setting's name does not end with one.
 METAVARS = {"model": "DIR", "host": "ADDRESS", "runners": "N", "threads": "N"}
 DESCRIPTION = """\
@@ -107,7 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_flags(serve, Settings.model_fields)
 
-    _add_classify(commands.add_parser("classify", help="classify texts and files of texts"))
+    classify = commands.add_parser("classify", help="classify texts and files of texts")
+    classify_arguments.add_arguments(classify)
+    _add_flags(classify, LOCAL)
 
     doctor = commands.add_parser(
         "doctor",
@@ -120,66 +119,6 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     _add_flags(doctor, LOCAL)
     return parser
-
-
-def _add_classify(classify: argparse.ArgumentParser) -> None:
-    classify.description = (
-        "Print one line for each text: label, score, text. If a text cannot be classified, its "
-        "line is 'error', the error code and the text. With --output, write a file instead: the "
-        "columns of --input, then label, score, a score_<label> for each label (in JSONL, one "
-        "object named scores), and error. If the input already has a column of the same name, the "
-        "new column gets the prefix 'predicted_'. The ending of FILE decides its format: "
-        f"{' '.join(SUFFIXES)}."
-    )
-    classify.add_argument(
-        "texts",
-        nargs="*",
-        metavar="TEXT",
-        help="texts to classify [default: lines of standard input]",
-    )
-    classify.add_argument(
-        "--input",
-        metavar="FILE",
-        help="read the texts from a file: text in UTF-8, CSV with commas, JSONL or Parquet",
-    )
-    classify.add_argument(
-        "--output",
-        metavar="FILE",
-        help="write the results to a file; until the job is complete, they are in FILE.partial",
-    )
-    classify.add_argument(
-        "--column", metavar="NAME", help="column of --input with the texts [default: text]"
-    )
-    classify.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue an interrupted run after the last row that it finished",
-    )
-    classify.add_argument(
-        "--json",
-        action="store_true",
-        help="print each result as a line of JSON, in the format of POST /classify",
-    )
-    classify.add_argument(
-        "--url",
-        help="let the service at this URL classify the texts; if it needs a key, set "
-        "SENTIMENT_API_KEY in the environment. The run waits as long as a rate limit says and up "
-        "to a minute for a service that is away, and stops if the service changes its model",
-    )
-    classify.add_argument(
-        "--engine",
-        choices=["ray"],
-        help="classify on the nodes of a Ray cluster: --input is then a file, a directory, a glob "
-        "or an address that begins with s3:// or gs://, of CSV, JSONL or Parquet, and --output a "
-        "directory of Parquet files; needs the extra 'ray'",
-    )
-    classify.add_argument(
-        "--address",
-        metavar="auto|local|ray://HOST:PORT|HOST:PORT",
-        help="the Ray cluster: the one that runs on this machine, one that is started for this run, "
-        "or one elsewhere [default: auto]",
-    )
-    _add_flags(classify, LOCAL)
 
 
 def _add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
@@ -230,8 +169,7 @@ def _doctor(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _classify(options: argparse.Namespace, settings: Settings) -> int:
-    find_fault = _engine_fault if options.engine else _usage_fault
-    if fault := _model_fault(options, settings) or find_fault(options):
+    if fault := classify_arguments.fault(options, settings):
         print(f"sentiment: {fault}", file=sys.stderr)
         return 2
     if options.engine:
@@ -243,58 +181,3 @@ def _classify(options: argparse.Namespace, settings: Settings) -> int:
 
         command.classify(command.Options.from_arguments(options), settings)
     return 0
-
-
-def _model_fault(options: argparse.Namespace, settings: Settings) -> str | None:
-    """What is wrong with the options for the model or the service; None if they are valid."""
-    if options.url and options.engine:
-        return "--url cannot be combined with --engine; the nodes load the model themselves"
-    if options.url and not options.url.startswith(("http://", "https://")):
-        return "--url must begin with http:// or https://"
-    if options.url and any(name in options for name in LOCAL):
-        return "--url cannot be combined with --model, --device or --precision; the service decides"
-    if len(settings.model) > 1 and not options.url:
-        return "classify uses one model; give --model once"
-    return None
-
-
-def _engine_fault(options: argparse.Namespace) -> str | None:
-    """What is wrong with the options of ``classify --engine``; None if they are valid."""
-    if options.texts or options.json:
-        return "--engine needs --input and --output; texts and --json are for use without it"
-    if not (options.input and options.output):
-        return "--engine needs --input and --output"
-    address = options.address or "auto"
-    if address not in ("auto", "local") and ":" not in address:
-        return "--address accepts auto, local, ray://HOST:PORT or HOST:PORT"
-    return None
-
-
-def _usage_fault(options: argparse.Namespace) -> str | None:
-    """What is wrong with the options of ``classify`` without an engine; None if they are valid."""
-    given, made = (path and Path(path) for path in (options.input, options.output))
-    if options.address:
-        return "--address needs --engine ray"
-    for path in filter(None, (options.input, options.output)):
-        if "://" in path:
-            return f"{path} is not a file of this machine; --engine ray reads object stores"
-    if given and options.texts:
-        return "give either texts or --input, not both"
-    if not given and not options.texts and (sys.stdin is None or sys.stdin.isatty()):
-        return "give texts as arguments, on standard input or with --input"
-    for path in filter(None, (given, made)):
-        if path.suffix.lower() not in SUFFIXES:
-            return f"{path} must end in one of: {' '.join(SUFFIXES)}"
-    if options.column and not (given and given.suffix.lower() != ".txt"):
-        return "--column needs an --input with columns: CSV, JSONL or Parquet"
-    if options.resume and not (given and made):
-        return "--resume needs the same --input and --output as the interrupted run"
-    if options.json and made:
-        return "--json applies to standard output only; the ending of --output decides its format"
-    if made and not made.parent.is_dir():
-        return f"the directory {made.parent} of --output does not exist"
-    if made and made.is_dir():
-        return f"{made} is a directory; --output must be a file"
-    if given and made and made.exists() and made.samefile(given):
-        return "--output must not be the --input"
-    return None

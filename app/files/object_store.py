@@ -98,11 +98,21 @@ class Directory:
         Raises:
             UserError: the address is not one of an object store, or it is a file.
         """
-        self.address = address
         self.filesystem, self.path = _located(address)
         self._is_local = isinstance(self.filesystem, fs.LocalFileSystem)
+        # Another process may have another working directory.
+        self.address = self.path if self._is_local else address
         if self.filesystem.get_file_info(self.path).type == fs.FileType.File:
             raise UserError(f"{address} is a file; --output must be a directory")
+
+    def check_is_outside(self, address: str) -> None:
+        """Refuse to be inside of the directory of the input: results would become inputs.
+
+        Raises:
+            UserError: it is.
+        """
+        if f"{self.path}/".startswith(f"{_located(address)[1]}/"):
+            raise UserError(f"{self.address} is inside of {address}; give --output another place")
 
     def names(self) -> set[str]:
         """The names in the directory; none if it does not exist."""

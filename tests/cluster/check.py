@@ -10,6 +10,7 @@ import argparse
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import pyarrow.parquet as pq
+
+from app.engine.bundle import EMBEDDED_BUNDLE
 from tests.support.own_environment import interpreter
 from tests.support.serving import ROOT, free_port
 
@@ -34,7 +38,19 @@ import sys
 from app.cli import main
 from app.files import parts
 parts.PART_ROWS = int(sys.argv.pop(1))
+exec(sys.argv.pop(1))
 sys.exit(main())
+"""
+# What the command does first so that no node finds the bundle at its path.
+ELSEWHERE = """
+from dataclasses import replace
+from pathlib import Path
+from app.files import ray_engine
+job_of = ray_engine.Job.of
+def elsewhere(*arguments):
+    job = job_of(*arguments)
+    return replace(job, settings=job.settings.model_copy(update={"model": (Path("/nowhere"),)}))
+ray_engine.Job.of = elsewhere
 """
 GENERATE, COMPARE = (Path(__file__).with_name(f"{name}.py") for name in ("texts", "compare"))
 # The cluster is only for those who know the token.
@@ -50,7 +66,9 @@ class Cluster:
         self._folder = folder
         self._nodes: list[subprocess.Popen[bytes]] = []
         self._port = free_port()
+        self._client_port = free_port()
         self.address = f"127.0.0.1:{self._port}"
+        self.client_address = f"ray://127.0.0.1:{self._client_port}"
 
     def start(self) -> None:
         """Start the head and two workers."""
@@ -59,7 +77,7 @@ class Cluster:
             f"--port={self._port}",
             "--num-cpus=0",
             "--include-dashboard=false",
-            f"--ray-client-server-port={free_port()}",
+            f"--ray-client-server-port={self._client_port}",
             f"--temp-dir={self._folder}/ray",
         )
         self.workers = [self.add_worker(), self.add_worker()]
@@ -115,12 +133,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as name, ExitStack() as stack:
         folder = Path(name)
         subprocess.run([python, GENERATE, folder, str(options.rows)], env=ENVIRONMENT, check=True)
-        plain = Run(python, [f"--input={folder}/all.parquet", f"--output={folder}/plain.parquet"])
+        plain = Run(
+            python, ["0", f"--input={folder}/all.parquet", f"--output={folder}/plain.parquet"]
+        )
         summary = plain.result()
         print("without an engine:", summary, flush=True)
         cluster = Cluster(python, folder)
         stack.callback(cluster.close)
         cluster.start()
+        check_mistakes(python, cluster, folder)
+        check_shipping(python, cluster, folder)
         if options.measure:
             speed = re.search(r"([\d,]+) rows/s", summary)
             assert speed is not None
@@ -148,6 +170,43 @@ def check_kills(python: Path, cluster: Cluster, folder: Path, rows: int) -> None
     print("continued:", Run(python, [*arguments, "--resume"]).result(), flush=True)
 
 
+def check_mistakes(python: Path, cluster: Cluster, folder: Path) -> None:
+    """What users get wrong ends with one line that says so, and within seconds."""
+    few, columns = folder / "few.parquet", folder / "columns"
+    columns.mkdir()
+    (columns / "a.csv").write_text("text\nlove\n")
+    (columns / "b.csv").write_text("body\nlove\n")
+    here, nowhere = f"--address={cluster.address}", f"--address=127.0.0.1:{free_port()}"
+    mistakes = {
+        "no Ray cluster answers at": [nowhere, f"--input={few}"],
+        "b.csv has no column 'text'": [here, f"--input={columns}"],
+        "no node of the cluster has a GPU": [here, f"--input={few}", "--device=cuda"],
+    }
+    for words, arguments in mistakes.items():
+        output = f"--output={folder}/mistake"
+        line = Run(python, ["2000", "--engine=ray", output, *arguments]).error()
+        assert words in line, line
+        print("refused:", line, flush=True)
+
+
+def check_shipping(python: Path, cluster: Cluster, folder: Path) -> None:
+    """Nodes that lack the bundle get it from a client outside, and give the same answers."""
+    bundle, output = folder / "bundle", folder / "shipped"
+    shutil.copytree(ENVIRONMENT.get("SENTIMENT_MODEL") or EMBEDDED_BUNDLE, bundle)
+    arguments = [
+        "2000",
+        "--engine=ray",
+        f"--address={cluster.client_address}",
+        f"--input={folder}/few.parquet",
+        f"--output={output}",
+        f"--model={bundle}",
+    ]
+    print("with a bundle of its own:", Run(python, arguments, ELSEWHERE).result(), flush=True)
+    (part,) = output.glob("part-*.parquet")
+    found, expected = pq.read_table(part), pq.read_table(folder / "plain.parquet")
+    assert found.equals(expected.slice(0, found.num_rows)), "a shipped bundle gives other answers"
+
+
 def measure(
     python: Path, cluster: Cluster, folder: Path, rows: int, plain_rows_per_s: float
 ) -> None:
@@ -169,10 +228,10 @@ def measure(
 class Run:
     """A run of ``sentiment classify``."""
 
-    def __init__(self, python: Path, arguments: Sequence[str]) -> None:
-        """Start it."""
-        part_rows, *others = arguments if arguments[0].isdecimal() else ("20000", *arguments)
-        command: list[str | Path] = [python, "-c", COMMAND, part_rows, "classify", *others]
+    def __init__(self, python: Path, arguments: Sequence[str], first: str = "") -> None:
+        """Start it with the rows of a part and its arguments. It runs the code ``first`` before."""
+        rows, *others = arguments
+        command: list[str | Path] = [python, "-c", COMMAND, rows, first, "classify", *others]
         self._started = time.monotonic()
         self.process = subprocess.Popen(
             command, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -186,6 +245,12 @@ class Run:
         lines = errors.splitlines()
         first = next(n for n, line in enumerate(lines) if " rows in " in line)
         return "; ".join(" ".join(line.split()) for line in lines[first:])
+
+    def error(self) -> str:
+        """Wait for its end and return the line that says why it failed."""
+        _, errors = self.process.communicate(timeout=180)
+        assert self.process.returncode == 1, errors
+        return next(line for line in errors.splitlines() if line.startswith("sentiment: "))
 
 
 def _on(cluster: Cluster, source: Path, output: Path, rows: int) -> list[str]:

@@ -15,6 +15,7 @@ from pyarrow import fs
 
 from app.cli import main
 from app.errors import CannotContinue, UserError
+from app.files.actor_share import Share, actor_share
 from app.files.formats import table_opener
 from app.files.job import Tally
 from app.files.local import LocalClassifier
@@ -216,6 +217,54 @@ def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
     plan = _plan(_csv(tmp_path / "in.csv", 1))
     with pytest.raises(UserError, match=r"files of something else"):
         plan.begin(Directory(str(tmp_path)), resume=False)
+
+
+def test_an_output_inside_of_the_input_is_refused(tmp_path: Path) -> None:
+    """Else --resume would take results for inputs."""
+    with pytest.raises(UserError, match=r"out is inside of .*; give --output another place"):
+        Directory(str(tmp_path / "in" / "out")).check_is_outside(f"{tmp_path}/in/")
+    Directory(str(tmp_path / "input")).check_is_outside(f"{tmp_path}/in")
+
+
+@pytest.mark.parametrize(
+    ("cpus", "options", "share"),
+    [
+        ([0, 1, 1], {}, Share(1, 0, 2)),
+        ([64, 64], {}, Share(4, 0, 32)),
+        ([6, 6], {}, Share(3, 0, 4)),
+        ([2, 16], {}, Share(2, 0, 9)),
+        ([16], {"runners": 8}, Share(8, 0, 2)),
+        ([16], {"runners": 2, "threads": 3}, Share(6, 0, 2)),
+    ],
+)
+def test_the_cpus_of_an_actor(cpus: list[int], options: dict[str, int], share: Share) -> None:
+    """As few CPUs as possible are idle; the settings decide first. A dead node does not count."""
+    nodes = [{"Alive": True, "Resources": {"CPU": float(count)}} for count in cpus]
+    dead = {"Alive": False, "Resources": {"CPU": 99.0}}
+    assert actor_share(Settings(**options), [*nodes, dead]) == share  # type: ignore[arg-type]
+
+
+def test_the_gpus_of_an_actor() -> None:
+    """With --device cuda each actor has one GPU and a share of its node's CPUs."""
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 16.0, "GPU": 8.0}},
+        {"Alive": True, "Resources": {"CPU": 64.0}},
+    ]
+    assert actor_share(Settings(device="cuda"), nodes) == Share(2, 1, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device": "cuda"}, "no node of the cluster has a GPU"),
+        ({"runners": 3}, "no node of the cluster has 3 CPUs"),
+    ],
+)
+def test_a_cluster_that_is_too_small(options: dict[str, object], words: str) -> None:
+    """The error says what no node has, instead of waiting for it."""
+    nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}]
+    with pytest.raises(UserError, match=words):
+        actor_share(Settings(**options), nodes)  # type: ignore[arg-type]
 
 
 def test_files_of_a_directory_and_of_a_glob(tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""What runs on the nodes of a Ray cluster: actors that load the model and classify parts."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from app.engine.bundle import EMBEDDED_BUNDLE, MANIFEST, SIDE_FILES, Bundle, sha256
+from app.errors import UserError
+from app.files.actor_share import Share
+from app.files.local import LocalClassifier
+from app.files.object_store import Directory
+from app.files.parts import PLAN, Part, Plan, plan_digest, write_part
+from app.settings import Settings
+
+
+@dataclass(frozen=True)
+class Job:
+    """What an actor needs to know. ``files`` and ``parts`` are references to Ray's objects."""
+
+    settings: Settings
+    manifest: str
+    files: "ray.ObjectRef[dict[str, NDArray[np.uint8]]]"
+    parts: "ray.ObjectRef[list[Part]]"
+    output: str
+    plan: str
+    version: str
+
+    @classmethod
+    def of(
+        cls, plan: Plan, directory: Directory, settings: Settings, bundle: Bundle, share: Share
+    ) -> Self:
+        """Put the parts and the bundle where each node can fetch them."""
+        runners = settings.runners or max(1, share.cpus // (settings.threads or 1))
+        changes = {
+            # Without --device cuda an actor has no GPU, whatever its node has.
+            "device": "cuda" if share.gpus else "cpu",
+            "runners": runners,
+            "threads": settings.threads or max(1, share.cpus // runners),
+        }
+        names = [] if bundle.path == EMBEDDED_BUNDLE else _bundle_files(bundle, settings)
+        return cls(
+            settings=settings.model_copy(update=changes),
+            manifest=sha256(bundle.path / MANIFEST),
+            files=ray.put({name: np.fromfile(bundle.path / name, np.uint8) for name in names}),
+            parts=ray.put(plan.parts),
+            output=directory.address,
+            plan=plan.digest,
+            version=version("sentiment-service"),
+        )
+
+    def classifier(self) -> LocalClassifier:
+        """Load the model on this node: from the same path if the same bundle is there."""
+        measure = self.settings.device == "cuda"
+        path = self.settings.model[0] if self.settings.model else EMBEDDED_BUNDLE
+        manifest = path / MANIFEST
+        if not self.settings.model or (manifest.is_file() and sha256(manifest) == self.manifest):
+            return LocalClassifier(self.settings, measure=measure)
+        with tempfile.TemporaryDirectory(prefix="sentiment-") as folder:
+            for name, content in ray.get(self.files).items():
+                copy = Path(folder, name)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                content.tofile(copy)
+            settings = self.settings.model_copy(update={"model": (Path(folder),)})
+            return LocalClassifier(settings, measure=measure)
+
+    def check_node(self) -> None:
+        """Check what must be the same on this node as where the command runs.
+
+        Raises:
+            UserError: it is not.
+        """
+        if (found := version("sentiment-service")) != self.version:
+            raise UserError(
+                f"sentiment-service {found} is installed there, and {self.version} where the "
+                "command runs; install the same version"
+            )
+        if not self.settings.model and sha256(EMBEDDED_BUNDLE / MANIFEST) != self.manifest:
+            raise UserError("its embedded model is another one; install the same version")
+        saved = Directory(self.output).read(PLAN)
+        if saved is None or plan_digest(json.loads(saved)) != self.plan:
+            raise UserError(
+                f"{self.output} is not the directory that the command sees; --output must be on a "
+                "file system that all nodes share, or in an object store"
+            )
+
+
+class Actor:
+    """Classifies parts. It loads the model once.
+
+    A fault is an answer and not an exception, because Ray would show the user a traceback of the
+    actor.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._prepared = answered(self._prepare)()
+
+    def _prepare(self) -> tuple[LocalClassifier, Directory, list[Part]]:
+        self._job.check_node()
+        return self._job.classifier(), Directory(self._job.output), ray.get(self._job.parts)
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        if self._prepared["fault"]:
+            return self._prepared
+        classifier, directory, planned = self._prepared["value"]
+        return answered(write_part)(planned[row["part"]], classifier, directory, self._job.plan)
+
+
+def answered(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """The function, with what it returns as ``value`` or why it failed as ``fault``."""
+
+    def answer(*arguments: Any) -> dict[str, Any]:
+        try:
+            return {"value": function(*arguments), "fault": ""}
+        except (UserError, OSError) as error:
+            return {"value": None, "fault": f"node {ray.util.get_node_ip_address()}: {error}"}
+
+    return answer
+
+
+def value_of(answer: dict[str, Any]) -> Any:
+    if answer["fault"]:
+        raise UserError(answer["fault"])
+    return answer["value"]
+
+
+def _bundle_files(bundle: Bundle, settings: Settings) -> list[str]:
+    """The bundle's files that an actor can need."""
+    variants = [
+        variant
+        for precision, variant in bundle.manifest.variants.items()
+        if settings.precision in ("auto", precision)
+    ]
+    data = [variant.data.file for variant in variants if variant.data is not None]
+    return [MANIFEST, *SIDE_FILES, *(variant.file for variant in variants), *data]
