@@ -71,6 +71,8 @@ def list_files(address: str) -> list[InputFile]:
     """
     filesystem, path = _located(address)
     infos = _matching(filesystem, path) if WILDCARDS & set(path) else _below(filesystem, path)
+    if infos is None:
+        raise UserError(f"{address} does not exist")
     if not infos:
         raise UserError(f"{address} has no files")
     files = [_input_file(filesystem, info, address) for info in infos]
@@ -182,13 +184,13 @@ def _located(address: str) -> tuple[fs.FileSystem, str]:
     return filesystem, f"{bucket.rpartition('@')[2]}/{path}".rstrip("/")
 
 
-def _below(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
-    """The file itself, or the files of the directory and of those below it."""
+def _below(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo] | None:
+    """The file itself, or the files of the directory and of those below it; None if neither."""
     info = filesystem.get_file_info(path)
     if info.type == fs.FileType.File:
         return [info]
     if info.type == fs.FileType.NotFound:
-        raise UserError(f"{path} does not exist")
+        return None
     return [
         found
         for found in _files(filesystem, path, recursive=True)

@@ -84,6 +84,28 @@ class Part:
         return sum(piece.rows for piece in self.pieces)
 
 
+def check_output(directory: Directory, *, resume: bool) -> None:
+    """Refuse a directory that has files, unless they are of a run that may be continued.
+
+    Raises:
+        UserError: it has.
+    """
+    names = directory.names()
+    if names and PLAN not in names:
+        raise UserError(
+            f"{directory.address} has files of something else; give --output a directory that is "
+            "empty or does not exist"
+        )
+    if names and not resume:
+        kind, advice = "an unfinished", "add --resume to continue it"
+        if SUCCESS in names:
+            kind, advice = "a complete", "give another --output"
+        raise UserError(
+            f"{directory.address} holds the results of {kind} run; {advice}, or delete the "
+            "directory"
+        )
+
+
 def read_pieces(file: InputFile, column: str, rows: int) -> list[Piece]:
     """Read a file once, check it as without an engine, and divide it into pieces of ``rows`` rows.
 
@@ -126,10 +148,10 @@ class Plan:
     def __init__(self, parts: Sequence[Part], options: dict[str, Any]) -> None:
         """Plan to classify ``parts`` with ``options``, which are JSON values."""
         self.parts = parts
-        files = {piece.file.source: piece.file for part in parts for piece in part.pieces}
+        files = [piece.file for part in parts for piece in part.pieces]
         self.document = {
             **options,
-            "inputs": {str(f.source): [f.size, f.mtime_ns] for f in files.values()},
+            "inputs": {str(f.source): [f.size, f.mtime_ns] for f in files},
             "rows of parts": [part.rows for part in parts],
         }
         self.digest = plan_digest(self.document)
@@ -139,30 +161,17 @@ class Plan:
         """The rows of all parts."""
         return sum(part.rows for part in self.parts)
 
-    def begin(self, directory: Directory, *, resume: bool) -> None:
+    def begin(self, directory: Directory) -> None:
         """Write the plan into the directory, or check that the directory has the same plan.
 
         Raises:
-            UserError: the directory has files, and ``resume`` is not set or they are of another
-                run.
+            UserError: the directory has another plan.
         """
-        names = directory.names()
-        if PLAN not in names:
-            if names:
-                raise UserError(
-                    f"{directory.address} has files of something else; give --output a directory "
-                    "that is empty or does not exist"
-                )
+        if PLAN in directory.names():
+            self._check_same(directory)
+        else:
             directory.create()
             directory.write_json(PLAN, self.document)
-            return
-        self._check_same(directory)
-        if not resume:
-            kind = "a complete" if SUCCESS in names else "an unfinished"
-            raise UserError(
-                f"{directory.address} holds the results of {kind} run; add --resume to continue "
-                "it, or delete the directory"
-            )
 
     def _check_same(self, directory: Directory) -> None:
         saved = json.loads(directory.read(PLAN) or b"{}")

@@ -29,7 +29,7 @@ from app.files import parts
 from app.files.actor_share import Share, actor_share
 from app.files.job import Tally
 from app.files.object_store import Directory, InputFile, list_files
-from app.files.parts import SUCCESS, Part, Plan, divide, read_pieces
+from app.files.parts import SUCCESS, Part, Plan, check_output, divide, read_pieces
 from app.files.progress_bar import Warnings, summary
 from app.files.ray_actor import Actor, Job, answered, value_of
 from app.files.ray_cluster import connected, in_cluster, reason
@@ -73,11 +73,12 @@ def classify(options: RayOptions, settings: Settings) -> None:
     files = list_files(options.input)
     directory = Directory(options.output)
     directory.check_is_outside(options.input)
+    check_output(directory, resume=options.resume)
     bundle = Bundle.open(settings.model[0] if settings.model else EMBEDDED_BUNDLE)
     with connected(options.address):
         share = actor_share(settings, ray.nodes())
         plan = Plan(_parts(files, options.column), _identity(options, settings, bundle))
-        plan.begin(directory, resume=options.resume)
+        plan.begin(directory)
         before = plan.done(directory)
         started = time.monotonic()
         try:

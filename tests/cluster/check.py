@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,12 +25,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pyarrow.parquet as pq
+from pyarrow import fs
 
 from app.engine.bundle import EMBEDDED_BUNDLE
 from tests.support.own_environment import interpreter
 from tests.support.serving import ROOT, free_port
 
-REQUIREMENTS = ["ray[client,data]==2.60.0"]
+REQUIREMENTS = ["ray[client,data]==2.60.0", "moto[server]==5.2.5"]
 # The rows are divided into about so many parts; a part has at least one chunk of 2,000 rows.
 PARTS = 12
 # The command with parts of the size that the first argument says.
@@ -55,7 +57,15 @@ ray_engine.Job.of = elsewhere
 GENERATE, COMPARE = (Path(__file__).with_name(f"{name}.py") for name in ("texts", "compare"))
 # The cluster is only for those who know the token.
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-ENVIRONMENT = {**os.environ, **TOKEN, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
+# Of the object store, which accepts any key.
+KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
+ENVIRONMENT = {
+    **os.environ,
+    **TOKEN,
+    **KEYS,
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "PYTHONPATH": str(ROOT),
+}
 
 
 class Cluster:
@@ -143,6 +153,7 @@ def main() -> int:
         cluster.start()
         check_mistakes(python, cluster, folder)
         check_shipping(python, cluster, folder)
+        check_store(python, cluster, folder)
         if options.measure:
             speed = re.search(r"([\d,]+) rows/s", summary)
             assert speed is not None
@@ -207,6 +218,41 @@ def check_shipping(python: Path, cluster: Cluster, folder: Path) -> None:
     assert found.equals(expected.slice(0, found.num_rows)), "a shipped bundle gives other answers"
 
 
+def check_store(python: Path, cluster: Cluster, folder: Path) -> None:
+    """Inputs and outputs in an object store, here Moto's of S3, give the same answers."""
+    port = free_port()
+    options = f"?endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
+    command: list[str | Path] = [python, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        _wait(lambda: _answers(port), 60, "the object store starts", server)
+        arguments = [
+            "2000",
+            "--engine=ray",
+            f"--address={cluster.address}",
+            f"--input=s3://bucket/in/*.parquet{options}",
+            f"--output=s3://bucket/out{options}",
+        ]
+        store = fs.S3FileSystem(
+            access_key="any",
+            secret_key="any",  # noqa: S106
+            region="us-east-1",
+            scheme="http",
+            endpoint_override=f"127.0.0.1:{port}",
+            allow_bucket_creation=True,
+        )
+        store.create_dir("bucket")
+        local = fs.LocalFileSystem()
+        fs.copy_files(f"{folder}/few.parquet", "bucket/in/few.parquet", local, store)
+        print("in an object store:", Run(python, arguments).result(), flush=True)
+        names = {info.base_name for info in store.get_file_info(fs.FileSelector("bucket/out"))}
+        part = "part-00000-of-00001.parquet"
+        assert names == {"_SUCCESS", "_plan.json", part}, names
+        found = pq.read_table(f"bucket/out/{part}", filesystem=store)
+        server.terminate()
+    expected = pq.read_table(folder / "plain.parquet")
+    assert found.equals(expected.slice(0, found.num_rows)), "other answers in an object store"
+
+
 def measure(
     python: Path, cluster: Cluster, folder: Path, rows: int, plain_rows_per_s: float
 ) -> None:
@@ -262,6 +308,12 @@ def _on(cluster: Cluster, source: Path, output: Path, rows: int) -> list[str]:
         f"--input={source}",
         f"--output={output}",
     ]
+
+
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
 
 
 def _parts(output: Path) -> int:

@@ -19,8 +19,8 @@ from app.files.actor_share import Share, actor_share
 from app.files.formats import table_opener
 from app.files.job import Tally
 from app.files.local import LocalClassifier
-from app.files.object_store import Directory, ObjectFile, list_files
-from app.files.parts import PLAN, Part, Plan, divide, read_pieces, write_part
+from app.files.object_store import Directory, InputFile, ObjectFile, list_files
+from app.files.parts import PLAN, SUCCESS, Part, Plan, check_output, divide, read_pieces, write_part
 from app.files.tables import START, Source, Table
 from app.settings import Settings
 from tests.support.serving import ROOT, environment
@@ -147,7 +147,7 @@ def test_parts_are_equal_to_the_file_of_the_command(
     options = ["--model", str(bundle), "--input", str(source), "--output", str(target)]
     assert main(["classify", *options]) == 0
     plan, directory = _plan(source, 2_000), Directory(str(tmp_path / "out"))
-    plan.begin(directory, resume=False)
+    plan.begin(directory)
     for part in reversed(plan.parts):
         write_part(part, classifier, directory, plan.digest)
     tables = [pq.read_table(directory.location(part.name)) for part in plan.parts]
@@ -165,7 +165,7 @@ def test_a_part_counts_only_if_it_is_whole_and_of_this_plan(
     """A damaged part, one of another plan and one that is written at the moment are not done."""
     plan = _plan(_csv(tmp_path / "in.csv", 8_000), 2_000)
     directory = Directory(str(tmp_path / "out"))
-    plan.begin(directory, resume=False)
+    plan.begin(directory)
     for part in plan.parts:
         write_part(part, classifier, directory, plan.digest)
     first, second, third, fourth = (Path(directory.location(part.name)) for part in plan.parts)
@@ -183,7 +183,7 @@ def test_a_part_that_fails_leaves_nothing(classifier: LocalClassifier, tmp_path:
     """An input that changed during the run gives an error, and no file, not even a hidden one."""
     source = _csv(tmp_path / "in.csv", 3_000)
     plan, directory = _plan(source), Directory(str(tmp_path / "out"))
-    plan.begin(directory, resume=False)
+    plan.begin(directory)
     os.utime(source, ns=(1, 1))
     with pytest.raises(CannotContinue, match=r"in.csv has changed since the start"):
         write_part(plan.parts[0], classifier, directory, plan.digest)
@@ -196,27 +196,38 @@ def test_only_the_same_run_is_continued(tmp_path: Path) -> None:
     folder.mkdir()
     source = _csv(folder / "a.csv", 10)
     directory = Directory(str(tmp_path / "out"))
-    _plan(folder, column="text").begin(directory, resume=True)  # nothing to continue yet
-    _plan(folder, column="text").begin(directory, resume=True)
+    _plan(folder, column="text").begin(directory)  # nothing to continue yet
+    _plan(folder, column="text").begin(directory)
+    check_output(directory, resume=True)
     with pytest.raises(UserError, match=r"unfinished run; add --resume to continue it, or delete"):
-        _plan(folder, column="text").begin(directory, resume=False)
+        check_output(directory, resume=False)
+    directory.write(SUCCESS, Path.touch)
+    with pytest.raises(UserError, match=r"complete run; give another --output, or delete"):
+        check_output(directory, resume=False)
     with pytest.raises(UserError, match=r"column was 'text' and is 'body' now"):
-        _plan(folder, column="body").begin(directory, resume=True)
+        _plan(folder, column="body").begin(directory)
     _csv(folder / "b.csv", 10)
     with pytest.raises(UserError, match=r"b.csv was added"):
-        _plan(folder, column="text").begin(directory, resume=True)
+        _plan(folder, column="text").begin(directory)
     (folder / "b.csv").unlink()
     os.utime(source, ns=(1, 1))
     with pytest.raises(UserError, match=r"a.csv has changed or is gone"):
-        _plan(folder, column="text").begin(directory, resume=True)
+        _plan(folder, column="text").begin(directory)
+
+
+def test_a_plan_of_stored_files(tmp_path: Path) -> None:
+    """The plan names them by their addresses."""
+    path = _csv(tmp_path / "in.csv", 3)
+    file = InputFile(_object(path), size=1, mtime_ns=2)
+    plan = Plan(divide([read_pieces(file, "text", 2_000)], 2_000), {"column": "text"})
+    assert plan.document["inputs"] == {f"s3://{path}": [1, 2]}
 
 
 def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
     """Results never go among files of something else."""
     (tmp_path / "notes").write_text("mine")
-    plan = _plan(_csv(tmp_path / "in.csv", 1))
     with pytest.raises(UserError, match=r"files of something else"):
-        plan.begin(Directory(str(tmp_path)), resume=False)
+        check_output(Directory(str(tmp_path)), resume=True)
 
 
 def test_an_output_inside_of_the_input_is_refused(tmp_path: Path) -> None:
@@ -337,7 +348,7 @@ def test_files_without_rows(classifier: LocalClassifier, tmp_path: Path) -> None
     """They give one part with the columns and no rows."""
     plan = _plan(_csv(tmp_path / "in.csv", 0))
     directory = Directory(str(tmp_path / "out"))
-    plan.begin(directory, resume=False)
+    plan.begin(directory)
     assert write_part(plan.parts[0], classifier, directory, plan.digest) == 0
     assert pq.read_table(directory.location(plan.parts[0].name)).num_rows == 0
     assert list(plan.done(directory)) == ["part-00000-of-00001.parquet"]
@@ -349,7 +360,7 @@ def test_a_store_gets_a_part_whole(classifier: LocalClassifier, tmp_path: Path) 
     plan, directory = _plan(source), Directory(str(tmp_path / "out"))
     directory.filesystem = fs.SubTreeFileSystem("/", fs.LocalFileSystem())
     directory._is_local = False
-    plan.begin(directory, resume=False)
+    plan.begin(directory)
     os.utime(source, ns=(1, 1))
     with pytest.raises(CannotContinue):
         write_part(plan.parts[0], classifier, directory, plan.digest)
