@@ -17,7 +17,8 @@ from app.errors import UserError
 from app.files.actor_share import Share
 from app.files.local import LocalClassifier
 from app.files.object_store import Directory
-from app.files.parts import PLAN, Part, Plan, plan_digest, write_part
+from app.files.parts import Part, write_part
+from app.files.plan import PLAN, Plan, plan_digest
 from app.settings import Settings
 
 

@@ -29,7 +29,8 @@ from app.files import parts
 from app.files.actor_share import Share, actor_share
 from app.files.job import Tally
 from app.files.object_store import Directory, InputFile, list_files
-from app.files.parts import SUCCESS, Part, Plan, check_output, divide, read_pieces
+from app.files.parts import Part, divide, read_pieces
+from app.files.plan import SUCCESS, Plan, check_output
 from app.files.progress_bar import Warnings, summary
 from app.files.ray_actor import Actor, Job, answered, value_of
 from app.files.ray_cluster import connected, in_cluster, reason

@@ -20,7 +20,8 @@ from app.files.formats import table_opener
 from app.files.job import Tally
 from app.files.local import LocalClassifier
 from app.files.object_store import Directory, InputFile, ObjectFile, list_files
-from app.files.parts import PLAN, SUCCESS, Part, Plan, check_output, divide, read_pieces, write_part
+from app.files.parts import Part, divide, read_pieces, write_part
+from app.files.plan import PLAN, SUCCESS, Plan, check_output
 from app.files.tables import START, Source, Table
 from app.settings import Settings
 from tests.support.serving import ROOT, environment
