@@ -79,7 +79,7 @@ def list_files(address: str) -> list[InputFile]:
     strange = [str(f.source) for f in files if f.source.suffix.lower() not in FORMATS]
     if strange:
         raise UserError(
-            f"{strange[0]} is none of: {' '.join(FORMATS)}; name only the files to read, for "
+            f"{strange[0]} ends in none of: {' '.join(FORMATS)}; name only the files to read, for "
             "example with a glob such as 'DIRECTORY/*.csv'"
         )
     formats = sorted({f.source.suffix.lower() for f in files})
@@ -114,7 +114,9 @@ class Directory:
             UserError: it is.
         """
         if f"{self.path}/".startswith(f"{_located(address)[1]}/"):
-            raise UserError(f"{self.address} is inside of {address}; give --output another place")
+            raise UserError(
+                f"--output {self.address} is inside of --input {address}; choose another"
+            )
 
     def names(self) -> set[str]:
         """The names in the directory; none if it does not exist."""

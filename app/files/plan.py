@@ -115,7 +115,7 @@ def check_output(directory: Directory, *, resume: bool) -> None:
     names = directory.names()
     if names and PLAN not in names:
         raise UserError(
-            f"{directory.address} has files of something else; give --output a directory that is "
+            f"{directory.address} has files of another kind; give --output a directory that is "
             "empty or does not exist"
         )
     if names and not resume:

@@ -84,7 +84,7 @@ class Job:
                 "command runs; install the same version"
             )
         if not self.settings.model and sha256(EMBEDDED_BUNDLE / MANIFEST) != self.manifest:
-            raise UserError("its embedded model is another one; install the same version")
+            raise UserError("its embedded model differs; install the same version")
         saved = Directory(self.output).read(PLAN)
         if saved is None or plan_digest(json.loads(saved)) != self.plan:
             raise UserError(

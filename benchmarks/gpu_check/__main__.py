@@ -118,7 +118,7 @@ def _options() -> argparse.Namespace:
         "--device",
         choices=get_args(Device),
         default="cuda",
-        help="cpu tries the steps themselves where there is no GPU [default: %(default)s]",
+        help="cpu tries the steps on a machine without a GPU [default: %(default)s]",
     )
     parser.add_argument(
         "--size",

@@ -227,13 +227,13 @@ def test_a_plan_of_stored_files(tmp_path: Path) -> None:
 def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
     """Results never go among files of something else."""
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(UserError, match=r"files of something else"):
+    with pytest.raises(UserError, match=r"files of another kind"):
         check_output(Directory(str(tmp_path)), resume=True)
 
 
 def test_an_output_inside_of_the_input_is_refused(tmp_path: Path) -> None:
     """Else --resume would take results for inputs."""
-    with pytest.raises(UserError, match=r"out is inside of .*; give --output another place"):
+    with pytest.raises(UserError, match=r"out is inside of --input .*; choose another"):
         Directory(str(tmp_path / "in" / "out")).check_is_outside(f"{tmp_path}/in/")
     Directory(str(tmp_path / "input")).check_is_outside(f"{tmp_path}/in")
 
@@ -298,7 +298,7 @@ def test_files_of_a_directory_and_of_a_glob(tmp_path: Path) -> None:
         ([], "in", "in has no files"),
         (["a.csv"], "in/*.jsonl", "has no files"),
         (["a.csv", "b.jsonl"], "in", "several formats: .csv .jsonl"),
-        (["a.csv", "b.csv.gz"], "in", "b.csv.gz is none of: .parquet .csv .jsonl .ndjson"),
+        (["a.csv", "b.csv.gz"], "in", "b.csv.gz ends in none of: .parquet .csv .jsonl .ndjson"),
         ([], "none", "none does not exist"),
         ([], "http://in/a.csv", "begins with one of: s3:// gs://"),
     ],
