@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="paired measurements [%(default)s]")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each one [%(default)s]")
     arguments = parser.parse_args()
+    rerun_with("ray", REQUIREMENTS)
     os.environ |= VARIABLES | {"RAY_AUTH_MODE": "disabled"}
     sys.path.insert(0, str(EXAMPLE))
     with _alone(), _behind_ray():
@@ -173,5 +174,4 @@ def _eventually(condition: Callable[[], bool], what: str) -> None:
 
 
 if __name__ == "__main__":
-    rerun_with("ray", REQUIREMENTS)
     main()

@@ -50,6 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=8_000, help="rows to classify [%(default)s]")
     count = parser.parse_args().rows
+    rerun_with("pyspark", REQUIREMENTS)
     if shutil.which("java") is None:
         sys.exit("check_spark: needs Java 17 or newer: apt-get install openjdk-17-jre-headless")
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -227,5 +228,4 @@ def _is_ours(process: int, parents: dict[int, int]) -> bool:
 
 
 if __name__ == "__main__":
-    rerun_with("pyspark", REQUIREMENTS)
     main()
