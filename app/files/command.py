@@ -52,8 +52,8 @@ class Options:
         """The options as the command line gave them."""
         return cls(
             texts=tuple(arguments.texts),
-            input=arguments.input and Path(arguments.input),
-            output=arguments.output and Path(arguments.output),
+            input=None if arguments.input is None else Path(arguments.input),
+            output=None if arguments.output is None else Path(arguments.output),
             column=arguments.column or "text",
             resume=arguments.resume,
             json=arguments.json,

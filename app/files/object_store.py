@@ -70,7 +70,9 @@ def list_files(address: str) -> list[InputFile]:
         OSError: the place cannot be read.
     """
     filesystem, path = _located(address)
-    infos = _matching(filesystem, path) if WILDCARDS & set(path) else _below(filesystem, path)
+    infos = _below(filesystem, path)  # a name may have the characters of a glob
+    if infos is None and WILDCARDS & set(path):
+        infos = _matching(filesystem, path)
     if infos is None:
         raise UserError(f"{address} does not exist")
     if not infos:

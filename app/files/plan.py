@@ -59,7 +59,10 @@ class Plan:
             directory.write_json(PLAN, self.document)
 
     def _check_same(self, directory: Directory) -> None:
-        saved = json.loads(directory.read(PLAN) or b"{}")
+        try:
+            saved = json.loads(directory.read(PLAN) or b"{}")
+        except ValueError:
+            saved = {}
         before, now = saved.get("inputs", {}), self.document["inputs"]
         faults = [
             f"{path} {'was added' if path not in before else 'has changed or is gone'}"
@@ -102,6 +105,10 @@ class Plan:
                 return Tally(**saved)
         except (pa.ArrowException, ValueError, KeyError):
             pass
+        except OSError as error:
+            # pyarrow raises it for a footer that is not valid, and for what it cannot read.
+            if "deserialize thrift" not in str(error):
+                raise
         logger.warning("%s is damaged; its rows are classified again", path)
         return None
 
