@@ -160,9 +160,9 @@ class Directory:
         self.write(name, lambda path: _write_bytes(path, content))
 
     def remove_leftovers(self) -> None:
-        """Remove what writers that were killed have left."""
+        """Remove what writers that were killed have left in a directory of results."""
         if self._is_local:
-            for path in Path(self.path).glob("part-*.tmp"):
+            for path in Path(self.path).glob("*.tmp"):
                 path.unlink(missing_ok=True)
 
 

@@ -119,7 +119,8 @@ def check_output(directory: Directory, *, resume: bool) -> None:
     Raises:
         UserError: it has.
     """
-    names = directory.names()
+    # A run that was killed while it wrote its plan has left only a temporary file.
+    names = {name for name in directory.names() if not name.startswith(f"{PLAN}.")}
     if names and PLAN not in names:
         raise UserError(
             f"{directory.address} has files of something else; give --output a directory that is "

@@ -202,7 +202,13 @@ def test_only_the_same_run_is_continued(tmp_path: Path) -> None:
     folder.mkdir()
     source = _csv(folder / "a.csv", 10)
     directory = Directory(str(tmp_path / "out"))
-    _plan(folder, column="text").begin(directory)  # nothing to continue yet
+    directory.create()
+    # A run was killed before it had a plan, so there is nothing to continue yet.
+    directory.write(f"{PLAN}.0.tmp", Path.touch)
+    check_output(directory, resume=False)
+    _plan(folder, column="text").begin(directory)
+    directory.remove_leftovers()
+    assert directory.names() == {PLAN}
     _plan(folder, column="text").begin(directory)
     check_output(directory, resume=True)
     with pytest.raises(UserError, match=r"unfinished run; add --resume to continue it, or delete"):
