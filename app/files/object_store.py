@@ -15,7 +15,7 @@ from app.errors import UserError, first_line
 from app.files.job import write_atomically
 from app.files.tables import Source
 
-# What ``pyarrow.fs.FileSystem.from_uri`` knows and people have texts in.
+# The stores in which people keep texts, of those that ``FileSystem.from_uri`` knows.
 SCHEMES = ("s3://", "gs://")
 FORMATS = (".parquet", ".csv", ".jsonl", ".ndjson")
 WILDCARDS = frozenset("*?[")

@@ -39,7 +39,7 @@ class Job:
         cls, plan: Plan, directory: Directory, settings: Settings, bundle: Bundle, share: Share
     ) -> Self:
         """Put the parts and the bundle where each node can fetch them."""
-        changes: dict[str, Any] = {"device": "cuda"}  # whose runners the classifier knows
+        changes: dict[str, Any] = {"device": "cuda"}  # LocalClassifier knows a GPU's runners
         if not share.gpus:
             # Without --device cuda an actor has no GPU, whatever its node has.
             runners = settings.runners or max(1, share.cpus // (settings.threads or 1))

@@ -25,7 +25,7 @@ def infer_each(
     exception. What it raises is not caught.
     """
     results: list[Result | ServiceError] = []
-    parts = [items]  # the next one stands last
+    parts = [items]  # the last one is computed next
     while parts:
         part = parts.pop()
         try:
