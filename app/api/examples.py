@@ -128,7 +128,6 @@ INFO = {
     "device": "cpu",
     "provider": "CPUExecutionProvider",
     "provider_options": {},
-    "batch_invariant": True,
     "cpus": 2.0,
     "cpu": "AMD EPYC 9R14",
     "cpu_flags": "avx2 avx512f avx512_vnni avx512_bf16",

@@ -15,7 +15,7 @@ from app.engine.preprocessing import Preprocessing
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.bertweet import embed_unknown_pieces, normalises
-from model_export.checkpoint.config import check_task, model_config, read_config
+from model_export.checkpoint.config import check_task, read_config
 from model_export.checkpoint.labels import MULTI_LABEL, canonical_labels, read_labels
 from model_export.checkpoint.layout import (
     CONFIG_FILE,
@@ -24,6 +24,7 @@ from model_export.checkpoint.layout import (
     read_json,
     shards,
 )
+from model_export.checkpoint.model_config import model_config
 from model_export.checkpoint.source import origin
 from model_export.checkpoint.tokenizer import check_vocabulary, load_tokenizer
 from model_export.checkpoint.weights import Fit, load_weights

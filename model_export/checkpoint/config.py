@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import CONFIG_MAPPING
-
 from app.errors import UserError
 from model_export.checkpoint.architectures import find_architecture
 from model_export.checkpoint.layout import CONFIG_FILE, read_json
@@ -59,14 +57,6 @@ def read_config(directory: Path, where: str) -> dict[str, Any]:
     find_architecture(config.get("model_type"), where)
     _check_entries(config, where)
     return config
-
-
-def model_config(entries: Mapping[str, Any]) -> Any:
-    """The object of transformers for these entries, which are checked.
-
-    Its own reader would open the file again, and takes no byte order mark.
-    """
-    return CONFIG_MAPPING[entries["model_type"]].from_dict(dict(entries))
 
 
 def check_task(config: Mapping[str, Any], where: str) -> None:

@@ -15,9 +15,10 @@ from transformers import AutoTokenizer, BertweetTokenizer
 from app.engine.preprocessing import Preprocessing
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import max_tokens
-from model_export.checkpoint.config import model_config, read_config
+from model_export.checkpoint.config import read_config
 from model_export.checkpoint.labels import SENTIMENTS
 from model_export.checkpoint.layout import check_directory, choose_local_files
+from model_export.checkpoint.model_config import model_config
 from model_export.quality.labelled import Example, read_examples
 from model_export.quality.scores import Scores
 from model_export.training import unfinished
