@@ -126,7 +126,7 @@ class BoundSessions:
             bound = bound or BoundSession(replica.session, replica.gpu, self._options)
             logits = bound.run(texts, tokens, fill)
         except BaseException:
-            bound = None  # the error may have left anything behind
+            bound = None  # the error may have left its buffers in any state
             raise
         finally:
             with self._lock:

@@ -67,8 +67,8 @@ def open_session(
         options.add_session_config_entry("session.x64quantprecision", "1")
     on_cpu = provider == CPU
     if not on_cpu:
-        # A pattern holds the memory plan of one input shape. Batches have ever other shapes, so
-        # each would add a pattern and a block of memory as large as the batch.
+        # A pattern holds the memory plan of one input shape. Nearly every batch has another shape,
+        # and would add a pattern and a block of memory as large as the batch.
         options.enable_mem_pattern = False
     try:
         session = ort.InferenceSession(

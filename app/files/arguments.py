@@ -111,7 +111,8 @@ def _engine_fault(options: Namespace) -> str | None:
 
 def _usage_fault(options: Namespace) -> str | None:
     """What is wrong with the options of ``classify`` without an engine; None if they are valid."""
-    given, made = (path and Path(path) for path in (options.input, options.output))
+    # An empty path is refused below, because it has no ending.
+    given, made = (None if path is None else Path(path) for path in (options.input, options.output))
     if options.address:
         return "--address needs --engine ray"
     for path in filter(None, (options.input, options.output)):

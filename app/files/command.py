@@ -16,15 +16,18 @@ from app.files.formats import table_opener
 from app.files.job import Job, Tally
 from app.files.outputs import CsvOutput, JsonlOutput, LinesOutput, Output, ResultsOutput
 from app.files.progress_bar import Progress, Warnings, summary
-from app.files.table_classifier import ClassifiedChunk, Classifier, with_reasons
+from app.files.table_classifier import (
+    READ_AHEAD_CHUNKS,
+    ClassifiedChunk,
+    Classifier,
+    with_reasons,
+)
 from app.files.tables import CHUNK_ROWS, Table, check_is_file
 from app.files.text_files import read_lines
 from app.files.text_tables import TextStream
 from app.files.unicode import SURROGATEESCAPE_OR_REPLACE
 from app.settings import Settings
 
-# While one chunk of a file is written, the next two are computed.
-READ_AHEAD_CHUNKS = 2
 # Chunks of standard input are smaller, so that the first results come soon.
 STREAM_CHUNK_ROWS = 1_000
 # For a smaller file, measuring the best plan would take longer than classifying the file.
@@ -52,8 +55,8 @@ class Options:
         """The options as the command line gave them."""
         return cls(
             texts=tuple(arguments.texts),
-            input=arguments.input and Path(arguments.input),
-            output=arguments.output and Path(arguments.output),
+            input=None if arguments.input is None else Path(arguments.input),
+            output=None if arguments.output is None else Path(arguments.output),
             column=arguments.column or "text",
             resume=arguments.resume,
             json=arguments.json,

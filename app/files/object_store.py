@@ -15,7 +15,7 @@ from app.errors import UserError, first_line
 from app.files.job import write_atomically
 from app.files.tables import Source
 
-# What ``pyarrow.fs.FileSystem.from_uri`` knows and people have texts in.
+# The stores in which people keep texts, of those that ``FileSystem.from_uri`` knows.
 SCHEMES = ("s3://", "gs://")
 FORMATS = (".parquet", ".csv", ".jsonl", ".ndjson")
 WILDCARDS = frozenset("*?[")
@@ -70,7 +70,9 @@ def list_files(address: str) -> list[InputFile]:
         OSError: the place cannot be read.
     """
     filesystem, path = _located(address)
-    infos = _matching(filesystem, path) if WILDCARDS & set(path) else _below(filesystem, path)
+    infos = _below(filesystem, path)  # a name may have the characters of a glob
+    if infos is None and WILDCARDS & set(path):
+        infos = _matching(filesystem, path)
     if infos is None:
         raise UserError(f"{address} does not exist")
     if not infos:
@@ -160,9 +162,9 @@ class Directory:
         self.write(name, lambda path: _write_bytes(path, content))
 
     def remove_leftovers(self) -> None:
-        """Remove what writers that were killed have left."""
+        """Remove what writers that were killed have left in a directory of results."""
         if self._is_local:
-            for path in Path(self.path).glob("part-*.tmp"):
+            for path in Path(self.path).glob("*.tmp"):
                 path.unlink(missing_ok=True)
 
 

@@ -34,8 +34,10 @@ class Parquet(Table):
         try:
             with _opened(path) as file:
                 self.schema = file.schema_arrow
-        except pa.ArrowException as error:
-            raise UserError(f"{path} cannot be read as Parquet: {error}") from None
+        except (pa.ArrowException, OSError) as error:
+            if getattr(error, "errno", None) is not None:
+                raise  # of the system; pyarrow's own errors do not name the file
+            raise UserError(f"{path} cannot be read as Parquet: {first_line(error)}") from None
         super().__init__(self.schema.names, dict.fromkeys(self.schema.names, object))
         check_names(self.columns, path)
         self._path = path

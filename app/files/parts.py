@@ -19,7 +19,7 @@ from app.files.formats import table_opener
 from app.files.job import Tally
 from app.files.object_store import Directory, InputFile
 from app.files.parquet import ParquetOutput
-from app.files.table_classifier import Classifier, with_reasons
+from app.files.table_classifier import READ_AHEAD_CHUNKS, Classifier, with_reasons
 from app.files.tables import START, Chunk, Place, Table
 from app.files.text_tables import Jsonl, common_type
 
@@ -28,8 +28,6 @@ from app.files.text_tables import Jsonl, common_type
 PART_ROWS = 20_000
 # The key of a part's tally and plan in the metadata of its Parquet file.
 METADATA_KEY = b"sentiment"
-# Chunks that are read while one is computed, as without an engine.
-READ_AHEAD_CHUNKS = 2
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,10 @@ class Plan:
             directory.write_json(PLAN, self.document)
 
     def _check_same(self, directory: Directory) -> None:
-        saved = json.loads(directory.read(PLAN) or b"{}")
+        try:
+            saved = json.loads(directory.read(PLAN) or b"{}")
+        except ValueError:
+            saved = {}
         before, now = saved.get("inputs", {}), self.document["inputs"]
         faults = [
             f"{path} {'was added' if path not in before else 'has changed or is gone'}"
@@ -102,6 +105,10 @@ class Plan:
                 return Tally(**saved)
         except (pa.ArrowException, ValueError, KeyError):
             pass
+        except OSError as error:
+            # pyarrow raises it for a footer that is not valid, and for what it cannot read.
+            if "deserialize thrift" not in str(error):
+                raise
         logger.warning("%s is damaged; its rows are classified again", path)
         return None
 
@@ -112,7 +119,8 @@ def check_output(directory: Directory, *, resume: bool) -> None:
     Raises:
         UserError: it has.
     """
-    names = directory.names()
+    # A run that was killed while it wrote its plan has left only a temporary file.
+    names = {name for name in directory.names() if not name.startswith(f"{PLAN}.")}
     if names and PLAN not in names:
         raise UserError(
             f"{directory.address} has files of another kind; give --output a directory that is "

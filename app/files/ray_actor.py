@@ -13,7 +13,7 @@ import ray
 from numpy.typing import NDArray
 
 from app.engine.bundle import EMBEDDED_BUNDLE, MANIFEST, SIDE_FILES, Bundle, sha256
-from app.errors import UserError
+from app.errors import CannotContinue, UserError
 from app.files.actor_share import Share
 from app.files.local import LocalClassifier
 from app.files.object_store import Directory
@@ -39,13 +39,12 @@ class Job:
         cls, plan: Plan, directory: Directory, settings: Settings, bundle: Bundle, share: Share
     ) -> Self:
         """Put the parts and the bundle where each node can fetch them."""
-        runners = settings.runners or max(1, share.cpus // (settings.threads or 1))
-        changes = {
+        changes: dict[str, Any] = {"device": "cuda"}  # LocalClassifier knows a GPU's runners
+        if not share.gpus:
             # Without --device cuda an actor has no GPU, whatever its node has.
-            "device": "cuda" if share.gpus else "cpu",
-            "runners": runners,
-            "threads": settings.threads or max(1, share.cpus // runners),
-        }
+            runners = settings.runners or max(1, share.cpus // (settings.threads or 1))
+            threads = settings.threads or max(1, share.cpus // runners)
+            changes = {"device": "cpu", "runners": runners, "threads": threads}
         names = [] if bundle.path == EMBEDDED_BUNDLE else _bundle_files(bundle, settings)
         return cls(
             settings=settings.model_copy(update=changes),
@@ -116,20 +115,29 @@ class Actor:
 
 
 def answered(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """The function, with what it returns as ``value`` or why it failed as ``fault``."""
+    """The function, with what it returns as ``value`` or why it failed as ``fault``.
+
+    ``final`` says that the run cannot be continued.
+    """
 
     def answer(*arguments: Any) -> dict[str, Any]:
         try:
-            return {"value": function(*arguments), "fault": ""}
+            return {"value": function(*arguments), "fault": "", "final": False}
         except (UserError, OSError) as error:
-            return {"value": None, "fault": f"node {ray.util.get_node_ip_address()}: {error}"}
+            fault = f"node {ray.util.get_node_ip_address()}: {error}"
+            return {"value": None, "fault": fault, "final": isinstance(error, CannotContinue)}
 
     return answer
 
 
 def value_of(answer: dict[str, Any]) -> Any:
+    """What the function returned.
+
+    Raises:
+        UserError: it failed; ``CannotContinue`` if the run cannot be continued.
+    """
     if answer["fault"]:
-        raise UserError(answer["fault"])
+        raise (CannotContinue if answer["final"] else UserError)(answer["fault"])
     return answer["value"]
 
 

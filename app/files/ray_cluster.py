@@ -31,7 +31,7 @@ def connected(address: str) -> Iterator[None]:
     """
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
-    address = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    address = (os.environ.get("RAY_ADDRESS") or address) if address == "auto" else address
     if ":" in address:
         _check_reachable(address)
     options: dict[str, Any] = {}

@@ -24,7 +24,7 @@ import ray.data
 from ray.exceptions import RayError
 
 from app.engine.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
-from app.errors import UserError
+from app.errors import CannotContinue, UserError
 from app.files import parts
 from app.files.actor_share import Share, actor_share
 from app.files.job import Tally
@@ -86,9 +86,11 @@ def classify(options: RayOptions, settings: Settings) -> None:
             left = [n for n, part in enumerate(plan.parts) if part.name not in before]
             if left:
                 run = _run if in_cluster() else _run_there
-                run(left, Job.of(plan, directory, settings, bundle, share), share)
+                value_of(run(left, Job.of(plan, directory, settings, bundle, share), share))
         except KeyboardInterrupt:
             print(f"sentiment: interrupted; {_saved(plan, directory)}", file=sys.stderr)
+            raise
+        except CannotContinue:
             raise
         except (UserError, OSError, RayError) as error:
             raise UserError(f"{reason(error)}; {_saved(plan, directory)}") from error
@@ -115,11 +117,12 @@ def _identity(options: RayOptions, settings: Settings, bundle: Bundle) -> dict[s
     }
 
 
-def _run(numbers: Sequence[int], job: Job, share: Share) -> None:
+def _run(numbers: Sequence[int], job: Job, share: Share) -> dict[str, Any]:
     """Classify the parts with these numbers.
 
+    Returns the answer of the first actor that failed, else the last answer.
+
     Raises:
-        UserError: an actor could not work.
         RayError: Ray failed.
     """
     actors = min(share.actors, len(numbers))
@@ -134,14 +137,18 @@ def _run(numbers: Sequence[int], job: Job, share: Share) -> None:
         num_cpus=share.cpus,
         num_gpus=share.gpus or None,
     )
+    answer: dict[str, Any] = {}
     for answer in dataset.iter_rows():
-        value_of(answer)
+        if answer["fault"]:
+            break
+    return answer
 
 
-def _run_there(numbers: Sequence[int], job: Job, share: Share) -> None:
+def _run_there(numbers: Sequence[int], job: Job, share: Share) -> dict[str, Any]:
     """The same in a task of the cluster: Ray Data 2.60 does not work in a Ray client."""
-    run = ray.remote(num_cpus=0, max_retries=0)(answered(_run))
-    value_of(ray.get(run.remote(numbers, job, share)))
+    run = ray.remote(num_cpus=0, max_retries=0)(_run)
+    answer: dict[str, Any] = ray.get(run.remote(numbers, job, share))
+    return answer
 
 
 def _complete(plan: Plan, directory: Directory) -> Tally:

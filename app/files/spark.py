@@ -15,9 +15,8 @@ from pyspark.sql.types import NullType, StringType, StructType
 from app.engine.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
 from app.errors import UserError
 from app.files.arrow import result_arrays, result_schema, texts
-from app.files.command import READ_AHEAD_CHUNKS
 from app.files.local import LocalClassifier
-from app.files.table_classifier import with_reasons
+from app.files.table_classifier import READ_AHEAD_CHUNKS, with_reasons
 from app.files.tables import CHUNK_ROWS, Chunk
 from app.settings import Settings
 

@@ -7,6 +7,8 @@ from app.errors import InvalidRequest
 from app.files.tables import Chunk, Text
 from app.files.unicode import NOT_UTF8
 
+# While one chunk of a table is written, the next two are computed.
+READ_AHEAD_CHUNKS = 2
 # The result of one text, as in the HTTP answer's ``results``: a prediction with ``label``,
 # ``score``, ``scores`` and more, or only ``error`` with ``code`` and ``message``.
 ResultItem = Mapping[str, Any]

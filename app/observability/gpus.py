@@ -101,9 +101,10 @@ class GpuCollector(Collector):
                 self._found = []
                 return
             self._reading = reading
-        done, _ = await asyncio.wait([asyncio.wrap_future(self._reading)], timeout=WAIT_S)
+        current = self._reading  # another scrape may begin the next one meanwhile
+        done, _ = await asyncio.wait([asyncio.wrap_future(current)], timeout=WAIT_S)
         silent = self._nvml.names.items() if self._nvml else ()
-        self._found = self._reading.result() if done else [Gpu(*one) for one in silent]
+        self._found = current.result() if done else [Gpu(*one) for one in silent]
 
     def _read(self, reading: Future[list[Gpu]]) -> None:
         try:

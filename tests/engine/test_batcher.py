@@ -1039,7 +1039,7 @@ def test_on_a_lost_device_nothing_is_tried_again(caplog: pytest.LogCaptureFixtur
 def test_texts_that_wait_for_a_lost_device_get_its_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Two runners and waiting texts: each text gets the error, and the loss is logged once."""
+    """Two runners and waiting texts: each text is tried once, and the loss is logged once."""
 
     def infer(items: Sequence[str]) -> list[str | ServiceError]:
         raise DeviceLost("gone")
@@ -1054,7 +1054,8 @@ def test_texts_that_wait_for_a_lost_device_get_its_error(
             assert [kinds(results) for results in await asyncio.gather(*tasks)] == [
                 [NotReady] * 8
             ] * 4
-        assert len(gate.batches) == 16
+        # The number of batches varies: two idle runners share the last texts.
+        assert len(gate.items) == 32
 
     run(scenario())
     assert [record.levelname for record in caplog.records] == ["CRITICAL"]

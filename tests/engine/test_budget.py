@@ -147,11 +147,17 @@ def test_memory_that_ran_out_lowers_the_budget_for_good() -> None:
     assert changes == []
 
 
-def test_a_larger_size_that_does_not_fit_is_not_tried_again() -> None:
-    """If memory runs out in a trial of twice the budget, the budget stays, and is the largest."""
+def test_a_larger_size_that_does_not_fit_is_not_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """If memory runs out in a trial of twice the budget, the budget stays, and is the largest.
+
+    The log has both sizes.
+    """
     budget = _budget(128)
     budget.lower(250, "out of memory")
     assert budget.tokens == 128
+    assert "batches have at most 128 tokens, not 512" in caplog.text
     assert {budget.next(waiting=10_000) for _ in range(10 * TRY_EVERY)} == {64, 128}
 
 

@@ -243,6 +243,7 @@ def test_a_text_that_is_not_utf8(
     ("arguments", "words"),
     [
         (["text", "--input", "in.csv"], "not both"),
+        (["--input", ""], "must end in one of"),
         (["--input", "in.xlsx"], ".txt .csv .jsonl .ndjson .parquet"),
         (["--input", "in.csv", "--output", "out.tsv"], ".txt .csv .jsonl .ndjson .parquet"),
         (["--input", "in.txt", "--column", "tweet"], "--column"),
@@ -282,7 +283,8 @@ def test_wrong_usage(
         ("directory.csv", "not a file"),
         ("empty.csv", "is empty"),
         ("other.csv", "no column 'text'"),
-        ("broken.parquet", "cannot be read as Parquet"),
+        ("broken.parquet", "broken.parquet cannot be read as Parquet"),
+        ("footer.parquet", "footer.parquet cannot be read as Parquet"),
         ("quote.csv", "line 6: the quote that opens here"),
     ],
 )
@@ -294,6 +296,7 @@ def test_an_input_that_cannot_be_read(
     (tmp_path / "empty.csv").touch()
     (tmp_path / "other.csv").write_text("id\n1\n")
     (tmp_path / "broken.parquet").write_text("PAR1")
+    (tmp_path / "footer.parquet").write_bytes(b"PAR1" + bytes(8) + b"\x08\0\0\0PAR1")
     (tmp_path / "quote.csv").write_text("text\n" + "love\n" * 4 + '"it\n' + "is\n" * 10_000)
     before = sorted(tmp_path.iterdir())
     arguments = ["--input", str(tmp_path / name), "--output", str(tmp_path / "out.csv")]

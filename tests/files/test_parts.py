@@ -163,21 +163,26 @@ def test_parts_are_equal_to_the_file_of_the_command(
 def test_a_part_counts_only_if_it_is_whole_and_of_this_plan(
     classifier: LocalClassifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A damaged part, one of another plan and one that is written at the moment are not done."""
-    plan = _plan(_csv(tmp_path / "in.csv", 8_000), 2_000)
+    """Damaged parts, one of another plan and one that is written at the moment are not done."""
+    plan = _plan(_csv(tmp_path / "in.csv", 10_000), 2_000)
     directory = Directory(str(tmp_path / "out"))
     plan.begin(directory)
     for part in plan.parts:
         write_part(part, classifier, directory, plan.digest)
-    first, second, third, fourth = (Path(directory.location(part.name)) for part in plan.parts)
+    first, second, third, fourth, fifth = (
+        Path(directory.location(part.name)) for part in plan.parts
+    )
     first.write_bytes(first.read_bytes()[:-10])
+    whole = fifth.read_bytes()
+    footer = int.from_bytes(whole[-8:-4], "little")
+    fifth.write_bytes(whole[: -8 - footer] + bytes(footer) + whole[-8:])
     write_part(plan.parts[1], classifier, directory, "another plan")
     third.rename(third.with_name(f"{third.name}.0.tmp"))
     assert list(plan.done(directory)) == [fourth.name]
     named = {message.partition(" ")[0] for message in caplog.messages}
-    assert named == {str(first), str(second)}
+    assert named == {str(first), str(second), str(fifth)}
     directory.remove_leftovers()
-    assert directory.names() == {first.name, second.name, fourth.name, PLAN}
+    assert directory.names() == {first.name, second.name, fourth.name, fifth.name, PLAN}
 
 
 def test_a_part_that_fails_leaves_nothing(classifier: LocalClassifier, tmp_path: Path) -> None:
@@ -197,7 +202,13 @@ def test_only_the_same_run_is_continued(tmp_path: Path) -> None:
     folder.mkdir()
     source = _csv(folder / "a.csv", 10)
     directory = Directory(str(tmp_path / "out"))
-    _plan(folder, column="text").begin(directory)  # nothing to continue yet
+    directory.create()
+    # A run was killed before it had a plan, so there is nothing to continue yet.
+    directory.write(f"{PLAN}.0.tmp", Path.touch)
+    check_output(directory, resume=False)
+    _plan(folder, column="text").begin(directory)
+    directory.remove_leftovers()
+    assert directory.names() == {PLAN}
     _plan(folder, column="text").begin(directory)
     check_output(directory, resume=True)
     with pytest.raises(UserError, match=r"unfinished run; add --resume to continue it, or delete"):
@@ -213,6 +224,9 @@ def test_only_the_same_run_is_continued(tmp_path: Path) -> None:
     (folder / "b.csv").unlink()
     os.utime(source, ns=(1, 1))
     with pytest.raises(UserError, match=r"a.csv has changed or is gone"):
+        _plan(folder, column="text").begin(directory)
+    Path(directory.location(PLAN)).write_text("{")
+    with pytest.raises(UserError, match=r"cannot be continued"):
         _plan(folder, column="text").begin(directory)
 
 
@@ -290,6 +304,15 @@ def test_files_of_a_directory_and_of_a_glob(tmp_path: Path) -> None:
     found = [str(f.source) for f in list_files(f"{tmp_path}/[ab].csv")]
     assert found == [str(tmp_path / name) for name in ("a.csv", "b.csv")]
     assert [f.source.suffix for f in list_files(f"{tmp_path}/day=*/*.csv")] == [".csv"]
+
+
+def test_a_name_with_the_characters_of_a_glob(tmp_path: Path) -> None:
+    """A file or directory that has this very name is read."""
+    path = tmp_path / "in [1]" / "reviews[2024].csv"
+    path.parent.mkdir()
+    path.write_text("text\n")
+    for address in (path, path.parent):
+        assert [file.source for file in list_files(str(address))] == [path]
 
 
 @pytest.mark.parametrize(

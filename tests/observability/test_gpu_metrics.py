@@ -1,9 +1,11 @@
 """The metrics of GPUs, with a module in the place of nvidia-ml-py."""
 
+import asyncio
 import importlib
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
 
@@ -88,6 +90,33 @@ def test_a_gpu_that_does_not_answer_does_not_hold_up_the_scrape(
     monkeypatch.setattr(gpus, "WAIT_S", 30)
     nvml.answers.set()
     assert _gpus(scraped)["up"] == {"0": 1, "1": 1}
+
+
+def test_a_second_scrape_does_not_block_the_first(nvml: ModuleType) -> None:
+    """It begins to read again before the first one shows what was read.
+
+    The first must show that, and not wait for the second reading without a limit.
+    """
+    asyncio.run(_two_scrapes(nvml))
+
+
+async def _two_scrapes(nvml: ModuleType) -> None:
+    collector = gpus.GpuCollector()
+    await collector.refresh()
+    reading: Future[list[gpus.Gpu]] = Future()
+    collector._reading = reading
+    first = asyncio.create_task(collector.refresh())
+    await asyncio.sleep(0)
+    nvml.answers.clear()
+    rescue = threading.Timer(5, nvml.answers.set)  # a blocked event loop could not end the test
+    rescue.start()
+    second = asyncio.create_task(collector.refresh())
+    reading.set_result([gpus.Gpu(0, "NVIDIA Test")])
+    await first
+    assert not nvml.answers.is_set()
+    rescue.cancel()
+    nvml.answers.set()
+    await second
 
 
 def test_without_a_driver_there_are_no_series(scraped: TestClient, nvml: ModuleType) -> None:

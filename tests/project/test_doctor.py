@@ -12,9 +12,10 @@ import pytest
 
 from app import doctor
 from app.cli import main
-from app.engine.device import CPU
+from app.engine.device import CPU, Device
 from app.engine.machine.gpu import CUDA, CudaState, Gpu
 from app.engine.model import Model
+from app.errors import UserError
 
 WORKING = CudaState("580.65.06", "13.0", "13.0", (Gpu("NVIDIA Test", 80 * 2**30),))
 BROKEN = CudaState(problem="no NVIDIA driver is found", cure="install the driver")
@@ -100,6 +101,52 @@ def test_wrong_logits_of_a_gpu_are_a_problem(ask: Ask, gpu: Callable[..., None])
     assert code == 1
     assert lines[5].startswith("PROBLEM  parity: logits differ from fp32 on the CPU by up to 2 ")
     assert lines[5].endswith("serve with --precision fp32, and report this")
+
+
+def test_each_gpu_is_compared_with_the_cpu(
+    ask: Ask, gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong logits of only the second GPU are a problem."""
+    gpu(WORKING)
+    load: Any = Model.load
+    infer: Any = Model.infer
+    batches = []
+
+    def on_two_gpus(bundle: Any, *, device: str, **options: Any) -> Model:
+        model: Model = load(bundle, device=device, **options)
+        if device != "cpu":
+            model.device = Device((0, 1))
+        return model
+
+    def wrong_on_the_second(model: Model, encodings: Any) -> Any:
+        batches.append(len(encodings))
+        return [row + (len(batches) == 2) for row in infer(model, encodings)]
+
+    monkeypatch.setattr(Model, "load", on_two_gpus)
+    monkeypatch.setattr(Model, "infer", wrong_on_the_second)
+    code, lines = ask()
+    assert code == 1
+    assert lines[5].startswith("PROBLEM  parity: logits differ from fp32 on the CPU by up to 1 ")
+
+
+def test_a_comparison_that_fails_is_a_problem(
+    ask: Ask, gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the CPU cannot compute the logits, the other findings are still written."""
+    gpu(WORKING)
+    load = Model.load
+
+    def not_on_cpu(bundle: Any, *, device: str, **options: Any) -> Model:
+        if device == "cpu":
+            raise UserError("model.onnx is damaged")
+        return load(bundle, device=device, **options)
+
+    monkeypatch.setattr(Model, "load", not_on_cpu)
+    code, lines = ask("--json")
+    findings = json.loads("".join(lines))
+    assert code == 1
+    assert [one["found"] for one in findings if not one["ok"]] == ["model.onnx is damaged"]
+    assert len(findings) == 6
 
 
 def test_a_bundle_that_cannot_be_served_is_a_problem(

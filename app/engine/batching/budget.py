@@ -77,7 +77,7 @@ class TokenBudget:
             self._speeds.clear()
             self._ratios.clear()
             now = self.tokens
-        if (now, now) == (before, most):
+        if now == before == most:
             return  # another part of the same batch, or another runner's batch, came first
         logger.error(
             "the memory ran out in a batch of %d tokens, which is computed again in parts; until "
@@ -85,7 +85,7 @@ class TokenBudget:
             "--max-batch-tokens %d, or with more memory, to avoid this: %s",
             too_large,
             now,
-            before,
+            before if now < before else most,  # the batch may have tried twice the budget
             now,
             reason,
         )

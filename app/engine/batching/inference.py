@@ -1,4 +1,4 @@
-"""Compute batches, and do what the errors require that are raised meanwhile."""
+"""Compute batches, and handle the errors that are raised meanwhile."""
 
 import logging
 import threading

@@ -25,7 +25,7 @@ def infer_each(
     exception. What it raises is not caught.
     """
     results: list[Result | ServiceError] = []
-    parts = [items]  # the next one stands last
+    parts = [items]  # the last one is computed next
     while parts:
         part = parts.pop()
         try:
@@ -37,7 +37,8 @@ def infer_each(
             # SystemExit and MemoryError too: they fail texts, not the runner.
             on_failure(part, error)
             if isinstance(error, DeviceLost):
-                return results + [NotReady(str(error))] * (len(items) - len(results))
+                # One error each: they are raised in different requests.
+                return results + [NotReady(str(error)) for _ in items[len(results) :]]
             if len(part) == 1:
                 results.append(_error_of_one(error))
             else:

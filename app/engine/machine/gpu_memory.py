@@ -17,7 +17,7 @@ _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for every GPU
 
 
 def use_gpu(gpu: int, library: str = LIBCUDA) -> ctypes.CDLL | None:
-    """Make the GPU that of this thread. Returns the driver, or None if it does not work.
+    """Make this GPU the thread's current one. Returns the driver, or None if it does not work.
 
     Otherwise the first copy of a thread would take memory on the first GPU, even to copy to
     another. ONNX Runtime does the same, but only when it computes.

@@ -109,6 +109,10 @@ def _take_shape_from_ids(graph: ir.Graph, words: _Embedding) -> None:
         lookup = input_of(shape, 0).producer()
         if lookup is None or lookup.op_type != "Gather" or lookup.inputs[0] is not words.table:
             continue
-        sizes = [reader.inputs[1] for reader in consumers(shape.outputs[0])]
-        if all(index is not None and array_of(index).item() in (0, 1) for index in sizes):
+        if all(_takes_batch_or_length(reader) for reader in consumers(shape.outputs[0])):
             shape.replace_input_with(0, words.ids)
+
+
+def _takes_batch_or_length(reader: ir.Node) -> bool:
+    """Whether it takes only the first or the second size of a shape."""
+    return reader.op_type == "Gather" and array_of(reader.inputs[1]).tolist() in (0, 1, [0], [1])
