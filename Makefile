@@ -113,6 +113,9 @@ lock: ## Update requirements/*.txt with uv (LOCK_FLAGS=--upgrade for the newest 
 	printf 'hatchling\neditables\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/build.txt
 	printf 'cyclonedx-bom\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/sbom.txt
 	for name in tests/platforms/requirements/*.in; do $(LOCK) "$$name" -o "$${name%.in}.txt" || exit; done
+	for name in tests/cluster/requirements/*.in; do \
+		$(LOCK) -c requirements/cpu.txt -c requirements/files.txt "$$name" -o "$${name%.in}.txt" || exit; \
+	done
 
 .PHONY: wheel
 wheel: install ## Build the wheel in dist/

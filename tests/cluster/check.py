@@ -7,20 +7,14 @@ two workers with one CPU each. With --measure, the speeds are compared, too.
 """
 
 import argparse
-import os
 import re
-import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -28,21 +22,13 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from app.engine.bundle import EMBEDDED_BUNDLE
-from tests.support.own_environment import interpreter
-from tests.support.serving import ROOT, free_port
+from tests.cluster.ray_nodes import ENVIRONMENT, Cluster, Run, memory_mb, wait
+from tests.support import environments
+from tests.support.serving import free_port
 
-REQUIREMENTS = ["ray[client,data]==2.60.0", "moto[server]==5.2.5"]
+PACKAGES = Path(__file__).parent / "requirements/ray.txt"
 # The rows are divided into about so many parts; a part has at least one chunk of 2,000 rows.
 PARTS = 12
-# The command with parts of the size that the first argument says.
-COMMAND = """
-import sys
-from app.cli import main
-from app.files import parts
-parts.PART_ROWS = int(sys.argv.pop(1))
-exec(sys.argv.pop(1))
-sys.exit(main())
-"""
 # What the command does first so that no node finds the bundle at its path.
 ELSEWHERE = """
 from dataclasses import replace
@@ -55,78 +41,6 @@ def elsewhere(*arguments):
 ray_engine.Job.of = elsewhere
 """
 GENERATE, COMPARE = (Path(__file__).with_name(f"{name}.py") for name in ("texts", "compare"))
-# The cluster is only for those who know the token.
-TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-# Of the object store, which accepts any key.
-KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
-ENVIRONMENT = {
-    **os.environ,
-    **TOKEN,
-    **KEYS,
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "PYTHONPATH": str(ROOT),
-}
-
-
-class Cluster:
-    """A head and worker nodes of Ray, as processes. Each worker has one CPU."""
-
-    def __init__(self, python: Path, folder: Path) -> None:
-        self._ray = python.with_name("ray")
-        self._folder = folder
-        self._nodes: list[subprocess.Popen[bytes]] = []
-        self._port = free_port()
-        self._client_port = free_port()
-        self.address = f"127.0.0.1:{self._port}"
-        self.client_address = f"ray://127.0.0.1:{self._client_port}"
-
-    def start(self) -> None:
-        """Start the head and two workers."""
-        self._start(
-            "--head",
-            f"--port={self._port}",
-            "--num-cpus=0",
-            "--include-dashboard=false",
-            f"--ray-client-server-port={self._client_port}",
-            f"--temp-dir={self._folder}/ray",
-        )
-        self.workers = [self.add_worker(), self.add_worker()]
-
-    def add_worker(self) -> "subprocess.Popen[bytes]":
-        """Start a worker and wait until it has joined."""
-        return self._start(f"--address={self.address}", "--num-cpus=1")
-
-    def kill(self, node: "subprocess.Popen[bytes]") -> None:
-        """End all processes of a node at once, as a power failure does."""
-        for process in [node.pid, *_descendants(node.pid)]:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        node.wait()
-
-    def close(self) -> None:
-        """End all nodes."""
-        for node in reversed(self._nodes):
-            self.kill(node)
-
-    def _start(self, *options: str) -> "subprocess.Popen[bytes]":
-        log = self._folder / f"node-{len(self._nodes)}.log"
-        command: list[str | Path] = [
-            self._ray,
-            "start",
-            *options,
-            "--block",
-            "--disable-usage-stats",
-            # Ports that are free, so that clusters on the same machine do not meet.
-            "--min-worker-port=0",
-            "--max-worker-port=0",
-            "--dashboard-agent-listen-port=0",
-            "--object-store-memory=100000000",
-        ]
-        with log.open("wb") as output:
-            node = subprocess.Popen(command, env=ENVIRONMENT, stdout=output, stderr=output)
-        self._nodes.append(node)
-        _wait(lambda: "Ray runtime started" in log.read_text(), 60, "a node of Ray starts", node)
-        return node
 
 
 def main() -> int:
@@ -138,7 +52,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.model:
         ENVIRONMENT["SENTIMENT_MODEL"] = str(Path(options.model).resolve())
-    python = interpreter("cluster-check", REQUIREMENTS)
+    python = environments.python(PACKAGES, service=True)
     # The sockets of Ray are in this folder, and their paths must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as name, ExitStack() as stack:
         folder = Path(name)
@@ -169,10 +83,10 @@ def check_kills(python: Path, cluster: Cluster, folder: Path, rows: int) -> None
     output = folder / "killed"
     arguments = _on(cluster, folder / "in", output, rows)
     first = Run(python, arguments)
-    _wait(lambda: _parts(output) >= 2, 600, "the first parts are done", first.process)
+    wait(lambda: _parts(output) >= 2, 600, "the first parts are done", first.process)
     cluster.kill(cluster.workers[0])
     print(f"killed a node after {_parts(output)} parts", flush=True)
-    _wait(lambda: _parts(output) >= 5, 900, "parts are done without the node", first.process)
+    wait(lambda: _parts(output) >= 5, 900, "parts are done without the node", first.process)
     first.process.kill()
     first.process.wait()
     print(f"killed the command after {_parts(output)} parts", flush=True)
@@ -224,7 +138,7 @@ def check_store(python: Path, cluster: Cluster, folder: Path) -> None:
     options = f"?endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
     command: list[str | Path] = [python, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        _wait(lambda: _answers(port), 60, "the object store starts", server)
+        wait(lambda: _answers(port), 60, "the object store starts", server)
         arguments = [
             "2000",
             "--engine=ray",
@@ -257,7 +171,7 @@ def measure(
     python: Path, cluster: Cluster, folder: Path, rows: int, plain_rows_per_s: float
 ) -> None:
     """Print the throughput compared to the plain command, the start and a node's memory."""
-    idle = [_memory_mb(worker.pid) for worker in cluster.workers]
+    idle = [memory_mb(worker.pid) for worker in cluster.workers]
     few = Run(python, _on(cluster, folder / "few.parquet", folder / "measured-few", rows))
     few.result()
     all_rows = Run(python, _on(cluster, folder / "in", folder / "measured", rows))
@@ -269,34 +183,6 @@ def measure(
         f"command without an engine; an idle worker node has {idle[0]:.0f} MB (PSS)",
         flush=True,
     )
-
-
-class Run:
-    """A run of ``sentiment classify``."""
-
-    def __init__(self, python: Path, arguments: Sequence[str], first: str = "") -> None:
-        """Start it with the rows of a part and its arguments. It runs the code ``first`` before."""
-        rows, *others = arguments
-        command: list[str | Path] = [python, "-c", COMMAND, rows, first, "classify", *others]
-        self._started = time.monotonic()
-        self.process = subprocess.Popen(
-            command, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-
-    def result(self) -> str:
-        """Wait for its end and return its summary."""
-        _, errors = self.process.communicate(timeout=1_800)
-        self.seconds = time.monotonic() - self._started
-        assert self.process.returncode == 0, errors
-        lines = errors.splitlines()
-        first = next(n for n, line in enumerate(lines) if " rows in " in line)
-        return "; ".join(" ".join(line.split()) for line in lines[first:])
-
-    def error(self) -> str:
-        """Wait for its end and return the line that says why it failed."""
-        _, errors = self.process.communicate(timeout=180)
-        assert self.process.returncode == 1, errors
-        return next(line for line in errors.splitlines() if line.startswith("sentiment: "))
 
 
 def _on(cluster: Cluster, source: Path, output: Path, rows: int) -> list[str]:
@@ -318,35 +204,6 @@ def _answers(port: int) -> bool:
 
 def _parts(output: Path) -> int:
     return len(list(output.glob("part-*.parquet")))
-
-
-def _wait(
-    condition: Callable[[], bool], seconds: float, what: str, process: "subprocess.Popen[Any]"
-) -> None:
-    """Wait until the condition is met while the process runs."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, f"the process ended before: {what}"
-        assert time.monotonic() < end, f"{what}: not within {seconds:.0f} s"
-        time.sleep(0.1)
-
-
-def _descendants(process: int) -> list[int]:
-    """The children of a process, their children and so on."""
-    try:
-        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    except FileNotFoundError:
-        return []
-    return [one for child in map(int, children) for one in (child, *_descendants(child))]
-
-
-def _memory_mb(process: int) -> float:
-    """The proportional memory (PSS) of a process and its descendants."""
-    total = 0
-    for one in (process, *_descendants(process)):
-        lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
-        total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1024
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.cluster.rerun import ROOT, rerun_with
 
-REQUIREMENTS = ["ray[serve]==2.60.0"]
 EXAMPLE = ROOT / "deploy/ray-serve"
 ALONE, BEHIND = 18_000, 18_001  # ports
 BODIES = [json.dumps({"inputs": text}) for text in ("I love this!", "worst service ever", "meh")]
@@ -42,7 +41,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="paired measurements [%(default)s]")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each one [%(default)s]")
     arguments = parser.parse_args()
-    rerun_with("ray", REQUIREMENTS)
+    rerun_with("ray", "ray_serve.txt")
     os.environ |= VARIABLES | {"RAY_AUTH_MODE": "disabled"}
     sys.path.insert(0, str(EXAMPLE))
     with _alone(), _behind_ray():

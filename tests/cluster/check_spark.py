@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-REQUIREMENTS = ["pyspark==4.3.0", "pandas==2.3.3"]
 COMMAND = [sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())"]
 CPUS = 2
 # Every hundredth row has one of these; the last is not UTF-8.
@@ -50,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=8_000, help="rows to classify [%(default)s]")
     count = parser.parse_args().rows
-    rerun_with("pyspark", REQUIREMENTS)
+    rerun_with("pyspark", "spark.txt")
     if shutil.which("java") is None:
         sys.exit("check_spark: needs Java 17 or newer: apt-get install openjdk-17-jre-headless")
     os.environ["PYSPARK_PYTHON"] = sys.executable

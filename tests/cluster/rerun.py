@@ -8,14 +8,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def rerun_with(module: str, requirements: list[str]) -> None:
+def rerun_with(module: str, packages: str) -> None:
     """Start this script again where it can import ``module``, unless it can. Does not return then.
 
-    The other environment lacks what the tests import, so nothing of them is imported there.
+    ``packages`` is the name of a file of ``requirements/``. The other environment lacks what the
+    tests import, so nothing of them is imported there.
     """
     if find_spec(module) is None:
-        from tests.support.own_environment import interpreter
+        from tests.support.environments import python
 
-        python = interpreter(f"check-{module}", requirements)
+        interpreter = python(Path(__file__).parent / "requirements" / packages, service=True)
         variables = {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
-        os.execve(python, [str(python), *sys.argv], os.environ | variables)  # noqa: S606
+        os.execve(interpreter, [str(interpreter), *sys.argv], os.environ | variables)  # noqa: S606

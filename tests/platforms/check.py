@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.platforms.environments import CACHE, InstallFailed, python
+from tests.support.environments import CACHE, InstallFailed, python
 from tests.support.serving import Process, free_port
 
 HERE = Path(__file__).parent
@@ -44,7 +44,7 @@ def called(name: str, *addresses: str) -> str:
     ``addresses`` are those of HTTP and gRPC.
     """
     try:
-        interpreter = python(name)
+        interpreter = python(HERE / "requirements" / f"{name}.txt")
     except InstallFailed:
         return "FAILED: its client could not be installed; uv says above why"
     # Some clients choose a proxy or send telemetry by variables, so they get few.

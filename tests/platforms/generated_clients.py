@@ -18,10 +18,11 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.platforms.environments import CACHE, InstallFailed, python
+from tests.support.environments import CACHE, InstallFailed, python
 from tests.support.serving import Process
 
 CALLS = Path(__file__).parent / "generated"
+REQUIREMENTS = Path(__file__).parent / "requirements"
 DOCUMENT = "openapi.json"
 # The only operation with a media type that openapi-python-client does not know.
 STREAM = "/classify/stream"
@@ -69,7 +70,7 @@ def _problem(check: Callable[[Path, str], None], url: str) -> str:
 
 def openapi_python_client(folder: Path, url: str) -> None:
     """Generate with the defaults; no operation may be left out."""
-    interpreter = python("openapi_python_client")
+    interpreter = python(REQUIREMENTS / "openapi_python_client.txt")
     path = f"{interpreter.parent}:{os.environ['PATH']}"  # it formats with ruff
     generate = ["generate", "--path", DOCUMENT, "--output-path", "client"]
     said = _run([interpreter.parent / "openapi-python-client", *generate], folder, PATH=path)
@@ -84,7 +85,7 @@ def openapi_generator_python(folder: Path, url: str) -> None:
     """Generate with the defaults and call."""
     _openapi_generator("python", folder)
     script = CALLS / "call_openapi_generator.py"
-    interpreter = python("openapi_generator")
+    interpreter = python(REQUIREMENTS / "openapi_generator.txt")
     _run([interpreter, script, url], folder, PYTHONPATH=str(folder / "client"))
 
 
@@ -127,7 +128,7 @@ GENERATORS: dict[str, Callable[[Path, str], None]] = {
 
 def _openapi_generator(language: str, folder: Path, *properties: str) -> None:
     _found("java")
-    program = python("openapi_generator").parent / "openapi-generator-cli"
+    program = python(REQUIREMENTS / "openapi_generator.txt").parent / "openapi-generator-cli"
     command: list[str | Path] = [program, "generate"]
     options = [f"--additional-properties={one}" for one in properties]
     _run([*command, "-i", DOCUMENT, "-g", language, "-o", "client", *options], folder)
