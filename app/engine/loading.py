@@ -1,7 +1,8 @@
 """Load bundles, and warm up and tune their models."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -68,20 +69,17 @@ def load(
     if name is not None:
         model.name = name
     encoding = model.encode("The first batch pays for memory that the next ones find ready.")
-    try:
+    with _computing(path):
         # Each size once on each copy of the model, which take turns.
         sizes = [texts for texts in WARM_UP_TEXTS for _ in range(model.device.copies)]
         results = [result for texts in sizes for result in model.infer([encoding] * texts)]
-    except Exception as error:  # onnxruntime's exceptions share no base class
-        raise UserError(
-            f"{path}: ONNX Runtime cannot compute the model: {first_line(error)}"
-        ) from error
     if any(isinstance(result, ServiceError) for result in results):
         raise UserError(f"{path}: the model gives no finite logits")
     if model.kernels:
         logger.info("%s: int8 with ONNX Runtime's %s kernels", model.name, model.kernels)
     if plan is None:
-        plan = tune(model, settings, cpus)
+        with _computing(path):
+            plan = tune(model, settings, cpus)
         logger.info("%s: %s", model.name, plan.sharing())
     else:
         plan = replace(plan, budget=plan.budget.again())
@@ -89,6 +87,19 @@ def load(
         # The runners and the event loop use the other CPUs. On the CPU provider, none is idle.
         model.texts.divides_lists = use_idle_cpus(int(cpus) - plan.runners * plan.threads - 1)
     return model.with_threads(plan.threads), plan
+
+
+@contextmanager
+def _computing(path: Path) -> Iterator[None]:
+    """Turn what ONNX Runtime raises into one line for the operator."""
+    try:
+        yield
+    except UserError:  # it is one line
+        raise
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise UserError(
+            f"{path}: ONNX Runtime cannot compute the model: {first_line(error)}"
+        ) from error
 
 
 def load_again(old: Model, settings: Settings, cpus: float, plan: Plan) -> Steps[Loaded]:

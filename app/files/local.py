@@ -93,6 +93,7 @@ class LocalClassifier:
         self.labels = model.labels
         self.identity: dict[str, Any] = {
             "model": model.name,
+            "device": str(model.device).partition(":")[0],  # GPUs may give other bits than CPUs
             "precision": model.precision,
             "manifest": sha256(path / MANIFEST),
             "max_text_chars": settings.max_text_chars,

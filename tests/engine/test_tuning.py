@@ -12,7 +12,7 @@ import onnxruntime
 import platformdirs
 import pytest
 
-from app.engine import costs, device, tuning
+from app.engine import costs, device, loading, tuning
 from app.engine.bundle import Bundle
 from app.engine.costs import BATCHES, TEXT_TOKENS, Cost
 from app.engine.device import CPU, Device
@@ -20,7 +20,8 @@ from app.engine.encoding import Encoding
 from app.engine.machine import cpu
 from app.engine.machine.gpu import CUDA, CudaState, Gpu
 from app.engine.model import Model
-from app.engine.tuning import choose, tune
+from app.engine.tuning import Plan, choose, tune
+from app.errors import UserError
 from app.settings import Settings
 from tests.support.serving import COMMAND, Process, eventually
 from tests.support.tiny_bundle import make_bundle
@@ -246,6 +247,19 @@ def test_sizes_that_do_not_fit_into_the_memory_are_left_out(
     assert plan.budget.tokens <= 2 * TEXT_TOKENS
     for cost in json.loads(_kept(settings).read_text())["costs"]:
         assert set(cost["seconds"]) == {"1", "2"}
+
+
+def test_a_failure_while_measuring_is_one_line(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the device fails while batches are measured, the start says why, without a traceback."""
+
+    def failing(*_: object) -> Plan:
+        raise RuntimeError("CUDA failure 700: an illegal memory access was encountered ; GPU=0")
+
+    monkeypatch.setattr(loading, "tune", failing)
+    with pytest.raises(UserError, match="cannot compute the model: CUDA failure 700"):
+        loading.load(make_bundle(tmp_path / "tiny"), settings, 2)
 
 
 def test_a_budget_lowered_for_want_of_memory_is_not_kept(model: Model, settings: Settings) -> None:
