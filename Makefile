@@ -55,8 +55,8 @@ deploy-check: install-dev ## Lint the Dockerfile and the Helm chart, check Compo
 
 .PHONY: platform-check
 platform-check: install-dev platform-tools ## Call the service with the clients of hosting platforms, and with generated ones
-	.venv/bin/python tests/platforms/check.py
-	.venv/bin/python tests/platforms/generated_clients.py
+	.venv/bin/python checks/platforms/check.py
+	.venv/bin/python checks/platforms/generated_clients.py
 
 # For the generated clients. Those for Go import a package that Go loads where Debian's is missing.
 .PHONY: platform-tools
@@ -66,9 +66,9 @@ platform-tools:
 
 .PHONY: cluster-check
 cluster-check: install-dev ## Classify with Ray and Spark while processes are killed, and run the example of Ray Serve (ROWS=)
-	.venv/bin/python tests/cluster/check.py --rows '$(ROWS)'
-	.venv/bin/python tests/cluster/check_spark.py
-	.venv/bin/python tests/cluster/check_ray_serve.py
+	.venv/bin/python checks/cluster/check.py --rows '$(ROWS)'
+	.venv/bin/python checks/cluster/check_spark.py
+	.venv/bin/python checks/cluster/check_ray_serve.py
 
 .PHONY: format
 format: install-dev ## Format the code and apply the fixes of the linter
@@ -85,7 +85,7 @@ bench: install-dev ## Measure the service, plain ONNX Runtime, other servers and
 # of other versions. For a machine without a network: PIP_NO_INDEX=1 PIP_FIND_LINKS=DIRECTORY.
 .PHONY: gpu-check
 gpu-check: install-dev .gpu-check/.installed ## Check and measure the service on an NVIDIA GPU, in ten minutes; without one, say what is missing
-	.venv/bin/python -m benchmarks.gpu_check --python .gpu-check/bin/python
+	.venv/bin/python -m checks.gpu --python .gpu-check/bin/python
 
 .gpu-check/.installed: requirements/gpu.txt requirements/build.txt pyproject.toml
 	@echo "Creating .gpu-check with the packages for GPUs. This is done once and takes 3 GB."
@@ -96,7 +96,7 @@ gpu-check: install-dev .gpu-check/.installed ## Check and measure the service on
 
 .PHONY: soak
 soak: install-dev ## Run traffic with faults for half an hour; check all answers and the memory
-	.venv/bin/python -m benchmarks.soak
+	.venv/bin/python -m checks.soak
 
 # The dev lock is made first, because transformers limits the versions of packages that both locks
 # share. It leaves out the runtime, which the serving lock decides. It also leaves out the GPU packages
@@ -112,8 +112,8 @@ lock: ## Update requirements/*.txt with uv (LOCK_FLAGS=--upgrade for the newest 
 	printf 'grpcio\nprotobuf\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/grpc.txt
 	printf 'hatchling\neditables\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/build.txt
 	printf 'cyclonedx-bom\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/sbom.txt
-	for name in tests/platforms/requirements/*.in; do $(LOCK) "$$name" -o "$${name%.in}.txt" || exit; done
-	for name in tests/cluster/requirements/*.in; do \
+	for name in checks/platforms/requirements/*.in; do $(LOCK) "$$name" -o "$${name%.in}.txt" || exit; done
+	for name in checks/cluster/requirements/*.in; do \
 		$(LOCK) -c requirements/cpu.txt -c requirements/files.txt "$$name" -o "$${name%.in}.txt" || exit; \
 	done
 

@@ -8,15 +8,16 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args, get_origin
 
-from app import logs, platforms
+from app import logs
+from app.config import platforms
+from app.config.settings import Settings, flag
+from app.config.sources import load_settings, sources
 from app.errors import UserError
 from app.extras import missing_extra
 from app.files import arguments as classify_arguments
 from app.files.arguments import LOCAL
 from app.server import signals
 from app.server.process import open_standard_files, raise_file_limit
-from app.settings import Settings, flag
-from app.sources import load_settings, sources
 
 # The words for values in --help, where the setting's name does not end with one.
 METAVARS = {"model": "DIR", "host": "ADDRESS", "runners": "N", "threads": "N"}

@@ -14,15 +14,15 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from app.engine.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.device import CPU
+from app.config.settings import Settings
 from app.engine.machine.cpu import available_cpus, cpu_name, vector_flags
 from app.engine.machine.gpu import CUDA, CudaState, cuda_state
-from app.engine.model import Model
-from app.engine.parity import decided, tolerance
-from app.engine.session import int8_kernels
+from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.model.device import CPU
+from app.engine.model.model import Model
+from app.engine.model.parity import decided, tolerance
+from app.engine.model.session import int8_kernels
 from app.errors import InferenceFailed, UserError, first_line
-from app.settings import Settings
 
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  # both provide the module onnxruntime
 TEXTS = (

@@ -13,31 +13,25 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 from starlette_compress import CompressMiddleware
 
-from app import platforms
-from app.api import classify, operations, page, stream, tokenize
-from app.api.components import with_components
 from app.api.middleware.observation import OTHER_METHOD
 from app.api.middleware.request import RequestMiddleware
+from app.api.openapi.components import with_components
 from app.api.problems import HANDLERS
-from app.api.protocols import (
-    huggingface,
-    kserve,
-    open_inference,
-    repository,
-    sagemaker,
-    tei,
-    vertex,
-    vllm,
-)
+from app.api.protocols import huggingface, tei, vllm
+from app.api.protocols.hosting import kserve, sagemaker, vertex
+from app.api.protocols.open_inference import repository
+from app.api.protocols.open_inference import routes as open_inference
+from app.api.routes import classify, operations, page, stream, tokenize
 from app.api.routing import COMPRESS_BYTES, UNMATCHED, DirectRoute
 from app.api.service import Service
-from app.engine.bundle import EMBEDDED_BUNDLE
+from app.config import platforms
+from app.config.platforms import VertexRoutes
+from app.config.settings import Settings
 from app.engine.loading import load_all
+from app.engine.model.bundle import EMBEDDED_BUNDLE
 from app.errors import BadRequest, ClientDisconnected, HeadersTooLarge
 from app.observability.metrics import Metrics
 from app.observability.traces import require_sdk
-from app.platforms import VertexRoutes
-from app.settings import Settings
 
 DESCRIPTION = """
 Errors are `application/problem+json` with a stable `code`. `x-request-id` is echoed, or made.

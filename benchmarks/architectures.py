@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from app.engine.device import CPU
-from app.engine.session import int8_kernels, open_session
+from app.engine.model.device import CPU
+from app.engine.model.session import int8_kernels, open_session
 from benchmarks.int8_speed import conditions, default_session, measure, stock_int8
 from benchmarks.random_checkpoint import random_checkpoint
 from model_export.checkpoint.checkpoint import load_checkpoint

@@ -21,8 +21,8 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 from sklearn.metrics import recall_score
 
-from app.engine.bundle import Bundle
-from app.engine.model import Model
+from app.engine.model.bundle import Bundle
+from app.engine.model.model import Model
 from model_export.quality.calibration import BINS, FOLDS, Indices, brier_score, log_loss
 from model_export.quality.evaluation import infer
 from model_export.quality.labelled import read_examples

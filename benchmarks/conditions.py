@@ -8,7 +8,7 @@ from importlib.metadata import version
 import onnxruntime
 
 from app.engine.machine.cpu import available_cpus, cpu_name, vector_flags
-from app.engine.session import int8_kernels
+from app.engine.model.session import int8_kernels
 
 
 def conditions() -> dict[str, str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import grpc
 
-from app.engine.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.model import Model
+from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.model.model import Model
 from app.grpc_api.messages import message
 from benchmarks.conditions import conditions
 from benchmarks.service import Service

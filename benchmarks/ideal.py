@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from app.engine.model import Model
+from app.engine.model.model import Model
 from app.files.local import sorted_batches
 
 BATCH_TOKENS = (128, 256, 512)

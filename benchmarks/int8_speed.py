@@ -23,10 +23,10 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from app.engine.bundle import Bundle, Precision
-from app.engine.device import CPU
 from app.engine.machine.cpu import cpu_name, vector_flags
-from app.engine.session import int8_kernels, open_session
+from app.engine.model.bundle import Bundle, Precision
+from app.engine.model.device import CPU
+from app.engine.model.session import int8_kernels, open_session
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
 from benchmarks.subject import Goal, Subject
 from benchmarks.tables import Row

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from app.engine.bundle import EMBEDDED_BUNDLE, Bundle, Precision
 from app.engine.machine.cpu import available_cpus
-from app.engine.model import Model
+from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle, Precision
+from app.engine.model.model import Model
 from benchmarks.ideal import Ideal
 from benchmarks.load import Load, Outcome, run
 from benchmarks.service import Service

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from app.engine.bundle import MANIFEST, Bundle, CalibrationLoss, Manifest, sha256
-from app.engine.model import Model
+from app.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, Manifest, sha256
+from app.engine.model.model import Model
 from app.errors import UserError
 from model_export.model_card import calibration_section, model_card
 from model_export.quality.calibration import calibrate

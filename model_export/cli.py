@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
-from app.engine.bundle import MANIFEST, Bundle, CalibrationLoss
+from app.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss
 from app.errors import UserError, first_line
 from app.extras import missing_extra
 from model_export.export_command import LABELLED, SOURCE, export_command, utf8
@@ -99,7 +99,7 @@ def _evaluate(words: list[str]) -> None:
     parser.add_argument("file", type=Path, help=LABELLED)
     options = parser.parse_args(words)
 
-    from app.engine.model import Model
+    from app.engine.model.model import Model
     from model_export.quality.evaluation import evaluate
     from model_export.quality.labelled import read_examples
 

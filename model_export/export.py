@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from app.engine.bundle import (
+from app.engine.model.bundle import (
     FORMAT_VERSION,
     MANIFEST,
     SIDE_FILES,
@@ -20,7 +20,7 @@ from app.engine.bundle import (
     Variant,
     sha256,
 )
-from app.engine.model import Model
+from app.engine.model.model import Model
 from app.errors import ServiceError, UserError
 from model_export.atomic_directory import atomic_directory
 from model_export.bundle_calibration import CalibrationTexts, calibrated

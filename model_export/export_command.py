@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 from typing import get_args
 
-from app.engine.bundle import Precision
-from app.engine.preprocessing import Preprocessing
+from app.engine.model.bundle import Precision
+from app.engine.text.preprocessing import Preprocessing
 from model_export.output import check_output
 from model_export.quality.labelled import MAX_ACCURACY_LOSS, read_examples
 

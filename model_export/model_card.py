@@ -1,6 +1,6 @@
 """Writes the README.md of a bundle."""
 
-from app.engine.bundle import CalibrationLoss, Manifest
+from app.engine.model.bundle import CalibrationLoss, Manifest
 
 LOSS_NAMES: dict[CalibrationLoss, str] = {"log": "log loss", "brier": "Brier score"}
 CARD = """\

@@ -4,7 +4,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from app.engine.bundle import MANIFEST, SIDE_FILES, Precision
+from app.engine.model.bundle import MANIFEST, SIDE_FILES, Precision
 from app.errors import UserError, first_line
 
 ONNX_FILES: dict[Precision, str] = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from app.engine.model import Model
+from app.config.settings import Settings
+from app.engine.model.model import Model
 from app.main import create_app
-from app.settings import Settings
 from tests.support.serving import Gate
 from tests.support.tiny_bundle import make_bundle
 

@@ -7,14 +7,14 @@ import msgspec
 from fastapi import Request, Response
 
 from app.api.connection import while_connected
-from app.api.schemas import ModelVersion
+from app.api.openapi.schemas import ModelVersion
 from app.api.service import Service
 from app.api.work import note_asked, note_done
 from app.engine.classifier import Classification
-from app.engine.model import Model
-from app.engine.pairs import Input
+from app.engine.model.model import Model
 from app.engine.predictions import DEFAULTS, Options
 from app.engine.results import Outcome, Prediction
+from app.engine.text.pairs import Input
 from app.errors import ServiceError, TooManyTexts
 
 

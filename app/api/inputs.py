@@ -6,8 +6,8 @@ from pydantic import ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from app.engine.pairs import Input, TextPair
-from app.engine.preprocessing import VISIBLE
+from app.engine.text.pairs import Input, TextPair
+from app.engine.text.preprocessing import VISIBLE
 
 PAIR = '{"text": ..., "text_pair": ...}'
 

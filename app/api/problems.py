@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
-from app.api.schemas import Problem
+from app.api.openapi.schemas import Problem
 from app.errors import MethodNotAllowed, NotFound, ServiceError, Unauthorized
 
 MEDIA_TYPE = "application/problem+json"

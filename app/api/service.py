@@ -11,19 +11,19 @@ from fastapi import Request
 
 from app.api.inflight import InflightBytes
 from app.api.middleware.access import Access
+from app.config.settings import Settings
 from app.engine.classifier import Classifier
 from app.engine.loading import Loaded
 from app.engine.machine.cpu import available_cpus
 from app.engine.machine.memory import available_memory
-from app.engine.model import Model
+from app.engine.model.model import Model
 from app.engine.served_models import ServedModels
-from app.engine.tuning import Plan
+from app.engine.tuning.plan import Plan
 from app.engine.worker import Worker
 from app.lifecycle import Lifecycle
 from app.observability.metrics import Metrics
 from app.observability.model_observer import ModelObserver
 from app.observability.traces import Tracer
-from app.settings import Settings
 
 # Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory. The
 # texts and tokens of a body take as much again, and the model must fit beside them.

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from app.engine.batching.pending import Answer
-from app.engine.encoding import Encoding
 from app.engine.predictions import Scored
+from app.engine.text.encoding import Encoding
 from app.errors import ServiceError
 
 DIGEST_BYTES = 16

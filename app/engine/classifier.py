@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
+from app.config.settings import Settings
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.fair_queue import LOOK_AHEAD
 from app.engine.batching.pending import Answer
 from app.engine.batching.report import BatchReport
 from app.engine.cache import ResultCache
-from app.engine.encoding import Encoding
 from app.engine.explanation import contributions, without_each, word_spans
-from app.engine.model import Model
+from app.engine.model.model import Model
 from app.engine.observer import Observer
-from app.engine.pairs import Input
 from app.engine.predictions import (
     CHARS_PER_TEXT,
     DEFAULTS,
@@ -35,7 +34,9 @@ from app.engine.predictions import (
     predict,
 )
 from app.engine.results import Outcome, Prediction, Word
-from app.engine.tuning import Plan
+from app.engine.text.encoding import Encoding
+from app.engine.text.pairs import Input
+from app.engine.tuning.plan import Plan
 from app.engine.worker import Worker
 from app.errors import (
     ClientDisconnected,
@@ -47,7 +48,6 @@ from app.errors import (
     TooManyTexts,
 )
 from app.lifecycle import Lifecycle
-from app.settings import Settings
 
 # Requests of up to this many characters are tokenised on the event loop. This takes 0.3 ms for
 # tweets whose words are known, and 1 to 3 ms for Chinese, emoji or words that are all new. Longer

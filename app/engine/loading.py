@@ -7,14 +7,14 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
-from app.engine.bundle import Bundle
+from app.config.settings import Settings
 from app.engine.machine.gpu import CUDA
-from app.engine.model import Model
-from app.engine.tokenizer_threads import use_idle_cpus
-from app.engine.tuning import Plan, tune
+from app.engine.model.bundle import Bundle
+from app.engine.model.model import Model
+from app.engine.text.tokenizer_threads import use_idle_cpus
+from app.engine.tuning.plan import Plan, tune
 from app.engine.worker import Steps
 from app.errors import ServiceError, UserError, first_line
-from app.settings import Settings
 
 WARM_UP_TEXTS = (1, 8)
 

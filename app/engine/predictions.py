@@ -7,12 +7,12 @@ from typing import Literal, cast
 
 import numpy as np
 
-from app.engine.device_errors import device_error
-from app.engine.encoding import Encoding
-from app.engine.model import Model
-from app.engine.pairs import Input, TextPair
+from app.engine.model.device_errors import device_error
+from app.engine.model.model import Model
 from app.engine.results import FailedSentence, Outcome, Prediction, Sentence, item
-from app.engine.sentences import Span, sentence_spans
+from app.engine.text.encoding import Encoding
+from app.engine.text.pairs import Input, TextPair
+from app.engine.text.sentences import Span, sentence_spans
 from app.engine.worker import Steps, finish
 from app.errors import InvalidRequest, ServiceError, TextTooLong
 

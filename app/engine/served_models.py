@@ -8,16 +8,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
+from app.config.settings import Settings
 from app.engine.batching.stream_gate import StreamGate
 from app.engine.classifier import Classifier
 from app.engine.loading import Loaded, load_again
 from app.engine.machine.memory import give_back_memory
-from app.engine.model import Model
-from app.engine.tuning import Plan
+from app.engine.model.model import Model
+from app.engine.tuning.plan import Plan
 from app.engine.worker import Worker
 from app.errors import InvalidBundle, ModelNotFound, ServiceError, UserError
 from app.lifecycle import Lifecycle
-from app.settings import Settings
 
 # The pause before the memory of a replaced model is given back: a runner whose thread is ending
 # keeps its batcher, and so the model, in memory a moment longer.

@@ -7,9 +7,9 @@ from typing import Annotated, NotRequired, cast
 from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
-from app.engine.model import Model
-from app.engine.pairs import Input, Offset, PairTokenizer, TextPair
-from app.engine.preprocessing import preprocess
+from app.engine.model.model import Model
+from app.engine.text.pairs import Input, Offset, PairTokenizer, TextPair
+from app.engine.text.preprocessing import preprocess
 from app.engine.worker import Steps
 from app.errors import ServiceError, TextTooLong, TooManyTexts
 

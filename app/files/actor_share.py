@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.config.settings import Settings
 from app.errors import UserError
-from app.settings import Settings
 
 # The most CPUs of an actor, unless the settings ask for more: one process reads and tokenises for
 # so many runners, which share one copy of the weights.

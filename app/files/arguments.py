@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from app.settings import Settings
+from app.config.settings import Settings
 
 # The kinds of files that the command reads and writes.
 SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".parquet")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from app.config.settings import Settings
 from app.errors import CannotContinue, UserError
 from app.files.formats import table_opener
 from app.files.job import Job, Tally
@@ -26,7 +27,6 @@ from app.files.tables import CHUNK_ROWS, Table, check_is_file
 from app.files.text_files import read_lines
 from app.files.text_tables import TextStream
 from app.files.unicode import SURROGATEESCAPE_OR_REPLACE
-from app.settings import Settings
 
 # Chunks of standard input are smaller, so that the first results come soon.
 STREAM_CHUNK_ROWS = 1_000

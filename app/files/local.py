@@ -11,14 +11,14 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
+from app.config.settings import Settings
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.inference import out_of_memory
 from app.engine.batching.isolation import infer_each
-from app.engine.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
-from app.engine.encoding import Encoding
 from app.engine.machine.cpu import available_cpus, ways_to_share
 from app.engine.machine.gpu import CUDA
-from app.engine.model import Model
+from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
+from app.engine.model.model import Model
 from app.engine.predictions import (
     EncodedText,
     Scored,
@@ -28,11 +28,11 @@ from app.engine.predictions import (
     predict,
 )
 from app.engine.results import item
-from app.engine.tuning import RUNNERS_PER_GPU, tune
+from app.engine.text.encoding import Encoding
+from app.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from app.errors import OutOfMemory, ServiceError, UserError, first_line
 from app.files.table_classifier import ClassifiedChunk
 from app.files.tables import Chunk
-from app.settings import Settings
 
 # Padded tokens of a batch, unless the settings say otherwise or more was measured to be better.
 # A server may want smaller batches, to answer sooner. Files gain nothing from that, and each

@@ -23,7 +23,8 @@ import ray
 import ray.data
 from ray.exceptions import RayError
 
-from app.engine.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
+from app.config.settings import Settings
+from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
 from app.errors import CannotContinue, UserError
 from app.files import parts
 from app.files.actor_share import Share, actor_share
@@ -34,7 +35,6 @@ from app.files.plan import SUCCESS, Plan, check_output
 from app.files.progress_bar import Warnings, summary
 from app.files.ray_actor import Actor, Job, answered, value_of
 from app.files.ray_cluster import connected, in_cluster, reason
-from app.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import NullType, StringType, StructType
 
-from app.engine.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
+from app.config.settings import Settings
+from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
 from app.errors import UserError
 from app.files.arrow import result_arrays, result_schema, texts
 from app.files.local import LocalClassifier
 from app.files.table_classifier import READ_AHEAD_CHUNKS, with_reasons
 from app.files.tables import CHUNK_ROWS, Chunk
-from app.settings import Settings
 
 # The directory inside of the archive that Spark copies to the nodes.
 BUNDLE = "bundle"

@@ -4,10 +4,10 @@ from typing import Any
 
 from app.api.answers import every_prediction
 from app.api.body import checked
-from app.api.protocols.bytes_tensor import unpack
-from app.api.protocols.inference_request import ALL_OUTPUTS, JsonRequest
-from app.api.protocols.inference_response import VERSION, output_tensor, packed_values
-from app.api.protocols.open_inference import SERVER, metadata_of, of_version
+from app.api.protocols.open_inference.bytes_tensor import unpack
+from app.api.protocols.open_inference.request import ALL_OUTPUTS, JsonRequest
+from app.api.protocols.open_inference.response import VERSION, output_tensor, packed_values
+from app.api.protocols.open_inference.routes import SERVER, metadata_of, of_version
 from app.engine.predictions import Options
 from app.errors import InvalidRequest, NotReady, ShuttingDown, TooManyTexts
 from app.grpc_api.call import Answers, Call

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from app.engine.batching.report import BatchReport
 from app.engine.classifier import STAGES
-from app.engine.model import Model
+from app.engine.model.model import Model
 from app.engine.results import Outcome
 from app.errors import OUTCOMES, REJECTIONS, ServiceError
 from app.observability.metrics import Metrics

@@ -4,7 +4,7 @@ import http.client
 import os
 import sys
 
-from app import platforms
+from app.config import platforms
 
 TIMEOUT_S = 4
 

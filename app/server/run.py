@@ -21,12 +21,12 @@ from app import logs, main
 from app.api.middleware.access import IPV4_MAPPED
 from app.api.middleware.observation import note_refusal
 from app.api.service import Service
+from app.config.settings import Settings
 from app.errors import ServiceError, UserError
 from app.server import signals
 from app.server.http_protocol import QUIET_S, HttpProtocol
 from app.server.listener import Listener, bind
 from app.server.request_scheduler import Turns
-from app.settings import Settings
 
 if TYPE_CHECKING:
     from app.grpc_api.server import GrpcServer

@@ -9,7 +9,7 @@ import { count, element, facts, milliseconds, number, percent, verdict } from ".
 const $ = (id) => document.getElementById(id);
 
 const CODE_SHOWN = 1_500; // characters; Copy copies the whole code
-// The embedded model is right about each of them (tests/api/test_page.py).
+// The embedded model is right about each of them (tests/api/routes/test_page.py).
 const EXAMPLES = {
   "Mixed feelings": "I love the camera, but the battery is terrible and support never answers.",
   Sarcasm: "Oh great, my flight is cancelled again. Thanks for nothing.",

@@ -25,8 +25,8 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from app import cli
-from app.engine.encoding import Encoding
-from app.engine.model import Logits, Model
+from app.engine.model.model import Logits, Model
+from app.engine.text.encoding import Encoding
 
 # As the service has them.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}

@@ -5,7 +5,7 @@ transformers then gives ``<unk>``. A fast tokenizer needs an id for the result o
 such pieces get ids after all others, and rows of the embedding that equal the row of ``<unk>``.
 
 Apart from these ids, the fast tokenizer gives what the slow one gives without normalisation (the
-service normalises, see app/engine/bertweet.py). Where it does not:
+service normalises, see app/engine/text/bertweet.py). Where it does not:
 
 - Words that contain ``</w>``, or end with ``@@``, marks that fastBPE itself uses.
 - Codes in which a merge comes before the merges that make its parts; fastBPE never writes such.
@@ -23,7 +23,7 @@ from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 from transformers import BertweetTokenizer, PreTrainedTokenizerFast
 
-from app.engine.word_cache import BERTWEET_WORD
+from app.engine.text.word_cache import BERTWEET_WORD
 from app.errors import UserError
 from model_export.checkpoint.layout import read_json
 

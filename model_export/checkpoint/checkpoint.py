@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 from transformers.modeling_utils import no_init_weights
 
-from app.engine.bundle import sha256
-from app.engine.pairs import TextPair
-from app.engine.preprocessing import Preprocessing
+from app.engine.model.bundle import sha256
+from app.engine.text.pairs import TextPair
+from app.engine.text.preprocessing import Preprocessing
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.bertweet import embed_unknown_pieces, normalises

@@ -11,7 +11,7 @@ import onnxruntime as ort
 import transformers
 from optimum.exporters.onnx import onnx_export_from_model
 
-from app.engine.device import CPU
+from app.engine.model.device import CPU
 from model_export.checkpoint.checkpoint import Checkpoint
 from model_export.graph.encoder_layers import find_layers
 from model_export.graph.fusions import DEFAULT_FUSIONS, check_names, fuse

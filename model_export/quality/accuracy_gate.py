@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.engine.bundle import Precision
-from app.engine.model import Model
+from app.engine.model.bundle import Precision
+from app.engine.model.model import Model
 from model_export.quality.evaluation import compare, predict
 from model_export.quality.labelled import Example
 from model_export.quality.scores import Scores

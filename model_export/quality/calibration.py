@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
-from app.engine.bundle import BeforeAfter, Calibration, CalibrationLoss
+from app.engine.model.bundle import BeforeAfter, Calibration, CalibrationLoss
 from app.errors import UserError
 
 BINS = 15

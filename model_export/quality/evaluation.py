@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from app.engine.model import Model
+from app.engine.model.model import Model
 from app.errors import ServiceError, UserError
 from model_export.batches import batches
 from model_export.quality.calibration import expected_calibration_error, log_loss

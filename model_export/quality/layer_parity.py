@@ -17,8 +17,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import torch
 
-from app.engine.bundle import Precision
-from app.engine.device import CPU
+from app.engine.model.bundle import Precision
+from app.engine.model.device import CPU
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import Checkpoint
 

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.engine.bundle import Parity, Precision
-from app.engine.encoding import Encoding
-from app.engine.model import Logits, Model
-from app.engine.pairs import TextPair
-from app.engine.parity import DECIDED_BY, tolerance
+from app.engine.model.bundle import Parity, Precision
+from app.engine.model.model import Logits, Model
+from app.engine.model.parity import DECIDED_BY, tolerance
+from app.engine.text.encoding import Encoding
+from app.engine.text.pairs import TextPair
 from app.errors import InferenceFailed, UserError
 from model_export.batches import batches
 from model_export.checkpoint.checkpoint import Checkpoint

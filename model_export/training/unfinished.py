@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from app.engine.bundle import sha256
+from app.engine.model.bundle import sha256
 from app.errors import UserError
 from model_export.training.recipe import Recipe
 

@@ -12,8 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from app import platforms
-from app.settings import Settings
+from app.config import platforms
+from app.config.settings import Settings
 from deploy.check import OVERLAYS, Object, containers, kubectl, load, render
 from deploy.dockerfile import Copy, Run, Stage, context, stages
 from deploy.prometheus import operator

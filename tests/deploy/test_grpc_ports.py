@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.settings import Settings
+from app.config.settings import Settings
 from deploy.check import Object, load, render, violations
 from deploy.helm.chart import rendered
 from tests.support.serving import ROOT

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.settings import Settings
+from app.config.settings import Settings
 from deploy.check import OVERLAYS, Object, load, render
 from deploy.helm.chart import CASES, CHART, chart_problems, rendered
 from deploy.prometheus.operator import prometheus_rule

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from app.settings import Settings
+from app.config.settings import Settings
 from deploy.check import EXAMPLES, SCHEMAS, custom_schemas, load, violations
 from tests.support.serving import ROOT
 

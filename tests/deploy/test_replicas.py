@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.api.test_stream import FLAGS
+from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import ROOT, SLOW_COMMAND, Process, eventually
 
 CONFIG = ROOT / "deploy/nginx/nginx.conf"

@@ -8,8 +8,8 @@ import pytest
 
 from app.engine.batching.pending import Answer
 from app.engine.cache import ResultCache
-from app.engine.encoding import Encoding
 from app.engine.predictions import Scored
+from app.engine.text.encoding import Encoding
 from app.errors import InferenceFailed, Overloaded, ServiceError
 
 LABELS = 3

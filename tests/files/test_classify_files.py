@@ -23,8 +23,8 @@ import pytest
 
 import app.files
 from app.cli import main
-from app.engine.encoding import Encoding
-from app.engine.model import Model
+from app.engine.model.model import Model
+from app.engine.text.encoding import Encoding
 from app.errors import CannotContinue, UserError
 from app.files import tables
 from app.files.csv_table import Csv
@@ -45,7 +45,7 @@ SLOW_COMMAND = [
 import sys, time
 from app.cli import main
 from app.files import parquet, tables
-from app.engine.model import Model
+from app.engine.model.model import Model
 tables.CHUNK_CHARS, parquet.CHUNK_ROWS = 300, 40
 infer = Model.infer
 Model.infer = lambda self, encodings: (time.sleep(0.005), infer(self, encodings))[1]

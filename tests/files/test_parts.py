@@ -14,6 +14,7 @@ import pytest
 from pyarrow import fs
 
 from app.cli import main
+from app.config.settings import Settings
 from app.errors import CannotContinue, UserError
 from app.files.actor_share import Share, actor_share
 from app.files.formats import table_opener
@@ -23,7 +24,6 @@ from app.files.object_store import Directory, InputFile, ObjectFile, list_files
 from app.files.parts import Part, divide, read_pieces, write_part
 from app.files.plan import PLAN, SUCCESS, Plan, check_output
 from app.files.tables import START, Source, Table
-from app.settings import Settings
 from tests.support.serving import ROOT, environment
 
 TEXTS = ["love", "worst", "it", "", 'a "quoted"\nline', "naïve 日本 😀", "is"]

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from app.cli import main
-from tests.api.test_stream import FLAGS
+from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import (
     COMMAND,
     ROOT,

@@ -13,9 +13,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.engine.bundle import Bundle
+from app.config.settings import Settings, flag
+from app.engine.model.bundle import Bundle
 from app.errors import ServiceError
-from app.settings import Settings, flag
 from model_export.cli import main as sentiment_export
 from tests.support.checkpoints import CORPUS, make_checkpoint, make_twitter_roberta
 from tests.support.hub import Hub

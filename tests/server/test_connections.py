@@ -18,12 +18,12 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from app.config.settings import Settings
 from app.main import create_app
 from app.server import http_protocol, run
 from app.server.http_protocol import HttpProtocol
 from app.server.transport import ResponseTransport
-from app.settings import Settings
-from tests.api.test_stream import FLAGS
+from tests.api.routes.test_stream import FLAGS
 from tests.conftest import SET_BY_HAND
 from tests.support.serving import Gate, Process, exchange, listening, metric, read_answer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.api.test_stream import FLAGS
+from tests.api.routes.test_stream import FLAGS
 from tests.conftest import Serve
 from tests.support.serving import Gate, Process, eventually, metric
 from tests.support.tiny_bundle import make_bundle, write_manifest
@@ -24,7 +24,7 @@ FAULTY_COMMAND = [
     """
 import sys
 from app.cli import main
-from app.engine.model import Model
+from app.engine.model.model import Model
 infer = Model.infer
 def faulty(model, encodings):
     counts = {encoding.ids.count(5) for encoding in encodings}

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.api.test_stream import FLAGS
+from tests.api.routes.test_stream import FLAGS
 from tests.server.test_http_protocol import HEAD
 from tests.support.serving import COMMAND, Process, eventually
 

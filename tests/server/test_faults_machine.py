@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx2
 
-from tests.api.test_stream import FLAGS
+from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import COMMAND, ROOT, Process, environment
 
 TOO_LITTLE_KB = 200_000  # the libraries do not fit

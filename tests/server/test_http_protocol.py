@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from app.config.settings import Settings
 from app.main import create_app
-from app.settings import Settings
-from tests.api.test_stream import FLAGS
+from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import Process, exchange, listening
 
 BODY = b'{"inputs": "love"}'

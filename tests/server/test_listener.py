@@ -14,7 +14,7 @@ from app.cli import main
 from app.errors import UserError
 from app.server.listener import Listener, bind
 from app.server.request_scheduler import STARTS_A_TURN, Turns
-from tests.api.test_stream import FLAGS
+from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import Process, exchange
 
 CONNECTIONS = 150

@@ -17,7 +17,7 @@ import httpx2
 import pytest
 
 from app import logs
-from tests.api.test_stream import FLAGS
+from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import COMMAND, ROOT, Process, environment, eventually, exchange, metric
 
 # Few lines may wait, so that few requests are enough.

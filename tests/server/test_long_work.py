@@ -16,9 +16,9 @@ import pytest
 import sentencex
 
 from app.api.body import MAX_VALUES, parse
-from app.engine.model import Model
+from app.engine.model.model import Model
 from app.errors import InvalidRequest
-from tests.api.test_stream import FLAGS
+from tests.api.routes.test_stream import FLAGS
 from tests.conftest import Serve
 from tests.support.serving import Process, eventually
 

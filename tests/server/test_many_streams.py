@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_stream import HEAD, chunk
+from tests.api.routes.test_stream import HEAD, chunk
 from tests.support.serving import STUCK_COMMAND, Process, eventually
 
 STREAMS = 60
@@ -29,7 +29,7 @@ SLOW_COMMAND = [
     """
 import sys, time
 from app.cli import main
-from app.engine.model import Model
+from app.engine.model.model import Model
 infer = Model.infer
 Model.infer = lambda self, encodings: (time.sleep(0.02), infer(self, encodings))[1]
 sys.exit(main())

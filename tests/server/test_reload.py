@@ -20,12 +20,12 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app.api.protocols.inference_request import EXAMPLE
+from app.api.protocols.open_inference.request import EXAMPLE
+from app.config.settings import Settings
 from app.engine.classifier import Classifier
-from app.engine.model import Model
+from app.engine.model.model import Model
 from app.main import create_app
-from app.settings import Settings
-from tests.api.test_stream import FLAGS, HEAD
+from tests.api.routes.test_stream import FLAGS, HEAD
 from tests.conftest import SET_BY_HAND, Serve
 from tests.support.serving import Gate, Process, eventually, listening, metric
 from tests.support.tiny_bundle import make_bundle, write_manifest

@@ -21,7 +21,7 @@ import sys, time
 from pathlib import Path
 import app.engine.batching.runners
 from app.cli import main
-from app.engine.model import Model
+from app.engine.model.model import Model
 app.engine.batching.runners.STUCK_LEAST_S, app.engine.batching.runners.WATCH_S = 0.5, 0.1
 fault = Path(sys.argv.pop(1)) / "fault"
 infer = Model.infer

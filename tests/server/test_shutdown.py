@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.api.test_stream import FLAGS
+from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import COMMAND, SLOW_COMMAND, Process, eventually, metric
 
 BODY = json.dumps({"inputs": ["love", "worst"]})

@@ -9,7 +9,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import BpeTrainer
 
-from app.engine.bertweet import normalise_bertweet
+from app.engine.text.bertweet import normalise_bertweet
 from tests.support.checkpoints import CORPUS, random_model, save_model
 
 LABELS = {0: "NEG", 1: "NEU", 2: "POS"}

@@ -29,8 +29,8 @@ from transformers import (
     XLMRobertaTokenizerFast,
 )
 
-from app.engine.bundle import Bundle, Precision
-from app.engine.model import Model
+from app.engine.model.bundle import Bundle, Precision
+from app.engine.model.model import Model
 from model_export.checkpoint import architectures as known
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.export import WRITERS, export

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from app.engine.encoding import Encoding
+from app.engine.text.encoding import Encoding
 from tests.support.graphs import feeds_of
 
 Array = np.ndarray

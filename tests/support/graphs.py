@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from app.engine.device import CPU
-from app.engine.encoding import Encoding
+from app.engine.model.device import CPU
+from app.engine.text.encoding import Encoding
 from tests.support.checkpoints import MAX_TOKENS
 
 # Every tokenizer of checkpoints.py has at least as many ids.

@@ -7,10 +7,10 @@ import json
 import sys
 from typing import get_args
 
-from app.engine import model as model_module
-from app.engine.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.model import Model
-from app.engine.session import Int8Kernels, int8_kernels
+from app.engine.model import model as model_module
+from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.model.model import Model
+from app.engine.model.session import Int8Kernels, int8_kernels
 
 TEXTS = (
     "I love this!",

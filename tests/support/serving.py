@@ -18,7 +18,7 @@ import httpx2
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.engine.model import Model
+from app.engine.model.model import Model
 from app.server.listener import bind
 from app.server.run import Server
 
@@ -30,7 +30,7 @@ SLOW_COMMAND = [
     """
 import sys, time
 from app.cli import main
-from app.engine.model import Model
+from app.engine.model.model import Model
 infer = Model.infer
 Model.infer = lambda self, encodings: (time.sleep(0.05), infer(self, encodings))[1]
 sys.exit(main())
@@ -45,7 +45,7 @@ STUCK_COMMAND = [
 import sys, time
 from itertools import count
 from app.cli import main
-from app.engine.model import Model
+from app.engine.model.model import Model
 infer, calls = Model.infer, count()
 stick = lambda: next(calls) > 1 and time.sleep(600)
 Model.infer = lambda self, encodings: (stick(), infer(self, encodings))[1]

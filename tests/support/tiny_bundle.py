@@ -18,7 +18,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
-from app.engine.bundle import FORMAT_VERSION, MANIFEST, SIDE_FILES, sha256
+from app.engine.model.bundle import FORMAT_VERSION, MANIFEST, SIDE_FILES, sha256
 
 LABELS = ["negative", "neutral", "positive"]
 MAX_TOKENS = 16  # with <s> and </s>: 14 words

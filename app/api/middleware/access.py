@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from starlette.types import Scope
 
+from app.config.settings import Settings
 from app.errors import RateLimited, Unauthorized
-from app.settings import Settings
 
 # These paths, that of AIP_HEALTH_ROUTE, and OPEN_PAGES need no key and have no rate limit: probes,
 # the page, the API's descriptions and the metrics. None of them classifies anything.

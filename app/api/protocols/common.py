@@ -7,9 +7,9 @@ from pydantic import Field, PlainValidator
 from typing_extensions import TypedDict
 
 from app.api.inputs import NonEmpty, PairObject, Text, parse_texts
-from app.engine.model import Model
-from app.engine.pairs import Input
+from app.engine.model.model import Model
 from app.engine.results import Prediction
+from app.engine.text.pairs import Input
 
 
 def whole(value: Any) -> Any:

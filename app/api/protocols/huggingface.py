@@ -7,15 +7,15 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from app.api import examples
 from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
 from app.api.body import read_body
 from app.api.inputs import as_list
-from app.api.openapi import ERRORS, documented, documented_body, example
+from app.api.openapi import examples
+from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.protocols.common import INPUTS, AllTexts, LabelScore, ranking, whole
 from app.api.routing import DirectRoute
 from app.engine.classifier import Classification
-from app.engine.model import Model
+from app.engine.model.model import Model
 from app.engine.results import Prediction
 
 router = APIRouter(tags=["compatibility"], route_class=DirectRoute)

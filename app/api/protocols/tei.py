@@ -8,21 +8,25 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from app.api import examples
 from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
 from app.api.body import ByField, read_body
 from app.api.inputs import NonEmpty, PairObject, Text, as_list, parse_texts
-from app.api.openapi import ERRORS, documented, documented_body, examples_of
+from app.api.openapi import examples
+from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
+from app.api.openapi.schemas import Problem
 from app.api.problems import problem
 from app.api.protocols.common import LabelScore, ranking, tokens_computed
-from app.api.protocols.instances import InstancesRequest, InstancesResponse, answer_instances
+from app.api.protocols.hosting.instances import (
+    InstancesRequest,
+    InstancesResponse,
+    answer_instances,
+)
 from app.api.routing import DirectRoute
-from app.api.schemas import Problem
 from app.engine.classifier import Classification
 from app.engine.machine.gpu import CUDA
-from app.engine.pairs import Input, TextPair
 from app.engine.predictions import Options
 from app.engine.results import Prediction
+from app.engine.text.pairs import Input, TextPair
 from app.errors import (
     DeadlineExceeded,
     EmptyText,

@@ -8,10 +8,10 @@ from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool
 from typing_extensions import TypedDict
 
-from app.api import examples
 from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
 from app.api.body import read_body
-from app.api.openapi import ERRORS, documented, documented_body, example
+from app.api.openapi import examples
+from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.problems import problem
 from app.api.protocols.common import INPUTS, AllTexts, tokens_computed
 from app.api.routing import DirectRoute

@@ -5,7 +5,7 @@
 ``input`` and ``skip`` are [batch, sequence, hidden] or [tokens, hidden]; the other inputs are
 [hidden]. On CUDA, the fp16 operator reads and writes fp16 and computes mean and variance in fp32
 since ONNX Runtime's pull request 28682 (the kernels of onnxruntime-gpu 1.31.1 have its signature).
-So it needs no Casts. On a CPU it is slow; see ``app/engine/session.py``.
+So it needs no Casts. On a CPU it is slow; see ``app/engine/model/session.py``.
 """
 
 import onnx_ir as ir

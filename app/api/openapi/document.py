@@ -1,0 +1,135 @@
+"""OpenAPI descriptions for routes that read their request and build their answer by hand.
+
+Schemas and errors are written where they belong. ``with_components`` moves them to the document's
+components.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from app.api.openapi.components import JSON, REFERENCE, encoded
+from app.api.openapi.schemas import Problem
+from app.api.problems import MEDIA_TYPE, document
+from app.errors import (
+    DeadlineExceeded,
+    EmptyText,
+    InferenceFailed,
+    InvalidRequest,
+    ModelNotFound,
+    NotReady,
+    OutOfMemory,
+    Overloaded,
+    PayloadTooLarge,
+    RateLimited,
+    ServiceError,
+    ShuttingDown,
+    TextTooLong,
+    TooManyTexts,
+    Unauthorized,
+    UnsupportedMediaType,
+)
+
+# The errors of a route that classifies.
+ERRORS = (
+    Unauthorized,
+    ModelNotFound,
+    PayloadTooLarge,
+    UnsupportedMediaType,
+    InvalidRequest,
+    EmptyText,
+    TextTooLong,
+    TooManyTexts,
+    Overloaded,
+    RateLimited,
+    InferenceFailed,
+    OutOfMemory,
+    NotReady,
+    ShuttingDown,
+    DeadlineExceeded,
+)
+_PATH_PARAMETERS = {
+    "name": ("name of a served model", "minilm-l6-tweet-sentiment"),
+    "version": ("version of the model; there is only 1", "1"),
+}
+
+
+def documented_body(schema: type[BaseModel], *others: type[BaseModel]) -> dict[str, Any]:
+    """The ``openapi_extra`` of a route that reads a body with one of these schemas."""
+    schemas = [one.model_json_schema(ref_template=REFERENCE) for one in (schema, *others)]
+    shown = {one["title"]: {"value": encoded(one.pop("examples")[0])} for one in schemas}
+    content: dict[str, Any]
+    if others:
+        content = {"schema": {"anyOf": schemas}, "examples": shown}
+    else:
+        content = {"schema": schemas[0], "example": shown[schema.__name__]["value"]}
+    return {"requestBody": {"required": True, "content": {JSON: content}}}
+
+
+def path_parameters(*names: str) -> dict[str, Any]:
+    """The ``openapi_extra`` of a route whose path has these parameters."""
+    return {
+        "parameters": [
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "description": description,
+                "schema": {"type": "string"},
+                "example": value,
+            }
+            for name in names
+            for description, value in [_PATH_PARAMETERS[name]]
+        ]
+    }
+
+
+def example(value: Any) -> dict[int | str, Any]:
+    """The ``responses`` of a route, with ``value`` as an example of its answer."""
+    return {200: {"content": {JSON: {"example": encoded(value)}}}}
+
+
+def text_example(text: str, media_type: str) -> dict[int | str, Any]:
+    """The ``responses`` of a route that answers with text."""
+    schema = {"type": "string"}
+    return {200: {"content": {media_type: {"schema": schema, "example": text}}}}
+
+
+def examples_of(answers: Mapping[type[BaseModel], Any]) -> dict[int | str, Any]:
+    """The same for a route that reads several schemas, with the answer to the example of each."""
+    named = {schema.__name__: {"value": encoded(value)} for schema, value in answers.items()}
+    return {200: {"content": {JSON: {"examples": named}}}}
+
+
+def documented(
+    *errors: type[ServiceError],
+    form: type = Problem,
+    members: Callable[[type[ServiceError], str], Mapping[str, Any]] = lambda kind, detail: {},
+) -> dict[int | str, Any]:
+    """The ``responses`` of a route that may fail with these errors.
+
+    ``form`` is the type of the JSON document that describes an error. ``members`` returns the
+    members that the route's protocol adds to it, for an error and its detail.
+    """
+    schema = TypeAdapter(form).json_schema(mode="serialization", ref_template=REFERENCE)
+    by_status: dict[int, list[type[ServiceError]]] = {}
+    for error in errors:
+        by_status.setdefault(error.status, []).append(error)
+    responses: dict[int | str, Any] = {}
+    for status, kinds in by_status.items():
+        examples = {
+            kind.code: {
+                "value": encoded({**document(kind, _DETAIL, _ID), **members(kind, _DETAIL)})
+            }
+            for kind in kinds
+        }
+        responses[status] = {
+            "description": ", ".join(kind.code for kind in kinds),
+            "content": {MEDIA_TYPE: {"schema": schema, "examples": examples}},
+        }
+    return responses
+
+
+_DETAIL = "what was wrong, and what is accepted"
+_ID = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"

@@ -1,0 +1,267 @@
+"""Schemas of the native API. Answers are typed dicts, because they are built as plain dicts."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    TypeAdapter,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from app.api.inputs import Text, Texts
+from app.engine.model.bundle import Calibration, Parity, Precision
+from app.engine.model.session import Int8Kernels
+from app.engine.predictions import Overflow, Split
+from app.engine.results import FailedItem, Prediction, Word
+from app.engine.text.preprocessing import Preprocessing
+from app.engine.tokens import Tokens
+
+LANGUAGE_TAG = re.compile("[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}")  # BCP 47
+
+
+class RequestBody(BaseModel):
+    """A JSON object without unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, body: Any) -> Any:
+        # Pydantic's own check reports every unknown field. A hostile body can have a million of
+        # them, and the check would take seconds.
+        known = cls.__pydantic_fields__
+        if isinstance(body, dict) and not known.keys() >= body.keys():
+            unknown = next(name for name in body if name not in known)
+            raise PydanticCustomError(
+                "unknown_field",
+                "unknown field {name}; the accepted fields are {accepted}",
+                {"name": ascii(unknown[:40]), "accepted": ", ".join(known)},
+            )
+        return body
+
+
+def _language_tag(value: str) -> str:
+    if not LANGUAGE_TAG.fullmatch(value):
+        raise PydanticCustomError("language", "must be a language tag such as 'en' or 'pt-BR'")
+    return value
+
+
+class ClassifyRequest(RequestBody):
+    """One text, or a list of texts."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": ["I love this!", ""]}]})
+
+    inputs: Texts = Field(
+        description="one text, or a list of texts; a list of two strings is two separate texts"
+    )
+    model: str | None = Field(default=None, description="name of a served model")
+    overflow: Overflow = Field(
+        default="truncate",
+        description="what to do with a text of more tokens than the model takes: cut off its end, "
+        "refuse it, or classify overlapping windows, whose logits are averaged, weighted by tokens",
+    )
+    split: Split | None = Field(
+        default=None, description="sentences: classify each sentence as well, by itself"
+    )
+    language: Annotated[str, AfterValidator(_language_tag)] = Field(
+        default="en",
+        json_schema_extra={"pattern": f"^{LANGUAGE_TAG.pattern}$"},
+        description="language of the text, as a BCP 47 tag such as pt-BR; its abbreviations end "
+        "no sentence",
+    )
+
+
+class ExplainRequest(RequestBody):
+    """One text."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": "I love this, but it is expensive"}]}
+    )
+
+    inputs: Annotated[str, WithJsonSchema(TypeAdapter(Text).json_schema())] = Field(
+        description="the text"
+    )
+    model: str | None = Field(default=None, description="name of a served model")
+
+
+class TokenizeRequest(RequestBody):
+    """One text, or a list of texts."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": ["@bob I love this!", ""]}]}
+    )
+
+    inputs: Texts = Field(description="one text, or a list of texts")
+    model: str | None = Field(default=None, description="name of a served model")
+    add_special_tokens: StrictBool = Field(
+        default=True, description="false: leave out the special tokens, which the model also gets"
+    )
+
+
+class ModelVersion(TypedDict):
+    """The model that answered."""
+
+    name: Annotated[str, Field(description="what requests may send as `model`")]
+    revision: Annotated[
+        str | None, Field(description="resolved commit of the checkpoint, if it came from a hub")
+    ]
+    precision: Annotated[Precision, Field(description="number format of its weights")]
+
+
+Answered = Annotated[ModelVersion, Field(description="the model that answered")]
+
+
+class ClassifyResponse(TypedDict):
+    """The results of the texts, and the model that they are from."""
+
+    model: Answered
+    labels: Annotated[
+        list[str], Field(description="the model's labels, in the order of its logits")
+    ]
+    results: Annotated[
+        list[Prediction | FailedItem],
+        Field(description="one item for each text, in the order of the texts"),
+    ]
+
+
+class TokenizeResponse(TypedDict):
+    """The tokens of the texts, and the model that they are for."""
+
+    model: Answered
+    results: Annotated[
+        list[Tokens | FailedItem],
+        Field(description="one item for each text, in the order of the texts"),
+    ]
+
+
+class ExplainResponse(TypedDict):
+    """The result of the text, and what each of its words contributes to it."""
+
+    model: Answered
+    label: Annotated[str, Field(description="the label with the highest score")]
+    score: Annotated[float, Field(description="its score")]
+    tokens: Annotated[
+        int, Field(description="tokens of the text, special ones included, before truncation")
+    ]
+    truncated: Annotated[bool, Field(description="whether the end of the text was cut off")]
+    words: Annotated[
+        list[Word], Field(description="one item for each word, in the order of the text")
+    ]
+
+
+class Problem(TypedDict):
+    """An error, in the format of RFC 9457."""
+
+    type: Annotated[str, Field(description="the code as a URN")]
+    title: Annotated[str, Field(description="the kind of error, for people")]
+    status: Annotated[int, Field(description="the status of the answer")]
+    detail: Annotated[str, Field(description="what was wrong, and what is accepted")]
+    code: Annotated[str, Field(description="the kind of error, for programs")]
+    error: Annotated[str, Field(description="the detail again, for Hugging Face clients")]
+    request_id: Annotated[str, Field(description="the answer's `x-request-id`")]
+
+
+class Status(TypedDict):
+    """The answer when all is well; otherwise the answer is a problem."""
+
+    status: Annotated[str, Field(description="one word: live, ready or reloaded")]
+
+
+class Limits(TypedDict):
+    """How large a request may be, and when it is refused."""
+
+    max_batch_tokens: Annotated[int, Field(description="padded tokens of a batch")]
+    max_queue_tokens: Annotated[
+        int, Field(description="tokens that may wait; a request may have half")
+    ]
+    cache_mb: Annotated[int, Field(description="megabytes for results that are kept; 0: none")]
+    max_texts: Annotated[int, Field(description="texts of a request")]
+    max_text_chars: Annotated[int, Field(description="characters of a text")]
+    max_body_bytes: Annotated[int, Field(description="bytes of a body, also when decompressed")]
+    max_inflight_bytes: Annotated[int, Field(description="bytes of all bodies at one time")]
+    max_header_bytes: Annotated[int, Field(description="bytes of the headers of a request")]
+    deadline_ms: Annotated[int, Field(description="milliseconds in which a request is answered")]
+
+
+UsedDevice = Annotated[
+    str, Field(description="the device really in use: cpu, or cuda with the numbers of the GPUs")
+]
+ProviderOptions = Annotated[
+    dict[str, str],
+    Field(description="ONNX Runtime's options for it that differ from its defaults; none on a CPU"),
+]
+
+
+class Info(TypedDict):
+    """Versions, hardware and limits of the running service."""
+
+    version: Annotated[str, Field(description="of the service")]
+    python: Annotated[str, Field(description="its version of Python")]
+    onnxruntime: Annotated[str, Field(description="its version of ONNX Runtime")]
+    device: UsedDevice
+    provider: Annotated[str, Field(description="ONNX Runtime's name for it")]
+    provider_options: ProviderOptions
+    cpus: Annotated[float, Field(description="CPUs that affinity and cgroup grant")]
+    cpu: Annotated[str, Field(description="the processor, as the system names it")]
+    cpu_flags: Annotated[
+        str, Field(description="its instruction sets that matter for speed, as Linux lists them")
+    ]
+    int8_kernels: Annotated[
+        Int8Kernels | None,
+        Field(
+            description="ONNX Runtime's kernels of the default model: U8U8 if a test at start "
+            "shows that the faster U8S8 saturates; null if the model is not int8 on a CPU"
+        ),
+    ]
+    batch_invariant: Annotated[
+        bool | None,
+        Field(
+            description="true if a text has the same logits to the last bit in every batch of the "
+            "default model, as measured on CPUs in fp32 and int8; null where it was not measured"
+        ),
+    ]
+    runners: Annotated[int, Field(description="batches of the default model computed at once")]
+    threads: Annotated[int, Field(description="threads that compute one of them")]
+    tuning: Annotated[str, Field(description="how these were chosen")]
+    calibration: Annotated[
+        Calibration | None,
+        Field(description="how the default model's scores were calibrated; null if they were not"),
+    ]
+    limits: Annotated[Limits, Field(description="how large a request may be")]
+
+
+class ModelInfo(ModelVersion):
+    """A served model."""
+
+    labels: Annotated[list[str], Field(description="in the order of the logits")]
+    max_tokens: Annotated[int, Field(description="longer texts are truncated")]
+    multi_label: Annotated[bool, Field(description="whether each label has a score of its own")]
+    text_pairs: Annotated[bool, Field(description="whether it was trained on pairs of texts")]
+    preprocessing: Annotated[Preprocessing, Field(description="how texts are normalised first")]
+    device: UsedDevice
+    provider: Annotated[str, Field(description="ONNX Runtime's name for it")]
+    provider_options: ProviderOptions
+    parity: Annotated[
+        Parity | None, Field(description="distance to the PyTorch checkpoint, where measured")
+    ]
+    calibration: Annotated[
+        Calibration | None,
+        Field(description="how its scores were calibrated; null if they were not"),
+    ]
+    tuning: Annotated[
+        str, Field(description="its runners, threads and batch size, and how they were chosen")
+    ]
+
+
+class Models(TypedDict):
+    """The served models. The first one answers requests that name no model."""
+
+    models: Annotated[list[ModelInfo], Field(description="the default model first")]

@@ -1,0 +1,115 @@
+"""Amazon SageMaker's routes: GET /ping, POST /invocations and GET /execution-parameters.
+
+The forms of Hugging Face's and MLflow's containers, which have the same route, are among them.
+"""
+
+from typing import cast
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+from typing_extensions import TypedDict
+
+from app.api.answers import JsonAnswer, timing
+from app.api.body import ByField, media_type, read_body
+from app.api.openapi.document import ERRORS, documented
+from app.api.openapi.schemas import ClassifyRequest
+from app.api.protocols.hosting.instances import InstancesRequest, answer_instances
+from app.api.protocols.hosting.mlflow import RecordsRequest, SplitRequest, as_instances
+from app.api.protocols.hosting.records import Csv, Format, JsonLines, JsonList, answer_records
+from app.api.protocols.huggingface import TextClassification, best_labels
+from app.api.routes import classify
+from app.api.routing import DirectRoute
+from app.api.service import Service
+from app.errors import UnsupportedMediaType
+
+# Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
+# The platform has its own description, and docs/platforms.md has ours.
+router = APIRouter(include_in_schema=False)
+classifying = APIRouter(include_in_schema=False, route_class=DirectRoute)
+
+# The requests of a transform job may together have at most this many megabytes.
+JOB_MEGABYTES = 100
+JSON_LINES, CSV = JsonLines(), Csv()
+READS: dict[str, Format] = {
+    "application/jsonlines": JSON_LINES,
+    "application/jsonl": JSON_LINES,
+    "application/x-ndjson": JSON_LINES,
+    "text/csv": CSV,
+}
+WRITES: dict[str, Format] = {**READS, "application/json": JsonList()}
+# A body in JSON has the form of the first of these fields that it has. ``inputs`` alone is answered
+# as by Hugging Face's containers; with one of our own fields, as by POST /classify.
+FORMS: dict[str, type[BaseModel]] = {
+    "instances": InstancesRequest,
+    "dataframe_split": SplitRequest,
+    "dataframe_records": RecordsRequest,
+    **{name: ClassifyRequest for name in ClassifyRequest.model_fields if name != "inputs"},
+    "inputs": TextClassification,
+}
+
+
+class ExecutionParameters(TypedDict):
+    """How a batch transform job should call, unless it sets this itself."""
+
+    MaxConcurrentTransforms: int
+    BatchStrategy: str
+    MaxPayloadInMB: int
+
+
+@router.get("/ping")
+async def ping(request: Request) -> Response:
+    """Succeeds, with an empty answer, while you can send traffic."""
+    await Service.of(request).models.check_ready()
+    return Response()
+
+
+@router.get("/execution-parameters")
+async def execution_parameters(request: Request) -> ExecutionParameters:
+    """How a batch transform job should call, unless it sets this itself."""
+    service = Service.of(request)
+    concurrent = service.models.classifier(None).plan.runners
+    megabytes = service.settings.max_body_bytes // 2**20
+    return {
+        "MaxConcurrentTransforms": concurrent,
+        "BatchStrategy": "MULTI_RECORD",
+        "MaxPayloadInMB": max(1, min(megabytes, JOB_MEGABYTES // concurrent)),
+    }
+
+
+@classifying.post("/invocations", responses=documented(*ERRORS))
+async def invocations(request: Request) -> Response:
+    """Classify in the formats of Amazon SageMaker, and of the containers that run there.
+
+    JSON Lines and CSV are answered line by line; blank and bad lines have their error in their
+    place. In JSON, the fields decide: `inputs` alone is answered as by Hugging Face's containers,
+    `inputs` with a field of `POST /classify` as there, `instances`, `dataframe_split` and
+    `dataframe_records` as by MLflow.
+    """
+    given = media_type(request, b"content-type")
+    if given in READS:
+        asked = media_type(request, b"accept")
+        return await answer_records(request, READS[given], WRITES.get(asked, READS[given]))
+    if given != "application/json":
+        raise UnsupportedMediaType(f"send one of: application/json, {', '.join(READS)}")
+    body = await read_body(request, ByField(FORMS))
+    match body:
+        case InstancesRequest():
+            return await answer_instances(request, body)
+        case SplitRequest() | RecordsRequest():
+            return await answer_instances(request, as_instances(body))
+        case ClassifyRequest():
+            return await classify.answer(request, body)
+        case _:
+            return await _as_container(request, cast(TextClassification, body))
+
+
+async def _as_container(request: Request, body: TextClassification) -> Response:
+    """What Hugging Face's pipeline for text classification returns.
+
+    Without ``top_k``, each text has its best label, in one list for all texts. With it, each text
+    has a list of labels, and that of a single text stands alone.
+    """
+    ranked, done = await best_labels(request, body)
+    if body.parameters is None or "top_k" not in body.parameters.model_fields_set:
+        return JsonAnswer([labels[0] for labels in ranked], timing(done))
+    return JsonAnswer(ranked if isinstance(body.inputs, list) else ranked[0], timing(done))

@@ -1,0 +1,211 @@
+"""Version 2 of the Open Inference Protocol over HTTP, with binary tensors."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from app.api.answers import classify_texts, every_prediction, timing
+from app.api.openapi import examples
+from app.api.openapi.document import ERRORS, documented, example, path_parameters
+from app.api.protocols.open_inference.request import ALL_OUTPUTS, read_inference_request
+from app.api.protocols.open_inference.response import (
+    VERSION,
+    TensorMetadata,
+    infer_response,
+    tensor_metadata,
+)
+from app.api.routing import DirectRoute
+from app.api.service import Service
+from app.engine.classifier import Classifier
+from app.engine.model.model import Model
+from app.engine.predictions import Options
+from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
+
+router = APIRouter(prefix="/v2", tags=["compatibility"])
+classifying = APIRouter(prefix="/v2", tags=["compatibility"], route_class=DirectRoute)
+
+
+SERVER = "sentiment-service"
+PLATFORM = "onnxruntime_onnx"
+
+
+class ServerMetadata(TypedDict):
+    """Name and version of the service, and the extensions of the protocol that it has."""
+
+    name: Annotated[str, Field(description="always sentiment-service")]
+    version: Annotated[str, Field(description="of the service")]
+    extensions: Annotated[list[str], Field(description="extensions of the protocol")]
+
+
+class Live(TypedDict):
+    """The process works."""
+
+    live: Annotated[bool, Field(description="always true; otherwise the answer is an error")]
+
+
+class Ready(TypedDict):
+    """The service is ready for requests."""
+
+    ready: Annotated[bool, Field(description="always true; otherwise the answer is an error")]
+
+
+class ModelReady(Ready):
+    """The model is ready for requests."""
+
+    name: Annotated[str, Field(description="the model's name")]
+
+
+class ModelParameters(TypedDict):
+    """Metadata for which the protocol has no field."""
+
+    labels: Annotated[list[str], Field(description="in the order of the logits and scores")]
+
+
+class ModelMetadata(TypedDict):
+    """A served model."""
+
+    name: Annotated[str, Field(description="the model's name")]
+    versions: Annotated[list[str], Field(description="always 1")]
+    platform: Annotated[str, Field(description="what computes it")]
+    inputs: Annotated[list[TensorMetadata], Field(description="the tensor of texts")]
+    outputs: Annotated[list[TensorMetadata], Field(description="what may be asked for")]
+    parameters: Annotated[ModelParameters, Field(description="what the protocol has no field for")]
+
+
+_NAMED = path_parameters("name")
+_VERSIONED = path_parameters("name", "version")
+_METADATA = {
+    **example(examples.METADATA),
+    **documented(Unauthorized, ModelNotFound, RateLimited, NotReady),
+}
+_READY = {
+    **example({"ready": True, "name": examples.MODEL}),
+    **documented(Unauthorized, ModelNotFound, RateLimited, NotReady, ShuttingDown),
+}
+
+
+@router.get(
+    "",
+    operation_id="getServerV2",
+    responses={**example(examples.SERVER), **documented(Unauthorized, RateLimited)},
+)
+async def server_metadata(request: Request) -> ServerMetadata:
+    """Name and version of the service, and the extensions of the protocol that it has."""
+    extensions = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
+    return {
+        "name": SERVER,
+        "version": Service.of(request).version,
+        "extensions": extensions,
+    }
+
+
+@router.get(
+    "/health/live",
+    operation_id="checkLiveV2",
+    responses={**example({"live": True}), **documented(NotReady)},
+)
+async def server_live(request: Request) -> Live:
+    """Succeeds if the process works or can recover by itself; otherwise restart the process."""
+    Service.of(request).models.check_live()
+    return {"live": True}
+
+
+@router.get(
+    "/health/ready",
+    operation_id="checkReadyV2",
+    responses={**example({"ready": True}), **documented(NotReady, ShuttingDown)},
+)
+async def server_ready(request: Request) -> Ready:
+    """Succeeds while you can send traffic.
+
+    This means that the models are warm, inference works, and shutdown has not begun.
+    """
+    await Service.of(request).models.check_ready()
+    return {"ready": True}
+
+
+@router.get(
+    "/models/{name}/versions/{version}",
+    operation_id="getModelVersionV2",
+    responses=_METADATA,
+    openapi_extra=_VERSIONED,
+)
+@router.get("/models/{name}", operation_id="getModelV2", responses=_METADATA, openapi_extra=_NAMED)
+async def model_metadata(request: Request) -> ModelMetadata:
+    """The model's tensors, and its labels in the order of the logits and scores."""
+    return metadata_of(served(request).model)
+
+
+@router.get(
+    "/models/{name}/versions/{version}/ready",
+    operation_id="checkModelVersionReadyV2",
+    responses=_READY,
+    openapi_extra=_VERSIONED,
+)
+@router.get(
+    "/models/{name}/ready", operation_id="checkModelReadyV2", responses=_READY, openapi_extra=_NAMED
+)
+async def model_ready(request: Request) -> ModelReady:
+    """Succeeds while you can send traffic for this model."""
+    classifier = served(request)
+    Service.of(request).lifecycle.check()
+    await classifier.check()
+    return {"name": classifier.model.name, "ready": True}
+
+
+# Not in our OpenAPI document: JSON Schema cannot say that data must have as many texts as shape
+# says, nor that bytes may follow the JSON. The protocol has its own description.
+@classifying.post(
+    "/models/{name}/versions/{version}/infer",
+    responses=documented(*ERRORS),
+    include_in_schema=False,
+)
+@classifying.post("/models/{name}/infer", responses=documented(*ERRORS), include_in_schema=False)
+async def infer(request: Request) -> Response:
+    """Labels, scores and logits of a tensor of texts.
+
+    The texts may follow the JSON as bytes, and so may the outputs in the answer: this is the
+    protocol's binary tensor data extension. If a text is bad, the answer is the error of the
+    first bad text.
+    """
+    name = served(request).model.name
+    body, texts = await read_inference_request(request)
+    options = Options(body.parameters.overflow)
+    done = await classify_texts(request, texts, model=name, options=options)
+    return infer_response(body, done.model, every_prediction(done.outcomes), timing(done))
+
+
+def served(request: Request) -> Classifier:
+    """The classifier that the path names.
+
+    Raises:
+        ModelNotFound: no model has that name, or the model does not have that version.
+    """
+    version = request.path_params.get("version", VERSION)
+    return of_version(Service.of(request), request.path_params["name"], version)
+
+
+def of_version(service: Service, name: str, version: str) -> Classifier:
+    """The classifier of a model and a version of it.
+
+    Raises:
+        ModelNotFound: no model has that name, or the model does not have that version.
+    """
+    classifier = service.models.classifier(name)
+    if version != VERSION:
+        raise ModelNotFound(f"{classifier.model.name} is served in version {VERSION} only")
+    return classifier
+
+
+def metadata_of(model: Model) -> ModelMetadata:
+    """The model's tensors and labels."""
+    return {
+        "name": model.name,
+        "versions": [VERSION],
+        "platform": PLATFORM,
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+        "outputs": [tensor_metadata(output.name, -1, model.labels) for output in ALL_OUTPUTS],
+        "parameters": {"labels": model.labels},
+    }

@@ -1,0 +1,92 @@
+"""POST /classify and POST /explain."""
+
+from fastapi import APIRouter, Request, Response
+
+from app.api.answers import JsonAnswer, classify_texts, timing, version, whole_failure
+from app.api.body import read_body
+from app.api.connection import while_connected
+from app.api.inputs import as_list
+from app.api.openapi import examples
+from app.api.openapi.document import ERRORS, documented, documented_body, example
+from app.api.openapi.schemas import (
+    ClassifyRequest,
+    ClassifyResponse,
+    ExplainRequest,
+    ExplainResponse,
+)
+from app.api.routing import DirectRoute
+from app.api.service import Service
+from app.api.work import note_asked, note_done
+from app.engine.predictions import Options
+from app.engine.results import item
+
+router = APIRouter(tags=["classification"], route_class=DirectRoute)
+
+
+@router.post(
+    "/classify",
+    operation_id="classify",
+    response_model=ClassifyResponse,
+    responses={**example(examples.CLASSIFIED), **documented(*ERRORS)},
+    openapi_extra=documented_body(ClassifyRequest),
+)
+async def classify(request: Request) -> Response:
+    """Classify one text or several: label, scores and logits.
+
+    `results` is always a list, in the order of the texts. If one text of a list is bad, its place
+    in `results` has its error, and the other texts are still classified. If you send a single
+    text and it is bad, the request fails with its error.
+    """
+    return await answer(request, await read_body(request, ClassifyRequest))
+
+
+async def answer(request: Request, body: ClassifyRequest) -> Response:
+    """The answer to a request in our own format.
+
+    Raises:
+        ServiceError: its only text is bad, or the request as a whole failed.
+    """
+    single = not isinstance(body.inputs, list)
+    texts = as_list(body.inputs)
+    options = Options(body.overflow, body.split, body.language)
+    done = await classify_texts(request, texts, model=body.model, options=options)
+    if error := whole_failure(done.outcomes, single=single):
+        raise error
+    response: ClassifyResponse = {
+        "model": version(done.model),
+        "labels": done.model.labels,
+        "results": [item(outcome) for outcome in done.outcomes],
+    }
+    return JsonAnswer(response, timing(done))
+
+
+@router.post(
+    "/explain",
+    operation_id="explain",
+    response_model=ExplainResponse,
+    responses={**example(examples.EXPLAINED), **documented(*ERRORS)},
+    openapi_extra=documented_body(ExplainRequest),
+)
+async def explain(request: Request) -> Response:
+    """Explain what each word of a text contributes to its label.
+
+    The text is classified again without each word in turn. A word that speaks for the label has a
+    contribution above 0, and a word that speaks against it has one below 0. A text may have at
+    most 128 words and 4,000 characters. All copies of the text, each without one word, may
+    together have at most half of `max_queue_tokens`.
+    """
+    body = await read_body(request, ExplainRequest)
+    classifier = Service.of(request).models.classifier(body.model)
+    noted = note_asked(request.scope, classifier.model.name, 1)
+    explaining = classifier.explain(body.inputs, deadline=request.state.deadline)
+    done, whole, words = await while_connected(request, explaining)
+    note_done(noted, done, [whole])
+    response: ExplainResponse = {
+        "model": version(done.model),
+        "label": whole["label"],
+        "score": whole["score"],
+        "tokens": whole["tokens"],
+        "truncated": whole["truncated"],
+        "words": words,
+    }
+    return JsonAnswer(response, timing(done))

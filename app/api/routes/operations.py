@@ -1,0 +1,153 @@
+"""Routes for operators: health, metrics, the served models, versions and hardware."""
+
+import platform
+
+import onnxruntime
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
+from prometheus_client.exposition import choose_encoder
+
+from app.api.openapi import examples
+from app.api.openapi.document import documented, example, path_parameters, text_example
+from app.api.openapi.schemas import Info, ModelInfo, Models, Status
+from app.api.service import Service
+from app.engine.machine.cpu import cpu_name, vector_flags
+from app.errors import (
+    InvalidBundle,
+    ModelNotFound,
+    NotReady,
+    RateLimited,
+    ShuttingDown,
+    Unauthorized,
+)
+
+router = APIRouter(tags=["operations"])
+metrics_router = APIRouter(tags=["operations"])  # it may have a port of its own
+
+
+_READY = {**example({"status": "ready"}), **documented(NotReady, ShuttingDown)}
+
+
+@router.get(
+    "/health/live",
+    operation_id="checkLive",
+    responses={**example({"status": "live"}), **documented(NotReady)},
+)
+async def live(request: Request) -> Status:
+    """Succeeds if the process works or can recover by itself; otherwise restart the process."""
+    Service.of(request).models.check_live()
+    return {"status": "live"}
+
+
+@router.get("/health", operation_id="checkHealth", responses=_READY)
+@router.get("/health/ready", operation_id="checkReady", responses=_READY)
+async def ready(request: Request) -> Status:
+    """Succeeds while you can send traffic.
+
+    This means that the models are warm, inference works, and shutdown has not begun.
+    """
+    await Service.of(request).models.check_ready()
+    return {"status": "ready"}
+
+
+@router.get(
+    "/info",
+    operation_id="getInfo",
+    responses={**example(examples.INFO), **documented(Unauthorized, RateLimited, NotReady)},
+)
+async def info(request: Request) -> Info:
+    """Versions, the device that is really in use, and the limits."""
+    service = Service.of(request)
+    settings = service.settings
+    default = service.models.classifier(None)
+    return {
+        "version": service.version,
+        "python": platform.python_version(),
+        "onnxruntime": onnxruntime.__version__,
+        "device": str(default.model.device),
+        "provider": default.model.provider,
+        "provider_options": default.model.provider_options,
+        "cpus": service.cpus,
+        "cpu": cpu_name(),
+        "cpu_flags": vector_flags(),
+        "int8_kernels": default.model.kernels,
+        "batch_invariant": default.model.batch_invariant,
+        "runners": default.plan.runners,
+        "threads": default.plan.threads,
+        "tuning": default.plan.summary(),
+        "calibration": default.model.calibration,
+        "limits": {
+            "max_batch_tokens": default.plan.budget.tokens,
+            "max_queue_tokens": settings.max_queue_tokens,
+            "cache_mb": settings.cache_mb,
+            "max_texts": settings.max_texts,
+            "max_text_chars": settings.max_text_chars,
+            "max_body_bytes": settings.max_body_bytes,
+            "max_inflight_bytes": service.inflight.limit,
+            "max_header_bytes": settings.max_header_bytes,
+            "deadline_ms": settings.deadline_ms,
+        },
+    }
+
+
+@router.get(
+    "/models",
+    operation_id="listModels",
+    responses={**example(examples.MODELS), **documented(Unauthorized, RateLimited)},
+)
+async def models(request: Request) -> Models:
+    """The served models."""
+    served = [(one.model, one.plan) for one in Service.of(request).models.classifiers.values()]
+    return {
+        "models": [
+            ModelInfo(
+                name=model.name,
+                revision=model.revision,
+                precision=model.precision,
+                labels=model.labels,
+                max_tokens=model.max_tokens,
+                multi_label=model.multi_label,
+                text_pairs=model.text_pairs,
+                preprocessing=model.preprocessing,
+                device=str(model.device),
+                provider=model.provider,
+                provider_options=model.provider_options,
+                parity=model.parity,
+                calibration=model.calibration,
+                tuning=plan.summary(),
+            )
+            for model, plan in served
+        ]
+    }
+
+
+@router.post(
+    "/models/{name}/reload",
+    operation_id="reloadModel",
+    responses={
+        **example({"status": "reloaded"}),
+        **documented(Unauthorized, ModelNotFound, InvalidBundle, NotReady, ShuttingDown),
+    },
+    openapi_extra=path_parameters("name"),
+)
+async def reload(request: Request) -> Status:
+    """Load a model's bundle again. Needs an admin key.
+
+    The old model answers until the new one is loaded.
+    """
+    await Service.of(request).models.reload(request.path_params["name"])
+    return {"status": "reloaded"}
+
+
+@metrics_router.get(
+    "/metrics",
+    operation_id="getMetrics",
+    response_class=PlainTextResponse,
+    responses=text_example(examples.METRICS, "text/plain"),
+)
+async def metrics(request: Request) -> Response:
+    """Metrics as Prometheus text, or as OpenMetrics if the request asks for it."""
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    metrics = Service.of(request).metrics
+    await metrics.gpus.refresh()
+    return Response(encode(metrics.registry), headers={"content-type": content_type})

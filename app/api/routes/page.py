@@ -1,0 +1,57 @@
+"""The pages at / and /docs and their files: HTML, CSS and JavaScript, all from this service."""
+
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse
+from fastapi.staticfiles import StaticFiles
+
+from app.api.openapi.document import text_example
+
+router = APIRouter(tags=["page"])
+docs_router = APIRouter(include_in_schema=False)  # only with --docs on
+
+_DIRECTORY = Path(__file__).parents[2] / "web"
+# It serves no file outside its directory, and answers 304 if the client's ETag is still valid.
+_FILES = StaticFiles(directory=_DIRECTORY)
+_DOCS_FILES = StaticFiles(directory=_DIRECTORY / "docs")
+_DOCS_LINK = '<a href="docs">API documentation</a>'
+# Images may be data: URLs, because the icons in Swagger UI's style sheet are.
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+@router.get(
+    "/",
+    operation_id="getPage",
+    response_class=HTMLResponse,
+    responses=text_example("<!doctype html>\n", "text/html"),
+)
+@router.get("/web/{name}", include_in_schema=False)
+async def page(request: Request) -> Response:
+    """A web page for trying the service."""
+    name = request.path_params.get("name", "index.html")
+    response: Response
+    if name == "index.html" and not request.app.openapi_url:  # --docs off
+        text = (_DIRECTORY / name).read_text(encoding="utf-8")
+        response = HTMLResponse(text.replace(_DOCS_LINK, ""))
+    else:
+        response = await _FILES.get_response(name, request.scope)
+    response.headers.update(_HEADERS)
+    return response
+
+
+@docs_router.get("/docs")
+@docs_router.get("/docs/{name:path}")
+async def docs(request: Request) -> Response:
+    """Swagger UI, which shows the OpenAPI document of this service."""
+    name = request.path_params.get("name", "index.html")
+    response = await _DOCS_FILES.get_response(name, request.scope)
+    response.headers.update(_HEADERS)
+    return response

@@ -1,0 +1,264 @@
+"""POST /classify/stream: any number of texts in one request, at constant memory.
+
+Lines come in and answers go out at the same time, in the same order. A few groups of lines are in
+work at once. The newest group waits for its turn among the groups of other streams. While it
+waits, or while the client does not read its answers, nothing more is read from the client.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import get_args
+
+from fastapi import APIRouter, Request, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from app.api.decoding import Decoder, decoder
+from app.api.ndjson import Line, LineReader, answer_line
+from app.api.openapi import examples
+from app.api.openapi.document import ERRORS, documented, text_example
+from app.api.routes.stream_group import StreamGroup
+from app.api.routing import StreamRoute
+from app.api.service import Service
+from app.api.work import Work, note_asked
+from app.engine.predictions import Options, Overflow
+from app.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    InvalidRequest,
+    ServiceError,
+    ShuttingDown,
+    UnsupportedMediaType,
+)
+
+MEDIA_TYPE = "application/x-ndjson"
+ACCEPTED = (
+    MEDIA_TYPE,
+    "application/ndjson",
+    "application/jsonl",
+    "application/jsonlines",
+    "application/octet-stream",
+)
+# Groups of lines whose answers wait to be sent. They are enough for the batcher to choose from, and
+# few enough that one stream has few turns in the queue, where each group has its own turn.
+WAITING_GROUPS = 2
+IDLE_S = 300.0  # the longest silence of a client that has not ended its body
+LAST_LINE_S = 0.1  # to send the last line to a client that may not read
+
+router = APIRouter(tags=["classification"], route_class=StreamRoute)
+
+_DOCUMENTED = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            MEDIA_TYPE: {"schema": {"type": "string"}, "example": examples.LINES},
+            "application/octet-stream": {
+                "schema": {"type": "string", "format": "binary"},
+                "example": examples.LINES,
+            },
+        },
+    },
+    "parameters": [
+        {
+            "name": "model",
+            "in": "query",
+            "description": "name of a served model",
+            "schema": {"type": "string"},
+        },
+        {
+            "name": "overflow",
+            "in": "query",
+            "description": "what to do with a text of more tokens than the model takes",
+            "schema": {"type": "string", "enum": get_args(Overflow), "default": "truncate"},
+        },
+    ],
+}
+
+
+@router.post(
+    "/classify/stream",
+    operation_id="classifyStream",
+    responses={**text_example(examples.ANSWERED_LINES, MEDIA_TYPE), **documented(*ERRORS)},
+    response_class=Response,
+    openapi_extra=_DOCUMENTED,
+)
+async def classify_stream(request: Request) -> Response:
+    """Classify any number of texts. They are answered while you send them, at constant memory.
+
+    For each line `{"id": ..., "text": ...}` you get a line with the same id and the result, or an
+    `error`, in the same order. A bad line gets its error in its place. The client must read while
+    it sends, as curl does. A stream waits where other requests would be refused, and its lines
+    have no deadline. Streams take turns. When the service shuts down, the last line is an error
+    `shutting_down` with the id null.
+    """
+    service = Service.of(request)
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type not in ACCEPTED:
+        raise UnsupportedMediaType(f"send lines of JSON, with content-type: {MEDIA_TYPE}")
+    asked = request.query_params.get("overflow", "truncate")
+    overflow = next((known for known in get_args(Overflow) if known == asked), None)
+    if overflow is None:
+        raise InvalidRequest(f"overflow must be one of: {', '.join(get_args(Overflow))}")
+    model = request.query_params.get("model")
+    return StreamedAnswers(
+        service,
+        model,
+        Options(overflow=overflow),
+        decoder(request.headers.get("content-encoding", "")),
+        note_asked(request.scope, service.models.classifier(model).model.name, 0),
+    )
+
+
+class StreamedAnswers(Response):
+    """Reads the request and sends the answers at the same time."""
+
+    def __init__(
+        self,
+        service: Service,
+        model: str | None,
+        options: Options,
+        body: Decoder,
+        work: Work | None = None,
+    ) -> None:
+        super().__init__(
+            media_type=MEDIA_TYPE,
+            headers={"x-accel-buffering": "no"},  # tells a proxy to pass on each line at once
+        )
+        del self.headers["content-length"]
+        self._service = service
+        self._model = model
+        self._options = options
+        self._decoder = body
+        self._lines = LineReader(
+            service.settings.max_body_bytes,
+            reserve=service.stream_inflight.take,
+            release=service.stream_inflight.give,
+        )
+        self._gate = service.models.stream_gate(model)  # may raise: no answer has begun yet
+        self._work = work
+        self._messages: asyncio.Queue[Message] = asyncio.Queue(1)
+        # In the order of their lines; None marks the end.
+        self._groups: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(WAITING_GROUPS)
+        self._failure: ServiceError | None = None  # why not everything was answered
+        self._ended = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._respond(receive, send)
+        except asyncio.CancelledError:
+            if not self._service.lifecycle.stopping:
+                raise
+            # The time for accepted work is over. Some answers are missing, but a client that reads
+            # still gets the last line.
+            if not self._ended:
+                self._failure = _shutting_down()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_LINE_S):
+                        await self._send_last(send)
+        finally:
+            self._lines.close()
+            if self._failure is not None:  # the status was sent before, so only the log can say it
+                scope["state"]["code"] = self._failure.code
+
+    async def _respond(self, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watching = [
+                    tasks.create_task(self._receive(receive)),
+                    tasks.create_task(self._watch_shutdown()),
+                ]
+                tasks.create_task(self._read(tasks))
+                # Let the tasks ask for the body first: the server then sends "100 Continue" to a
+                # client that waits for it. Once the answer has begun, it would not.
+                await asyncio.sleep(0)
+                await send(
+                    {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+                )
+                while (group := await self._groups.get()) is not None:
+                    body = await group
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                await self._send_last(send)
+                self._ended = True
+                for task in watching:
+                    task.cancel()
+        except* ClientDisconnected:
+            # All work is cancelled, and the client no longer waits for the end.
+            self._failure = ClientDisconnected("before its answers")
+
+    async def _send_last(self, send: Send) -> None:
+        line = answer_line(Line(None, self._failure), self._failure) if self._failure else b""
+        await send({"type": "http.response.body", "body": line})
+
+    async def _receive(self, receive: Receive) -> None:
+        """Read one message ahead, and end the stream when the client disconnects."""
+        more = True
+        while True:
+            try:
+                async with asyncio.timeout(IDLE_S if more else None):
+                    message = await receive()
+            except TimeoutError:
+                message = _end(DeadlineExceeded(f"nothing arrived for {IDLE_S:g} s"))
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected("before its answers")
+            more = message.get("more_body", False)
+            await self._messages.join()  # so that at most one message is read ahead
+            await self._messages.put(message)
+
+    async def _watch_shutdown(self) -> None:
+        """When streams must end, stop reading, and let no group wait for its turn any longer."""
+        await self._service.lifecycle.closing.wait()
+        self._gate.close()
+        with suppress(asyncio.QueueFull):  # if full, the reader sees the shutdown by itself
+            self._messages.put_nowait(_end(_shutting_down()))
+
+    async def _read(self, tasks: asyncio.TaskGroup) -> None:
+        try:
+            async for lines in self._arriving():
+                if lines:
+                    group = StreamGroup(
+                        lines, self._service, self._model, self._options, self._work
+                    )
+                    await self._groups.put(tasks.create_task(self._answer(group)))
+                    # Cut the next group when its turn is near: its size depends on how many wait.
+                    await group.admitted.wait()
+                else:
+                    # A few bytes may expand to many pieces without a line: let other tasks run.
+                    await asyncio.sleep(0)
+        except ServiceError as error:  # nothing more can be read
+            self._failure = error
+        await self._groups.put(None)
+
+    async def _answer(self, group: StreamGroup) -> bytes:
+        try:
+            return await group.answer()
+        finally:
+            self._lines.answered(group.lines)
+
+    async def _arriving(self) -> AsyncIterator[list[Line]]:
+        more = True
+        while more:
+            self._check_shutdown()
+            message = await self._messages.get()
+            if "error" in message:
+                raise message["error"]
+            for piece in self._decoder.decode(message.get("body", b"")):
+                self._check_shutdown()
+                for lines in self._lines.feed(piece, lambda: self._gate.group_bytes):
+                    yield lines
+                yield []
+            more = message.get("more_body", False)
+            self._messages.task_done()
+        self._decoder.end()
+        yield self._lines.end()
+
+    def _check_shutdown(self) -> None:
+        if self._service.lifecycle.stopping:
+            raise _shutting_down()
+
+
+def _end(error: ServiceError) -> Message:
+    return {"type": "end", "error": error}
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("the service is shutting down; send the rest again")

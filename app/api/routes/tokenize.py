@@ -1,0 +1,61 @@
+"""POST /tokenize."""
+
+from fastapi import APIRouter, Request, Response
+
+from app.api.answers import JsonAnswer, check_number, version
+from app.api.body import read_body
+from app.api.connection import while_connected
+from app.api.inputs import as_list
+from app.api.openapi import examples
+from app.api.openapi.document import ERRORS, documented, documented_body, example
+from app.api.openapi.schemas import TokenizeRequest, TokenizeResponse
+from app.api.routing import DirectRoute
+from app.api.service import Service
+from app.api.work import note_asked
+from app.engine.batching.admission import REQUEST_SHARE
+from app.engine.results import item
+from app.engine.tokens import tokens_steps
+from app.errors import ServiceError
+
+router = APIRouter(tags=["classification"], route_class=DirectRoute)
+
+
+@router.post(
+    "/tokenize",
+    operation_id="tokenize",
+    response_model=TokenizeResponse,
+    responses={**example(examples.TOKENS), **documented(*ERRORS)},
+    openapi_extra=documented_body(TokenizeRequest),
+)
+async def tokenize(request: Request) -> Response:
+    """Show the tokens of one text or several, as the model sees them. Nothing is classified.
+
+    The model's preprocessing and truncation are applied first. `results` is always a list, in the
+    order of the texts. A bad text of a list has its error in its place. If you send a single text
+    and it is bad, the request fails with its error. All texts together may have at most half of
+    `max_queue_tokens`.
+    """
+    body = await read_body(request, TokenizeRequest)
+    texts = as_list(body.inputs)
+    service = Service.of(request)
+    check_number(service, texts)
+    model = service.models.classifier(body.model).model
+    noted = note_asked(request.scope, model.name, len(texts))
+    steps = tokens_steps(
+        model,
+        texts,
+        special=body.add_special_tokens,
+        max_chars=service.settings.max_text_chars,
+        max_tokens=int(service.settings.max_queue_tokens * REQUEST_SHARE),
+    )
+    work = service.worker.run(steps, deadline=request.state.deadline)
+    results = await while_connected(request, work)
+    if not isinstance(body.inputs, list) and isinstance(results[0], ServiceError):
+        raise results[0]
+    if noted is not None:
+        noted.tokens = sum(r["count"] for r in results if not isinstance(r, ServiceError))
+    response: TokenizeResponse = {
+        "model": version(model),
+        "results": [item(result) for result in results],
+    }
+    return JsonAnswer(response, {})

@@ -1,0 +1,79 @@
+"""Where the values of settings come from: flags, the environment, and what the platform says."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from app.config import platforms
+from app.config.platforms import Found
+from app.config.settings import Settings, flag
+
+# Pydantic's words, and ours.
+PLAIN = {
+    "Input should be": "must be",
+    "a valid integer": "a whole number",
+    "a valid ": "a ",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
+
+
+def load_settings(flags: dict[str, Any]) -> Settings:
+    """Settings from ``flags`` (field name to value), then the environment, then the platform.
+
+    Raises:
+        ValueError: a value is not valid; the message names its flag or variable.
+    """
+    platform = _from_platform(flags)
+    try:
+        return Settings(**{name: one.value for name, one in platform.items()} | flags)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        given = "" if name in ("api_keys", "admin_keys") else f", not {first['input']!r}"
+        message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+        for pydantic, ours in PLAIN.items():
+            message = message.replace(pydantic, ours)
+        raise ValueError(f"{_source(name, flags, platform)}: {message}{given}") from None
+
+
+def sources(settings: Settings, flags: Mapping[str, Any]) -> str:
+    """Port, model and what else the platform decided, each with what says so, in one line."""
+    platform = _from_platform(flags)
+    shown = {"port": settings.port, "model": settings.model or "the embedded one"}
+    shown |= {name: getattr(settings, name) for name in platform}
+    return "; ".join(
+        f"{name} {_shown(value)} ({_source(name, flags, platform)})"
+        for name, value in shown.items()
+    )
+
+
+def _from_platform(flags: Mapping[str, Any]) -> dict[str, Found]:
+    return {
+        name: one
+        for name, one in platforms.found(os.environ).items()
+        if name not in flags and not _is_set(name)
+    }
+
+
+def _source(name: str, flags: Mapping[str, Any], platform: Mapping[str, Found]) -> str:
+    """The flag, the variable or the mount that gives a setting its value."""
+    if name in flags:
+        return flag(name)
+    if name in platform:
+        return platform[name].source
+    return _variable(name) if _is_set(name) else "default"
+
+
+def _is_set(name: str) -> bool:
+    return _variable(name) in map(str.upper, os.environ)
+
+
+def _variable(name: str) -> str:
+    return f"SENTIMENT_{name.upper()}"
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,214 @@
+"""A bundle on disk: its manifest, its files, and the check that they fit together."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json  # limits nesting depth; json relies on the interpreter's stack
+
+from app.engine.text.preprocessing import Preprocessing
+from app.errors import UserError
+
+FORMAT_VERSION: Final = 1
+MANIFEST = "manifest.json"
+# Files that every bundle has besides its variants. The manifest lists their digests, too.
+SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+MODELS_DIRECTORY = Path(__file__).resolve().parents[3] / "models"
+EMBEDDED_BUNDLE = MODELS_DIRECTORY / "minilm-l6-tweet-sentiment"
+
+Precision = Literal["fp32", "fp16", "int8"]
+CalibrationLoss = Literal["log", "brier"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Parity(_Record):
+    """How far a variant's outputs are from the PyTorch checkpoint's, on ``samples`` texts."""
+
+    samples: int = Field(description="texts that were compared")
+    max_abs_logit_diff: float = Field(description="the largest difference of two logits")
+    label_agreement: float = Field(description="share of texts with the same label, from 0 to 1")
+
+
+class BeforeAfter(_Record):
+    """A figure of the scores without and with calibration."""
+
+    before: float = Field(description="without calibration")
+    after: float = Field(description="with calibration")
+
+
+class Calibration(_Record):
+    """What makes scores match how often they are right: the logits are divided by ``temperature``.
+
+    Guo et al. 2017 (arXiv:1706.04599). ``after`` is cross-validated: each text is scored with a
+    temperature fitted on the other ``folds`` - 1 folds.
+    """
+
+    method: Literal["temperature"] = Field(default="temperature", description="temperature scaling")
+    temperature: float = Field(ge=0.01, le=100, description="what the logits are divided by")
+    loss: CalibrationLoss = Field(description="what the temperature minimises")
+    texts: int = Field(description="labelled texts on which it was fitted")
+    sha256: str = Field(description="digest of their file")
+    folds: int = Field(description="folds of the cross-validation")
+    ece: BeforeAfter = Field(description="expected calibration error (15 equal-width bins)")
+    log_loss: BeforeAfter = Field(description="mean log loss in nats")
+
+    def line(self) -> str:
+        """The temperature and what it changed, in one line for a terminal."""
+        return (
+            f"temperature {self.temperature:.4f}; ECE {self.ece.before:.4f} → "
+            f"{self.ece.after:.4f}, log loss {self.log_loss.before:.4f} → "
+            f"{self.log_loss.after:.4f} ({self.texts} texts, {self.folds}-fold cross-validated)"
+        )
+
+
+class DataFile(_Record):
+    """A file of the bundle. ``file`` is its path, relative to the manifest's directory."""
+
+    file: str
+    sha256: str
+    bytes: int
+
+
+class Variant(DataFile):
+    """One ONNX file, listed in the manifest after it was verified.
+
+    ``data`` is a second file with the weights, if they exceed the 2 GB limit of a protobuf file.
+    ``passes`` says in plain words what the exporter did to the graph; older manifests lack it.
+    """
+
+    passes: list[str] = []
+    data: DataFile | None = None
+    parity: Parity | None = None
+    accuracy: dict[str, Any] | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """The size in bytes of the ONNX file and of its separate weights, if any."""
+        return self.bytes + (self.data.bytes if self.data is not None else 0)
+
+
+class Source(_Record):
+    """Where the checkpoint came from. ``files`` maps the names of its files to their SHA-256."""
+
+    repo_id: str | None = None
+    path: str | None = None
+    revision: str | None = None
+    files: dict[str, str]
+
+
+class Manifest(_Record):
+    """``manifest.json``: what the bundle is, what it holds and where it came from.
+
+    ``text_pairs`` says whether the model was trained on pairs of texts.
+    """
+
+    format_version: Literal[1]
+    name: str = Field(min_length=1)
+    source: Source
+    architecture: str
+    labels: list[str] = Field(min_length=1)
+    max_tokens: int = Field(gt=2)
+    preprocessing: Preprocessing
+    text_pairs: bool = False
+    variants: dict[Precision, Variant] = Field(min_length=1)
+    files: dict[str, str]
+    created_with: dict[str, str]
+
+
+class Bundle:
+    """A directory with a valid manifest. The digest of a file is checked before it is used."""
+
+    def __init__(self, path: Path, manifest: Manifest, config: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.pad_token_id: int = config.get("pad_token_id") or 0
+        self.multi_label = config.get("problem_type") == "multi_label_classification"
+
+    @classmethod
+    def open(cls, path: Path) -> "Bundle":
+        """Read the manifest and check the side files.
+
+        Raises:
+            UserError: the path is not a bundle, its format is too new or its content is not
+                valid, or a file is missing or changed.
+        """
+        manifest = _read_manifest(path)
+        for name in SIDE_FILES:
+            if name not in manifest.files:
+                raise UserError(f"{path / MANIFEST} does not list {name}")
+            _check_digest(path, name, manifest.files[name])
+        try:
+            config = from_json((path / "config.json").read_bytes())
+            labels = [config["id2label"][str(index)] for index in range(len(config["id2label"]))]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path / 'config.json'} has no usable id2label: {error!r}") from error
+        if labels != manifest.labels:
+            raise UserError(
+                f"bundle {path} contradicts itself: {MANIFEST} has the labels "
+                f"{manifest.labels}, but config.json has {labels}"
+            )
+        return cls(path, manifest, config)
+
+    def variant_path(self, precision: Precision) -> Path:
+        """Check the digest of a variant's ONNX file and of its weights, and return its path.
+
+        Raises:
+            UserError: the bundle has no such variant, or its file is missing or changed.
+        """
+        variant = self.manifest.variants.get(precision)
+        if variant is None:
+            held = ", ".join(sorted(self.manifest.variants))
+            raise UserError(f"bundle {self.path} has no {precision} variant; it holds: {held}")
+        if variant.data is not None:
+            _check_digest(self.path, variant.data.file, variant.data.sha256)
+        return _check_digest(self.path, variant.file, variant.sha256)
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256 as lower-case hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_manifest(path: Path) -> Manifest:
+    try:
+        raw = from_json((path / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} is not a bundle: it has no {MANIFEST} (sentiment-export makes one)"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path / MANIFEST}: {error}") from error
+    version = raw.get("format_version") if isinstance(raw, dict) else None
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise UserError(
+            f"bundle {path} has format_version {version}; this service reads up to "
+            f"{FORMAT_VERSION}: upgrade the service or export the model again"
+        )
+    try:
+        return Manifest.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise UserError(f"{path / MANIFEST}: {where}: {first['msg']}") from None
+
+
+def _check_digest(bundle: Path, name: str, expected: str) -> Path:
+    path = (bundle / name).resolve()
+    if not path.is_relative_to(bundle.resolve()):
+        raise UserError(f"bundle {bundle} names a file outside itself: {name}")
+    try:
+        found = sha256(path)
+    except OSError as error:
+        raise UserError(f"bundle {bundle} lacks {name}: {error.strerror}") from error
+    if found != expected:
+        raise UserError(
+            f"bundle {bundle}: {name} is damaged or was changed (SHA-256 {found[:12]}…, "
+            f"the manifest says {expected[:12]}…): copy or export it again"
+        )
+    return path

@@ -1,0 +1,210 @@
+"""Choose how to share the CPUs and how large a batch may be, by measuring on the serving machine.
+
+More runners answer more texts per second. More threads per runner answer a single text sooner. The
+size of both effects depends on the model, the CPU and the other processes. So the service measures
+the costs of a few batches before it is ready, in bounded time, and keeps them in a cache directory
+for the next start. Under load, the costs of live batches correct the budget. Values that the
+operator sets are used as they are.
+"""
+
+import hashlib
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from uuid import uuid4
+
+import onnxruntime
+import platformdirs
+from pydantic import BaseModel, Field, PositiveInt
+
+from app.config.settings import Settings
+from app.engine.batching.budget import TokenBudget
+from app.engine.machine.cpu import cpu_flags, cpu_name, ways_to_share
+from app.engine.machine.gpu import CUDA
+from app.engine.model.model import Model
+from app.engine.tuning.costs import BATCHES, CUDA_BATCHES, TEXT_TOKENS, Cost, measure
+
+# A larger batch is worth it if it keeps at least this share of the highest throughput.
+GOOD_ENOUGH = 0.97
+# With one thread per runner there is nothing to synchronise. So this way is chosen, unless another
+# way is faster by this share and by more than the spread of both.
+CLEARLY = 0.05
+# One computes, while the next batch is prepared and copied by the other.
+RUNNERS_PER_GPU = 2
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The runners, threads and budget that a model is served with, and the reason."""
+
+    runners: int
+    threads: int
+    max_batch_tokens: int  # at the start
+    budget: TokenBudget
+    reason: str
+
+    def sharing(self) -> str:
+        """How the CPUs are shared, and the budget, for the log; ``summary`` also says why."""
+        return (
+            f"runners {self.runners} x threads {self.threads}, at most {self.budget.tokens} tokens "
+            "a batch (GET /models says why)"
+        )
+
+    def summary(self) -> str:
+        """The plan with its reason, in one line."""
+        now, before = self.budget.tokens, self.max_batch_tokens
+        live = f" (live batches were better than with {before})" if now != before else ""
+        if self.budget.lowered:
+            live = f" (lowered from {before}, because the memory ran out)"
+        return (
+            f"runners {self.runners} x threads {self.threads}, at most {now} tokens a batch{live}, "
+            f"{self.reason}"
+        )
+
+
+class _Kept(BaseModel):
+    """The content of the cache file. The costs are valid for ``key`` only.
+
+    ``max_batch_tokens`` is the budget after its correction by live batches.
+    """
+
+    key: str
+    costs: list[Cost] = Field(min_length=1)
+    max_batch_tokens: PositiveInt | None = None
+
+
+def tune(model: Model, settings: Settings, cpus: float) -> Plan:
+    """The plan with the settings' runners, threads and budget. What is not set is measured."""
+    if model.provider == CUDA:
+        runners = settings.runners or RUNNERS_PER_GPU * model.device.copies
+        ways = [(runners, settings.threads or 1)]
+    else:
+        ways = ways_to_share(cpus, runners=settings.runners, threads=settings.threads)
+    if len(ways) == 1 and settings.max_batch_tokens:
+        tokens = settings.max_batch_tokens
+        return Plan(*ways[0], tokens, TokenBudget(tokens), "as set")
+    key = _key(model, cpus, ways)
+    file = _file(settings, key)
+    kept = _read(file, key)
+    measured = "earlier"
+    if kept is None:
+        started = perf_counter()
+        kept = _Kept(key=key, costs=measure(model, ways))
+        measured = f"in {perf_counter() - started:.1f} s"
+        _write(file, kept)
+    cost, texts = choose(kept.costs, settings.target_latency_ms / 1000)
+    figures = "; ".join([_figures(cost, texts), *(_figures(c) for c in kept.costs if c != cost)])
+    reason = f"measured {measured} on texts of {TEXT_TOKENS} tokens: {figures}"
+    tokens = settings.max_batch_tokens or texts * TEXT_TOKENS
+    budget = TokenBudget(tokens)
+    if not (settings.max_batch_tokens or settings.target_latency_ms):
+        # On a CPU the budget may grow to twice the largest measured batch. On a GPU it may not,
+        # because the GPU's memory may be too small.
+        largest = max(cost.seconds) if model.provider == CUDA else 2 * max(BATCHES)
+        most = TEXT_TOKENS * largest
+        budget = TokenBudget(
+            min(kept.max_batch_tokens or tokens, most),
+            fixed=False,
+            least=TEXT_TOKENS,
+            most=most,
+            on_change=partial(_correct, file, kept),
+        )
+    return Plan(cost.runners, cost.threads, tokens, budget, reason)
+
+
+def choose(costs: Sequence[Cost], target_s: float) -> tuple[Cost, int]:
+    """Choose the way to share the CPUs with the highest throughput, and the texts in a batch.
+
+    The last way has one thread per runner. It is chosen unless another way is clearly better. The
+    batch is the largest that loses little throughput: waiting texts differ in length, and a large
+    batch can combine more of them. With a target latency, only batches that meet it count. If none
+    does, the way that answers a single text soonest is chosen.
+    """
+    within = {
+        index: [n for n in cost.seconds if not target_s or cost.latency(n) <= target_s]
+        for index, cost in enumerate(costs)
+    }
+    options = {
+        index: max(map(costs[index].texts_per_second, sizes))
+        for index, sizes in within.items()
+        if sizes
+    }
+    if not options:
+        return min(costs, key=lambda cost: cost.alone), 1
+    best = max(options, key=options.__getitem__)
+    last = len(costs) - 1
+    doubt = max(CLEARLY, costs[best].spread + costs[last].spread)
+    if last in options and options[best] < (1 + doubt) * options[last]:
+        best = last
+    cost, enough = costs[best], GOOD_ENOUGH * options[best]
+    return cost, max(n for n in within[best] if cost.texts_per_second(n) >= enough)
+
+
+def _figures(cost: Cost, texts: int | None = None) -> str:
+    texts = texts or cost.best_batch()
+    return (
+        f"{cost.runners} x {cost.threads} gives {cost.texts_per_second(texts):.0f} texts/s in "
+        f"batches of {texts} and answers one alone in {cost.alone * 1000:.1f} ms"
+    )
+
+
+def _key(model: Model, cpus: float, ways: Sequence[tuple[int, int]]) -> str:
+    """Everything that the costs depend on, as one string. If it differs, measure again."""
+    flags = hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()[:16]
+    key = (
+        f"{model.sha256} {model.provider} {model.kernels} {onnxruntime.__version__} "
+        f"{cpu_name()} {flags} {cpus:g} {ways} {TEXT_TOKENS} {BATCHES}"
+    )
+    if model.provider == CUDA:
+        key += f" {model.device.hardware()} {model.provider_options} {CUDA_BATCHES}"
+    return key
+
+
+def _file(settings: Settings, key: str) -> Path | None:
+    """The cache file for the costs; None if the system has no place for caches."""
+    if settings.cache_dir is not None:
+        directory = settings.cache_dir
+    else:
+        directory = platformdirs.user_cache_path("sentiment-service", appauthor=False)
+        if not directory.is_absolute():
+            return None  # a user without a home directory
+    return directory / f"tuning-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def _read(file: Path | None, key: str) -> _Kept | None:
+    """What an earlier start saved for the same model and machine, or None."""
+    try:
+        kept = _Kept.model_validate_json(file.read_bytes()) if file and file.is_file() else None
+    except (OSError, ValueError):
+        return None  # the file is damaged: measure again
+    return kept if kept and kept.key == key else None
+
+
+def _write(file: Path | None, kept: _Kept) -> None:
+    if file is None:
+        return
+    # The name is random. Process ids would not do: in containers that share the directory, two
+    # processes may have the same id.
+    written = file.with_name(f".{file.name}.{uuid4().hex}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written.write_text(kept.model_dump_json(indent=1) + "\n", "utf-8")
+        written.replace(file)
+    except OSError as error:  # a home directory may be read-only
+        logger.info("what was measured is not kept: %s", error)
+        with suppress(OSError):
+            written.unlink(missing_ok=True)
+
+
+def _correct(file: Path | None, kept: _Kept, tokens: int) -> None:
+    """Save the budget that live batches have found, so that the next start begins with it."""
+    corrected = kept.model_copy(update={"max_batch_tokens": tokens})
+    # A slow disk must not hold up the runner, which has results to deliver.
+    threading.Thread(target=_write, args=(file, corrected), daemon=True).start()

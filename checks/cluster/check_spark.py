@@ -1,0 +1,230 @@
+"""Classifies a DataFrame with Spark, and compares it with `sentiment classify`.
+
+The same rows, columns and bits are expected: from Spark in this process, from two executors with a
+bundle that Spark copies to them, and when Python workers are killed. Needs Java 17 or newer.
+"""
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from checks.cluster.rerun import ROOT, rerun_with
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+COMMAND = [sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())"]
+CPUS = 2
+# Every hundredth row has one of these; the last is not UTF-8.
+ODD_TEXTS = [
+    "",
+    None,
+    " \t",
+    "love " * 3_000,
+    "x" * 200_000,
+    "line\nbreak",
+    "\0",
+    "😀" * 50,
+    b"\xff",
+]
+
+
+def main() -> None:
+    """Run the check; an AssertionError says what differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=8_000, help="rows to classify [%(default)s]")
+    count = parser.parse_args().rows
+    rerun_with("pyspark", "spark.txt")
+    if shutil.which("java") is None:
+        sys.exit("check_spark: needs Java 17 or newer: apt-get install openjdk-17-jre-headless")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CPUS])
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        source = directory / "rows.parquet"
+        _write_rows(source, count)
+        expected, seconds = _plain(source, directory / "plain.parquet")
+        _check_local(source, expected, seconds)
+        _check_executors(source, expected, directory)
+
+
+def _write_rows(path: Path, count: int) -> None:
+    """``count`` rows with the texts of tweets' lengths, and columns of other types."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from benchmarks.texts import WORDS, tweet_lengths
+
+    generator = random.Random(0)
+    texts: list[str | bytes | None] = [
+        " ".join(generator.choices(WORDS.split(), k=length)) for length in tweet_lengths(count)
+    ]
+    texts[::100] = [ODD_TEXTS[index % len(ODD_TEXTS)] for index in range(len(texts[::100]))]
+    columns = {
+        "id": pa.array(range(count), pa.int64()),
+        "text": pa.array(texts, pa.binary()).view(pa.string()),  # without a check of the bytes
+        "label": ["taken"] * count,
+        "tags": [["a", None], [], None] * (count // 3) + [[]] * (count % 3),
+        "at": pa.array(range(count), pa.timestamp("us", "UTC")),
+    }
+    pq.write_table(pa.table(columns), path)
+
+
+def _plain(source: Path, target: Path) -> tuple["pa.Table", float]:
+    """The table of the command without Spark, and its seconds after the start."""
+    import pyarrow.parquet as pq
+
+    command = [*COMMAND, "classify", "--input", str(source), "--output", str(target)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    print(f"command: {done.stderr.strip()}")
+    table = pq.read_table(target)
+    seconds = float(re.search(r" rows in ([0-9.]+) s", done.stderr)[1])  # type: ignore[index]
+    return table, seconds
+
+
+def _check_local(source: Path, expected: "pa.Table", plain_s: float) -> None:
+    """Spark in this process, with the embedded model: bits, reuse of workers, throughput."""
+    from app.files import spark as job
+
+    target = str(source.with_name("spark.parquet"))
+    with _session(f"local[{CPUS}]") as session:
+        started = time.monotonic()
+        _compare(job.classify(_rows(session, source).limit(2 * CPUS)), expected, whole=False)
+        print(f"Spark, local[{CPUS}]: the first rows after {time.monotonic() - started:.1f} s")
+        rows = _rows(session, source).repartition(2 * CPUS).cache()
+        rows.count()
+        started = time.monotonic()
+        job.classify(rows).write.parquet(target)
+        seconds = time.monotonic() - started
+        print(
+            f"Spark, local[{CPUS}]: {expected.num_rows} rows in {seconds:.1f} s after the start; "
+            f"throughput / the command's: {plain_s / seconds:.2f}"
+        )
+        _compare(session.read.parquet(target), expected)
+        session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "77")
+        _compare(job.classify(rows.filter("id < 1000")), expected, whole=False)
+        loads = [row.loads for row in rows.mapInArrow(_loads, "loads long").collect()]
+        assert set(loads) == {1}, f"the Python workers loaded the model {loads} times"
+        print("Spark, local: same rows, columns and bits; each Python worker loaded the model once")
+
+
+def _loads(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+    """How often this Python worker has loaded a model, once for each partition."""
+    import pyarrow as pa
+
+    from app.files.spark import _classifier
+
+    for _ in batches:
+        pass
+    yield pa.record_batch({"loads": [_classifier.cache_info().misses]})
+
+
+def _check_executors(source: Path, expected: "pa.Table", directory: Path) -> None:
+    """Two executors that get the bundle from the driver, while Python workers are killed."""
+    from app.config.settings import Settings
+    from app.engine.model.bundle import EMBEDDED_BUNDLE
+    from app.files import spark as job
+
+    bundle = directory / "my-bundle"
+    shutil.copytree(EMBEDDED_BUNDLE, bundle)
+    with _session(f"local-cluster[{CPUS},1,1024]") as session:
+        rows = _rows(session, source).repartition(8 * CPUS)
+        classified = job.classify(rows, settings=Settings(model=(bundle,)))
+        shutil.rmtree(bundle)  # Spark has a copy
+        with _killing_workers() as killed:
+            _compare(classified, expected)
+        assert killed, "no Python worker was killed; use more rows"
+        print(
+            f"Spark, {CPUS} executors with a bundle that Spark copied: {len(killed)} Python "
+            "workers were killed; same rows, columns and bits"
+        )
+
+
+@contextmanager
+def _session(master: str) -> Iterator["SparkSession"]:
+    from pyspark.sql import SparkSession
+
+    options = {"spark.ui.enabled": "false", "spark.log.level": "OFF"}
+    options["spark.ui.showConsoleProgress"] = "false"
+    session = SparkSession.builder.master(master).config(map=options).getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _rows(session: "SparkSession", source: Path) -> "DataFrame":
+    return session.read.parquet(str(source))
+
+
+def _compare(frame: "DataFrame", expected: "pa.Table", *, whole: bool = True) -> None:
+    """Compare the rows with those of the same ids; without ``whole``, others may be missing."""
+    found = frame.toArrow().sort_by("id")
+    if not whole:
+        assert found.num_rows
+        expected = expected.take(found["id"])
+    assert found.column_names == expected.column_names, found.column_names
+    # Spark's lists have an element of another name.
+    found = found.cast(expected.schema)
+    for name in expected.column_names:
+        assert found[name].equals(expected[name]), f"the column {name!r} differs"
+
+
+@contextmanager
+def _killing_workers() -> Iterator[list[int]]:
+    """Kill a Python worker now and then; the list has the ids of those that were killed."""
+    killed: list[int] = []
+    stop = threading.Event()
+
+    def run() -> None:
+        while len(killed) < CPUS and not stop.wait(1):
+            for worker in _python_workers()[:1]:
+                os.kill(worker, signal.SIGKILL)
+                killed.append(worker)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _python_workers() -> list[int]:
+    """The processes below this one that Spark's daemon for Python has forked."""
+    parents = {}
+    daemons = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            process = int(entry.name)
+            parents[process] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if b"pyspark.daemon" in (entry / "cmdline").read_bytes():
+                daemons.add(process)
+    return [one for one in daemons if parents[one] in daemons and _is_ours(one, parents)]
+
+
+def _is_ours(process: int, parents: dict[int, int]) -> bool:
+    while process in parents and process != os.getpid():
+        process = parents[process]
+    return process == os.getpid()
+
+
+if __name__ == "__main__":
+    main()

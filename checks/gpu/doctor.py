@@ -1,0 +1,34 @@
+"""What ``sentiment doctor`` says of this machine."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from app.engine.machine.gpu import cuda_state
+from benchmarks.tables import Row
+from checks.gpu.setup import Setup
+
+LIMIT_S = 50
+
+
+def run(setup: Setup) -> Iterator[Row]:
+    """Its lines, with the first shape's bundle if there is one.
+
+    Raises:
+        AssertionError: it found a problem, or no problem where CUDA was asked for and is missing.
+    """
+    bundle = setup.bundle(next(iter(setup.size.shapes)))
+    flags = ["--model", str(bundle)] if bundle.exists() else []
+    command = [str(Path(sys.executable).with_name("sentiment")), "doctor", *flags]
+    found = subprocess.run(
+        [*command, "--device", setup.device],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    for line in (found.stdout + found.stderr).splitlines():
+        yield {"doctor": line}
+    expected = int(setup.device == "cuda" and bool(cuda_state().problem))
+    assert found.returncode == expected, f"exit code {found.returncode} in place of {expected}"

@@ -1,0 +1,31 @@
+"""The machine, the versions and what CUDA finds."""
+
+import importlib.metadata
+from collections.abc import Iterator
+
+from app.engine.machine.gpu import cuda_state
+from benchmarks.conditions import conditions
+from benchmarks.tables import Row
+from checks.gpu.setup import Setup
+from checks.gpu.steps import CUDA, WORKS
+
+
+def run(setup: Setup) -> Iterator[Row]:
+    """One row for each fact; first of all what decides whether the other steps run."""
+    state = cuda_state()
+    yield {"what": CUDA, "value": state.refusal or WORKS}
+    yield {
+        "what": "NVIDIA driver",
+        "value": f"{state.driver or 'none'}, CUDA {state.driver_cuda or 'unknown'}; "
+        f"ONNX Runtime needs CUDA {state.runtime_cuda or 'none: it is the build for CPUs'}",
+    }
+    for number, gpu in enumerate(state.gpus):
+        yield {"what": f"GPU {number}", "value": f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB"}
+    packages = sorted(
+        f"{one.name} {one.version}"
+        for one in importlib.metadata.distributions()
+        if one.name.startswith(("nvidia-", "onnxruntime"))
+    )
+    yield {"what": "packages", "value": ", ".join(packages)}
+    for what, value in conditions().items():
+        yield {"what": what, "value": value}

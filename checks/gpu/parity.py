@@ -1,0 +1,64 @@
+"""Compares the logits of the device with those of fp32 on the CPU, alone and in batches."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from app.engine.model.model import Model
+from app.engine.model.parity import decided, tolerance
+from app.engine.text.encoding import Encoding
+from benchmarks.tables import Row
+from checks.gpu.models import like_tweets, load, logits, precisions
+from checks.gpu.setup import Setup
+
+
+def run(setup: Setup) -> Iterator[Row]:
+    """Compare all shapes and precisions.
+
+    Raises:
+        AssertionError: a difference is above its tolerance, or a label changed.
+    """
+    faults = []
+    for shape in setup.shapes:
+        bundle = setup.bundle(shape)
+        reference = load(bundle, "fp32", "cpu")
+        texts = _texts(reference, setup.size.parity_texts)
+        expected = np.concatenate([logits(reference, [text]) for text in texts])
+        sure = decided(expected)
+        for precision in precisions(bundle):
+            model = load(bundle, precision, setup.device)
+            alone = np.concatenate([logits(model, [text]) for text in texts])
+            batched = np.concatenate([logits(model, texts[i : i + 8]) for i in _starts(texts)])
+            difference = max(float(np.abs(found - expected).max()) for found in (alone, batched))
+            changed = sum(
+                int((found.argmax(1) != expected.argmax(1))[sure].sum())
+                for found in (alone, batched)
+            )
+            allowed = tolerance(precision, expected)
+            good = bool(difference <= allowed and not changed)
+            yield {
+                "shape": shape,
+                "precision": precision,
+                "texts": len(texts),
+                "largest logit": float(np.abs(expected).max()),
+                "largest difference": difference,
+                "allowed": allowed,
+                "labels changed": changed,
+                "within": "yes" if good else "NO",
+            }
+            if not good:
+                faults.append(f"{shape} {precision}")
+    assert not faults, f"too far from fp32 on the CPU: {', '.join(faults)}"
+
+
+def _texts(model: Model, count: int) -> list[Encoding]:
+    """Tweets, and one long text cut to powers of two and to the longest length."""
+    ids = model.encode("so many words " * model.max_tokens).ids
+    sizes = [2**power for power in range(2, 10) if 2**power < len(ids)] + [len(ids)]
+    return like_tweets(model, count) + [
+        Encoding([*ids[: size - 1], ids[-1]], size) for size in sizes
+    ]
+
+
+def _starts(texts: list[Encoding]) -> range:
+    return range(0, len(texts), 8)

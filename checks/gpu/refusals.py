@@ -1,0 +1,45 @@
+"""What ``sentiment serve`` does where CUDA finds no GPU: CUDA_VISIBLE_DEVICES hides them all."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from app.engine.model.bundle import EMBEDDED_BUNDLE
+from benchmarks.service import Service
+from benchmarks.tables import Row
+from checks.gpu.setup import Setup
+
+HUMAN = ("--log-format", "human")
+SERVE = (str(Path(sys.executable).with_name("sentiment")), "serve", "--port", "0", *HUMAN)
+LIMIT_S = 30
+
+
+def run(setup: Setup) -> Iterator[Row]:
+    """Ask for CUDA, which must be refused in one line with the cure; then leave it to the service.
+
+    Raises:
+        AssertionError: the service did something else.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    refused = subprocess.run(
+        [*SERVE, "--device", "cuda"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    failures = [line for line in refused.stderr.splitlines() if line.startswith("sentiment: ")]
+    yield {"--device": "cuda", "exit code": refused.returncode, "says": "; ".join(failures)}
+    assert (refused.returncode, len(failures)) == (1, 1), refused.stderr
+    assert re.search("driver|GPU|onnxruntime|libraries", failures[0]), failures[0]
+    with Service(EMBEDDED_BUNDLE, *HUMAN, "--device", "auto") as service:
+        with urllib.request.urlopen(f"http://127.0.0.1:{service.port}/info") as answer:
+            device = json.load(answer)["device"]
+        warnings = [line for line in service.log.splitlines() if "warning" in line.lower()]
+    yield {"--device": "auto", "serves on": device, "says": "; ".join(warnings)}
+    assert device == "cpu", device

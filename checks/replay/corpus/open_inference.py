@@ -1,0 +1,221 @@
+"""The Open Inference Protocol, with texts in the JSON and texts as bytes behind it."""
+
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from checks.replay.request import MODEL, Request, post_value, request
+
+GOOD = "I love this!"
+INFER = f"/v2/models/{MODEL}/infer"
+LENGTH = "inference-header-content-length"
+
+
+def tensor(*texts: Any, **changes: Any) -> dict[str, Any]:
+    """An input tensor of texts in JSON, with these changes."""
+    plain = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": list(texts)}
+    return {**plain, **changes}
+
+
+def _one(**changes: Any) -> dict[str, Any]:
+    return {"inputs": [tensor(GOOD, "meh", **changes)]}
+
+
+def _in_bytes(size: int) -> dict[str, Any]:
+    given = {"binary_data_size": size}
+    return {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": given}
+
+
+ONE = _one()
+OPEN_INFERENCE: dict[str, Any] = {
+    "good": ONE,
+    "id": {**ONE, "id": "my-id"},
+    "id with emoji and half of a pair": {**ONE, "id": "😀\ud800"},
+    "id with control characters": {**ONE, "id": "\x00\x1f\x7f\x80\u2028\ufeff\uffff"},
+    "id with quotes, slashes and HTML": {**ONE, "id": "\"'\\/<b>&"},
+    "id very long": {**ONE, "id": "é" * 3_000},
+    "id number": {**ONE, "id": 1},
+    "id empty": {**ONE, "id": ""},
+    "rows": _one(data=[[GOOD], ["meh"]], shape=[2, 1]),
+    "rows, shape [2]": _one(data=[[GOOD], ["meh"]]),
+    "shape [2.0]": _one(shape=[2.0]),
+    "shape [2, 1.0]": _one(shape=[2, 1.0]),
+    "shape [2.5]": _one(shape=[2.5]),
+    "shape [3]": _one(shape=[3]),
+    "shape [1, 2]": _one(shape=[1, 2]),
+    "shape []": _one(shape=[]),
+    "shape [0]": {"inputs": [tensor()]},
+    "shape [-1]": _one(shape=[-1]),
+    "shape [true]": {"inputs": [tensor(GOOD, shape=[True])]},
+    "shape 2": _one(shape=2),
+    "shape of texts": _one(shape=["2"]),
+    "shape of 2 to the 70": _one(shape=[2**70]),
+    "shape of 1e300": _one(shape=[1e300]),
+    "no shape": {"inputs": [{"name": "text", "datatype": "BYTES", "data": [GOOD]}]},
+    "no data": {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1]}]},
+    "data null": _one(data=None),
+    "data text": _one(data=GOOD),
+    "data with number": _one(data=[GOOD, 1]),
+    "data with an empty text": _one(data=[GOOD, ""]),
+    "data with half of a pair": _one(data=[GOOD, "\ud83d"]),
+    "other name": _one(name="texts"),
+    "other datatype": _one(datatype="FP32"),
+    "datatype in small letters": _one(datatype="bytes"),
+    "unknown field": _one(foo=1),
+    "two tensors": {"inputs": [tensor(GOOD), tensor(GOOD)]},
+    "no tensor": {"inputs": []},
+    "inputs missing": {},
+    "inputs object": {"inputs": tensor(GOOD)},
+    "list": [ONE],
+    "binary size in JSON": _one(parameters={"binary_data_size": 4}),
+    "binary size, no data": {"inputs": [_in_bytes(4)]},
+    "binary size 0, no data": {"inputs": [_in_bytes(0)]},
+    "shared memory": _one(parameters={"shared_memory_region": "a"}),
+    "unknown tensor parameter": _one(parameters={"foo": 1}),
+    "output label": {**ONE, "outputs": [{"name": "label"}]},
+    "outputs in another order": {**ONE, "outputs": [{"name": "logits"}, {"name": "score"}]},
+    "output twice": {**ONE, "outputs": [{"name": "label"}, {"name": "label"}]},
+    "outputs empty": {**ONE, "outputs": []},
+    "outputs null": {**ONE, "outputs": None},
+    "five outputs": {**ONE, "outputs": [{"name": "label"}] * 5},
+    "unknown output": {**ONE, "outputs": [{"name": "probs"}]},
+    "classification": {
+        **ONE,
+        "outputs": [{"name": "scores", "parameters": {"classification": 2}}],
+    },
+    "binary label": {
+        **ONE,
+        "outputs": [{"name": "label", "parameters": {"binary_data": True}}, {"name": "score"}],
+    },
+    "binary score": {
+        **ONE,
+        "outputs": [{"name": "score", "parameters": {"binary_data": True}}],
+    },
+    "binary label and logits, JSON score": {
+        **ONE,
+        "parameters": {"binary_data_output": True},
+        "outputs": [
+            {"name": "label"},
+            {"name": "score", "parameters": {"binary_data": False}},
+            {"name": "logits"},
+        ],
+    },
+    "binary_data a number": {
+        **ONE,
+        "outputs": [{"name": "label", "parameters": {"binary_data": 1}}],
+    },
+    "all binary": {**ONE, "parameters": {"binary_data_output": True}},
+    "binary_data_output a text": {**ONE, "parameters": {"binary_data_output": "true"}},
+    "overflow error": {
+        "inputs": [tensor("so good " * 256)],
+        "parameters": {"overflow": "error"},
+    },
+    "overflow window": {
+        "inputs": [tensor("so good " * 256)],
+        "parameters": {"overflow": "window"},
+    },
+    "overflow unknown": {**ONE, "parameters": {"overflow": "cut"}},
+    "parameters null": {**ONE, "parameters": None},
+    "unknown parameter": {**ONE, "parameters": {"priority": 1}},
+    "1,001 texts": {"inputs": [tensor(*["ok"] * 1_001)]},
+}
+
+
+def binary(
+    name: str,
+    elements: bytes,
+    *,
+    texts: int = 1,
+    size: Any = None,
+    length: str | None = None,
+    headers: Sequence[str] = (),
+    parameters: dict[str, Any] | None = None,
+) -> Request:
+    """A request whose texts follow the JSON as bytes."""
+    given = {"binary_data_size": len(elements) if size is None else size}
+    one = {"name": "text", "datatype": "BYTES", "shape": [texts], "parameters": given}
+    document = json.dumps({"inputs": [one], "parameters": parameters or {}}).encode()
+    return request(
+        f"binary: {name}",
+        f"POST {INFER}",
+        [f"{LENGTH}: {len(document) if length is None else length}", *headers],
+        document + elements,
+    )
+
+
+def packed(*texts: str | bytes) -> bytes:
+    """Elements of a BYTES tensor."""
+    raw = [text.encode() if isinstance(text, str) else text for text in texts]
+    return b"".join(struct.pack("<I", len(element)) + element for element in raw)
+
+
+TWO = packed(GOOD, "meh")
+BINARY = [
+    binary("good", TWO, texts=2),
+    binary("octet-stream", TWO, texts=2, headers=["content-type: application/octet-stream"]),
+    binary("text/plain", TWO, texts=2, headers=["content-type: text/plain"]),
+    binary("all outputs binary", TWO, texts=2, parameters={"binary_data_output": True}),
+    binary("emoji", packed("😀 so good")),
+    binary("empty element", packed(GOOD, ""), texts=2),
+    binary("not UTF-8", packed(GOOD, b"\xff"), texts=2),
+    binary("half of a pair", packed(b"\xed\xa0\xbd")),
+    binary("no elements", b""),
+    binary("too few texts", packed(GOOD), texts=2),
+    binary("length beyond the end", struct.pack("<I", 99) + b"abc"),
+    binary("length of 4 GB", b"\xff\xff\xff\xff" + b"abc"),
+    binary("half a length", packed(GOOD) + b"\x01\x00"),
+    binary("wrong size", TWO, texts=2, size=3),
+    binary("size as a text", TWO, texts=2, size=str(len(TWO))),
+    binary("size as a float", TWO, texts=2, size=float(len(TWO))),
+    binary("size negative", TWO, texts=2, size=-1),
+    binary("size true", packed(""), size=True),
+    binary("JSON length 0", TWO, texts=2, length="0"),
+    binary("JSON length beyond the body", TWO, texts=2, length="99999"),
+    binary("JSON length of ten digits", TWO, texts=2, length="0000000100"),
+    binary("JSON length negative", TWO, texts=2, length="-1"),
+    binary("JSON length with a plus", TWO, texts=2, length="+10"),
+    binary("JSON length empty", TWO, texts=2, length=""),
+    binary("JSON length a word", TWO, texts=2, length="ten"),
+    binary("JSON length in Arabic digits", TWO, texts=2, length="\xd9\xa1"),
+    request("binary: no JSON length", f"POST {INFER}", [], TWO),
+    request(
+        "binary: JSON length without binary data",
+        f"POST {INFER}",
+        [f"{LENGTH}: {len(json.dumps(ONE))}"],
+        json.dumps(ONE),
+    ),
+]
+
+PATHS = {
+    "version 1": f"/v2/models/{MODEL}/versions/1/infer",
+    "version 2": f"/v2/models/{MODEL}/versions/2/infer",
+    "no version": f"/v2/models/{MODEL}/versions//infer",
+    "other model": "/v2/models/other/infer",
+    "encoded model": "/v2/models/minilm%2Dl6%2Dtweet%2Dsentiment/infer",
+    "encoded slash": f"/v2/models/{MODEL}%2Finfer",
+    "model with a slash": f"/v2/models/a/{MODEL}/infer",
+    "model with a line feed": f"/v2/models/{MODEL}%0A/infer",
+    "no model": "/v2/models//infer",
+    "braces": "/v2/models/{name}/infer",
+    "encoded braces": "/v2/models/%7Bname%7D/infer",
+    "slash at the end": f"{INFER}/",
+    "query": f"{INFER}?a=b&model=other",
+    "half of a pair": "/v2/models/%ED%A0%80/infer",
+    "invalid UTF-8": "/v2/models/%FF/infer",
+}
+
+REQUESTS = [
+    *(post_value(f"open inference: {name}", INFER, body) for name, body in OPEN_INFERENCE.items()),
+    *(post_value(f"open inference path: {name}", path, ONE) for name, path in PATHS.items()),
+    *BINARY,
+    *(
+        request(
+            f"open inference: {' then '.join(types)}",
+            f"POST {INFER}",
+            [f"content-type: {media_type}" for media_type in types],
+            json.dumps(ONE),
+        )
+        for types in (("application/json", "text/plain"), ("text/plain", "application/json"))
+    ),
+]

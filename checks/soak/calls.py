@@ -1,0 +1,296 @@
+"""Draws random requests to all routes, and checks that the answers are right to the last bit."""
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from app.api.protocols.open_inference.bytes_tensor import pack, unpack
+from app.engine.predictions import DEFAULTS, Options
+from checks.soak.truth import ODD, SENTENCES, WINDOWS, Truth
+from checks.soak.wire import Answer, request
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+# GET routes, with bytes that their answer must contain.
+READ = {
+    "/health": b'"ready"',
+    "/health/live": b'"live"',
+    "/health/ready": b'"ready"',
+    "/metrics": b"sentiment_model_ready",
+    "/info": b'"limits"',
+    "/models": b'"parity"',
+    "/": b"<!doctype html>",
+    "/web/{name}": b"fetch(",
+    "/docs": b"swagger",
+    "/docs/{name:path}": b"SwaggerUIBundle(",
+    "/openapi.json": b'"/classify"',
+    "/v1/models": b'"data"',
+    "/v1/models/{name}": b'"ready"',
+    "/ping": b"",
+    "/execution-parameters": b"multi_record",
+    "/v2": b"binary_tensor_data",
+    "/v2/health/live": b'"live"',
+    "/v2/health/ready": b'"ready"',
+    "/v2/models": b'"models"',
+    "/v2/models/stats": b"execution_count",
+    "/v2/models/{name}/stats": b"execution_count",
+    "/v2/models/{name}/versions/{version}/stats": b"execution_count",
+    "/v2/models/{name}/config": b"type_string",
+    "/v2/models/{name}/versions/{version}/config": b"type_string",
+    "/v2/models/{name}": b'"logits"',
+    "/v2/models/{name}/versions/{version}": b'"logits"',
+    "/v2/models/{name}/ready": b'"ready"',
+    "/v2/models/{name}/versions/{version}/ready": b'"ready"',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request, its cost in tokens, and the check of its answer."""
+
+    route: str
+    request: bytes
+    tokens: int
+    sound: Callable[[Answer], bool]  # checks an answer with status 200
+    texts: int = 0  # the number of texts whose results are compared
+
+
+class Calls:
+    """Draws requests. Most of them have a single text."""
+
+    def __init__(self, truth: Truth, order: random.Random) -> None:
+        self._truth = truth
+        self._order = order
+        self._name = truth.model.name
+        self._drawn: dict[Callable[[], Call], float] = {
+            self.one: 40,
+            self.several: 10,
+            self.passage: 3,
+            self.windows: 1,
+            self.hugging_face: 8,
+            self.predict: 8,
+            self.infer: 6,
+            self.infer_binary: 6,
+            self.vllm: 8,
+            self.instances: 6,
+            self.records: 3,
+            self.index: 1,
+            self.explain: 1,
+            self.tokenize: 2,
+            self.stream: 2,
+            self.read: 15,
+        }
+
+    def draw(self) -> Call:
+        """A random request."""
+        (make,) = self._order.choices(list(self._drawn), list(self._drawn.values()))
+        return make()
+
+    def one(self) -> Call:
+        """POST /classify with an ordinary text."""
+        return self.classify(self._texts(1), single=True)
+
+    def several(self) -> Call:
+        """POST /classify with a list. One of its texts may be odd or long."""
+        extra = self._order.choice([[], [], [self._order.choice(ODD)], [self._long()]])
+        return self.classify(self._texts(self._order.randint(2, 24)) + extra)
+
+    def passage(self) -> Call:
+        """POST /classify with sentences."""
+        return self.classify([self._order.choice(self._truth.passages)], SENTENCES)
+
+    def windows(self) -> Call:
+        """POST /classify with a text of more tokens than the model takes."""
+        return self.classify([self._long()], WINDOWS)
+
+    def classify(
+        self, texts: Sequence[str], options: Options = DEFAULTS, *, single: bool = False
+    ) -> Call:
+        """POST /classify with these texts."""
+        body: dict[str, Any] = {"inputs": texts[0] if single else texts}
+        body |= {"overflow": options.overflow, "split": options.split}
+        return self._post(
+            "/classify",
+            body,
+            texts,
+            lambda answer: answer["results"] == [self._truth.of(text, options) for text in texts],
+        )
+
+    def hugging_face(self) -> Call:
+        """POST /."""
+        texts = self._texts(self._order.randint(1, 4))
+        top = self._order.randint(1, 3)
+        body = {"inputs": texts, "parameters": {"top_k": top}}
+        expected = [_ranking(self._truth.of(text)["scores"])[:top] for text in texts]
+        return self._post("/", body, texts, lambda answer: answer == expected)
+
+    def predict(self) -> Call:
+        """POST /predict."""
+        texts = self._texts(self._order.randint(1, 4))
+        raw = self._order.random() < 0.5
+        values = [self._truth.of(text)["logits" if raw else "scores"] for text in texts]
+        body = {"inputs": [[text] for text in texts], "raw_scores": raw}
+        expected = [_ranking(one) for one in values]
+        return self._post("/predict", body, texts, lambda answer: answer == expected)
+
+    def infer(self) -> Call:
+        """POST /v2/models/NAME/infer in JSON."""
+        texts = self._texts(self._order.randint(1, 4))
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+
+        def sound(answer: Any) -> bool:
+            found = {output["name"]: output["data"] for output in answer["outputs"]}
+            return found == self._tensors(texts)
+
+        route = "/v2/models/{name}/infer"
+        return self._post(route, {"inputs": [tensor]}, texts, sound)
+
+    def infer_binary(self) -> Call:
+        """POST /v2/models/NAME/versions/1/infer with binary tensors in both directions."""
+        texts = self._texts(self._order.randint(1, 4))
+        packed = pack(texts)
+        tensor: dict[str, Any] = {"name": "text", "datatype": "BYTES", "shape": [len(texts)]}
+        tensor["parameters"] = {"binary_data_size": len(packed)}
+        wanted = {"binary_data_output": True}
+        document = json.dumps({"inputs": [tensor], "parameters": wanted}).encode()
+
+        def sound(answer: Answer) -> bool:
+            start = int(answer.headers["inference-header-content-length"])
+            found = {}
+            for output in json.loads(answer.body[:start])["outputs"]:
+                end = start + output["parameters"]["binary_data_size"]
+                data, start = answer.body[start:end], end
+                if output["datatype"] == "FP32":
+                    found[output["name"]] = np.frombuffer(data, "<f4").tolist()
+                else:
+                    found[output["name"]] = unpack(data)
+            return found == self._tensors(texts)
+
+        route = "/v2/models/{name}/versions/{version}/infer"
+        sent = request(
+            "POST",
+            self._path(route),
+            document + packed,
+            content_type="application/octet-stream",
+            inference_header_content_length=str(len(document)),
+        )
+        return Call(f"POST {route}", sent, self._tokens(texts), sound, len(texts))
+
+    def vllm(self) -> Call:
+        """POST /v1/classify."""
+        texts = self._texts(self._order.randint(1, 4))
+        expected = [list(self._truth.of(text)["scores"].values()) for text in texts]
+
+        def sound(answer: Any) -> bool:
+            found = [item["probs"] for item in answer["data"]]
+            return found == expected
+
+        return self._post("/v1/classify", {"input": texts}, texts, sound)
+
+    def instances(self) -> Call:
+        """POST /v1/models/NAME:predict, or /predict with a body of Vertex AI."""
+        texts = self._texts(self._order.randint(1, 4))
+        route = self._order.choice(["/v1/models/{name}:predict", "/predict"])
+        expected = {"predictions": [self._truth.of(text) for text in texts]}
+        return self._post(route, {"instances": texts}, texts, lambda answer: answer == expected)
+
+    def records(self) -> Call:
+        """POST /invocations with lines of JSON."""
+        texts = self._texts(self._order.randint(5, 40))
+        expected = [self._truth.of(text) for text in texts]
+
+        def sound(answer: Answer) -> bool:
+            return [json.loads(line) for line in answer.body.splitlines()] == expected
+
+        body = "".join(json.dumps(text) + "\n" for text in texts).encode()
+        sent = request("POST", "/invocations", body, content_type="application/jsonlines")
+        return Call("POST /invocations", sent, self._tokens(texts), sound, len(texts))
+
+    def index(self) -> Call:
+        """POST /v2/repository/index."""
+        route = "/v2/repository/index"
+        sent = request("POST", self._path(route), b"{}", content_type=JSON)
+        return Call(f"POST {route}", sent, 8, lambda answer: b'"reason"' in answer.body)
+
+    def explain(self) -> Call:
+        """POST /explain."""
+        text = self._order.choice(self._truth.short)
+        expected = self._truth.explanation(text)
+
+        def sound(answer: Any) -> bool:
+            kept = {name: answer[name] for name in expected}
+            return bool(kept == expected)
+
+        computed = [text] * (len(text.split()) + 1)
+        return self._post("/explain", {"inputs": text}, computed, sound)
+
+    def tokenize(self) -> Call:
+        """POST /tokenize."""
+        texts = self._texts(self._order.randint(1, 4))
+        expected = [self._truth.model.encode(text).ids for text in texts]
+        return self._post(
+            "/tokenize",
+            {"inputs": texts},
+            texts,
+            lambda answer: [one["ids"] for one in answer["results"]] == expected,
+        )
+
+    def stream(self) -> Call:
+        """POST /classify/stream with all lines sent at once."""
+        texts = self._texts(self._order.randint(5, 40))
+        lines = [json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(texts)]
+        expected = [{"id": n, **self._truth.of(text)} for n, text in enumerate(texts)]
+
+        def sound(answer: Answer) -> bool:
+            return [json.loads(line) for line in answer.body.splitlines()] == expected
+
+        body = "".join(lines).encode()
+        sent = request("POST", "/classify/stream", body, content_type=NDJSON)
+        return Call("POST /classify/stream", sent, self._tokens(texts), sound, len(texts))
+
+    def read(self) -> Call:
+        """GET a page, a description, a probe or the metrics."""
+        route, words = self._order.choice(list(READ.items()))
+        sent = request("GET", self._path(route))
+        return Call(f"GET {route}", sent, 8, lambda answer: words in answer.body.lower())
+
+    def _post(
+        self, route: str, body: Any, texts: Sequence[str], sound: Callable[[Any], bool]
+    ) -> Call:
+        sent = request("POST", self._path(route), json.dumps(body).encode(), content_type=JSON)
+
+        def parsed_sound(answer: Answer) -> bool:
+            return sound(json.loads(answer.body))
+
+        return Call(f"POST {route}", sent, self._tokens(texts), parsed_sound, len(texts))
+
+    def _path(self, route: str) -> str:
+        name = "api.js" if route.startswith("/web") else self._name
+        return route.replace("{name}", name).replace("{version}", "1")
+
+    def _tokens(self, texts: Sequence[str]) -> int:
+        return sum(map(self._truth.tokens, texts))
+
+    def _texts(self, count: int) -> list[str]:
+        return self._order.choices(self._truth.tweets, k=count)
+
+    def _long(self) -> str:
+        return self._order.choice(self._truth.long)
+
+    def _tensors(self, texts: Sequence[str]) -> dict[str, list[Any]]:
+        found = [self._truth.of(text) for text in texts]
+        return {
+            "label": [one["label"] for one in found],
+            "score": [one["score"] for one in found],
+            "logits": [value for one in found for value in one["logits"].values()],
+            "scores": [value for one in found for value in one["scores"].values()],
+        }
+
+
+def _ranking(values: Mapping[str, float]) -> list[dict[str, Any]]:
+    ranked = sorted(values.items(), key=lambda item: -item[1])
+    return [{"label": label, "score": value} for label, value in ranked]

@@ -1,0 +1,101 @@
+"""The texts of the soak and their expected answers, each computed alone in this process."""
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any, cast
+
+from pydantic_core import to_json
+
+from app.config.settings import Settings
+from app.engine.explanation import contributions, without_each, word_spans
+from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.model.model import Model
+from app.engine.predictions import DEFAULTS, Options, encode, encodings, infer, predict
+from app.engine.results import Outcome, Prediction, item
+from benchmarks.texts import texts_of, tweet_lengths
+
+LONG_TOKENS = (200, 511, 512, 513, 900, 1_500)
+SENTENCES = Options(split="sentences")
+WINDOWS = Options(overflow="window")
+# Texts that the tokenizer treats specially, or that are refused.
+ODD = (
+    "@someone said http://example.org/x is great",
+    "今日はとても楽しかった。また行きたい。",
+    "J'adore ça 😍😍 mais pas le reste…",
+    "a" * 3_000,
+    "\u0301\u200d\u202e odd marks",
+    "",
+    "   ",
+    "NUL \0 inside",
+)
+
+
+class Truth:
+    """The answers of the embedded model, as a client reads them from JSON."""
+
+    def __init__(self, texts: int, seed: int) -> None:
+        bundle = Bundle.open(EMBEDDED_BUNDLE)
+        self.model = Model.load(bundle, device="cpu", precision="int8", threads=1)
+        self._max_chars = Settings().max_text_chars
+        self._known: dict[tuple[str, Options], Any] = {}
+        self._explained: dict[str, Any] = {}
+        tokenizer = self.model.tokenizer
+        tweets = texts_of(tokenizer, tweet_lengths(texts, seed=seed), seed=seed)
+        self.tweets = list(dict.fromkeys(tweets))
+        # Long texts are made of words, because the tokenizer cuts texts off at the model's limit.
+        words = " ".join(self.tweets).split()
+        self.long = [" ".join(words[start : start + n]) for start, n in enumerate(LONG_TOKENS)]
+        sentences = (self._sentences(random.Random(seed + n)) for n in range(texts // 20))
+        self.passages = list(sentences)
+        self.short = [text for text in self.tweets if len(text.split()) <= 8][:40]
+
+    def of(self, text: str, options: Options = DEFAULTS) -> Any:
+        """A text's item of ``results``: its prediction or its error."""
+        key = text, options
+        if key not in self._known:
+            self._known[key] = _as_json(item(self._outcome(text, options)))
+        return self._known[key]
+
+    def explanation(self, text: str) -> Any:
+        """The answer of /explain to a text, without the model."""
+        if text not in self._explained:
+            spans = word_spans(text)
+            without = [self._outcome(one) for one in without_each(text, spans)]
+            whole = cast(Prediction, self._outcome(text))
+            words = contributions(whole, spans, without, multi_label=self.model.multi_label)
+            kept = {name: self.of(text)[name] for name in ("label", "score", "tokens", "truncated")}
+            self._explained[text] = {**kept, "words": _as_json(words)}
+        return self._explained[text]
+
+    def tokens(self, text: str) -> int:
+        """The tokens that are computed for a text; 1 if it is refused."""
+        return int(min(self.of(text).get("tokens", 1), self.model.max_tokens))
+
+    def compute(self) -> Iterator[int]:
+        """Compute all expected answers; yields the number of texts that are done."""
+        plans = [(self.tweets + self.long + list(ODD), DEFAULTS)]
+        plans += [(self.passages, SENTENCES), (self.long, WINDOWS)]
+        done = 0
+        for texts, options in plans:
+            for text in texts:
+                self.of(text, options)
+                done += 1
+                yield done
+        for text in self.short:
+            self.explanation(text)
+
+    def _outcome(self, text: str, options: Options = DEFAULTS) -> Outcome:
+        encoded = encode(self.model, [text], max_chars=self._max_chars, options=options)
+        results = [infer(self.model, [one])[0] for one in encodings(encoded)]
+        (outcome,) = predict(self.model, encoded, results)
+        return outcome
+
+    def _sentences(self, order: random.Random) -> str:
+        chosen = order.choices(self.tweets, k=order.randint(2, 5))
+        return " ".join(f"{text.capitalize()}{order.choice('.!?')}" for text in chosen)
+
+
+def _as_json(value: Any) -> Any:
+    """As a client reads it."""
+    return json.loads(to_json(value))

@@ -1,0 +1,187 @@
+"""The OpenAPI document is complete, and the service behaves as it says."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from jsonschema_rs import is_valid
+
+from app.api.openapi.document import ERRORS
+from app.config.settings import Settings
+from app.main import create_app
+from tests.conftest import SET_BY_HAND
+from tests.support import made_up_requests
+from tests.support.serving import Process, environment
+from tests.support.tiny_bundle import make_bundle, write_manifest
+
+CASES = 1_000
+ADMIN_KEY = "an-admin-key"
+# Members of examples whose value depends on the machine, the time or the settings.
+VARYING = {
+    *("id", "created", "version", "python", "onnxruntime", "cpus", "cpu", "cpu_flags"),
+    *("int8_kernels", "max_inflight_bytes"),
+}
+
+
+def examples(content: dict[str, Any]) -> dict[str, Any]:
+    """The examples of a body by their names. A single one has no name."""
+    if "example" in content:
+        return {"": content["example"]}
+    return {name: one["value"] for name, one in content["examples"].items()}
+
+
+def fits(document: dict[str, Any], schema: dict[str, Any], value: Any) -> bool:
+    """Whether the value fits a schema of the document."""
+    return is_valid({**schema, "components": document["components"]}, value)
+
+
+def alike(shown: Any, real: Any) -> bool:
+    """Whether an example is a real answer, but for what may vary. Scores may differ by 0.03."""
+    match shown:
+        case dict():
+            return set(shown) == set(real) and all(
+                type(value) is type(real[name]) if name in VARYING else alike(value, real[name])
+                for name, value in shown.items()
+            )
+        case list():
+            return len(shown) == len(real) and all(map(alike, shown, real))
+        case float():
+            return isinstance(real, float) and abs(shown - real) < 0.03
+        case _:
+            return type(shown) is type(real) and bool(shown == real)
+
+
+@pytest.fixture
+def operations(client: TestClient) -> dict[tuple[str, str], dict[str, Any]]:
+    """The description of each method of each path, with the answers that it refers to."""
+    document = client.get("/openapi.json").json()
+    shared = document["components"]["responses"]
+    found = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            for status, answer in operation["responses"].items():
+                if reference := answer.get("$ref"):
+                    operation["responses"][status] = shared[reference.rpartition("/")[2]]
+            found[method, path] = operation
+    return found
+
+
+def test_every_route_is_described(operations: dict[tuple[str, str], dict[str, Any]]) -> None:
+    """Each route has a summary, a description, its answers' media types and all errors by code."""
+    posts = {path for method, path in operations if method == "post"}
+    classifying = {"/", "/classify", "/classify/stream", "/explain", "/predict", "/v1/classify"}
+    assert posts == classifying | {"/tokenize", "/models/{name}/reload"}
+    for name, operation in operations.items():
+        assert operation["summary"], name
+        assert operation["description"], name
+        for status, answer in operation["responses"].items():
+            assert answer["content"], (name, status)
+
+
+def test_every_error_of_a_classifying_route_is_described(
+    operations: dict[tuple[str, str], dict[str, Any]],
+) -> None:
+    """Every error of a classifying route has its status, its code and an example."""
+    errors = set()
+    for status, answer in operations["post", "/classify"]["responses"].items():
+        if status != "200":
+            (content,) = answer["content"].values()
+            assert content["schema"] == {"$ref": "#/components/schemas/Problem"}
+            errors |= {(int(status), code) for code in content["examples"]}
+    assert errors == {(error.status, error.code) for error in ERRORS}
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[TestClient]:
+    """The embedded model, whose answers the examples are."""
+    with TestClient(create_app(Settings(**(SET_BY_HAND | {"admin_keys": ADMIN_KEY})))) as client:
+        yield client
+
+
+def test_examples_are_true(embedded: TestClient) -> None:
+    """Each example of a request gets the example of its answer, and both fit their schemas."""
+    document = embedded.get("/openapi.json").json()
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            parameters = {
+                one["name"]: one.get("example") for one in operation.get("parameters", ())
+            }
+            ((media_type, answer),) = operation["responses"]["200"]["content"].items()
+            bodies = operation.get("requestBody", {"content": {"": {"example": ""}}})["content"]
+            for content_type, content in bodies.items():
+                for name, body in examples(content).items():
+                    assert fits(document, content.get("schema", {}), body), path
+                    real = embedded.request(
+                        method,
+                        path.format(**parameters),
+                        headers=headers | {"content-type": content_type},
+                        content=body if isinstance(body, str) else json.dumps(body),
+                    )
+                    assert real.status_code == 200, (path, real.text)
+                    assert real.headers["content-type"].partition(";")[0] == media_type
+                    shown = examples(answer)[name]
+                    if media_type == "application/json":
+                        assert fits(document, answer["schema"], real.json()), path
+                        assert alike(shown, real.json()), path
+                    elif media_type == "application/x-ndjson":
+                        lines = zip(shown.splitlines(), real.iter_lines(), strict=True)
+                        assert all(alike(*map(json.loads, pair)) for pair in lines)
+                    else:
+                        assert shown in real.text, path
+
+
+def test_examples_of_errors_fit(
+    client: TestClient, operations: dict[tuple[str, str], dict[str, Any]]
+) -> None:
+    """Each example of an error fits its schema, and so does a real error in each format."""
+    document = client.get("/openapi.json").json()
+    answers = (one for each in operations.values() for one in each["responses"].items())
+    for status, answer in answers:
+        for content in answer["content"].values() if status != "200" else ():
+            for code, value in examples(content).items():
+                assert (value["code"], value["status"]) == (code, int(status))
+                assert fits(document, content["schema"], value)
+    for path, field in (("/classify", "inputs"), ("/predict", "inputs"), ("/v1/classify", "input")):
+        (content,) = operations["post", path]["responses"]["422"]["content"].values()
+        real = client.post(path, json={field: ""}).json()
+        assert fits(document, content["schema"], real)
+        assert set(examples(content)["empty_text"]) == set(real)
+
+
+def test_examples_are_compared() -> None:
+    """The comparison finds another text, another score and another member."""
+    shown = {"label": "positive", "score": 0.9, "created": 1}
+    assert alike(shown, {"label": "positive", "score": 0.91, "created": 2})
+    for other in ({"label": "neutral"}, {"score": 0.5}, {"more": 1}, {"created": "2"}):
+        assert not alike(shown, shown | other)
+
+
+def test_requests_made_up_from_the_document_find_no_fault(tmp_path: Path) -> None:
+    """Over a thousand valid and invalid requests: no 5xx, only answers that the document allows.
+
+    The model takes pairs of texts; one that does not would refuse pairs, which the document allows.
+    """
+    bundle = make_bundle(tmp_path / "pairs")
+    write_manifest(bundle, text_pairs=True, max_tokens=512)
+    st = str(Path(sys.executable).parent / "st")
+    command = [st, "run", "--seed", "1", "--max-examples", "40"]
+    with Process("--model", str(bundle)) as process:
+        done = subprocess.run(
+            [*command, f"{process.url}/openapi.json"],
+            cwd=tmp_path,
+            env=environment(SCHEMATHESIS_HOOKS=made_up_requests.__file__),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stdout
+    generated = re.search(r"(\d+) generated", done.stdout)
+    assert generated
+    assert int(generated[1]) >= CASES

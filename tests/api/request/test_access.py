@@ -1,0 +1,301 @@
+"""Who may use the service, and how often: keys, rates, origins, and what can be switched off."""
+
+import json
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx2
+import pytest
+from fastapi.testclient import TestClient
+
+from app.api.middleware import access
+from app.cli import main
+from app.config.settings import Settings
+from tests.api.routes.test_stream import FLAGS
+from tests.conftest import Serve
+from tests.support.serving import COMMAND, ROOT, Process, environment, free_port, metric
+
+KEYS = "first-key-1,second-key-2"
+PROTECTED = [
+    ("POST", "/classify"),
+    ("POST", "/classify/stream"),
+    ("POST", "/explain"),
+    ("POST", "/"),
+    ("POST", "/predict"),
+    ("POST", "/v1/classify"),
+    ("POST", "/v2/models/tiny/infer"),
+    ("GET", "/v2/models/tiny"),
+    ("GET", "/v1/models"),
+    ("GET", "/info"),
+    ("GET", "/models"),
+    ("GET", "/nowhere"),
+]
+OPEN = ["/", "/health", "/health/live", "/health/ready", "/v2/health/ready", "/metrics", "/docs"]
+
+
+@pytest.mark.parametrize(("method", "path"), PROTECTED)
+def test_without_a_key_nothing_is_answered(serve: Serve, method: str, path: str) -> None:
+    """Without a key, classifying routes, routes about the models and unknown paths are refused."""
+    answer = serve(api_keys=KEYS).request(method, path)
+    assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_each_key_opens_and_no_other(serve: Serve) -> None:
+    """Several keys are valid at once, so that an operator can replace one."""
+    client = serve(api_keys=KEYS)
+    for header, status in [
+        ("Bearer first-key-1", 200),
+        ("bearer second-key-2", 200),
+        ("Bearer  second-key-2 ", 200),
+        ("Bearer first-key-", 401),
+        ("Bearer first-key-12", 401),
+        (f"Bearer {KEYS}", 401),
+        ("Basic first-key-1", 401),
+        ("first-key-1", 401),
+        ("Bearer", 401),
+        ("Bearer caf\xe9", 401),
+    ]:
+        answer = client.post(
+            "/classify",
+            json={"inputs": "love"},
+            headers={b"authorization": header.encode("latin-1")},
+        )
+        assert answer.status_code == status, header
+
+
+@pytest.mark.parametrize("path", OPEN)
+def test_probes_and_pages_need_no_key(serve: Serve, path: str) -> None:
+    """Probes, pages and metrics need no key: orchestrators, browsers and Prometheus have none."""
+    assert serve(api_keys=KEYS).get(path).status_code == 200
+
+
+def test_a_digest_is_no_key(serve: Serve) -> None:
+    """The digest of a key, which the service keeps in memory, is not accepted as a key."""
+    settings = Settings(api_keys=KEYS)  # type: ignore[arg-type]
+    answer = serve(api_keys=KEYS).post(
+        "/classify",
+        json={"inputs": "love"},
+        headers={"authorization": f"Bearer {settings.api_keys[0].decode()}"},
+    )
+    assert answer.status_code == 401
+
+
+def test_keys_show_nowhere(bundle: Path) -> None:
+    """A key appears neither in the settings' repr, nor in the log, nor in an answer."""
+    assert "first-key" not in repr(Settings(api_keys=KEYS))  # type: ignore[arg-type]
+    with Process("--model", str(bundle), "--api-keys", KEYS, "--log-level", "debug") as process:
+        headers = {"authorization": "Bearer first-key-1"}
+        told = httpx2.get(f"{process.url}/info", headers=headers).text
+        wrong = httpx2.get(f"{process.url}/info", headers={"authorization": "Bearer wrong-key-9"})
+        told += wrong.text + httpx2.get(f"{process.url}/metrics").text
+        process.signal(15)
+        _, log = process.wait()
+        told += process.first_lines + log
+    assert wrong.status_code == 401
+    assert "-key-" not in told
+
+
+@pytest.mark.parametrize(
+    "keys", ["short", "with space-in-it", "é-is-not-ascii", "okay-key-1,bad", ","]
+)
+def test_a_key_nobody_could_send_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keys: str
+) -> None:
+    """An invalid key is wrong usage; the message names the setting and not the key."""
+    monkeypatch.setenv("SENTIMENT_API_KEYS", keys)
+    assert main(["serve"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["message"].startswith("SENTIMENT_API_KEYS: ")
+    assert keys == "," or keys not in line
+
+
+def test_a_key_may_ask_as_often_as_its_rate_says(serve: Serve) -> None:
+    """Beyond its rate, a key gets 429 with the time to wait; other keys and open routes go on."""
+    client = serve(api_keys=KEYS, rate_limit="3/hour")
+
+    def ask(key: str) -> httpx2.Response:
+        headers = {"authorization": f"Bearer {key}"}
+        return client.post("/classify", json={"inputs": "love"}, headers=headers)
+
+    assert [ask("first-key-1").status_code for _ in range(4)] == [200, 200, 200, 429]
+    refused = ask("first-key-1")
+    assert refused.json()["code"] == "rate_limited"
+    assert 3_000 < int(refused.headers["retry-after"]) <= 3_600
+    assert ask("second-key-2").status_code == 200
+    assert client.get("/health").status_code == 200
+    labels = {"route": "/classify", "method": "POST", "status": "429"}
+    assert metric(client, "sentiment_http_requests_total", **labels) == 2
+
+
+def test_without_keys_the_rate_is_an_address_s(serve: Serve) -> None:
+    """Without keys, each address has a rate. With keys, a request without one uses up no rate."""
+    client = serve(rate_limit="2/minute")
+    codes = [client.post("/classify", json={"inputs": "love"}).status_code for _ in range(3)]
+    assert codes == [200, 200, 429]
+
+
+@pytest.mark.parametrize("rate", ["fast", "0/minute", "5/fortnight", "5 per minute"])
+def test_a_rate_is_validated(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An invalid rate is wrong usage; the message shows the accepted form."""
+    assert main(["serve", "--rate-limit", rate]) == 2
+    assert "600/minute" in capsys.readouterr().err
+
+
+def test_no_origin_is_allowed_by_default(client: TestClient) -> None:
+    """By default, a page from another origin cannot read an answer."""
+    answer = client.post(
+        "/classify", json={"inputs": "love"}, headers={"origin": "https://example.org"}
+    )
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_allowed_origins_may_read_answers_and_errors(serve: Serve) -> None:
+    """Allowed origins may read answers and their important headers; other origins may not."""
+    client = serve(cors_origins="https://example.org, https://example.com")
+    for inputs, status in (("love", 200), ("", 422)):
+        answer = client.post(
+            "/classify", json={"inputs": inputs}, headers={"origin": "https://example.com"}
+        )
+        assert answer.status_code == status
+        assert answer.headers["access-control-allow-origin"] == "https://example.com"
+        assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
+    asked = {"access-control-request-method": "POST"}
+    asked |= {"access-control-request-headers": "authorization,content-type"}
+    allowed = client.options("/classify", headers={"origin": "https://example.org", **asked})
+    assert allowed.status_code == 200
+    other = client.options("/classify", headers={"origin": "https://evil.example", **asked})
+    assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize("origins", ["example.org", "https://example.org/path", "https:// x"])
+def test_an_origin_is_validated(origins: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An origin that no browser would send is wrong usage."""
+    assert main(["serve", "--cors-origins", origins]) == 2
+    assert "https://example.org, or '*'" in capsys.readouterr().err
+
+
+def test_refusals_are_counted_by_route(serve: Serve) -> None:
+    """Refusals are counted under the route's template, not under the path."""
+    client = serve(api_keys=KEYS)
+    client.post("/v2/models/any/infer")
+    client.get("/info")
+    for route, method in (("/v2/models/{name}/infer", "POST"), ("/info", "GET")):
+        labels = {"route": route, "method": method, "status": "401"}
+        assert metric(client, "sentiment_http_requests_total", **labels) == 1
+
+
+def test_docs_can_be_switched_off(serve: Serve) -> None:
+    """With docs off, neither the page, its files nor the OpenAPI document exists."""
+    client = serve(docs="off")
+    for path in ("/docs", "/docs/docs.js", "/docs/swagger-ui/swagger-ui.css", "/openapi.json"):
+        assert client.get(path).status_code == 404, path
+
+
+def test_without_docs_nothing_leads_there(serve: Serve) -> None:
+    """With docs off, neither the page nor an error mentions /docs; with docs on, both do."""
+    for docs in ("on", "off"):
+        client = serve(docs=docs)
+        page = client.get("/")
+        assert "content-security-policy" in page.headers
+        assert ('href="docs"' in page.text) == (docs == "on")
+        assert ("/docs" in client.get("/nowhere").json()["detail"]) == (docs == "on")
+
+
+def test_keys_are_described(serve: Serve) -> None:
+    """OpenAPI requires a bearer token on the routes that need a key, and only there."""
+    described = serve(api_keys=KEYS).get("/openapi.json").json()
+    assert described["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+    assert described["paths"]["/classify"]["post"]["security"] == [{"HTTPBearer": []}]
+    assert "securitySchemes" not in serve().get("/openapi.json").json()["components"]
+
+
+def test_metrics_on_a_port_of_their_own(bundle: Path) -> None:
+    """With a separate metrics port, the service's port does not serve metrics."""
+    port = free_port()
+    with Process("--model", str(bundle), "--metrics-port", str(port)) as process:
+        assert httpx2.get(f"{process.url}/metrics").status_code == 404
+        shown = httpx2.get(f"http://127.0.0.1:{port}/metrics")
+        assert 'sentiment_model_ready{model="tiny"} 1.0' in shown.text
+        process.signal(15)
+        assert process.wait()[0] == 0
+
+
+def test_a_metrics_port_in_use_is_one_line(bundle: Path) -> None:
+    """If the metrics port is in use, one line says so, as for the service's port."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        flags = ["--metrics-port", str(listener.getsockname()[1]), "--port", "0"]
+        done = subprocess.run(
+            [*COMMAND, "serve", "--model", str(bundle), *flags],
+            cwd=ROOT,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert "Address already in use" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_rate_s_window_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Retry-After the next request is accepted; a clock set back changes nothing."""
+    client = serve(rate_limit="1/second")
+    assert client.get("/info").status_code == 200
+    refused = client.get("/info")
+    assert refused.status_code == 429
+    an_hour_ago = time.time() - 3_600
+    monkeypatch.setattr(time, "time", lambda: an_hour_ago)
+    time.sleep(int(refused.headers["retry-after"]))
+    assert client.get("/info").status_code == 200
+
+
+def test_a_window_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any period of the window's length has at most the limit; refused requests do not count."""
+    times = iter([100, 106, 109, 109.5, 110, 111, 116])
+    monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    window = access.MovingWindow(2, 10)
+    assert [window.hit("key") for _ in range(7)] == [0, 0, 1, 0.5, 0, 5, 0]
+
+
+def test_who_has_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key is forgotten once its requests no longer count; keys that go on asking are kept."""
+    now = 0.0
+    monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: now))
+    window = access.MovingWindow(2, 10)
+    for address in range(100):
+        window.hit(str(address))
+    now = 9.0
+    assert window.hit("7") == 0
+    now = 10.0
+    assert window.hit("new") == 0
+    assert list(window._hits) == ["7", "new"]
+    assert window.hit("7") == 0
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_proxies_and_clients_have_one_address(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """IPv4 addresses and their IPv6 form count as one, for trusted proxies and for clients.
+
+    FORWARDED_ALLOW_IPS may have either form of a proxy's address, and the proxy may send either
+    form of a client's address.
+    """
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "127.0.0.1, ::ffff:127.0.0.2")
+    flags = ["--host", "::", "--rate-limit", "1/hour"]
+    with Process("--model", str(bundle), *FLAGS, *flags) as process:
+        for proxy, trusted in (("127.0.0.1", True), ("127.0.0.2", True), ("127.0.0.3", False)):
+            transport = httpx2.HTTPTransport(local_address=proxy)
+            network = f"198.51.100.{proxy[-1]}"
+            with httpx2.Client(base_url=process.url, transport=transport) as client:
+                codes = [
+                    client.get("/info", headers={"x-forwarded-for": address}).status_code
+                    for address in (f"{network}1", f"{network}2", f"::ffff:{network}1")
+                ]
+            assert codes == ([200, 200, 429] if trusted else [200, 429, 429])

@@ -1,0 +1,274 @@
+"""More work than the service can answer: admission, deadlines, clients that leave, failures."""
+
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi.testclient import TestClient
+
+from app.config.settings import Settings
+from app.engine.batching.budget import TokenBudget
+from app.engine.model.model import Model
+from app.main import create_app
+from tests.conftest import Serve
+from tests.support.serving import Gate, eventually, listening, metric
+from tests.support.tiny_bundle import different_texts
+
+
+@pytest.fixture
+def pool(gate: Gate) -> Iterator[ThreadPoolExecutor]:
+    """A pool of clients in the background, answered at the latest when the test ends."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+        gate.open.set()
+
+
+def _post(client: httpx2.Client, inputs: str | list[str]) -> httpx2.Response:
+    return client.post("/classify", json={"inputs": inputs})
+
+
+def _occupy(client: TestClient, gate: Gate, pool: ThreadPoolExecutor) -> "Future[Any]":
+    """Close the gate, and let one request's batch wait at it."""
+    gate.close()
+    request = pool.submit(_post, client, "love")
+    assert gate.reached.wait(30)
+    return request
+
+
+def test_what_the_queue_does_not_hold_is_turned_away(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor
+) -> None:
+    """A full queue gives 429 at once, with Retry-After in seconds; admitted ones are answered."""
+    client = serve(runners=1, max_queue_tokens=12)
+    running = _occupy(client, gate, pool)
+    waiting = [pool.submit(_post, client, ["worst", "worst"]) for _ in range(2)]
+    eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 12)
+
+    refused = _post(client, ["love", "love"])
+    assert (refused.status_code, refused.json()["code"]) == (429, "overloaded")
+    assert int(refused.headers["retry-after"]) >= 1
+    reasons = {"model": "tiny", "reason": "queue_full"}
+    assert metric(client, "sentiment_rejections_total", **reasons) == 1
+    refused_texts = {"model": "tiny", "outcome": "overloaded"}
+    assert metric(client, "sentiment_texts_total", **refused_texts) == 2
+
+    gate.open.set()
+    assert running.result().status_code == 200
+    assert [request.result().status_code for request in waiting] == [200, 200]
+
+
+def test_the_deadline_ends_the_wait(serve: Serve, gate: Gate, pool: ThreadPoolExecutor) -> None:
+    """504 for one text, or for a list of which no text was answered in time."""
+    client = serve(runners=1, deadline_ms=50)
+    gate.close()
+    for inputs in ("love", ["love", "worst"]):
+        late = _post(client, inputs)
+        assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+
+
+def test_liveness_and_metrics_do_not_wait_for_batches(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor
+) -> None:
+    """Liveness and metrics answer while every runner computes."""
+    client = serve(runners=2)
+    _occupy(client, gate, pool)
+    _occupy(client, gate, pool)
+    assert client.get("/health/live").status_code == 200
+    assert client.get("/health/ready").status_code == 200
+    assert metric(client, "sentiment_http_requests_in_flight") == 3  # two posts and the scrape
+
+
+def test_nothing_is_computed_for_a_client_that_left(bundle: Path, gate: Gate) -> None:
+    """A client's texts leave the queue when its connection closes; those of others are answered."""
+    app = create_app(Settings(model=(bundle,), runners=1))
+    gate.seen.clear()  # the warm-up's
+    with (
+        listening(app) as url,
+        httpx2.Client(base_url=url) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        gate.close()
+        running = pool.submit(_post, client, "love")
+        assert gate.reached.wait(30)
+
+        body = json.dumps({"inputs": ["worst"] * 5}).encode()
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as leaving:
+            leaving.sendall(
+                b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\n\r\n%s" % (len(body), body)
+            )
+            eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 5)
+        eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 0)
+
+        gate.open.set()
+        assert running.result().status_code == 200
+        assert len(gate.seen) == 1  # only the batch of the client that stayed
+        left = {"model": "tiny", "outcome": "client_disconnected"}
+        assert metric(client, "sentiment_texts_total", **left) == 5
+        answered = {"route": "/classify", "method": "POST", "status": "499"}
+        assert metric(client, "sentiment_http_requests_total", **answered) == 1
+
+
+def test_readiness_follows_inference(serve: Serve, gate: Gate) -> None:
+    """Unready after several failures in a row, and ready again as soon as a probe succeeds."""
+    client = serve()
+    gate.fails = True
+    for _ in range(3):
+        assert _post(client, "love").status_code == 500
+    unready = client.get("/health/ready")
+    assert (unready.status_code, unready.json()["code"]) == (503, "not_ready")
+    assert int(unready.headers["retry-after"]) >= 1
+    assert metric(client, "sentiment_model_ready", model="tiny") == 0
+    assert client.get("/health/live").status_code == 200
+
+    gate.fails = False
+    assert client.get("/health/ready").status_code == 200
+    assert metric(client, "sentiment_model_ready", model="tiny") == 1
+
+
+def test_a_batch_fails_for_the_culprit_only(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor
+) -> None:
+    """A text without finite logits fails alone; others in its batch are answered."""
+    client = serve(runners=1)
+    running = _occupy(client, gate, pool)
+    requests = [pool.submit(_post, client, text) for text in ("worst", "nan", "love")]
+    eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 3)
+    gate.open.set()
+    assert [request.result().status_code for request in requests] == [200, 500, 200]
+    assert running.result().status_code == 200
+
+
+def test_before_it_starts_the_service_is_not_ready(bundle: Path) -> None:
+    """Before its lifespan starts, the application answers 503, never 500."""
+    client = TestClient(create_app(Settings(model=(bundle,))))
+    for answer in (client.get("/health/ready"), _post(client, "love"), client.get("/info")):
+        assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+
+
+def test_a_stopping_service_takes_no_work(client: TestClient) -> None:
+    """A stopping service gives 503 with Retry-After, is unready, alive, and closes connections."""
+    client.app.state.service.lifecycle.stop()  # type: ignore[attr-defined]
+    for answer in (_post(client, "love"), client.get("/health/ready")):
+        assert (answer.status_code, answer.json()["code"]) == (503, "shutting_down")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.headers["connection"] == "close"
+    assert client.get("/health/live").status_code == 200
+    refused = {"model": "tiny", "reason": "shutting_down"}
+    assert metric(client, "sentiment_rejections_total", **refused) == 1
+    assert metric(client, "sentiment_model_ready", model="tiny") == 0
+
+
+def test_much_text_is_tokenised_beside_the_event_loop(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor
+) -> None:
+    """During long tokenising others are answered, and the deadline counts from the start."""
+    client = serve(deadline_ms=100)
+    begun, go_on = threading.Event(), threading.Event()
+    encode = Model.encode_batch
+
+    def slow(model: Model, texts: list[str]) -> list[Any]:
+        if len(texts[0]) > 1_000:
+            begun.set()
+            assert go_on.wait(30)
+        return encode(model, texts)
+
+    monkeypatch.setattr(Model, "encode_batch", slow)
+    large = pool.submit(_post, client, "love " * 5_000)
+    assert begun.wait(30)
+    assert _post(client, "love").status_code == 200
+    late = large.result()
+    assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+    go_on.set()
+
+
+def test_what_is_turned_away_is_not_tokenised(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused requests are not tokenised: it would be a third of the cost of every refusal."""
+    client = serve(runners=1, max_queue_tokens=12)
+    running = _occupy(client, gate, pool)
+    waiting = [pool.submit(_post, client, ["worst", "worst"]) for _ in range(2)]
+    eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 12)
+    with monkeypatch.context() as patch:
+        patch.setattr(Model, "encode_batch", lambda *_: pytest.fail("tokenised"))
+        assert _post(client, "love").status_code == 429
+    gate.open.set()
+    assert [request.result().status_code for request in (running, *waiting)] == [200] * 3
+
+
+def test_the_event_loops_lag_is_measured(client: TestClient) -> None:
+    """The lag is measured once per batch: from the batch's end until the event loop answers it."""
+    for _ in range(3):
+        assert _post(client, "love").status_code == 200
+    assert metric(client, "sentiment_event_loop_lag_seconds_count", model="tiny") == 3
+    assert metric(client, "sentiment_event_loop_lag_seconds_sum", model="tiny") < 1
+
+
+def test_a_lists_own_computing_is_no_waiting(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an idle server, a list of many batches has no queue time, in header and metrics."""
+    infer = Model.infer
+
+    def slow(model: Model, encodings: Any) -> Any:
+        time.sleep(0.02)
+        return infer(model, encodings)
+
+    client = serve(runners=1, max_batch_tokens=32)
+    monkeypatch.setattr(Model, "infer", slow)
+    answer = _post(client, different_texts(80))  # twenty batches
+    stages = dict(re.findall(r"(\w+);dur=([0-9.]+)", answer.headers["server-timing"]))
+    assert float(stages["inference"]) >= 200
+    assert float(stages["queue"]) < float(stages["inference"]) / 2
+    for stage in ("queue", "inference"):
+        labels = {"model": "tiny", "stage": stage}
+        seconds = metric(client, "sentiment_stage_duration_seconds_sum", **labels)
+        assert seconds * 1000 == pytest.approx(float(stages[stage]), abs=0.01)
+
+
+def test_waiting_for_others_is_no_computing(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor
+) -> None:
+    """The time in which a list waits for another request's batch counts as queue time."""
+    client = serve(runners=1)
+    running = _occupy(client, gate, pool)
+    waiting = pool.submit(_post, client, ["worst"] * 3)
+    eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 3)
+    time.sleep(0.3)
+    gate.open.set()
+    assert running.result().status_code == 200
+    stages = dict(re.findall(r"(\w+);dur=([0-9.]+)", waiting.result().headers["server-timing"]))
+    assert float(stages["queue"]) >= 300
+    assert float(stages["inference"]) < 300
+
+
+def test_the_budget_learns_from_batches_for_which_others_waited(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that failed, or that no request waited for, does not change the budget."""
+    learned: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        TokenBudget, "learn", lambda budget, size, **report: learned.append(report | {"size": size})
+    )
+    client = serve(runners=1, max_batch_tokens=16)
+    assert _post(client, "love").status_code == 200
+    assert learned == []
+
+    for fails, expected in ((False, 1), (True, 0)):
+        learned.clear()
+        gate.fails = fails
+        running = _occupy(client, gate, pool)
+        waiting = pool.submit(_post, client, "worst")
+        eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 1)
+        gate.open.set()
+        running.result()
+        waiting.result()
+        assert [batch["size"] for batch in learned] == [16] * expected

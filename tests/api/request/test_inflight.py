@@ -1,0 +1,182 @@
+"""Bodies in flight: their total is bounded, and long ones are read only if the queue has room."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from app.cli import main
+from app.config.settings import Settings
+from app.engine.machine.memory import available_memory
+from app.main import create_app
+from tests.api.routes.test_stream import FLAGS
+from tests.conftest import SET_BY_HAND, Serve
+from tests.support.serving import COMMAND, Gate, Process, eventually, exchange, listening, metric
+
+HEAD = b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+MEBIBYTE = 1_048_576
+BODY = json.dumps({"inputs": ["love"]}).encode().ljust(MEBIBYTE)
+
+# One text keeps the event loop for a second.
+STALLING_COMMAND = [
+    *COMMAND[:2],
+    """
+import sys, time
+from app.cli import main
+from app.engine.model.model import Model
+encode_batch = Model.encode_batch
+def stall(self, texts):
+    if "stall" in texts:
+        time.sleep(1)
+    return encode_batch(self, texts)
+Model.encode_batch = stall
+sys.exit(main())
+""",
+]
+
+
+@pytest.fixture(scope="module")
+def process(bundle: Path) -> Iterator[Process]:
+    """A real server with room for four such bodies."""
+    flags = ["--max-inflight-bytes", str(4 * MEBIBYTE + 1_000), "--max-body-bytes", "2000000"]
+    with Process("--model", str(bundle), *FLAGS, *flags) as process:
+        yield process
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_bodies_that_are_held_back_are_bounded_together(process: Process, chunked: bool) -> None:
+    """The fifth body gets 429 with the reason; the four before are answered, and free the room."""
+    if chunked:
+        head = HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(BODY)
+        end = BODY[-1:] + b"\r\n0\r\n\r\n"
+    else:
+        head = HEAD + b"content-length: %d\r\n\r\n" % len(BODY)
+        end = BODY[-1:]
+    with ExitStack() as stack:
+        address = ("127.0.0.1", process.port)
+        client = stack.enter_context(httpx2.Client(base_url=process.url))
+        holding = []
+        for number in range(1, 5):
+            connection = stack.enter_context(socket.create_connection(address, timeout=30))
+            connection.sendall(head + BODY[:-1])
+            holding.append(connection)
+            in_flight = number + 1  # and the scrape
+            eventually(
+                lambda n=in_flight: metric(client, "sentiment_http_requests_in_flight") == n  # type: ignore[misc]
+            )
+        series = {"model": "tiny", "reason": "inflight_bytes"}
+        rejected = metric(client, "sentiment_rejections_total", **series)
+        refused = client.post(
+            "/classify", content=BODY, headers={"content-type": "application/json"}
+        )
+        assert (refused.status_code, refused.json()["code"]) == (429, "overloaded")
+        assert "4195304" in refused.json()["detail"]
+        assert int(refused.headers["retry-after"]) >= 1
+        assert metric(client, "sentiment_rejections_total", **series) == rejected + 1
+        for connection in holding:
+            connection.sendall(end)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        answer = client.post(
+            "/classify", content=BODY, headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 200
+
+
+def test_a_client_that_leaves_gives_back_what_it_held(process: Process) -> None:
+    """When a client leaves, even in the middle of its body, its room is free again."""
+    for _ in range(10):
+        with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
+            connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY[:-1])
+    request = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
+    eventually(lambda: exchange(process.port, request).startswith(b"HTTP/1.1 200 "))
+
+
+def test_lines_of_streams_take_half_of_it_at_most(process: Process) -> None:
+    """Streams hold at most half of the room, because their lines have no deadline."""
+    stream = b"POST /classify/stream HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
+    stream += b"content-type: application/x-ndjson\r\n\r\n%x\r\n" % MEBIBYTE + b"a" * MEBIBYTE
+    with ExitStack() as stack:
+        address = ("127.0.0.1", process.port)
+        for _ in range(4):
+            connection = stack.enter_context(socket.create_connection(address, timeout=30))
+            connection.sendall(stream)
+        time.sleep(0.3)
+        request = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
+        assert exchange(process.port, request).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_long_body_is_not_asked_for_without_room_for_its_texts(bundle: Path, gate: Gate) -> None:
+    """A long body gets 429 at its head; a short one, which arrives with its head, is read first."""
+    settings = {"model": (bundle,), **SET_BY_HAND, "runners": 1, "max_queue_tokens": 6}
+    app = create_app(Settings.model_validate(settings))
+    with ExitStack() as stack:
+        url = stack.enter_context(listening(app))
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        gate.close()
+        short = b'{"inputs": "love"}'
+        for _ in range(3):
+            connection = stack.enter_context(socket.create_connection(address, timeout=30))
+            connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(short) + short)
+            assert gate.reached.wait(30)
+        client = stack.enter_context(httpx2.Client(base_url=url))
+        eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 6)
+        connection = stack.enter_context(socket.create_connection(address, timeout=30))
+        connection.sendall(HEAD + b"content-length: 100000\r\n\r\n")  # and nothing of it
+        assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")
+        gate.open.set()
+
+
+def test_the_deadline_begins_when_a_request_arrives(bundle: Path) -> None:
+    """The deadline includes the time that a request lay unread while the event loop was busy."""
+    head = HEAD + b"connection: close\r\nx-request-timeout-ms: 300\r\ncontent-length: 18\r\n\r\n"
+    hurried = head + b'{"inputs": "love"}'
+    with (
+        Process("--model", str(bundle), *FLAGS, command=STALLING_COMMAND) as process,
+        socket.create_connection(("127.0.0.1", process.port), timeout=30) as stalling,
+    ):
+        stalling.sendall(HEAD + b'content-length: 19\r\n\r\n{"inputs": "stall"}')
+        assert exchange(process.port, hurried).startswith(b"HTTP/1.1 504 ")
+        assert exchange(process.port, hurried).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_bound_below_one_body_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """A limit below the size of one body is wrong usage, because no such body would be accepted."""
+    assert main(["serve", "--max-inflight-bytes", "1000"]) == 2
+    assert "--max-inflight-bytes: one body may have 2097152 bytes" in capsys.readouterr().err
+
+
+def test_the_default_is_a_share_of_the_memory(serve: Serve) -> None:
+    """The default depends on the memory, and /info shows the resulting value."""
+    limits = serve().get("/info").json()["limits"]
+    assert limits["max_inflight_bytes"] == max(available_memory() // 8, 2 * 2_097_152)
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/memory.max": "1000"}, 1000),
+        ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/memory.max": "max"}, None),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/a\n3:cpu:/b",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "2000",
+                "sys/fs/cgroup/cpu/memory.limit_in_bytes": "1",
+            },
+            2000,
+        ),
+        ({}, None),
+    ],
+)
+def test_the_memory_is_that_of_the_container(
+    tmp_path: Path, files: dict[str, str], limit: int | None
+) -> None:
+    """The memory is the lowest of the machine's and the control groups' limits, version 1 or 2."""
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert available_memory(tmp_path) == (limit or available_memory(tmp_path / "none"))

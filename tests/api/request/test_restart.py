@@ -1,0 +1,63 @@
+"""An application that starts again, and one whose start fails half-way."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from app.config.settings import Settings
+from app.engine.classifier import Classifier
+from app.engine.model.model import Model
+from app.lifecycle import Lifecycle, Stage
+from app.main import create_app
+from tests.conftest import SET_BY_HAND
+from tests.support.tiny_bundle import make_bundle
+
+
+def _runner_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("runner-")}
+
+
+def _stage(app: FastAPI) -> Stage:
+    lifecycle: Lifecycle = app.state.service.lifecycle
+    return lifecycle.stage
+
+
+def test_an_application_can_be_started_again(bundle: Path) -> None:
+    """A second lifespan in the same process loads the models again and answers."""
+    app = create_app(Settings.model_validate({"model": (bundle,), **SET_BY_HAND}))
+    for _ in range(2):
+        with TestClient(app) as client:
+            assert _stage(app) is Stage.READY
+            assert client.get("/health/ready").status_code == 200
+            answer = client.post("/classify", json={"inputs": "love"})
+            assert answer.json()["results"][0]["label"] == "positive"
+        assert _stage(app) is Stage.STOPPED
+
+
+def test_a_start_that_fails_leaves_no_thread(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first model's runners end when the second model cannot be started."""
+    names = []
+
+    def fail_at_the_second(
+        classifier: Classifier, model: Model, *arguments: Any, **options: Any
+    ) -> None:
+        names.append(model.name)
+        if len(names) == 2:
+            raise MemoryError
+        begin(classifier, model, *arguments, **options)
+
+    begin = Classifier.__init__
+    monkeypatch.setattr(Classifier, "__init__", fail_at_the_second)
+    other = make_bundle(tmp_path / "other", name="other")
+    app = create_app(Settings.model_validate({"model": (bundle, other), **SET_BY_HAND}))
+    before = _runner_threads()
+    with pytest.raises(MemoryError), TestClient(app):
+        pass
+    assert names == ["tiny", "other"]
+    assert _runner_threads() == before

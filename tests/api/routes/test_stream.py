@@ -1,0 +1,460 @@
+"""POST /classify/stream: lines are read and answered at the same time."""
+
+import asyncio
+import gzip
+import json
+import signal
+import socket
+import subprocess
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import brotli
+import httpx2
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from app.api.decoding import decoder
+from app.api.ndjson import Line, LineReader
+from app.api.routes.stream import StreamedAnswers
+from app.config.settings import Settings
+from app.engine.predictions import DEFAULTS
+from app.errors import Overloaded, PayloadTooLarge
+from app.main import create_app
+from tests.conftest import SET_BY_HAND, Serve
+from tests.support.serving import (
+    SLOW_COMMAND,
+    Gate,
+    Process,
+    eventually,
+    exchange,
+    listening,
+    metric,
+)
+from tests.support.tiny_bundle import different_texts
+
+NDJSON = {"content-type": "application/x-ndjson"}
+HEAD = (
+    b"POST /classify/stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-ndjson\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+FLAGS = [
+    part
+    for name, value in SET_BY_HAND.items()
+    for part in (f"--{name.replace('_', '-')}", str(value))
+]
+
+
+@pytest.fixture(scope="module")
+def process(bundle: Path) -> Iterator[Process]:
+    """A real server, because the result depends on how bytes arrive and leave."""
+    with Process("--model", str(bundle), *FLAGS) as process:
+        yield process
+
+
+def _post(client: TestClient, content: str | bytes, **options: Any) -> list[dict[str, Any]]:
+    answer = client.post("/classify/stream", content=content, headers=NDJSON, **options)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def _lines(count: int) -> bytes:
+    words = ("love", "worst", "it")
+    return b"".join(b'{"id":%d,"text":"%s"}\n' % (n, words[n % 3].encode()) for n in range(count))
+
+
+def _different_lines(count: int) -> bytes:
+    """Lines that share no rows of a batch."""
+    texts = enumerate(different_texts(count))
+    return b"".join(b'{"id":%d,"text":"%s"}\n' % (n, text.encode()) for n, text in texts)
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _peak_kib(process: Process) -> int:
+    status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+    return next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line)
+
+
+def test_each_line_has_its_answer_with_its_id_in_order(client: TestClient) -> None:
+    """Lines get the same answers as from POST /classify, with their ids, which may be any JSON."""
+    texts = {"a": "love", "b": "worst", "c": "it " * 20}
+    content = "\n".join(json.dumps({"id": {"x": [key]}, "text": texts[key]}) for key in texts)
+    plain = client.post("/classify", json={"inputs": list(texts.values())}).json()["results"]
+    expected = [{"id": {"x": [key]}, **one} for key, one in zip(texts, plain, strict=True)]
+    assert _post(client, content) == expected
+
+
+def test_a_bad_line_is_answered_in_its_place(client: TestClient) -> None:
+    """The error names the line and the fault; blank lines are skipped, other fields are ignored."""
+    content = (
+        b'{"id": 1, "text": "love", "lang": "en"}\nnot JSON\n\n  \n[1]\n{"id": "x"}\n'
+        b'{"id": 2, "text": ""}\n{"id": 3, "text": "nan"}\n{"text": "\xff"}\n{"text": "worst"}\r\n'
+        b'{"id": "\\ud800", "text": "\\ud800"}\n{"id": NaN, "text": "a"}\n'
+        b'{"id": [1e999], "text": "a"}'
+    )
+    answers = _post(client, content)
+    assert [(a["id"], a.get("label") or a["error"]["code"]) for a in answers] == [
+        (1, "positive"),
+        (None, "invalid_request"),
+        (None, "invalid_request"),
+        ("x", "invalid_request"),
+        (2, "empty_text"),
+        (3, "inference_failed"),
+        (None, "invalid_request"),
+        (None, "negative"),
+        ("\ud800", "invalid_request"),
+        (None, "invalid_request"),
+        (None, "invalid_request"),
+    ]
+    said = [a["error"]["message"] for a in answers if a.get("error")]
+    assert said[0].startswith("line 2 is not valid JSON")
+    assert said[1].startswith("line 5 must be an object")
+    assert said[2] == "line 6: text must be a string"
+
+
+def test_a_line_that_is_too_long_is_skipped_and_named(serve: Serve) -> None:
+    """The bytes of a line that is too long are not kept; the next line is answered."""
+    client = serve(max_body_bytes=100)
+    content = _lines(1) + b'{"id": 9, "text": "' + b"a" * 100_000 + b'"}\n' + _lines(1)
+    first, failed, last = _post(client, content)
+    assert (first["label"], last["label"]) == ("positive", "positive")
+    assert failed["error"]["code"] == "payload_too_large"
+    assert failed["error"]["message"].startswith("line 2 has more than the 100 bytes")
+
+
+def test_what_a_line_has_beyond_the_limit_is_not_kept() -> None:
+    """Bytes beyond the limit of a line are not kept, whatever its length and its pieces."""
+    reader = LineReader(1_000)
+    tracemalloc.start()
+    try:
+        for _ in range(1_000):
+            assert list(reader.feed(bytes(100_000), lambda: 512)) == []
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
+    (line,) = reader.end()
+    assert isinstance(line.text, PayloadTooLarge)
+
+
+def _groups(reader: LineReader, piece: bytes, group_bytes: int = 1_000_000) -> list[int]:
+    """The number of lines in each group."""
+    return [len(lines) for lines in reader.feed(piece, lambda: group_bytes)]
+
+
+def test_groups_of_lines_grow_and_stay_as_short_as_asked() -> None:
+    """Groups double from one line up to a limit; a line longer than a group's limit goes alone."""
+    assert _groups(LineReader(1_000), _lines(400)) == [1, 2, 4, 8, 16, 32, 64, 128, 128, 17]
+    assert _groups(LineReader(1_000), b'{"text":"abc"}\n' * 8, group_bytes=40) == [1, 2, 3, 2]
+    assert _groups(LineReader(1_000), b'{"text":"abc"}\n' * 3, group_bytes=0) == [1, 1, 1]
+
+
+class Room:
+    """A shared budget of bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+
+    def reserve(self, size: int) -> bool:
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
+
+    def release(self, size: int) -> None:
+        self.left += size
+
+
+def _read(reader: LineReader, piece: bytes) -> list[Line]:
+    return [line for lines in reader.feed(piece, lambda: 1_000) for line in lines]
+
+
+def test_a_line_is_kept_while_there_is_room_for_it() -> None:
+    """A line's bytes are released when it is answered, or when it turns out to be too long."""
+    room = Room(100)
+    reader = LineReader(90, reserve=room.reserve, release=room.release)
+    assert _read(reader, b'{"text":') == []
+    assert room.left == 92
+    (line,) = _read(reader, b'"love"}\n')
+    assert (line.text, room.left) == ("love", 92)
+    reader.answered([line])
+    assert room.left == 100
+    assert _read(reader, b" " * 80) == _read(reader, b"\n") == []
+    assert room.left == 100
+    _read(reader, b"a" * 80)
+    assert room.left == 20
+    _read(reader, b"a" * 80)
+    assert room.left == 100
+    (line,) = _read(reader, b"a\n")
+    assert isinstance(line.text, PayloadTooLarge)
+
+
+def test_a_line_that_finds_no_room_is_overloaded_in_its_place() -> None:
+    """A line without room gets an error in its place, keeps no bytes, and later lines are read."""
+    room = Room(10)
+    reader = LineReader(1_000, reserve=room.reserve, release=room.release)
+    assert _read(reader, b'{"text":') == []
+    assert _read(reader, b'"love ') == []
+    assert room.left == 10
+    overloaded, last = _read(reader, b'love"}\n{"text":"worst"}\n')
+    assert isinstance(overloaded.text, Overloaded)
+    assert (overloaded.id, last.text) == (None, "worst")
+
+
+def test_a_stream_that_ends_gives_back_all_its_room() -> None:
+    """A stream that ends releases all its bytes, including those of lines that stay unanswered."""
+    room = Room(100)
+    reader = LineReader(1_000, reserve=room.reserve, release=room.release)
+    _read(reader, b'{"text":')
+    _read(reader, b'"love"}\n{"text":')
+    assert room.left < 90
+    reader.close()
+    assert room.left == 100
+
+
+def test_what_is_wrong_with_the_request_is_a_problem(client: TestClient) -> None:
+    """Before the first answer, a bad request still gets its own status and a problem."""
+    for options, status, code in [
+        ({"params": {"model": "x"}, "headers": NDJSON}, 404, "model_not_found"),
+        ({"params": {"overflow": "x"}, "headers": NDJSON}, 422, "invalid_request"),
+        ({"headers": {"content-type": "application/json"}}, 415, "unsupported_media_type"),
+        ({"headers": {**NDJSON, "content-encoding": "x"}}, 415, "unsupported_media_type"),
+    ]:
+        answer = client.post("/classify/stream", content=_lines(1), **options)  # type: ignore[arg-type]
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+def test_nothing_in_nothing_out(client: TestClient) -> None:
+    """A body without lines gets an empty answer."""
+    assert _post(client, "") == []
+    assert _post(client, "\n\n") == []
+
+
+def test_windows_by_query(client: TestClient) -> None:
+    """The options of a stream are query parameters."""
+    content = json.dumps({"id": 1, "text": "love " * 20})
+    (answer,) = _post(client, content, params={"overflow": "window", "model": "tiny"})
+    assert (answer["windows"], answer["truncated"]) == (2, False)
+
+
+def test_a_compressed_stream(client: TestClient) -> None:
+    """Request and answer may be compressed; broken data end the answer with an error line."""
+    headers = {**NDJSON, "content-encoding": "gzip"}
+    packed = gzip.compress(_lines(5_000))
+    whole = client.post("/classify/stream", content=packed, headers=headers)
+    assert [json.loads(line)["id"] for line in whole.text.splitlines()] == list(range(5_000))
+    assert whole.headers["content-encoding"] in ("gzip", "br", "zstd")
+    cut = client.post("/classify/stream", content=packed[:-100], headers=headers)
+    *answers, last = [json.loads(line) for line in cut.text.splitlines()]
+    assert [answer["id"] for answer in answers] == list(range(len(answers)))
+    assert last["id"] is None
+    assert "gzip" in last["error"]["message"]
+
+
+def test_a_line_is_answered_while_the_request_goes_on(process: Process) -> None:
+    """A client may wait for each answer before it sends the next line."""
+    with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
+        connection.sendall(HEAD)
+        received = connection.makefile("rb")
+        for number in range(3):
+            connection.sendall(chunk(b'{"id":%d,"text":"love"}\n' % number))
+            line = b""
+            while not line.startswith(b'{"id":%d,' % number):
+                line = received.readline()
+                assert line
+        connection.sendall(b"0\r\n\r\n")
+        assert received.read(7).endswith(b"0\r\n\r\n")
+
+
+def test_memory_does_not_grow_with_the_stream(process: Process, tmp_path: Path) -> None:
+    """Five times as many lines need no more memory; curl sends and reads at the same time."""
+
+    def peak_kib(count: int) -> int:
+        source = tmp_path / "lines"
+        source.write_bytes(_lines(count))
+        command = ["curl", "-sS", "-N", "-X", "POST", "-H", "content-type: application/x-ndjson"]
+        seen = 0
+        with subprocess.Popen(
+            [*command, "-T", str(source), f"{process.url}/classify/stream"], stdout=subprocess.PIPE
+        ) as curl:
+            assert curl.stdout
+            for line in curl.stdout:
+                assert line.startswith(b'{"id":%d,' % seen)
+                seen += 1
+        assert seen == count
+        return _peak_kib(process)
+
+    first = peak_kib(10_000)
+    assert peak_kib(50_000) < first + 10_000
+
+
+def test_a_bomb_is_refused_and_holds_up_nobody(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data that decompress to hundreds of times their size are cut off, and get an error line."""
+    monkeypatch.setattr("app.api.decoding.UNSUSPICIOUS_BYTES", 50_000)
+    headers = {**NDJSON, "content-encoding": "br"}
+    for filling in (b"\n", b"x\n", b"a"):
+        packed = brotli.compress(_lines(3) + filling * 50_000_000)
+        answer = client.post("/classify/stream", content=packed, headers=headers)
+        lines = answer.text.splitlines()
+        assert [json.loads(line)["id"] for line in lines[:3]] == [0, 1, 2]
+        assert json.loads(lines[-1])["error"]["code"] == "payload_too_large"
+
+
+def test_memory_does_not_grow_with_bad_lines(process: Process) -> None:
+    """Memory does not grow with bad lines, even with as many as fit into the body."""
+    before = _peak_kib(process)
+    content = b"x\n" * 150_000
+    answer = httpx2.post(f"{process.url}/classify/stream", content=content, headers=NDJSON)
+    assert answer.text.count("\n") == 150_000
+    assert _peak_kib(process) < before + 20_000
+    with httpx2.Client(base_url=process.url) as client:
+        labels = {"model": "tiny", "outcome": "invalid_request"}
+        assert metric(client, "sentiment_texts_total", **labels) == 150_000
+
+
+def test_a_stream_that_says_nothing_ends(
+    serve: Serve, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream without new lines ends with an error line, even if keep-alive is longer."""
+    monkeypatch.setattr("app.api.routes.stream.IDLE_S", 0.1)
+    app = create_app(Settings(model=(bundle,), runners=1, threads=1, max_batch_tokens=32))
+    with listening(app, keep_alive_s=1) as url:
+        received = exchange(int(url.rpartition(":")[2]), HEAD + chunk(_lines(1)))
+    assert b'{"id":0,"label":"positive"' in received
+    assert b'{"id":null,"error":{"code":"deadline_exceeded"' in received
+
+
+def test_a_client_that_waits_to_be_told_is_told_to_go_on(process: Process) -> None:
+    """100 Continue is sent before the answer begins; otherwise curl would wait for a second."""
+    head = HEAD.replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n")
+    with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
+        connection.sendall(head)
+        assert connection.recv(1_000).startswith(b"HTTP/1.1 100 Continue\r\n")
+        connection.sendall(chunk(_lines(1)) + b"0\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b"\r\n0\r\n\r\n"):
+            answer += connection.recv(1_000)
+    assert b'{"id":0,"label":"positive"' in answer
+
+
+def test_a_client_that_does_not_read_is_not_read_from(process: Process) -> None:
+    """If a client does not read, the server stops reading its lines (backpressure)."""
+    with socket.create_connection(("127.0.0.1", process.port), timeout=3) as connection:
+        left = memoryview(HEAD + chunk(_lines(500_000)))
+        with suppress(TimeoutError):  # nothing was taken for a while
+            while left:
+                left = left[connection.send(left[:65_536]) :]
+    assert len(left) > 1_000_000
+    assert httpx2.post(f"{process.url}/classify", json={"inputs": "love"}).status_code == 200
+
+
+def test_what_a_client_that_left_had_sent_is_not_computed(gate: Gate, bundle: Path) -> None:
+    """When a client leaves, its groups are taken out of the queue."""
+    app = create_app(Settings(model=(bundle,), runners=1, threads=1, max_batch_tokens=32))
+    with listening(app) as url, httpx2.Client(base_url=url) as client:
+        port = int(url.rpartition(":")[2])
+        gate.close()
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(HEAD + chunk(_different_lines(1_000)))
+            assert gate.reached.wait(30)
+            eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") > 0)
+        eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 0)
+        gate.open.set()
+        labels = {"model": "tiny", "outcome": "client_disconnected"}
+        assert metric(client, "sentiment_texts_total", **labels) > 0
+
+
+def test_a_full_queue_makes_a_stream_wait(serve: Serve, gate: Gate) -> None:
+    """A full queue delays a stream but does not refuse it: every line is answered in the end."""
+    client = serve(runners=1, max_batch_tokens=8, max_queue_tokens=64)
+    gate.close()
+    answers: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: answers.extend(_post(client, _different_lines(600))))
+    thread.start()
+    eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") > 9)
+    time.sleep(0.2)  # others ask in vain
+    gate.open.set()
+    thread.join(30)
+    assert [answer["id"] for answer in answers] == list(range(600))
+    assert not [answer for answer in answers if "error" in answer]
+    labels = {"model": "tiny", "reason": "queue_full"}
+    assert metric(client, "sentiment_rejections_total", **labels) == 0
+    assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 600
+
+
+def test_lines_have_no_deadline(serve: Serve, gate: Gate) -> None:
+    """deadline-ms does not apply to the lines of a stream."""
+    client = serve(runners=1, deadline_ms=30)
+    gate.close()
+    answers: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: answers.extend(_post(client, _lines(300))))
+    thread.start()
+    assert gate.reached.wait(30)
+    time.sleep(0.25)
+    gate.open.set()
+    thread.join(30)
+    assert [answer.get("label", answer) for answer in answers] == [
+        ("positive", "negative", "neutral")[n % 3] for n in range(300)
+    ]
+
+
+def test_lines_that_no_queue_would_hold_together_go_one_after_the_other(serve: Serve) -> None:
+    """A group that exceeds the queue is halved; a single text that exceeds it gets an error."""
+    client = serve(max_queue_tokens=64)
+    long, huge = json.dumps({"text": "a " * 14}), json.dumps({"text": "a " * 60})
+    answers = _post(client, "\n".join([long] * 8 + [huge]), params={"overflow": "window"})
+    assert [answer.get("label") for answer in answers] == ["neutral"] * 8 + [None]
+    assert answers[-1]["error"]["code"] == "too_many_texts"
+
+
+def test_a_stream_that_is_cancelled_after_its_end_says_no_more(client: TestClient) -> None:
+    """A stream that is cancelled just after its end, when drain-ms is over, sends nothing more."""
+    service = cast(FastAPI, client.app).state.service
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        if sent:  # the whole body was read
+            await asyncio.Event().wait()
+        return {"type": "http.request"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if message == {"type": "http.response.body", "body": b""}:
+            service.lifecycle.stop()
+            cast(asyncio.Task[None], asyncio.current_task()).cancel()
+
+    stream = StreamedAnswers(service, None, DEFAULTS, decoder(""))
+    asyncio.run(stream({"type": "http"}, receive, send))
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+
+
+def test_shutdown_ends_a_stream_with_a_word(bundle: Path) -> None:
+    """At SIGTERM, each line read gets one answer or shutting_down; the exit code is 0."""
+    with Process("--model", str(bundle), *FLAGS, command=SLOW_COMMAND) as process:
+        with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
+            connection.sendall(HEAD + chunk(_lines(400)))
+            received = connection.makefile("rb")
+            while not received.readline().startswith(b'{"id":0,'):
+                pass
+            process.signal(signal.SIGTERM)
+            rest = [line for line in received if line.startswith(b"{")]
+        code, _ = process.wait()
+    answers = [json.loads(line) for line in rest]
+    last = answers.pop()
+    assert (last["id"], last["error"]["code"]) == (None, "shutting_down")
+    assert [answer["id"] for answer in answers] == list(range(1, 400))
+    codes = {answer["error"]["code"] for answer in answers if "error" in answer}
+    assert codes <= {"shutting_down"}
+    assert code == 0

@@ -1,0 +1,157 @@
+"""What the figures rest on: the load generator, the texts, the report."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from app.config.settings import Settings
+from app.engine.model.bundle import EMBEDDED_BUNDLE
+from app.main import create_app
+from benchmarks import architectures, int8_speed, report
+from benchmarks.event_loop.client import send_slice
+from benchmarks.load import Load, run
+from benchmarks.subject import Goal
+from benchmarks.texts import PERCENTILES, TOKENS, texts_of, tweet_lengths
+from tests.conftest import SET_BY_HAND
+from tests.support.serving import listening
+
+BODIES = ['{"inputs": "love"}', '{"inputs": "worst"}']
+
+
+@pytest.fixture
+def port(bundle: Path) -> Iterator[int]:
+    """The service on a real socket."""
+    with listening(create_app(Settings.model_validate({"model": (bundle,), **SET_BY_HAND}))) as url:
+        yield int(url.rpartition(":")[2])
+
+
+def test_a_closed_loop_keeps_every_connection_busy(port: int) -> None:
+    """Answers are counted by status, only after the warm-up, each with its latency."""
+    outcome = run(Load(port, "/classify", BODIES, connections=3, seconds=0.5, warm_up_seconds=0.1))
+    assert set(outcome.latencies) == {"200"}
+    assert outcome.ok() > 10
+    assert outcome.ok_per_second() == outcome.ok() / 0.5
+    assert 0 < outcome.percentile_ms(50) <= outcome.percentile_ms(99) < 600
+
+
+def test_open_arrivals_come_at_their_rate(port: int) -> None:
+    """However long answers take: 200 in a second, give or take what chance gives."""
+    load = Load(port, "/classify", BODIES, 8, seconds=1.0, warm_up_seconds=0.2, rate=200.0)
+    outcome = run(load)
+    assert 140 < outcome.ok() < 260
+
+
+def test_errors_are_counted_apart(port: int) -> None:
+    """A refused request is no throughput."""
+    outcome = run(Load(port, "/classify", ['{"inputs": ""}'], 1, 0.3, warm_up_seconds=0.0))
+    assert outcome.ok() == 0
+    assert len(outcome.latencies["422"]) > 5
+
+
+def test_connections_that_break_are_counted_and_replaced() -> None:
+    """A server that hangs up after each request loses every one of them, and is asked again."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        seen: list[bytes] = []
+
+        def hang_up() -> None:
+            while len(seen) < 20:
+                connection, _ = listener.accept()
+                with connection:
+                    seen.append(connection.recv(10_000))
+
+        thread = threading.Thread(target=hang_up, daemon=True)
+        thread.start()
+        number = listener.getsockname()[1]
+        outcome = run(Load(number, "/", ["{}"], 1, seconds=0.5, warm_up_seconds=0.0))
+        thread.join(10)
+    assert len(outcome.latencies["lost"]) >= 5
+    assert seen[0].startswith(b"POST / HTTP/1.1\r\nhost: 127.0.0.1:")
+
+
+def test_a_slice_counts_complete_answers(port: int) -> None:
+    """CPU time is read before the first request and after the last answer, and shared out."""
+    readings = iter((np.array([0, 10_000]), np.array([2_000, 30_000])))
+    found = asyncio.run(
+        send_slice(
+            *(port, "/classify", BODIES),
+            connections=3,
+            seconds=0.2,
+            cpu_ns=lambda: next(readings),
+        )
+    )
+    assert found.answers >= 3
+    assert found.cpu_us * found.answers == pytest.approx([2.0, 20.0])
+    assert found.per_second == found.answers / found.seconds
+
+
+def test_a_refused_request_ends_a_slice(port: int) -> None:
+    """The cost of an error is not taken for that of an answer."""
+    with pytest.raises(RuntimeError, match="an answer has status 404"):
+        asyncio.run(
+            send_slice(
+                *(port, "/nowhere", BODIES),
+                connections=1,
+                seconds=0.2,
+                cpu_ns=lambda: np.array([0]),
+            )
+        )
+
+
+def test_lengths_are_those_of_tweets() -> None:
+    """The percentiles below the tail are met, and one text in a hundred is longer."""
+    lengths = tweet_lengths(20_000)
+    for percent, tokens in zip(PERCENTILES[1:-1], TOKENS[1:-1], strict=True):
+        assert np.percentile(lengths, percent) == pytest.approx(tokens, abs=1)
+    assert 400 < max(lengths) <= 512
+    assert np.mean(np.array(lengths) > TOKENS[-1]) == pytest.approx(0.01, abs=0.003)
+
+
+@pytest.mark.parametrize("length", [5, 26, 512])
+def test_texts_have_the_length_asked_for(length: int) -> None:
+    """In tokens of the model's own tokenizer, special ones included."""
+    tokenizer = Tokenizer.from_file(str(EMBEDDED_BUNDLE / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    (text,) = texts_of(tokenizer, [length])
+    assert len(tokenizer.encode(text)) == length
+
+
+def test_the_report_has_goals_tables_and_conditions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A section replaces its earlier run and leaves the others; a missed goal is called so."""
+    conditions = {"date": "2026-01-02", "machine": "a machine", "versions": "some"}
+    row = {"model": "tiny", "texts/s": 123.4, "p50 ms": 1.234, "p99 ms": 5.0, "connections": 2}
+    goals = [Goal("fast", 0.9, 0.8), Goal("late", 30.0, 20.0, most=True, remark="1 to 2")]
+    report.keep(tmp_path, "tiny by connections", conditions, [row, *goals])
+    report.keep(tmp_path, "other", conditions, [{"x": 1}])
+    report.keep(tmp_path, "other", conditions, [{"x": 2}])
+    report.write(tmp_path)
+    assert "MISSED" in capsys.readouterr().out
+    text = (tmp_path / "README.md").read_text()
+    assert "| fast | 0.9 | ≥ 0.8 |  |" in text
+    assert "| late | 30 (**missed**) | ≤ 20 | 1 to 2 |" in text
+    assert "| tiny | 123 | 1.23 | 5 | 2 |" in text
+    assert "2026-01-02. a machine. some" in text
+    assert json.loads((tmp_path / "results.json").read_text())["other"]["rows"] == [{"x": 2}]
+    for suffix in ("png", "svg"):
+        assert (tmp_path / f"connections.{suffix}").stat().st_size > 1_000
+
+
+@pytest.mark.parametrize("name", ["deberta-v3-small", "modernbert-base"])
+def test_shapes_of_architectures_are_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fp32, stock int8 and our int8 get a figure in each round, here with small layers."""
+    monkeypatch.setattr(int8_speed, "SECONDS_PER_TURN", 0.01)
+    model_type, config = architectures.SHAPES[name]
+    small = {"hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 96}
+    small |= {"vocab_size": 500, "num_hidden_layers": 2, "pooler_hidden_size": 48}
+    rates = architectures.speeds(model_type, config | small, rounds=2)
+    assert [len(rounds) for rounds in rates] == [2, 2, 2]
+    assert min(min(rounds) for rounds in rates) > 0

@@ -1,0 +1,166 @@
+"""The soak's own parts: it asks every route, and a wrong or a lost answer cannot escape it."""
+
+import asyncio
+import os
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+
+from app.api.middleware.access import ADMIN
+from app.config.settings import Settings
+from app.main import create_app
+from checks.soak import report
+from checks.soak.calls import Call, Calls
+from checks.soak.faults import ADMIN_KEY, Faults
+from checks.soak.tally import Tally
+from checks.soak.traffic import Traffic
+from checks.soak.truth import Truth
+from checks.soak.watch import MEASURES, Watch
+from checks.soak.wire import Answer, Connection
+from tests.api.routes.test_stream import FLAGS
+from tests.conftest import SET_BY_HAND
+from tests.support.serving import ROOT, Process
+
+
+@pytest.fixture(scope="module")
+def truth() -> Truth:
+    """A few texts, and what each gives alone."""
+    return Truth(60, seed=1)
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[Process]:
+    """The embedded model, served."""
+    with Process(*FLAGS, "--admin-keys", ADMIN_KEY) as process:
+        yield process
+
+
+@pytest.fixture
+def calls(truth: Truth) -> Calls:
+    """Requests on these texts."""
+    return Calls(truth, random.Random(1))
+
+
+def test_every_route_is_asked(calls: Calls) -> None:
+    """A new route must find its place in the traffic."""
+    app: FastAPI = create_app(Settings.model_validate(SET_BY_HAND))
+    asked = {calls.draw().route for _ in range(3_000)}
+    for route in app.state.routes:
+        for method in route.methods:
+            if not (method == "POST" and route.path.startswith(ADMIN)):  # those are the faults
+                assert f"{method} {route.path}" in asked
+
+
+def test_every_answer_is_the_texts_own_to_the_last_bit(calls: Calls, process: Process) -> None:
+    """Whatever route it comes from, and in whatever company it was computed."""
+    tally = Tally()
+    traffic = Traffic(process.port, calls, tally, random.Random(1))
+
+    async def ask() -> None:
+        for _ in range(3):
+            await asyncio.gather(*(traffic.ask(calls.draw()) for _ in range(30)))
+        traffic.close()
+        await asyncio.sleep(0)  # they close in the event loop's next turn
+
+    asyncio.run(ask())
+    assert tally.failures == {}, tally.examples
+    assert sum(sum(counts.values()) for counts in tally.requests.values()) == 90
+    assert tally.texts > 90
+
+
+def test_one_wrong_digit_is_found(calls: Calls, process: Process) -> None:
+    """In one number of an answer, on each route that gives some."""
+
+    async def answer(call: Call) -> Answer:
+        async with await Connection.open(process.port) as connection:
+            return await connection.ask(call.request)
+
+    makers = [calls.one, calls.several, calls.passage, calls.windows, calls.hugging_face]
+    makers += [calls.predict, calls.infer, calls.infer_binary, calls.vllm, calls.explain]
+    for make in [*makers, calls.stream]:
+        call = make()
+        sound = asyncio.run(answer(call))
+        assert call.sound(sound)
+        changed = bytearray(sound.body)
+        if make == calls.infer_binary:
+            changed[-4] ^= 1  # the lowest bit of the last number
+        else:
+            *_, number = re.finditer(rb"\d\.\d{6}", sound.body)
+            changed[number.end() - 1] ^= 1  # its sixth place: 0 and 1, 2 and 3, ...
+        assert not call.sound(replace(sound, body=bytes(changed))), call.route
+
+
+def test_what_must_not_happen_is_a_failure(calls: Calls) -> None:
+    """Each kind has its line in the report, and makes the exit code 1."""
+    tally, call = Tally(), calls.one()
+    tally.lost(call, "reset")
+    tally.answered(call, Answer(500, {}, b""), {200, 429})
+    tally.answered(call, Answer(200, {}, b"{}"), {200, 429})
+    tally.fault("sends bytes that are not HTTP", "none", {"400"})
+    tally.failed("tracebacks in the log", "Traceback ...")
+    assert set(tally.failures) == set(report.FAILURES)
+
+
+def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Process) -> None:
+    """What clients see of those that break nothing is what they should."""
+    tally = Tally()
+    traffic = Traffic(process.port, calls, tally, random.Random(1))
+    faults = Faults(traffic, process.pid, "minilm-l6-tweet-sentiment", seed=1)
+    asked = [
+        "sends bytes that are not HTTP",
+        "sends a header of 100 KB",
+        "sends an invalid request body",
+        "sends invalid Unicode",
+        "sends a decompression bomb",
+        "requests an unknown path or model",
+        "pipelines several requests",
+        "reload by HTTP",
+    ]
+
+    async def inflict() -> None:
+        await asyncio.gather(*map(faults.inflict, asked))
+
+    asyncio.run(inflict())
+    assert tally.failures == {}, tally.examples
+    assert set(tally.faults) == set(asked)
+
+
+def test_the_outcome_stands_between_the_marks_of_the_page(tmp_path: Path) -> None:
+    """And nothing else of the page changes; figures are kept as JSON."""
+    page = tmp_path / "page.md"
+    page.write_text((ROOT / "docs/reliability.md").read_text("utf-8"), "utf-8")
+    before, after = report.MARKS.split(page.read_text("utf-8"))[:: report.MARKS.groups + 1]
+    looked = dict.fromkeys(MEASURES, 7)
+    outcome = {
+        "conditions": {"date": "2026-01-02"},
+        "minutes": 1.0,
+        "seed": 3,
+        "capacity_tokens_per_second": 9_000.0,
+        "requests": {"GET /health": {"200": 12_345}},
+        "faults": {"sends bytes that are not HTTP": {"400": 2}},
+        "texts_compared": 99,
+        "failures": {"wrong answers": 1},
+        "exit_code": 0,
+        **dict.fromkeys(("after_warm_up", "at_the_end", "at_rest", "per_hour"), looked),
+    }
+    report.keep(outcome, tmp_path / "soak.json", page)
+    text = page.read_text("utf-8")
+    assert text.startswith(before)
+    assert text.endswith(after)
+    for line in ("| wrong answers | 1 |", "| lost answers | 0 |", "| GET /health | 200: 12,345 |"):
+        assert line in text
+    assert report.MARKS.search(text)
+
+
+def test_growth_is_seen() -> None:
+    """A straight line through the samples, an hour's worth of it."""
+    watch = Watch(pid=1)
+    look = partial(replace, Watch(os.getpid()).look())
+    watch.samples = [look(seconds=float(s), memory_mb=100 + s / 36) for s in range(0, 360, 10)]
+    assert watch.per_hour("memory_mb", after_s=60) == pytest.approx(100)

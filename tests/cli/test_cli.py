@@ -1,0 +1,243 @@
+"""The command `sentiment classify`, and what all commands have in common."""
+
+import importlib.metadata
+import json
+import os
+import pty
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from app.cli import _parser, main
+from app.config.settings import Settings, flag
+from tests.support.serving import COMMAND, ROOT, environment
+
+
+def _classify(
+    bundle: Path, *arguments: str, given: bytes = b"", **variables: str
+) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run(
+        [*COMMAND, "classify", "--model", str(bundle), *arguments],
+        cwd=ROOT,
+        env=environment(**variables),
+        input=given,
+        capture_output=True,
+        timeout=60,
+    )
+
+
+def test_texts_as_arguments(bundle: Path) -> None:
+    """Each text gives a line with label, score and text, in the order of the arguments."""
+    done = _classify(bundle, "I love this", "worst\tof\nall", "3pm")
+    assert done.stdout.decode().splitlines() == [
+        "positive\t0.9465\tI love this",
+        "negative\t0.9465\tworst of all",
+        "neutral\t0.4519\t3pm",
+    ]
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_bad_lines_are_answered_in_their_place(bundle: Path) -> None:
+    """Empty, NUL, not UTF-8 and too long give an error line each; other lines are classified."""
+    lines = b"love\n\nnot \xff UTF-8\r\nNUL \0\ntoo long a line\nworst"
+    done = _classify(bundle, given=lines, SENTIMENT_MAX_TEXT_CHARS="12")
+    assert done.stdout.splitlines() == [
+        b"positive\t0.9756\tlove",
+        b"error\tempty_text\t",
+        b"error\tinvalid_request\tnot \xff UTF-8",
+        b"error\tinvalid_request\tNUL \0",
+        b"error\ttext_too_long\ttoo long a lin",
+        b"negative\t0.9756\tworst",
+    ]
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_json_lines_are_the_results_of_the_http_answer(bundle: Path) -> None:
+    """Each line is a JSON object; a text that failed gives an error object."""
+    done = _classify(bundle, "--json", given=b"love\n\n")
+    prediction, failed = map(json.loads, done.stdout.splitlines())
+    assert prediction["label"] == "positive"
+    assert set(prediction) == {"label", "score", "scores", "logits", "tokens", "truncated"}
+    assert failed["error"]["code"] == "empty_text"
+
+
+def test_nothing_is_left_in_the_home_directory(bundle: Path, tmp_path: Path) -> None:
+    """ONNX Runtime's telemetry, which would write there, is off."""
+    done = _classify(bundle, "love", HOME=str(tmp_path))
+    assert done.returncode == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_order_survives_batches_of_like_length(bundle: Path) -> None:
+    """Many lines of mixed lengths in small batches: each line gets its own answer, in order."""
+    words = ["love", "worst", "it"]
+    lines = [" ".join([words[n % 3]] * (1 + n % 11)) for n in range(2_500)]
+    done = _classify(bundle, given="\n".join(lines).encode(), SENTIMENT_MAX_BATCH_TOKENS="40")
+    labels = ["positive", "negative", "neutral"]
+    answers = [line.split("\t") for line in done.stdout.decode().splitlines()]
+    assert [(label, text) for label, _, text in answers] == [
+        (labels[n % 3], line) for n, line in enumerate(lines)
+    ]
+
+
+def test_a_reader_that_stops_ends_it_quietly(bundle: Path) -> None:
+    """With `| head`, the command ends at once, with exit code 0 and no error message."""
+    with subprocess.Popen(
+        [*COMMAND, "classify", "--model", str(bundle)],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        process.stdin.write(b"love\n" * 1_000)
+        process.stdin.flush()
+        assert process.stdout.readline() == b"positive\t0.9756\tlove\n"
+        process.stdout.close()
+        process.stdin.write(b"love\n" * 10_000)
+        process.stdin.close()
+        assert process.stderr.read() == b""
+        assert process.wait(30) == 0
+
+
+def test_a_full_disk_is_one_line(bundle: Path) -> None:
+    """A write error is a one-line message and exit code 1, without a traceback."""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "classify", "--model", str(bundle), "love"],
+            cwd=ROOT,
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["sentiment: [Errno 28] No space left on device"]
+
+
+def test_ctrl_c_ends_with_130_and_no_traceback(bundle: Path) -> None:
+    """Ctrl-C while it waits for more input."""
+    with subprocess.Popen(
+        [*COMMAND, "classify", "--model", str(bundle)],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        process.stdin.write(b"love\n" * 1_000)
+        process.stdin.flush()
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read() == b""
+
+
+def test_a_terminal_without_texts_is_wrong_usage(bundle: Path) -> None:
+    """Without texts at a terminal, the command explains itself and does not wait for input."""
+    terminal, inside = pty.openpty()
+    done = subprocess.run(
+        [*COMMAND, "classify", "--model", str(bundle)],
+        cwd=ROOT,
+        env=environment(),
+        stdin=inside,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    os.close(terminal)
+    os.close(inside)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_directory_without_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A failure is one line and exit code 1."""
+    assert main(["classify", "--model", str(tmp_path), "love"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sentiment: {tmp_path} is not a bundle")
+
+
+@pytest.mark.parametrize("command", ["serve", "classify"])
+def test_a_bad_variable_is_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """One line that names the variable, exit code 2."""
+    monkeypatch.setenv("SENTIMENT_THREADS", "all")
+    monkeypatch.setenv("SENTIMENT_LOG_FORMAT", "human")
+    assert main([command]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sentiment: SENTIMENT_THREADS: ")
+
+
+def test_help_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    """`sentiment serve --help` shows each flag and its default."""
+    with pytest.raises(SystemExit) as exited:
+        main(["serve", "--help"])
+    assert exited.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, field in Settings.model_fields.items():
+        assert flag(name) in shown
+        default = "none" if field.default in ("", (), None) else field.default
+        assert name == "model" or f"[default: {default}]" in shown
+
+
+def test_the_examples_of_help_are_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each example that `sentiment --help` shows is accepted as it is written."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    _, examples = capsys.readouterr().out.split("examples:\n")
+    commands = [shlex.split(line)[1:] for line in examples.splitlines() if "COMMAND" not in line]
+    assert [_parser().parse_args(command).command for command in commands] == [
+        "serve",
+        "classify",
+        "classify",
+    ]
+
+
+def test_help_of_classify(capsys: pytest.CaptureFixture[str]) -> None:
+    """It shows every flag, the kinds of files and the columns that are written."""
+    with pytest.raises(SystemExit) as exited:
+        main(["classify", "--help"])
+    assert exited.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    flags = ["--input", "--output", "--column", "--resume", "--json", "--url", "--model"]
+    for word in (*flags, ".txt .csv .jsonl .ndjson .parquet", "'predicted_'", "SENTIMENT_API_KEY"):
+        assert word in shown
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is the version of the installed package."""
+    with pytest.raises(SystemExit) as exited:
+        main(["--version"])
+    assert exited.value.code == 0
+    version = importlib.metadata.version("sentiment-service")
+    assert capsys.readouterr().out == f"sentiment {version}\n"
+
+
+def test_help_is_quick() -> None:
+    """--help imports neither the web framework nor the runtime."""
+    code = (
+        "import sys, app.cli; app.cli._parser(); "
+        "print([n for n in ('fastapi', 'onnxruntime', 'numpy') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [COMMAND[0], "-c", code], cwd=ROOT, env=environment(), capture_output=True, check=True
+    )
+    assert done.stdout.strip() == b"[]"
+
+
+def test_classify_takes_one_model(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second --model is wrong usage; it is not ignored silently."""
+    assert main(["classify", "--model", str(bundle), "--model", str(bundle), "love"]) == 2
+    assert "--model once" in capsys.readouterr().err

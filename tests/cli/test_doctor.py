@@ -1,0 +1,182 @@
+"""``sentiment doctor``: what it finds, and what it says that helps."""
+
+import importlib.metadata
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from app import doctor
+from app.cli import main
+from app.engine.machine.gpu import CUDA, CudaState, Gpu
+from app.engine.model.device import CPU, Device
+from app.engine.model.model import Model
+from app.errors import UserError
+
+WORKING = CudaState("580.65.06", "13.0", "13.0", (Gpu("NVIDIA Test", 80 * 2**30),))
+BROKEN = CudaState(problem="no NVIDIA driver is found", cure="install the driver")
+
+Lines = list[str]
+
+
+@pytest.fixture
+def ask(bundle: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Lines]]:
+    """Run the command with the tiny model; returns the exit code and the lines."""
+
+    def run(*flags: str) -> tuple[int, Lines]:
+        code = main(["doctor", "--model", str(bundle), *flags])
+        return code, capsys.readouterr().out.splitlines()
+
+    return run
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Install the package for GPUs, with this state of CUDA and this error of its logits."""
+
+    def install(state: CudaState, error: float = 0.0) -> None:
+        monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
+        monkeypatch.setattr(doctor, "cuda_state", lambda: state)
+        load = Model.load
+        infer: Any = Model.infer
+
+        def on_gpu(bundle: Any, *, device: str, **options: Any) -> Model:
+            model = load(bundle, device="cpu", **options)
+            model.provider = CPU if device == "cpu" or state.problem else CUDA
+            return model
+
+        def with_error(model: Model, encodings: Any) -> Any:
+            shift = error * (model.provider == CUDA) * np.array([1, 0, -1], np.float32)
+            return [row + shift for row in infer(model, encodings)]
+
+        monkeypatch.setattr(Model, "load", on_gpu)
+        monkeypatch.setattr(Model, "infer", with_error)
+
+    return install
+
+
+Ask = Callable[..., tuple[int, Lines]]
+
+
+def test_a_healthy_cpu_installation_is_ok(ask: Ask) -> None:
+    """One line for each check; a missing GPU package is no problem."""
+    code, lines = ask()
+    assert code == 0
+    assert [line.split(":")[0].split() for line in lines] == [
+        ["ok", name] for name in ("versions", "runtime", "CPU", "GPU", "model")
+    ]
+    assert "no GPU package is installed; serving on the CPU" in lines[3]
+    assert "tiny in fp32 on CPUExecutionProvider" in lines[4]
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_a_problem(
+    ask: Ask, gpu: Callable[..., None]
+) -> None:
+    """With the package for GPUs, the line names the cause and the cure, unless the CPU is asked."""
+    gpu(BROKEN)
+    code, lines = ask()
+    assert code == 1
+    assert lines[3] == "PROBLEM  GPU: no NVIDIA driver is found; install the driver"
+    code, lines = ask("--device", "cpu")
+    assert (code, lines[3]) == (0, "ok       GPU: not used, because the device is cpu")
+
+
+def test_a_gpu_is_compared_with_the_cpu(ask: Ask, gpu: Callable[..., None]) -> None:
+    """Driver and GPU are named, and the logits are those of the CPU."""
+    gpu(WORKING)
+    code, lines = ask()
+    assert code == 0
+    assert "NVIDIA Test, 80 GiB; driver 580.65.06 for CUDA 13.0" in lines[3]
+    assert lines[5].startswith("ok       parity: logits differ from fp32 on the CPU by up to 0 ")
+
+
+def test_wrong_logits_of_a_gpu_are_a_problem(ask: Ask, gpu: Callable[..., None]) -> None:
+    """A difference above the tolerance of the precision is said, with what helps."""
+    gpu(WORKING, error=2.0)
+    code, lines = ask()
+    assert code == 1
+    assert lines[5].startswith("PROBLEM  parity: logits differ from fp32 on the CPU by up to 2 ")
+    assert lines[5].endswith("serve with --precision fp32, and report this")
+
+
+def test_each_gpu_is_compared_with_the_cpu(
+    ask: Ask, gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong logits of only the second GPU are a problem."""
+    gpu(WORKING)
+    load: Any = Model.load
+    infer: Any = Model.infer
+    batches = []
+
+    def on_two_gpus(bundle: Any, *, device: str, **options: Any) -> Model:
+        model: Model = load(bundle, device=device, **options)
+        if device != "cpu":
+            model.device = Device((0, 1))
+        return model
+
+    def wrong_on_the_second(model: Model, encodings: Any) -> Any:
+        batches.append(len(encodings))
+        return [row + (len(batches) == 2) for row in infer(model, encodings)]
+
+    monkeypatch.setattr(Model, "load", on_two_gpus)
+    monkeypatch.setattr(Model, "infer", wrong_on_the_second)
+    code, lines = ask()
+    assert code == 1
+    assert lines[5].startswith("PROBLEM  parity: logits differ from fp32 on the CPU by up to 1 ")
+
+
+def test_a_comparison_that_fails_is_a_problem(
+    ask: Ask, gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the CPU cannot compute the logits, the other findings are still written."""
+    gpu(WORKING)
+    load = Model.load
+
+    def not_on_cpu(bundle: Any, *, device: str, **options: Any) -> Model:
+        if device == "cpu":
+            raise UserError("model.onnx is damaged")
+        return load(bundle, device=device, **options)
+
+    monkeypatch.setattr(Model, "load", not_on_cpu)
+    code, lines = ask("--json")
+    findings = json.loads("".join(lines))
+    assert code == 1
+    assert [one["found"] for one in findings if not one["ok"]] == ["model.onnx is damaged"]
+    assert len(findings) == 6
+
+
+def test_a_bundle_that_cannot_be_served_is_a_problem(
+    ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line is the error of ``serve``, and the other checks were made."""
+    assert main(["doctor", "--model", str(tmp_path / "none")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert lines[4].startswith("PROBLEM  model: ")
+    assert str(tmp_path / "none") in lines[4]
+
+
+def test_two_runtimes_at_once_are_a_problem(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both packages provide the same module, so what works depends on their order."""
+    version = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata,
+        "version",
+        lambda name: "1.0" if name.startswith("onnxruntime") else version(name),
+    )
+    code, lines = ask()
+    assert code == 1
+    assert lines[1].startswith("PROBLEM  runtime: onnxruntime 1.0 and onnxruntime-gpu 1.0")
+
+
+def test_the_findings_as_json(ask: Ask) -> None:
+    """The same findings, for programs."""
+    code, lines = ask("--json")
+    findings = json.loads("\n".join(lines))
+    assert code == 0
+    assert [finding["check"] for finding in findings][-1] == "model"
+    assert all(set(finding) == {"check", "ok", "found", "cure"} for finding in findings)

@@ -1,0 +1,138 @@
+"""What platforms say by variables and mounts becomes settings, in the documented order."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from app.config import platforms
+from app.config.sources import load_settings, sources
+from app.errors import UserError
+
+PORTS = ["AIP_HTTP_PORT", "SAGEMAKER_BIND_TO_PORT", "PORT"]
+
+
+@pytest.fixture(autouse=True)
+def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The platforms' mounts, none of which exists, and an environment without their variables."""
+    mounts = [tmp_path / "opt/ml/model", tmp_path / "mnt/models", tmp_path / "repository"]
+    monkeypatch.setattr(platforms, "SAGEMAKER_MOUNT", mounts[0].parent)
+    monkeypatch.setattr(platforms, "MODEL_MOUNTS", mounts)
+    for name in (*PORTS, "SENTIMENT_PORT", "SENTIMENT_MODEL", platforms.AZURE_MODEL_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    return mounts
+
+
+def _put_bundle(path: Path) -> Path:
+    path.mkdir(parents=True)
+    (path / "manifest.json").touch()
+    return path
+
+
+@pytest.mark.parametrize("first", range(len(PORTS)))
+def test_the_first_port_variable_decides(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """AIP_HTTP_PORT, SAGEMAKER_BIND_TO_PORT and PORT are looked up in this order."""
+    for number, name in enumerate(PORTS[first:]):
+        monkeypatch.setenv(name, str(1000 + number))
+    assert load_settings({}).port == 1000
+    assert f"port 1000 ({PORTS[first]})" in sources(load_settings({}), {})
+
+
+def test_our_own_port_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flag wins over SENTIMENT_PORT, and that over every platform; empty means not set."""
+    for name in PORTS:
+        monkeypatch.setenv(name, "")
+    assert load_settings({}).port == 8000
+    monkeypatch.setenv("AIP_HTTP_PORT", "1")
+    monkeypatch.setenv("SENTIMENT_PORT", "2")
+    assert load_settings({}).port == 2
+    assert load_settings({"port": "3"}).port == 3
+    assert "port 2 (SENTIMENT_PORT)" in sources(load_settings({}), {})
+    assert "port 3 (--port)" in sources(load_settings({"port": "3"}), {"port": "3"})
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_a_bad_port_names_its_variable(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The message names the platform's variable, not a flag that nobody gave."""
+    monkeypatch.setenv(name, "http")
+    with pytest.raises(ValueError, match=f"^{name}: must be a whole number, not 'http'$"):
+        load_settings({})
+
+
+def test_sagemaker_is_known_by_its_directory(mounts: list[Path]) -> None:
+    """SageMaker sets no variable for its port 8080, so its directory or other variables decide."""
+    assert platforms.found({"SAGEMAKER_BATCH": "true"})["port"].value == 8080
+    assert platforms.found({"SAGEMAKER_BATCH": "true", "PORT": "1"})["port"].value == "1"
+    mounts[0].mkdir(parents=True)
+    assert load_settings({}).port == 8080
+
+
+def test_the_first_mount_with_a_manifest_is_served(
+    mounts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount without a manifest is passed over; SENTIMENT_MODEL and --model win over mounts."""
+    mounts[0].mkdir(parents=True)
+    (mounts[0] / "model.safetensors").touch()
+    bundle = _put_bundle(mounts[1])
+    _put_bundle(mounts[2])
+    assert load_settings({}).model == (bundle,)
+    assert f"model {bundle} ({bundle} has manifest.json)" in sources(load_settings({}), {})
+    (reason,) = platforms.unused_mounts({})
+    assert reason == f"{mounts[0]} has files, but no bundle; no model is loaded from there"
+    monkeypatch.setenv("SENTIMENT_MODEL", "/own")
+    assert load_settings({}).model == (Path("/own"),)
+    assert load_settings({"model": ("/flag",)}).model == (Path("/flag"),)
+
+
+def test_a_mount_that_cannot_be_read_is_named(
+    mounts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise nobody would see why the embedded model answers."""
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    mounts[0].mkdir(parents=True)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    reason, *_ = platforms.unused_mounts({})
+    expected = f"{mounts[0]} cannot be read: Permission denied; no model is loaded from there"
+    assert reason == expected
+
+
+def test_a_mount_may_hold_directories_of_bundles(tmp_path: Path) -> None:
+    """Azure ML mounts the registered folder inside AZUREML_MODEL_DIR. Several are all served."""
+    for name in ("b", "a"):
+        _put_bundle(tmp_path / "azure" / name)
+    found = platforms.found({platforms.AZURE_MODEL_VARIABLE: str(tmp_path / "azure")})
+    assert found["model"].value == (tmp_path / "azure/a", tmp_path / "azure/b")
+
+
+def test_without_a_mount_the_embedded_model_is_served() -> None:
+    """Nothing is decided for a machine of no platform, and the log says so."""
+    assert platforms.found({}) == {}
+    settings = load_settings({})
+    assert (settings.model, settings.port) == ((), 8000)
+    assert sources(settings, {}) == "port 8000 (default); model the embedded one (default)"
+
+
+def test_limits_follow_sagemaker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The body limit follows the payload; a batch transform job allows more texts and time."""
+    monkeypatch.setenv("SAGEMAKER_MAX_PAYLOAD_IN_MB", "6")
+    monkeypatch.setenv("SAGEMAKER_BATCH", "true")
+    settings = load_settings({})
+    assert settings.max_body_bytes == 6 * 2**20
+    assert (settings.max_texts, settings.deadline_ms) == (100_000, 600_000)
+    assert load_settings({"deadline_ms": "5"}).deadline_ms == 5
+    monkeypatch.setenv("SAGEMAKER_MAX_PAYLOAD_IN_MB", "0")  # no limit: ours stays
+    assert load_settings({}).max_body_bytes == 2_097_152
+    monkeypatch.setenv("SAGEMAKER_MAX_PAYLOAD_IN_MB", "many")
+    with pytest.raises(ValueError, match=r"^SAGEMAKER_MAX_PAYLOAD_IN_MB: must be a whole number"):
+        load_settings({})
+
+
+@pytest.mark.parametrize("path", ["predict", "/a b", "/{name}", "/a?b"])
+def test_a_route_that_is_no_path_is_refused(path: str) -> None:
+    """The message names the variable and says what is accepted."""
+    words = f"AIP_PREDICT_ROUTE: must be a path such as /predict, not {path!r}"
+    with pytest.raises(UserError, match=f"^{re.escape(words)}$"):
+        platforms.vertex_routes({"AIP_PREDICT_ROUTE": path})

@@ -1,0 +1,115 @@
+"""Settings: where their values come from, and the messages for bad values."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from app.config.settings import Settings
+from app.config.sources import load_settings
+
+DEVICES = (
+    "must be 'auto', 'cpu', 'cuda', or 'cuda:' and the numbers of GPUs, such as 'cuda:1' or "
+    "'cuda:0,1'"
+)
+
+
+def test_the_environment_sets_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SENTIMENT_<NAME> becomes the field, in its type."""
+    monkeypatch.setenv("SENTIMENT_MAX_BATCH_TOKENS", "64")
+    assert load_settings({}).max_batch_tokens == 64
+
+
+def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag overrides the variable of the same name."""
+    monkeypatch.setenv("SENTIMENT_PORT", "1")
+    assert load_settings({"port": "2"}).port == 2
+
+
+def test_several_models_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths are separated as in PATH; empty paths are ignored."""
+    monkeypatch.setenv("SENTIMENT_MODEL", f"/a{os.pathsep}/b,c{os.pathsep}")
+    assert load_settings({}).model == (Path("/a"), Path("/b,c"))
+
+
+def test_an_empty_host_means_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that a script left empty does not open the service to every network."""
+    monkeypatch.setenv("SENTIMENT_HOST", "")
+    assert load_settings({}).host == "127.0.0.1"
+    assert load_settings({"host": ""}).host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", "tcp://10.0.0.1:8000"),
+        ("port", "65536"),
+        ("device", "tpu"),
+        ("max_texts", "0"),
+        ("drain_ms", "-1"),
+        ("log_level", "loud"),
+    ],
+)
+def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """The message is one line with the variable's name and its value."""
+    monkeypatch.setenv(f"SENTIMENT_{name.upper()}", value)
+    with pytest.raises(ValueError, match=f"^SENTIMENT_{name.upper()}: .+, not '{value}'$"):
+        load_settings({})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("port", "x", "must be a whole number"),
+        ("cache_mb", "-1", "must be at least 0"),
+        ("port", "65536", "must be at most 65535"),
+        ("device", "tpu", DEVICES),
+        ("device", "cuda:", DEVICES),
+        ("device", "cuda:x", DEVICES),
+        ("device", "cuda:0,", DEVICES),
+        ("device", "cuda:-1", DEVICES),
+        ("device", "cpu:0", DEVICES),
+        ("device", "cuda:1,01", "name each GPU once"),
+    ],
+)
+def test_what_is_accepted_is_said_in_plain_words(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, words: str
+) -> None:
+    """The message says what is accepted, and nothing about how the value was read."""
+    monkeypatch.setenv(f"SENTIMENT_{name.upper()}", value)
+    with pytest.raises(ValueError, match=f"^SENTIMENT_{name.upper()}: {words}, not '{value}'$"):
+        load_settings({})
+
+
+def test_a_bad_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the flag, even if the variable is set as well."""
+    monkeypatch.setenv("SENTIMENT_MAX_TEXTS", "5")
+    with pytest.raises(ValueError, match=r"^--max-texts: "):
+        load_settings({"max_texts": "many"})
+
+
+def test_settings_do_not_change() -> None:
+    """A setting cannot be assigned, so the values logged at start stay true."""
+    with pytest.raises(ValidationError):
+        Settings().port = 1
+
+
+def test_every_setting_says_what_it_is() -> None:
+    """Every setting has a description, which --help shows."""
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+def test_settings_made_from_settings_are_equal() -> None:
+    """The digests of keys are not hashed a second time, and the keys still match."""
+    key = "0123456789abcdef" * 4  # as long as a digest
+    settings = load_settings({"api_keys": f"{key},second-key", "admin_keys": "admin-key"})
+    assert settings.api_keys[0] == hashlib.sha256(key.encode()).hexdigest().encode()
+    assert Settings(**settings.model_dump()) == settings
+
+
+def test_keys_that_are_not_hashed_are_refused() -> None:
+    """A list of plain keys is an error: it would be taken for digests, and no key would match."""
+    with pytest.raises(ValueError, match=r"^--api-keys: "):
+        load_settings({"api_keys": ("first-key",)})

@@ -1,0 +1,138 @@
+"""Bundles that cannot be served are refused at start: exit code 1, and one line with the reason."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.cli import main
+from app.config.settings import Settings
+from app.engine.machine.gpu import cuda_state
+from app.main import create_app
+from tests.support.tiny_bundle import make_bundle, write_manifest
+
+
+def _delete(name: str) -> Callable[[Path], None]:
+    return lambda path: (path / name).unlink()
+
+
+def _append(name: str) -> Callable[[Path], None]:
+    def append(path: Path) -> None:
+        with (path / name).open("a") as file:
+            file.write(" ")
+
+    return append
+
+
+def _truncate_model(path: Path) -> None:
+    model = path / "onnx/model.onnx"
+    model.write_bytes(model.read_bytes()[:200])
+    write_manifest(path)  # its checksum is right
+
+
+def _three_labels_two_outputs(path: Path) -> None:
+    made = make_bundle(path.with_name("two"), outputs=2)
+    (path / "onnx/model.onnx").write_bytes((made / "onnx/model.onnx").read_bytes())
+    write_manifest(path)
+
+
+def _two_labels_in_config(path: Path) -> None:
+    config = json.loads((path / "config.json").read_text())
+    del config["id2label"]["2"]
+    (path / "config.json").write_text(json.dumps(config))
+    write_manifest(path)
+
+
+def _no_labels_in_config(path: Path) -> None:
+    (path / "config.json").write_text("{}")
+    write_manifest(path)
+
+
+def _manifest(**changes: object) -> Callable[[Path], None]:
+    return lambda path: write_manifest(path, **changes)
+
+
+def _not_a_tokenizer(path: Path) -> None:
+    (path / "tokenizer.json").write_text("{}")
+    write_manifest(path)
+
+
+def _nest(name: str) -> Callable[[Path], None]:
+    def nest(path: Path) -> None:
+        document = {**json.loads((path / name).read_text()), "model": "DEEP"}
+        deep = "[" * 200_000 + "]" * 200_000
+        (path / name).write_text(json.dumps(document).replace('"DEEP"', deep))
+        if name != "manifest.json":
+            write_manifest(path)
+
+    return nest
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        pytest.param(_no_labels_in_config, "no usable id2label", id="config without labels"),
+        pytest.param(_manifest(format_version="2"), "format_version", id="format as text"),
+        pytest.param(_delete("manifest.json"), "no manifest.json", id="no manifest"),
+        pytest.param(_delete("onnx/model.onnx"), "lacks onnx/model.onnx", id="no model"),
+        pytest.param(_delete("tokenizer.json"), "lacks tokenizer.json", id="no tokenizer"),
+        pytest.param(_append("onnx/model.onnx"), "model.onnx is damaged", id="changed model"),
+        pytest.param(_append("config.json"), "config.json is damaged", id="changed config"),
+        pytest.param(_append("manifest.json"), None, id="white space is no harm"),
+        pytest.param(_truncate_model, "cannot load", id="truncated model"),
+        pytest.param(_not_a_tokenizer, "tokenizer.json", id="not a tokenizer"),
+        pytest.param(_manifest(format_version=2), "format_version 2", id="newer format"),
+        pytest.param(_manifest(labels=["a", "b"]), "contradicts", id="labels of the manifest"),
+        pytest.param(_two_labels_in_config, "contradicts", id="labels of the config"),
+        pytest.param(_three_labels_two_outputs, "2 outputs", id="outputs of the model"),
+        pytest.param(_manifest(max_tokens="x"), "max_tokens", id="manifest of the wrong type"),
+        pytest.param(_nest("manifest.json"), "recursion", id="200,000 levels in the manifest"),
+        pytest.param(_nest("config.json"), "recursion", id="200,000 levels in the config"),
+        pytest.param(_nest("tokenizer.json"), "recursion", id="200,000 levels in the tokenizer"),
+        pytest.param(_manifest(files={}), "config.json", id="unlisted file"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    harm: Callable[[Path], None],
+    says: str | None,
+) -> None:
+    """The line names the bundle and its fault; there is no traceback."""
+    path = make_bundle(tmp_path / "harmed")
+    harm(path)
+    if says is None:
+        create_app(Settings(model=(path,)))
+        return
+    assert main(["serve", "--model", str(path), "--port", "0"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    message = json.loads(line)["message"]
+    assert str(path) in message
+    assert says in message
+
+
+def test_a_precision_that_the_bundle_lacks(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If the bundle lacks the requested precision, the line names the precisions it has."""
+    assert main(["serve", "--model", str(bundle), "--precision", "int8", "--port", "0"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no int8 variant; it holds: fp32" in line
+
+
+def test_two_models_of_one_name(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two models with one name are refused, because a request could not choose between them."""
+    twice = ["--model", str(bundle), "--model", str(bundle)]
+    assert main(["serve", *twice, "--port", "0"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "named tiny" in line
+
+
+def test_cuda_that_cannot_be_had(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If CUDA is requested and missing, the service does not fall back to the CPU."""
+    if not cuda_state().problem:
+        pytest.skip("this machine has CUDA")
+    assert main(["serve", "--model", str(bundle), "--device", "cuda", "--port", "0"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "CUDA cannot be used" in line

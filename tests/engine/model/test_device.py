@@ -1,0 +1,179 @@
+"""Devices: which one a setting names, how it is opened, and why it is refused."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+import pytest
+
+from app.config.settings import Settings
+from app.engine.loading import load, load_again
+from app.engine.machine.gpu import CUDA, CudaState, Gpu
+from app.engine.model import device as device_module
+from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.model.device import CPU, Device
+from app.engine.model.model import Model
+from app.errors import UserError
+from app.files.local import LocalClassifier
+
+TWO_GPUS = CudaState(gpus=(Gpu("A100", 40 << 30), Gpu("L4", 24 << 30)))
+NO_DRIVER = CudaState(problem="no NVIDIA driver is found", cure="install the driver")
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of each session that was opened; a machine with two GPUs is pretended.
+
+    The sessions are on the CPU and say that they are not.
+    """
+    arguments: list[dict[str, Any]] = []
+    real = ort.InferenceSession
+
+    def session(path: Path, options: ort.SessionOptions, **keywords: Any) -> ort.InferenceSession:
+        arguments.append({"options": options, **keywords})
+        made = real(path, options, providers=[CPU])
+        made.get_providers = lambda: [one[0] for one in keywords["providers"][:-1]] + [CPU]
+        return made
+
+    monkeypatch.setattr(ort, "InferenceSession", session)
+    monkeypatch.setattr(device_module, "cuda_state", lambda: TWO_GPUS)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
+    return arguments
+
+
+def _load(path: Path, device: str, gpu_memory_mb: int = 0) -> Model:
+    return Model.load(
+        Bundle.open(path),
+        device=device,
+        precision="auto",
+        threads=1,
+        gpu_memory_mb=gpu_memory_mb,
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "gpus", "name"),
+    [
+        ("cpu", (), "cpu"),
+        ("cuda", (0,), "cuda:0"),
+        ("cuda:1", (1,), "cuda:1"),
+        ("cuda:2,0", (2, 0), "cuda:2,0"),
+    ],
+)
+def test_what_a_setting_names(setting: str, gpus: tuple[int, ...], name: str) -> None:
+    """A device has its GPUs in the given order. Without a number it is the first GPU."""
+    assert Device.of(setting).gpus == gpus
+    assert str(Device.of(setting)) == name
+
+
+def test_options_of_cuda(bundle: Path, opened: list[dict[str, Any]]) -> None:
+    """Products in full fp32, an arena that grows by what is needed, no patterns, no fallback."""
+    model = _load(bundle, "cuda:1")
+    (arguments,) = opened
+    options = {"device_id": "1", "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
+    assert arguments["providers"] == [(CUDA, options), CPU]
+    assert not arguments["options"].enable_mem_pattern
+    assert not arguments["enable_fallback"]
+    assert arguments["disabled_optimizers"] is None  # those are slow only on a CPU
+    assert model.provider_options == {
+        "use_tf32": "0",
+        "arena_extend_strategy": "kSameAsRequested",
+    }
+
+
+def test_memory_of_a_gpu_is_limited(bundle: Path, opened: list[dict[str, Any]]) -> None:
+    """The limit is given to ONNX Runtime in bytes, for each GPU."""
+    _load(bundle, "cuda:0,1", gpu_memory_mb=1_500)
+    given = [(one["providers"][0][1]["device_id"], one["providers"][0][1]) for one in opened]
+    assert [number for number, _ in given] == ["0", "1"]
+    assert {options["gpu_mem_limit"] for _, options in given} == {"1500000000"}
+
+
+def test_options_of_the_cpu(bundle: Path) -> None:
+    """The CPU has no options, and keeps its memory patterns."""
+    model = _load(bundle, "cpu", gpu_memory_mb=5)
+    assert model.provider_options == {}
+    assert model.session.get_session_options().enable_mem_pattern
+
+
+def test_gpu_that_is_not_there(bundle: Path, opened: list[dict[str, Any]]) -> None:
+    """The error names the GPU and those that are there."""
+    with pytest.raises(UserError, match=r"^there is no GPU 2: CUDA shows 0 \(A100\), 1 \(L4\)$"):
+        _load(bundle, "cuda:0,2")
+    assert not opened
+
+
+def test_cuda_that_cannot_be_used(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the cause and the cure in one line."""
+    monkeypatch.setattr(device_module, "cuda_state", lambda: NO_DRIVER)
+    words = r"^CUDA cannot be used: no NVIDIA driver is found\. Install the driver\. To serve "
+    with pytest.raises(UserError, match=words):
+        _load(bundle, "cuda:1")
+
+
+def test_auto_serves_on_the_cpu_and_says_why(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the package for GPUs, a warning says why the CPU computes."""
+    monkeypatch.setattr(device_module, "cuda_state", lambda: NO_DRIVER)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
+    with caplog.at_level(logging.WARNING):
+        assert _load(bundle, "auto").provider == CPU
+    (record,) = caplog.records
+    assert record.getMessage().startswith("serving on the CPU: CUDA cannot be used: no NVIDIA")
+
+
+def test_auto_is_silent_with_the_package_for_cpus(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who installed the package for CPUs does not expect a GPU to compute."""
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CPU])
+    with caplog.at_level(logging.WARNING):
+        assert _load(bundle, "auto").provider == CPU
+    assert not caplog.records
+
+
+def test_auto_takes_the_first_gpu(bundle: Path, opened: list[dict[str, Any]]) -> None:
+    """If CUDA works and the bundle has a variant for it, one session is opened, on GPU 0."""
+    assert str(_load(bundle, "auto").device) == "cuda:0"
+    assert len(opened) == 1
+
+
+def test_auto_without_a_variant_for_cuda(
+    opened: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bundle for CPUs is served on the CPU beside a GPU, with a warning."""
+    with caplog.at_level(logging.WARNING):
+        model = _load(EMBEDDED_BUNDLE, "auto")
+    assert (model.provider, model.precision) == (CPU, "int8")
+    assert "has no fp32 variant; it holds: int8" in caplog.text
+
+
+def test_runtime_that_falls_back_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that ONNX Runtime opened on the CPU in silence does not serve."""
+    real = ort.InferenceSession
+    monkeypatch.setattr(device_module, "cuda_state", lambda: TWO_GPUS)
+    monkeypatch.setattr(ort, "InferenceSession", lambda path, *_, **__: real(path, providers=[CPU]))
+    with pytest.raises(UserError, match="ONNX Runtime does not use CUDAExecutionProvider"):
+        _load(bundle, "cuda")
+
+
+def test_reload_stays_on_the_device(
+    bundle: Path, opened: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that auto has put on a GPU is not loaded on the CPU if CUDA fails for a moment."""
+    settings = Settings(device="auto", runners=1, threads=1, max_batch_tokens=64)
+    monkeypatch.setattr(Model, "infer", lambda model, encodings: [0.0] * len(encodings))
+    old, plan = load(bundle, settings, 1)
+    assert str(old.device) == "cuda:0"
+    monkeypatch.setattr(device_module, "cuda_state", lambda: NO_DRIVER)
+    with pytest.raises(UserError, match="CUDA cannot be used"):
+        list(load_again(old, settings, 1, plan))
+
+
+def test_files_have_two_runners_on_each_gpu(bundle: Path, opened: list[dict[str, Any]]) -> None:
+    """Without a measurement, the number of CPUs does not decide how many runners GPUs have."""
+    settings = Settings(model=(bundle,), device="cuda:0,1")
+    assert LocalClassifier(settings, measure=False)._runners == 4
+    assert len(opened) == 2

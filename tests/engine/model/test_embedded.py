@@ -1,0 +1,94 @@
+"""The bundle that is included in the service."""
+
+import pytest
+
+from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.model.model import Model
+from app.errors import InferenceFailed
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    """The bundle, after its manifest is read and its side files are checked."""
+    return Bundle.open(EMBEDDED_BUNDLE)
+
+
+@pytest.fixture(scope="module")
+def model(bundle: Bundle) -> Model:
+    """The model as a CPU serves it."""
+    return Model.load(bundle, device="cpu", precision="auto", threads=1)
+
+
+def test_every_file_is_what_the_manifest_says(bundle: Bundle) -> None:
+    """All digests and sizes match the manifest, and there is no other file."""
+    manifest = bundle.manifest
+    for precision, variant in manifest.variants.items():
+        assert bundle.variant_path(precision).stat().st_size == variant.bytes
+    known = {*manifest.files, *(variant.file for variant in manifest.variants.values())}
+    found = {
+        str(path.relative_to(EMBEDDED_BUNDLE))
+        for path in EMBEDDED_BUNDLE.rglob("*")
+        if path.is_file()
+    }
+    assert found == known | {"manifest.json", "README.md"}
+
+
+def test_it_is_small_enough_for_a_repository() -> None:
+    """The bundle has at most 26 MB in total."""
+    total = sum(path.stat().st_size for path in EMBEDDED_BUNDLE.rglob("*") if path.is_file())
+    assert total <= 26_000_000
+
+
+def test_the_manifest_says_what_it_is(bundle: Bundle) -> None:
+    """Three labels in canonical order, 512 tokens, tweets normalised, int8 and verified."""
+    manifest = bundle.manifest
+    assert manifest.name == EMBEDDED_BUNDLE.name
+    assert manifest.labels == ["negative", "neutral", "positive"]
+    assert manifest.max_tokens == 512
+    assert manifest.preprocessing == "tweet"
+    parity = manifest.variants["int8"].parity
+    assert parity is not None
+    assert parity.samples >= 20
+    assert parity.label_agreement >= 0.95
+
+
+def test_its_scores_are_calibrated(bundle: Bundle, model: Model) -> None:
+    """The manifest has a temperature that lowers both figures, and the model uses it."""
+    calibration = bundle.manifest.variants["int8"].calibration
+    assert calibration is not None
+    assert calibration.texts == 1280
+    assert calibration.ece.after < calibration.ece.before
+    assert calibration.log_loss.after < calibration.log_loss.before
+    assert model.temperature == calibration.temperature > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("I love this!", "positive"),
+        ("What a wonderful day, thank you all so much!", "positive"),
+        ("@anna congratulations, best news ever 🎉 http://t.co/x", "positive"),
+        ("This is the best album of the year, absolutely brilliant.", "positive"),
+        ("worst service ever", "negative"),
+        ("I hate waiting on hold, what a horrible company.", "negative"),
+        ("@bob this is disgusting and you should be ashamed", "negative"),
+        ("Terrible food, rude staff, never again.", "negative"),
+        ("The meeting is at 3pm.", "neutral"),
+        ("The store opens at 9am on Monday.", "neutral"),
+        ("Tickets for the Friday show go on sale tomorrow.", "neutral"),
+    ],
+)
+def test_it_is_right_where_nobody_could_doubt(model: Model, text: str, label: str) -> None:
+    """Obvious texts get their obvious label."""
+    (logits,) = model.infer([model.encode(text)])
+    assert not isinstance(logits, InferenceFailed)
+    assert model.labels[int(logits.argmax())] == label
+
+
+def test_it_reads_a_text_of_full_length(model: Model) -> None:
+    """512 tokens give an answer, so the last position has an embedding; longer texts are cut."""
+    encoding = model.encode("I love this! " * 400)
+    assert len(encoding) == 512
+    assert encoding.truncated
+    (logits,) = model.infer([encoding])
+    assert not isinstance(logits, InferenceFailed)

@@ -1,0 +1,246 @@
+"""A loaded bundle: from text to encoding, from encoding to logits, from logits to scores."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle, Precision
+from app.engine.model.model import Model
+from app.engine.text.encoding import Encoding
+from app.engine.text.preprocessing import normalise_tweet
+from app.errors import EmptyText, InferenceFailed, InvalidRequest, UserError
+from tests.support.checkpoints import exported
+from tests.support.tiny_bundle import MAX_TOKENS, make_bundle, write_manifest
+
+
+def _load(path: Path, precision: Precision = "fp32") -> Model:
+    return Model.load(Bundle.open(path), device="cpu", precision=precision, threads=1)
+
+
+@pytest.fixture(scope="module")
+def tiny(bundle: Path) -> Model:
+    """A model with one token per word, plus <s> and </s>; 16 tokens fit."""
+    return _load(bundle)
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Model:
+    """The model that is served by default."""
+    return _load(EMBEDDED_BUNDLE, "int8")
+
+
+@given(words=st.integers(1, 200))
+def test_tokens_are_counted_with_special_ones_before_truncation(tiny: Model, words: int) -> None:
+    """``tokens`` counts all tokens, ``ids`` has those that fit, ``truncated`` compares both."""
+    encoding = tiny.encode(" ".join(["love"] * words))
+    assert encoding.tokens == words + 2
+    assert len(encoding) == len(encoding.ids) == min(words + 2, MAX_TOKENS)
+    assert encoding.truncated == (words + 2 > MAX_TOKENS)
+
+
+def test_a_truncated_text_keeps_its_beginning_and_its_end_token(tiny: Model) -> None:
+    """Truncation removes the end of the text, but keeps </s>."""
+    assert tiny.encode("love " * 20 + "worst").ids == [1] + [4] * 14 + [2]
+
+
+@given(
+    words=st.lists(
+        st.sampled_from(["good", "Unglaublichkeiten", "@anna", "http://x.y/z", "😀", "ok.", "يوم"]),
+        min_size=1,
+        max_size=60,
+    ),
+    repeated=st.sampled_from([1, 7, 60]),
+)
+@settings(max_examples=30, deadline=None)
+def test_the_count_equals_that_of_a_tokenizer_that_truncates_nothing(
+    embedded: Model, words: list[str], repeated: int
+) -> None:
+    """No token is counted twice or forgotten, however many pieces the text overflows by."""
+    text = " ".join(words * repeated)
+    whole = Tokenizer.from_file(str(EMBEDDED_BUNDLE / "tokenizer.json"))
+    whole.no_truncation()
+    whole.no_padding()
+    ids = whole.encode(normalise_tweet(text)).ids
+    encoding = embedded.encode(text)
+    assert encoding.tokens == len(ids)
+    assert len(encoding) == min(len(ids), embedded.max_tokens)
+    assert encoding.ids[:-1] == ids[: len(encoding) - 1]
+
+
+def test_the_normalisation_of_the_manifest_is_applied(tmp_path: Path) -> None:
+    """``tweet`` makes one token of any user name; ``none`` leaves the text unchanged."""
+    tweet, none = _with_and_without(tmp_path)
+    assert tweet.encode("@anna love").ids == tweet.encode("@bob love").ids
+    assert none.encode("@anna love").ids != none.encode("@user love").ids
+
+
+def _with_and_without(directory: Path) -> tuple[Model, Model]:
+    """One tokenizer that distinguishes ``@anna`` from ``@user``, with and without normalisation."""
+    models = []
+    for preprocessing in ("tweet", "none"):
+        path = make_bundle(directory / preprocessing)
+        tokenizer = json.loads((path / "tokenizer.json").read_text())
+        tokenizer["model"]["vocab"] |= {"@anna": 7, "@user": 8}
+        (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+        write_manifest(path, preprocessing=preprocessing)
+        models.append(_load(path))
+    return models[0], models[1]
+
+
+@pytest.mark.parametrize("text", ["", " ", "   ", "\n", "\t \r\n", "\u00a0", "\u3000\u2003"])
+def test_a_blank_text_is_empty(tiny: Model, text: str) -> None:
+    """A text of white space of any kind is an empty text."""
+    with pytest.raises(EmptyText, match="empty or blank"):
+        tiny.encode(text)
+
+
+@pytest.mark.parametrize("text", ["\u200b", "\u200d\u200c", "\x01\x02", "\ufeff \u200b", "\u00ad"])
+def test_a_text_of_invisible_characters_is_empty(embedded: Model, tiny: Model, text: str) -> None:
+    """A text of invisible characters is empty, whatever a tokenizer would do with them."""
+    for model in (embedded, tiny):
+        with pytest.raises(EmptyText, match="empty or blank"):
+            model.encode(text)
+
+
+@pytest.mark.parametrize("text", ["\uf8ff", "\U000e1000\ue000", "\ufffd"])
+def test_characters_that_the_tokenizer_drops_are_one_unknown_token(
+    embedded: Model, text: str
+) -> None:
+    """Private and unassigned characters, such as a font's own icons, count as text."""
+    assert embedded.encode(text) == embedded.encode("[UNK]")
+    assert embedded.encode(text).tokens == 3
+
+
+@pytest.mark.parametrize("text", ["\0", "good\0bad", " \0 "])
+def test_a_nul_character_is_refused(tiny: Model, text: str) -> None:
+    """A NUL character is refused, because libraries in C treat it in different ways."""
+    with pytest.raises(InvalidRequest, match="NUL"):
+        tiny.encode(text)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "love \udfff", "\ude00\ud83d", "@\ud800 http"])
+def test_half_of_a_surrogate_pair_is_refused(tiny: Model, text: str) -> None:
+    """Half of a surrogate pair is refused: it is no character, so no tokenizer can read it."""
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        tiny.encode(text)
+
+
+def test_logits_come_one_array_a_text_in_order(tiny: Model) -> None:
+    """Each text gets an array of shape [labels]; padding does not change its logits."""
+    texts = ["love", "worst worst", "the meeting is at three"]
+    results = tiny.infer([tiny.encode(text) for text in texts])
+    assert [list(result) for result in results if not isinstance(result, InferenceFailed)] == [
+        [-1, 0, 4],
+        [8, 0, -2],
+        [0, 2.5, 0],
+    ]
+
+
+def test_a_text_without_finite_logits_fails_alone(tiny: Model) -> None:
+    """A text without finite logits fails alone; its neighbours keep their answers."""
+    first, middle, last = tiny.infer([tiny.encode(text) for text in ("love", "nan", "worst")])
+    assert isinstance(middle, InferenceFailed)
+    assert not isinstance(first, InferenceFailed)
+    assert not isinstance(last, InferenceFailed)
+    assert list(first) == [-1, 0, 4]
+    assert list(last) == [4, 0, -1]
+
+
+def test_token_types_are_fed_to_the_models_that_have_them(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """BERT's graph gets its third input, RoBERTa's has none, and both answer."""
+    asked = {}
+    for architecture in ("bert", "roberta"):
+        made = exported(tmp_path_factory.getbasetemp(), architecture)
+        opened = ort.InferenceSession(
+            made.bundle / "onnx/model.onnx", providers=["CPUExecutionProvider"]
+        )
+        asked[architecture] = {node.name for node in opened.get_inputs()}
+        model = made.model("fp32")
+        (logits,) = model.infer([model.encode("what a lovely afternoon")])
+        assert not isinstance(logits, InferenceFailed)
+    both = {"input_ids", "attention_mask"}
+    assert asked == {"bert": both | {"token_type_ids"}, "roberta": both}
+
+
+def test_scores_are_the_softmax_of_logits(tiny: Model) -> None:
+    """They sum to 1 over the labels, for one text and for many."""
+    logits = np.log(np.array([[1, 2, 5], [1, 1, 2]], np.float32))
+    np.testing.assert_allclose(tiny.scores(logits), [[0.125, 0.25, 0.625], [0.25, 0.25, 0.5]], 1e-6)
+    np.testing.assert_allclose(tiny.scores(logits[0]), [0.125, 0.25, 0.625], 1e-6)
+
+
+def test_scores_of_extreme_logits_are_finite(tiny: Model) -> None:
+    """Extreme logits give neither overflow nor a warning."""
+    logits = np.array([[1e4, -1e4, 0], [-3e38, -3e38, -3e38]], np.float32)
+    expected = np.array([[1, 0, 0], [1 / 3, 1 / 3, 1 / 3]])
+    np.testing.assert_allclose(tiny.scores(logits), expected, 1e-6)
+
+
+def test_scores_of_a_multi_label_model_are_sigmoids(tmp_path: Path) -> None:
+    """Each label has its own sigmoid score; logits of any size give no warning."""
+    path = make_bundle(tmp_path / "multi")
+    config = json.loads((path / "config.json").read_text())
+    config["problem_type"] = "multi_label_classification"
+    (path / "config.json").write_text(json.dumps(config))
+    write_manifest(path)
+    model = _load(path)
+    assert model.multi_label
+    logits = np.array([0, 200, -200, 1e30, -1e30, np.log(3)], np.float32)
+    scores = model.scores(logits)
+    assert scores.dtype == np.float32
+    np.testing.assert_allclose(scores, [0.5, 1, 0, 1, 0, 0.75], atol=1e-6)
+
+
+def test_a_model_that_does_not_fit_the_labels_is_refused(tmp_path: Path) -> None:
+    """A model with two outputs does not fit three labels and is refused."""
+    path = make_bundle(tmp_path / "two", outputs=2)
+    with pytest.raises(UserError, match="fp32 model has 2 outputs, but the manifest has 3 labels"):
+        _load(path)
+
+
+def test_a_variant_that_is_not_there_is_refused(bundle: Path) -> None:
+    """The error names the variants that the bundle has."""
+    with pytest.raises(UserError, match="no int8 variant; it holds: fp32"):
+        _load(bundle, "int8")
+
+
+def test_auto_takes_what_a_cpu_does_best(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """On a CPU, auto chooses int8 if the bundle has it."""
+    opened = Bundle.open(exported(tmp_path_factory.getbasetemp(), "bert").bundle)
+    model = Model.load(opened, device="cpu", precision="auto", threads=1)
+    assert model.precision == "int8"
+    assert model.provider == "CPUExecutionProvider"
+
+
+def test_auto_takes_fp32_where_there_is_no_int8(bundle: Path) -> None:
+    """auto chooses fp32 if the bundle has only that."""
+    model = Model.load(Bundle.open(bundle), device="cpu", precision="auto", threads=1)
+    assert model.precision == "fp32"
+
+
+def test_cuda_on_a_runtime_without_it_is_refused(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If CUDA is requested, the model is not loaded on the CPU instead."""
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    with pytest.raises(
+        UserError, match=r"CUDA cannot be used: .+ is the one for CPUs\. Install the extra 'gpu'"
+    ):
+        Model.load(Bundle.open(bundle), device="cuda", precision="auto", threads=1)
+
+
+def test_a_failing_batch_writes_nothing_past_the_log(
+    tiny: Model, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime does not write to standard error, whose reader may have stopped."""
+    with pytest.raises(Exception, match="out of data bounds"):
+        tiny.infer([Encoding([1, 99_999, 2], 3)])
+    assert capfd.readouterr().err == ""

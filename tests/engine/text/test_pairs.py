@@ -1,0 +1,183 @@
+"""Pairs of texts: tokens, token types, truncation and logits are those of transformers."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from app.engine.model.bundle import Bundle, Precision
+from app.engine.model.model import Model
+from app.engine.text.encoding import Encoding
+from app.engine.text.pairs import Input, PairTokenizer, TextPair, longest_first
+from app.errors import EmptyText, InferenceFailed, InvalidRequest
+from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from tests.support.checkpoints import CORPUS, MAX_TOKENS, PRECISIONS, exported
+
+# BERT has token types. DistilBERT and RoBERTa have none, and RoBERTa separates with two tokens.
+ARCHITECTURES = ("bert", "distilbert", "roberta", "xlm-roberta")
+WORDS = sorted({word for text in CORPUS for word in text.split()})
+PAIRS = [
+    TextPair("the soup is bad, the bread is worse", "soup"),
+    TextPair("soup", "the soup is bad, the bread is worse"),
+    TextPair(" ".join(CORPUS), "what a lovely lake"),
+    TextPair(" ".join(CORPUS), " ".join(CORPUS[::-1])),
+]
+
+
+@cache
+def _checkpoint(base: Path, architecture: str) -> Checkpoint:
+    return load_checkpoint(exported(base, architecture).source)
+
+
+@cache
+def _model(base: Path, architecture: str, precision: Precision = "fp32") -> Model:
+    """The exported model, as if it had been exported with --text-pairs."""
+    bundle = Bundle.open(exported(base, architecture).bundle)
+    bundle.manifest = bundle.manifest.model_copy(update={"text_pairs": True})
+    return Model.load(bundle, device="cpu", precision=precision, threads=1)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the test session's exports."""
+    return tmp_path_factory.getbasetemp()
+
+
+_texts = st.tuples(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9), st.integers(1, 6)).map(
+    lambda drawn: " ".join(drawn[0] * drawn[1])
+)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@given(text=_texts, text_pair=_texts)
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_ids_types_and_truncation_are_those_of_transformers(
+    base: Path, architecture: str, text: str, text_pair: str
+) -> None:
+    """The ids of a pair of any two lengths are those of ``tokenizer(text, text_pair)``."""
+    tokenizer = _checkpoint(base, architecture).tokenizer
+    cut = tokenizer(text, text_pair, truncation="longest_first", max_length=MAX_TOKENS)
+    encoding = _model(base, architecture).encode(TextPair(text, text_pair))
+    assert encoding.ids == cut["input_ids"]
+    types = [0] * (len(encoding) - encoding.typed) + [1] * encoding.typed
+    assert types == cut.get("token_type_ids", [0] * len(encoding))
+    assert encoding.tokens == len(tokenizer(text, text_pair)["input_ids"])
+    assert encoding.truncated == (encoding.tokens > MAX_TOKENS)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_are_those_of_transformers(base: Path, architecture: str) -> None:
+    """Pairs that are computed together, with a single text, have the logits of PyTorch."""
+    checkpoint, model = _checkpoint(base, architecture), _model(base, architecture)
+    single = model.encode(CORPUS[0])
+    found = model.infer([single, *(model.encode(pair) for pair in PAIRS)])
+    expected = [checkpoint.logits(single.ids), *map(checkpoint.pair_logits, PAIRS)]
+    np.testing.assert_allclose(np.stack(_logits(found)), np.stack(expected), atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_other_texts_of_the_batch_do_not_change_a_pair(
+    base: Path, architecture: str, precision: Precision
+) -> None:
+    """The logits of pairs and of single texts are the same to the bit, alone and together."""
+    model = _model(base, architecture, precision)
+    texts: list[Input] = [*PAIRS, *CORPUS[:3]]
+    batch = [model.encode(text) for text in texts]
+    together = _logits(model.infer(batch))
+    alone = [_logits(model.infer([encoding]))[0] for encoding in batch]
+    assert [row.tobytes() for row in together] == [row.tobytes() for row in alone]
+
+
+def test_equal_ids_of_other_types_are_not_equal(base: Path) -> None:
+    """A text that spells a separator has the ids of a pair, but neither its key nor its logits."""
+    model = _model(base, "bert")
+    pair = model.encode(TextPair("the soup is bad", "soup"))
+    single = model.encode("the soup is bad [SEP] soup")
+    assert pair.ids == single.ids
+    assert pair.key != single.key
+    one, other = _logits(model.infer([pair, single]))
+    assert np.abs(one - other).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        (3, 4, (3, 4)),
+        (5, 5, (5, 5)),
+        (9, 3, (7, 3)),
+        (3, 9, (3, 7)),
+        (8, 7, (5, 5)),
+        (90, 80, (5, 5)),
+    ],
+)
+def test_tokens_are_taken_from_the_longer_text(
+    first: int, second: int, kept: tuple[int, int]
+) -> None:
+    """The longer text is cut first; when both are equally long, both are cut."""
+    assert longest_first(first, second, 10) == kept
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_texts_are_cut_on_the_tokenizers_side(base: Path, side: str) -> None:
+    """The ids and offsets are those that the tokenizer itself gives for a pair of few windows."""
+    tokenizer = Tokenizer.from_file(str(exported(base, "bert").bundle / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(16, stride=3, direction=side)
+    pairs = PairTokenizer(tokenizer, max_tokens=16, stride=3, has_types=True)
+    for pair in PAIRS:
+        whole = tokenizer.encode(pair.text, pair.text_pair)
+        encoding = pairs.encode(pair)
+        assert encoding.ids == whole.ids
+        assert encoding.typed == sum(whole.type_ids)
+        assert pairs.offsets(pair) == (whole.offsets, whole.sequence_ids)
+
+
+def test_a_model_for_single_texts_refuses_pairs(base: Path) -> None:
+    """Each pair gets an error in its place that says how to export such a model."""
+    model = exported(base, "bert").model("fp32")
+    text, pair = model.encode_batch(["soup", PAIRS[0]])
+    assert isinstance(text, Encoding)
+    assert isinstance(pair, InvalidRequest)
+    assert "takes single texts" in pair.detail
+    assert "--text-pairs" in pair.detail
+
+
+def test_an_error_says_which_text_of_a_pair_is_bad(base: Path) -> None:
+    """A pair with a bad text fails alone, and its error calls the second text text_pair."""
+    model = _model(base, "bert")
+    bad = [
+        TextPair("soup", " "),
+        TextPair("", "soup"),
+        TextPair("soup", "a\0"),
+        TextPair("\ud800", "x"),
+    ]
+    good, *errors = model.encode_batch(["soup", *bad])
+    assert isinstance(good, Encoding)
+    assert [type(error) for error in errors] == [
+        EmptyText,
+        EmptyText,
+        InvalidRequest,
+        InvalidRequest,
+    ]
+    starts = [
+        "text_pair is empty",
+        "the text is empty",
+        "text_pair holds a NUL",
+        "the text holds half",
+    ]
+    for error, start in zip(errors, starts, strict=True):
+        assert not isinstance(error, Encoding)
+        assert error.detail.startswith(start)
+
+
+def _logits(results: list[np.ndarray | InferenceFailed]) -> list[np.ndarray]:
+    found = [row for row in results if not isinstance(row, InferenceFailed)]
+    assert len(found) == len(results)
+    return found

@@ -1,0 +1,114 @@
+"""Long lists are tokenised by several threads where CPUs are idle: when, and with what result."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.config.settings import Settings
+from app.engine import loading
+from app.engine.machine.gpu import CUDA
+from app.engine.model.bundle import EMBEDDED_BUNDLE
+from app.engine.model.device import CPU
+from app.engine.model.model import Model
+from app.engine.text.word_cache import WordCache
+from app.main import create_app
+from tests.conftest import SET_BY_HAND
+
+# Prints how many threads were started by a list, and by single texts before it.
+COUNTING = """
+import os, sys
+from pathlib import Path
+from app.engine.model.bundle import Bundle
+from app.engine.model.model import Model
+from app.engine.text.tokenizer_threads import use_idle_cpus
+model = Model.load(Bundle.open(Path(sys.argv[1])), device="cpu", precision="auto", threads=1)
+def threads():
+    return len(os.listdir("/proc/self/task"))
+at_first = threads()
+model.texts.divides_lists = use_idle_cpus(int(sys.argv[2]))
+for text in ["one new text of several words", "Grüße an alle", "日本語 😀"]:
+    model.encode_batch([text])
+alone = threads() - at_first
+model.encode_batch([f"text {number}" for number in range(1_000)])
+print(alone, threads() - at_first)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a test, the tokenizer's library has the variables that it had before."""
+    for name in ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+
+
+def _texts() -> list[str]:
+    draw = random.Random(5)
+    pieces = ["love", "worst", "new", "Grüße", "日本語", "😀", "", "\0", "\ud800", "word " * 400]
+    texts = [" ".join(draw.choices(pieces, (9, 9, 9, 3, 3, 3, 2, 0.1, 0.1, 0.1), k=6))]
+    return [*texts, *(f"{number} {draw.choice(pieces)}" for number in range(1_000))]
+
+
+def _load(monkeypatch: pytest.MonkeyPatch, provider: str, cpus: float, path: Path) -> Model:
+    """The model as it is loaded with so many CPUs, with this provider's name."""
+    load = Model.load
+
+    def named(*args: Any, **keywords: Any) -> Model:
+        model = load(*args, **keywords)
+        model.provider = provider
+        return model
+
+    monkeypatch.setattr(Model, "load", named)
+    settings = Settings.model_validate({"model": (path,), **SET_BY_HAND})
+    return loading.load(path, settings, cpus)[0]
+
+
+@pytest.mark.parametrize(
+    ("provider", "cpus", "divides"),
+    [(CUDA, 6.9, False), (CUDA, 7, True), (CUDA, 64, True), (CPU, 64, False)],
+)
+def test_lists_are_divided_where_cpus_are_idle(
+    monkeypatch: pytest.MonkeyPatch, bundle: Path, provider: str, cpus: float, divides: bool
+) -> None:
+    """Lists are divided on a GPU if four CPUs are left by two runners and the event loop."""
+    assert _load(monkeypatch, provider, cpus, bundle).texts.divides_lists is divides
+
+
+@pytest.mark.parametrize(("idle", "started"), [(3, 0), (4, 4), (100, 8)])
+def test_a_list_starts_the_threads_and_a_single_text_does_not(idle: int, started: int) -> None:
+    """A long list starts as many threads as CPUs are idle, from 4 to 8; single texts start none."""
+    command = [sys.executable, "-c", COUNTING, str(EMBEDDED_BUNDLE), str(idle)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["0", str(started)]
+
+
+def test_a_divided_list_has_the_same_encodings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads give the same encodings and errors in the same order, without the cache of words."""
+    texts = _texts()
+    one = _load(monkeypatch, CPU, 7, EMBEDDED_BUNDLE).encode_batch(texts)
+    divided = _load(monkeypatch, CUDA, 7, EMBEDDED_BUNDLE)
+    monkeypatch.setattr(WordCache, "encode", None)
+    assert [*map(repr, divided.encode_batch(texts))] == [*map(repr, one)]
+
+
+def test_a_request_with_a_divided_list_gets_the_same_answer(
+    monkeypatch: pytest.MonkeyPatch, bundle: Path
+) -> None:
+    """A request of a thousand texts gets the same answer with threads as without."""
+    body = {"inputs": [text for text in _texts() if text.isprintable()]}
+    app = create_app(Settings.model_validate({"model": (bundle,), **SET_BY_HAND}))
+    with TestClient(app) as client:
+        (classifier,) = app.state.service.models.classifiers.values()
+        answers = []
+        for divides in (False, True):
+            classifier.model.texts.divides_lists = divides
+            monkeypatch.setenv("TOKENIZERS_PARALLELISM", json.dumps(divides))
+            answers.append(client.post("/classify", json=body).json()["results"])
+    assert len(answers[0]) == len(body["inputs"])
+    assert answers[0] == answers[1]

@@ -1,0 +1,468 @@
+"""Self-tuning: what is chosen from the costs, what is measured, and what the cache keeps."""
+
+import json
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from time import sleep, thread_time
+from typing import Any
+
+import onnxruntime
+import platformdirs
+import pytest
+
+from app.config.settings import Settings
+from app.engine import loading
+from app.engine.machine import cpu
+from app.engine.machine.gpu import CUDA, CudaState, Gpu
+from app.engine.model import device
+from app.engine.model.bundle import Bundle
+from app.engine.model.device import CPU, Device
+from app.engine.model.model import Model
+from app.engine.text.encoding import Encoding
+from app.engine.tuning import costs
+from app.engine.tuning import plan as tuning
+from app.engine.tuning.costs import BATCHES, TEXT_TOKENS, Cost
+from app.engine.tuning.plan import Plan, choose, tune
+from app.errors import UserError
+from tests.support.serving import COMMAND, Process, eventually
+from tests.support.tiny_bundle import make_bundle
+
+# Two runners answer more, one runner of two threads answers sooner.
+TWO_RUNNERS = Cost(2, 1, {1: 0.010, 4: 0.030, 16: 0.100}, alone=0.008)
+TWO_THREADS = Cost(1, 2, {1: 0.006, 4: 0.018, 16: 0.062}, alone=0.006)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    """A model in a bundle of its own."""
+    bundle = Bundle.open(make_bundle(tmp_path / "tiny"))
+    return Model.load(bundle, device="cpu", precision="auto", threads=1)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings with nothing set, and with a cache directory that does not exist yet."""
+    return Settings(cache_dir=tmp_path / "cache" / "sentiment")
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the batches that infer gets."""
+    seen: list[int] = []
+    infer = Model.infer
+
+    def counted(model: Model, encodings: Sequence[Encoding]) -> Any:
+        seen.append(len(encodings))
+        return infer(model, encodings)
+
+    monkeypatch.setattr(Model, "infer", counted)
+    return seen
+
+
+def _kept(settings: Settings) -> Path:
+    assert settings.cache_dir is not None
+    (file,) = settings.cache_dir.iterdir()
+    return file
+
+
+@pytest.mark.parametrize(
+    ("target_s", "expected"),
+    [
+        (0.0, (TWO_RUNNERS, 16)),  # 320 texts a second
+        (0.2, (TWO_RUNNERS, 16)),
+        (0.199, (TWO_RUNNERS, 4)),  # 267
+        (0.059, (TWO_THREADS, 4)),  # 222
+        (0.035, (TWO_RUNNERS, 1)),  # 200
+        (0.019, (TWO_THREADS, 1)),
+        (0.001, (TWO_THREADS, 1)),  # nothing keeps to it: the soonest
+    ],
+)
+def test_the_most_throughput_within_the_target(target_s: float, expected: tuple[Cost, int]) -> None:
+    """The latency target covers the wait for the running batch and the text's own batch."""
+    assert choose([TWO_THREADS, TWO_RUNNERS], target_s) == expected
+
+
+def test_batches_are_as_large_as_costs_little() -> None:
+    """Larger batches may cost up to three per cent of throughput: smaller differences are noise."""
+    flat = Cost(2, 1, {1: 0.010, 4: 0.0345, 8: 0.070, 16: 0.150}, alone=0.01)
+    assert choose([flat], 0.0) == (flat, 8)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spread", "threads"),
+    [
+        (0.0400, 0.00, 1),  # 200 texts/s each
+        (0.0385, 0.00, 1),  # 4 % more: that may be chance
+        (0.0360, 0.00, 2),  # 11 % more
+        (0.0360, 0.06, 1),  # 11 % more, where either may be 6 % off
+        (0.0300, 0.06, 2),  # a third more
+    ],
+)
+def test_one_thread_a_runner_unless_another_way_is_clearly_better(
+    seconds: float, spread: float, threads: int
+) -> None:
+    """If noise may decide, one thread per runner is chosen, since it needs no synchronisation."""
+    other = Cost(1, 2, {8: seconds}, alone=0.001, spread=spread)
+    last = Cost(2, 1, {8: 0.080}, alone=0.002, spread=spread)
+    assert choose([other, last], 0.0)[0].threads == threads
+
+
+def test_what_is_set_is_not_measured(model: Model, settings: Settings, batches: list[int]) -> None:
+    """With all three settings set, nothing is measured and nothing is corrected."""
+    as_set = settings.model_copy(update={"runners": 3, "threads": 1, "max_batch_tokens": 100})
+    plan = tune(model, as_set, cpus=2)
+    assert plan.summary() == "runners 3 x threads 1, at most 100 tokens a batch, as set"
+    assert plan.budget.fixed
+    assert batches == []
+    assert settings.cache_dir is not None
+    assert not settings.cache_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("runners", 1), ("threads", 2), ("max_batch_tokens", 77)]
+)
+def test_a_single_setting_is_kept_and_the_rest_measured(
+    model: Model, settings: Settings, batches: list[int], field: str, value: int
+) -> None:
+    """A single setting is kept, and the other two are chosen to fit it."""
+    plan = tune(model, settings.model_copy(update={field: value}), cpus=2)
+    found = {"runners": plan.runners, "threads": plan.threads}
+    assert (found | {"max_batch_tokens": plan.budget.tokens})[field] == value
+    assert plan.runners * plan.threads == 2
+    assert plan.budget.fixed == (field == "max_batch_tokens")
+    assert batches
+    assert "measured in" in plan.reason
+
+
+def test_the_budget_is_one_of_the_measured_batches(model: Model, settings: Settings) -> None:
+    """The budget in tokens is one of the measured batch sizes, times the measured text length."""
+    plan = tune(model, settings, cpus=2)
+    assert plan.budget.tokens in {TEXT_TOKENS * texts for texts in BATCHES}
+
+
+@pytest.mark.parametrize("provider", [CPU, CUDA])
+def test_live_batches_may_be_larger_than_measured_only_on_a_cpu(
+    model: Model, settings: Settings, provider: str
+) -> None:
+    """On a GPU, live batches never exceed the measured sizes, since memory might run out."""
+    model.provider = provider
+    plan = tune(model, settings, cpus=1)
+    (cost,) = json.loads(_kept(settings).read_text())["costs"]
+    measured = TEXT_TOKENS * max(map(int, cost["seconds"]))
+    plan.budget.tokens = measured
+    tried = {plan.budget.next(waiting=10**6) for _ in range(100)}
+    assert tried == {measured // 2, measured} | ({measured * 2} if provider == CPU else set())
+
+
+def test_another_gpu_is_measured_again(
+    model: Model, settings: Settings, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured on one GPU, with one limit of memory, is not used on another."""
+    monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
+    model.provider, model.device = CUDA, Device((0,))
+    for name, limit in (("L4", ""), ("L4", "8"), ("H100", "8")):
+        gpu = Gpu(name, 1 << 30)
+        monkeypatch.setattr(device, "cuda_state", lambda gpu=gpu: CudaState(gpus=(gpu,)))
+        model.provider_options = {"gpu_mem_limit": limit}
+        assert tune(model, settings, cpus=2).runners == 2
+        assert batches
+        batches.clear()
+        tune(model, settings, cpus=2)
+        assert not batches
+
+
+def test_time_that_others_had_does_not_count(
+    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cost of a batch on one thread is the thread's CPU time, not the elapsed time."""
+    infer = Model.infer
+
+    def interrupted(model: Model, encodings: Sequence[Encoding]) -> Any:
+        sleep(0.05)
+        return infer(model, encodings)
+
+    monkeypatch.setattr(Model, "infer", interrupted)
+    tune(model, settings, cpus=1)
+    (cost,) = json.loads(_kept(settings).read_text())["costs"]
+    assert max(cost["seconds"].values()) < 0.05
+
+
+def test_a_coarse_clock_is_not_trusted(
+    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a thread's CPU time moves in steps, as on Windows, elapsed time is used."""
+
+    def coarse() -> float:
+        return thread_time() // 0.015 * 0.015
+
+    monkeypatch.setattr("app.engine.tuning.costs.time.thread_time", coarse)
+    tune(model, settings, cpus=1)
+    (cost,) = json.loads(_kept(settings).read_text())["costs"]
+    assert 0 < min(cost["seconds"].values()) < 0.015
+
+
+def test_few_rounds_leave_much_in_doubt(
+    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One round shows no spread, so a large spread is assumed, and the rule for noise decides."""
+    monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
+    tune(model, settings, cpus=2)
+    kept = json.loads(_kept(settings).read_text())["costs"]
+    assert [cost["spread"] for cost in kept] == [costs.UNKNOWN_SPREAD] * 2
+
+
+def test_ways_are_measured_in_turns(
+    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each size of each way is measured once per round, so a busy neighbour affects all alike."""
+    order: list[tuple[int, int]] = []
+    infer = Model.infer
+
+    def noted(model: Model, encodings: Sequence[Encoding]) -> Any:
+        order.append((model.threads, len(encodings)))
+        return infer(model, encodings)
+
+    monkeypatch.setattr(Model, "infer", noted)
+    monkeypatch.setattr(costs, "LEAST_SECONDS", 0.0)  # each batch once
+    tune(model, settings, cpus=2)
+    # After the first of each size: one batch of two threads, two of one.
+    rounds = order[3 * len(BATCHES) :]
+    assert [threads for threads, _ in rounds[:2]] == [2, 1]  # a text alone
+    assert rounds[2:8] == [(2, 1), (1, 1), (1, 1), (2, 2), (1, 2), (1, 2)]
+    assert len(rounds) % (2 + 3 * len(BATCHES)) == 0
+
+
+def test_sizes_that_do_not_fit_into_the_memory_are_left_out(
+    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service starts on a GPU with too little memory for the largest measured batches."""
+    infer = Model.infer
+
+    def limited(model: Model, encodings: Sequence[Encoding]) -> Any:
+        if len(encodings) > 2:
+            raise RuntimeError("CUDA failure 2: out of memory ; GPU=0")
+        return infer(model, encodings)
+
+    monkeypatch.setattr(Model, "infer", limited)
+    plan = tune(model, settings, cpus=2)
+    assert plan.budget.tokens <= 2 * TEXT_TOKENS
+    for cost in json.loads(_kept(settings).read_text())["costs"]:
+        assert set(cost["seconds"]) == {"1", "2"}
+
+
+def test_a_failure_while_measuring_is_one_line(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the device fails while batches are measured, the start says why, without a traceback."""
+
+    def failing(*_: object) -> Plan:
+        raise RuntimeError("CUDA failure 700: an illegal memory access was encountered ; GPU=0")
+
+    monkeypatch.setattr(loading, "tune", failing)
+    with pytest.raises(UserError, match="cannot compute the model: CUDA failure 700"):
+        loading.load(make_bundle(tmp_path / "tiny"), settings, 2)
+
+
+def test_a_budget_lowered_for_want_of_memory_is_not_kept(model: Model, settings: Settings) -> None:
+    """The summary says why the budget is lower; the next start begins with what was measured."""
+    plan = tune(model, settings, cpus=2)
+    start, plan.budget.tokens = plan.budget.tokens, 256
+    plan.budget.lower(200, "out of memory")
+    assert f"at most 128 tokens a batch (lowered from {start}, because" in plan.summary()
+    _prove_another_better(plan)
+    assert tune(model, settings, cpus=2).budget.tokens == start
+    assert json.loads(_kept(settings).read_text())["max_batch_tokens"] is None
+
+
+def test_no_more_than_two_sessions_are_open_at_once(
+    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most two sessions are open at once, because each holds its own copy of the weights."""
+    open_at_once: list[int] = []
+    with_threads = Model.with_threads
+    alive: list[Any] = []
+
+    def counted(model: Model, threads: int) -> Model:
+        other = with_threads(model, threads)
+        if other is not model:
+            alive.append(weakref.ref(other))
+        open_at_once.append(1 + sum(one() is not None for one in alive))
+        return other
+
+    monkeypatch.setattr(Model, "with_threads", counted)
+    tune(model, settings, cpus=8)
+    assert len(alive) == 3
+    assert max(open_at_once) == 2
+
+
+def test_the_next_start_reads_what_was_measured(
+    model: Model, settings: Settings, batches: list[int]
+) -> None:
+    """The cache keeps the costs, not the choice: another target chooses from the same figures."""
+    first = tune(model, settings, cpus=2)
+    batches.clear()
+    again = tune(model, settings, cpus=2)
+    tune(model, settings.model_copy(update={"target_latency_ms": 1}), cpus=2)
+    assert batches == []
+    assert "measured earlier" in again.reason
+    assert (again.runners, again.threads) == (first.runners, first.threads)
+    assert again.budget.tokens == first.budget.tokens
+
+
+def test_the_next_start_begins_with_the_corrected_budget(model: Model, settings: Settings) -> None:
+    """What live batches have learned survives a restart; a latency target keeps its own."""
+    plan = tune(model, settings, cpus=2)
+    start = plan.budget.tokens
+    _prove_another_better(plan)
+    assert f"(live batches were better than with {start})" in plan.summary()
+    eventually(lambda: tune(model, settings, cpus=2).budget.tokens == plan.budget.tokens)
+    within = tune(model, settings.model_copy(update={"target_latency_ms": 60_000}), cpus=2)
+    assert within.budget.fixed
+
+
+def _prove_another_better(plan: tuning.Plan) -> None:
+    before = plan.budget.tokens
+    other = before // 2 if before > TEXT_TOKENS else before * 2
+    for _ in range(40):
+        for size, seconds in ((before, 1.0), (other, 0.1)):
+            plan.budget.learn(size, texts=8, longest=size // 8, tokens=size, seconds=seconds)
+    assert plan.budget.tokens == other
+
+
+ODD_COSTS: list[object] = [
+    [],
+    [{"runners": 1}],
+    [{"runners": 2, "threads": 1, "seconds": {}, "alone": 1.0}],
+    [{"runners": 2, "threads": 1, "seconds": {"1": 0.0}, "alone": 1.0}],
+    [{"runners": 0, "threads": 1, "seconds": {"1": 1.0}, "alone": 1.0}],
+]
+
+
+DEEP = pytest.param("[" * 200_000 + "]" * 200_000, id="200,000 levels")
+
+
+@pytest.mark.parametrize("kept", ["", "{", "[]", '{"key": 1}', "null", DEEP, *ODD_COSTS])
+def test_a_damaged_cache_is_measured_anew(
+    model: Model, settings: Settings, batches: list[int], kept: object
+) -> None:
+    """A damaged cache is not an error: costs are measured again, and the cache is rewritten."""
+    tune(model, settings, cpus=2)
+    cache = _kept(settings)
+    if isinstance(kept, list):  # under the right key
+        document = json.loads(cache.read_text())
+        cache.write_text(json.dumps(document | {"costs": kept}))
+    else:
+        cache.write_text(str(kept))
+    batches.clear()
+    tune(model, settings, cpus=2)
+    assert batches
+    batches.clear()
+    tune(model, settings, cpus=2)
+    assert batches == []
+
+
+@pytest.mark.parametrize("change", ["quota", "model", "flags", "kernels", "runtime"])
+def test_another_machine_or_model_is_measured_anew(
+    model: Model,
+    settings: Settings,
+    batches: list[int],
+    change: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another quota, model, CPU, kernel choice or runtime is measured again."""
+    tune(model, settings, cpus=2)
+    batches.clear()
+    match change:
+        case "model":
+            model.sha256 = "another"
+        case "flags":
+            monkeypatch.setattr(tuning, "cpu_flags", lambda: cpu.cpu_flags() | {"newer"})
+        case "kernels":
+            model.kernels = "U8U8"
+        case "runtime":
+            monkeypatch.setattr(onnxruntime, "__version__", "1.99")
+    tune(model, settings, cpus=1 if change == "quota" else 2)
+    assert batches
+
+
+def test_nothing_is_written_beside_the_bundle(model: Model, settings: Settings) -> None:
+    """Nothing is written into the bundle, which may be installed, shared or versioned."""
+    before = sorted(model.path.rglob("*"))
+    tune(model, settings, cpus=2)
+    assert sorted(model.path.rglob("*")) == before
+    assert _kept(settings).name.startswith("tuning-")
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(model: Model, tmp_path: Path) -> None:
+    """If the cache cannot be written, as in a read-only container, only the figures are lost."""
+    file = tmp_path / "file"
+    file.write_text("not a directory")
+    plan = tune(model, Settings(cache_dir=file / "cache"), cpus=2)
+    assert "measured in" in plan.reason
+    assert file.read_text() == "not a directory"
+
+
+def test_a_cache_that_is_no_file_holds_up_nobody(
+    model: Model, settings: Settings, batches: list[int]
+) -> None:
+    """A pipe in place of the cache file is replaced; a directory stays, and nothing is kept."""
+    tune(model, settings, cpus=2)
+    cache = _kept(settings)
+    for make, repaired in ((os.mkfifo, True), (os.mkdir, False)):
+        cache.unlink()
+        make(cache)
+        batches.clear()
+        tune(model, settings, cpus=2)
+        assert batches
+        assert _kept(settings).is_file() == repaired
+
+
+def test_a_tilde_is_the_home_directory(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tilde in a settings file is expanded to the home directory."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    tune(model, Settings(cache_dir=Path("~/mine")), cpus=1)
+    assert list((tmp_path / "mine").glob("tuning-*.json"))
+
+
+def test_without_a_home_there_is_no_cache(
+    model: Model, batches: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a user without a home directory, nothing is written into the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        platformdirs, "user_cache_path", lambda name, *, appauthor: Path("~/.cache", name)
+    )
+    before = sorted(tmp_path.rglob("*"))
+    tune(model, Settings(), cpus=2)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_platforms_cache_is_the_default(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Linux the default is XDG_CACHE_HOME; an empty SENTIMENT_CACHE_DIR means unset."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setenv("SENTIMENT_CACHE_DIR", "")
+    tune(model, Settings(), cpus=1)
+    assert list((tmp_path / "caches" / "sentiment-service").glob("tuning-*.json"))
+
+
+def test_measuring_takes_bounded_time(
+    model: Model, settings: Settings, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow model is measured on the batches that fit into the time, at least on one text."""
+    monkeypatch.setattr("app.engine.tuning.costs.MEASURING_SECONDS", 0.0)
+    assert tune(model, settings, cpus=1).budget.tokens == TEXT_TOKENS
+    assert {*batches} == {1}
+
+
+def test_the_choice_is_explained(tmp_path: Path) -> None:
+    """One line of the log, /info and /models show the choice, and mark what was set by hand."""
+    bundle = make_bundle(tmp_path / "tiny")
+    flags = ("--model", str(bundle), "--threads", "1", "--max-batch-tokens", "99")
+    with Process(*flags, command=COMMAND) as process:
+        assert "tiny: runners 2 x threads 1, at most 99 tokens a batch" in process.first_lines

@@ -1,0 +1,425 @@
+"""gRPC: the protocols' methods, and that no call bypasses keys, limits, metrics and shutdown."""
+
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx2
+import pytest
+
+from app.api.service import Service
+from app.cli import main
+from app.config.settings import Settings
+from app.errors import OutOfMemory, ServiceError
+from app.grpc_api.calls import CODES, Calls
+from app.grpc_api.messages import METHODS, POOL, SERVICES
+from tests.support.serving import SLOW_COMMAND, Process, environment, free_port
+
+KEY = (("authorization", "Bearer the-key-of-the-tests"),)
+FLAGS = ["--runners", "1", "--threads", "1", "--max-batch-tokens", "512"]
+LIMITS = [
+    "--max-body-bytes",
+    "20000",
+    "--max-inflight-bytes",
+    "100000",
+    "--max-texts",
+    "4",
+    "--max-header-bytes",
+    "4096",
+]
+OIP = "/inference.GRPCInferenceService"
+PROTOS = Path(__file__).parents[2] / "app/grpc_api/protos"
+
+
+class Client:
+    """Calls methods by their paths, with the messages that the service itself declares."""
+
+    def __init__(self, port: int) -> None:
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+
+    def call(
+        self,
+        path: str,
+        metadata: Sequence[tuple[str, str]] = KEY,
+        timeout: float | None = 20,
+        **fields: Any,
+    ) -> tuple[Any, dict[str, str]]:
+        """The answer of a method, and the trailing metadata."""
+        request = METHODS[path].request(**fields).SerializeToString()
+        method = self.channel.unary_unary(
+            path, response_deserializer=METHODS[path].response.FromString
+        )
+        answer, call = method.with_call(request, metadata=metadata, timeout=timeout)
+        return answer, dict(call.trailing_metadata())
+
+    def stream(self, path: str, requests: Sequence[Mapping[str, Any]]) -> Any:
+        """The answers of a method with streams."""
+        request, response = METHODS[path].request, METHODS[path].response
+        method = self.channel.stream_stream(path, response_deserializer=response.FromString)
+        sent = (request(**fields).SerializeToString() for fields in requests)
+        return method(sent, metadata=KEY, timeout=20)
+
+
+@pytest.fixture(scope="module")
+def service(bundle: Path) -> Iterator[tuple[Process, Client]]:
+    """One service with keys and low limits, and a client of it."""
+    port = free_port()
+    flags = ["--model", str(bundle), *FLAGS, *LIMITS, "--grpc-port", str(port)]
+    variables = {"SENTIMENT_API_KEYS": KEY[0][1].split()[1]}
+    with Process(*flags, variables=variables) as process:
+        client = Client(port)
+        yield process, client
+        client.channel.close()
+
+
+@pytest.fixture(scope="module")
+def client(service: tuple[Process, Client]) -> Client:
+    return service[1]
+
+
+@pytest.fixture(scope="module")
+def name(client: Client) -> str:
+    """The name of the served model."""
+    return str(client.call("/tei.v1.Info/Info")[0].model_id)
+
+
+def tensor(*texts: str, **fields: Any) -> list[dict[str, Any]]:
+    """The input with these texts in its contents."""
+    contents = {"bytes_contents": [text.encode() for text in texts]}
+    return [
+        {
+            "name": "text",
+            "datatype": "BYTES",
+            "shape": [len(texts)],
+            "contents": contents,
+            **fields,
+        }
+    ]
+
+
+def test_the_server_and_its_model_describe_themselves(client: Client, name: str) -> None:
+    """Live, ready and metadata answer as the protocol says; version 1 is the only one."""
+    assert client.call(f"{OIP}/ServerLive")[0].live
+    assert client.call(f"{OIP}/ServerReady")[0].ready
+    assert client.call(f"{OIP}/ModelReady", name=name, version="1")[0].ready
+    assert client.call(f"{OIP}/ServerMetadata")[0].name == "sentiment-service"
+    metadata = client.call(f"{OIP}/ModelMetadata", name=name)[0]
+    assert [output.name for output in metadata.outputs] == ["label", "score", "logits", "scores"]
+    assert [list(output.shape) for output in metadata.outputs][-1] == [-1, 3]
+
+
+def test_raw_texts_get_raw_outputs_and_contents_get_contents(client: Client, name: str) -> None:
+    """Both forms of a request have the same results, each in the form of its request."""
+    texts = ["I love this", "bad"]
+    inferred, _ = client.call(f"{OIP}/ModelInfer", model_name=name, id="7", inputs=tensor(*texts))
+    assert inferred.id == "7"
+    assert not inferred.raw_output_contents
+    label, score, logits, scores = inferred.outputs
+    assert list(scores.shape) == [2, 3]
+
+    raw = b"".join(struct.pack("<I", len(text)) + text.encode() for text in texts)
+    size = {"binary_data_size": {"int64_param": len(raw)}}  # as KServe's client sends it
+    inputs = [{"name": "text", "datatype": "BYTES", "shape": [2, 1], "parameters": size}]
+    fields: dict[str, Any] = {
+        "inputs": inputs,
+        "raw_input_contents": [raw],
+        "outputs": [{"name": "logits"}],
+    }
+    answer, _ = client.call(f"{OIP}/ModelInfer", model_name=name, **fields)
+    assert not answer.outputs[0].HasField("contents")
+    assert struct.unpack("<6f", answer.raw_output_contents[0]) == tuple(
+        logits.contents.fp32_contents
+    )
+    assert len(label.contents.bytes_contents) == len(score.contents.fp32_contents) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "words"),
+    [
+        ({"model_name": "other"}, "NOT_FOUND", "no model has that name"),
+        ({"model_version": "2"}, "NOT_FOUND", "in version 1 only"),
+        ({"inputs": tensor("a", "b", "c", "d", "e")}, "INVALID_ARGUMENT", "at most 4"),
+        ({"inputs": tensor("a", " ")}, "INVALID_ARGUMENT", "text 1, counted from 0"),
+        ({"inputs": tensor("a", shape=[2])}, "INVALID_ARGUMENT", "shape says 2"),
+        ({"inputs": tensor("a", datatype="FP32")}, "INVALID_ARGUMENT", "datatype"),
+        ({"inputs": []}, "INVALID_ARGUMENT", "inputs"),
+        ({"raw_input_contents": [b"x"]}, "INVALID_ARGUMENT", "send one of them"),
+        (
+            {"parameters": {"overflow": {"string_param": "no"}}},
+            "INVALID_ARGUMENT",
+            "parameters.overflow",
+        ),
+        ({"inputs": tensor("a" * 30_000)}, "RESOURCE_EXHAUSTED", "20000"),
+    ],
+)
+def test_a_bad_request_is_an_error_that_names_the_fault(
+    client: Client, name: str, fields: dict[str, Any], code: str, words: str
+) -> None:
+    """Each kind of fault has its status code and says what is accepted."""
+    with pytest.raises(grpc.RpcError) as failed:
+        client.call(f"{OIP}/ModelInfer", **{"model_name": name, "inputs": tensor("a"), **fields})
+    assert failed.value.code().name == code
+    assert words in failed.value.details()
+
+
+def test_only_probes_and_reflection_need_no_key(client: Client) -> None:
+    """A call without a key is refused before its message is read; health is open."""
+    closed = set(METHODS) - {
+        f"{OIP}/ServerLive",
+        f"{OIP}/ServerReady",
+        *(path for path in METHODS if path.startswith("/grpc.")),
+    }
+    for path in closed:
+        with pytest.raises(grpc.RpcError) as failed:
+            client.call(path, metadata=())
+        assert failed.value.code() is grpc.StatusCode.UNAUTHENTICATED, path
+    status = client.call("/grpc.health.v1.Health/Check", metadata=())[0].status
+    assert status == 1  # SERVING
+
+
+def test_request_ids_errors_and_stages_are_in_the_trailing_metadata(client: Client) -> None:
+    """The client's own id comes back, with the time of each stage or the code of the error."""
+    metadata = (*KEY, ("x-request-id", "mine"))
+    _, trailing = client.call("/tei.v1.Predict/Predict", metadata, inputs="good")
+    assert trailing["x-request-id"] == "mine"
+    assert "inference;dur=" in trailing["server-timing"]
+    with pytest.raises(grpc.RpcError) as failed:
+        client.call("/tei.v1.Predict/Predict", metadata, inputs=" ")
+    assert dict(failed.value.trailing_metadata())["error-code"] == "empty_text"
+
+
+def test_tei_ranks_the_labels(client: Client) -> None:
+    """The highest score comes first; raw scores are logits; a long text needs ``truncate``."""
+    predictions = client.call("/tei.v1.Predict/Predict", inputs="good")[0].predictions
+    scores = [one.score for one in predictions]
+    assert scores == sorted(scores, reverse=True)
+    assert sum(scores) == pytest.approx(1)
+    raw = client.call("/tei.v1.Predict/Predict", inputs="good", raw_scores=True)[0]
+    assert [one.label for one in raw.predictions] == [one.label for one in predictions]
+    assert sum(one.score for one in raw.predictions) != pytest.approx(1)
+    with pytest.raises(grpc.RpcError, match="tokens"):
+        client.call("/tei.v1.Predict/Predict", inputs="good " * 2_000)
+    cut = client.call("/tei.v1.Predict/Predict", inputs="good " * 2_000, truncate=True)[0]
+    assert cut.metadata.compute_chars == 10_000
+
+
+def test_a_stream_is_answered_in_its_order(client: Client) -> None:
+    """More texts than are computed at once come back in order; a bad text ends the stream."""
+    texts = [f"text {index} " + "good " * (index % 7) for index in range(80)]
+    alone = [client.call("/tei.v1.Predict/Predict", inputs=text)[0] for text in texts[:10]]
+    requests = [{"inputs": text} for text in texts]
+    answers = list(client.stream("/tei.v1.Predict/PredictStream", requests))
+    assert [one.metadata.compute_chars for one in answers] == [len(text) for text in texts]
+    for one, other in zip(alone, answers, strict=False):
+        assert one.predictions[0].score == pytest.approx(other.predictions[0].score, abs=1e-5)
+    requests[2] = {"inputs": ""}
+    stream = client.stream("/tei.v1.Predict/PredictStream", requests)
+    with pytest.raises(grpc.RpcError, match="empty"):
+        assert len(list(stream)) < 3
+
+
+def test_a_broken_stream_gives_back_its_bytes(client: Client) -> None:
+    """Texts of a stream that were read but not answered no longer count as in flight."""
+    texts = ["" if index == 3 else "good " * 500 for index in range(8)]
+    requests = [{"inputs": text, "truncate": True} for text in texts]
+    for _ in range(12):
+        with pytest.raises(grpc.RpcError, match="empty"):
+            list(client.stream("/tei.v1.Predict/PredictStream", requests))
+    text = "good " * 3_000
+    assert client.call("/tei.v1.Predict/Predict", inputs=text, truncate=True)[0].predictions
+
+
+def test_every_error_of_a_text_has_a_status() -> None:
+    """No error that a text can end with is unknown to gRPC."""
+    statuses = {kind.status for kind in ServiceError.__subclasses__() if kind.ends_texts}
+    assert statuses <= CODES.keys()
+    assert CODES[OutOfMemory.status] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_an_unknown_method_or_message_is_refused(client: Client) -> None:
+    """Neither reaches a model, and both are counted."""
+    for path, code in (("/no.Such/Method", "UNIMPLEMENTED"), (f"{OIP}/ModelInfer", "INVALID")):
+        with pytest.raises(grpc.RpcError) as failed:
+            client.channel.unary_unary(path)(b"\xff\xff", metadata=KEY, timeout=20)
+        assert failed.value.code().name.startswith(code)
+
+
+def test_series_of_calls_exist_before_the_first_call() -> None:
+    """As for HTTP, a rate sees the first increase, and an alert the first error."""
+    service = Service(Settings())
+    Calls(service, {})
+    for path in ("/tei.v1.Predict/Predict", "/tei.v1.Predict/PredictStream", f"{OIP}/ModelInfer"):
+        for status in (200, 401, 413, 422, 429, 499, 500, 503, 504):
+            labels = {"route": path, "method": "GRPC", "status": str(status)}
+            value = service.metrics.registry.get_sample_value
+            assert value("sentiment_http_requests_total", labels) == 0
+        assert value("sentiment_http_request_duration_seconds_count", {"route": path}) == 0
+
+
+def test_metrics_count_calls_as_requests(service: tuple[Process, Client]) -> None:
+    """A call adds to the same series as a request over HTTP, with the status of its error."""
+    process, client = service
+    with pytest.raises(grpc.RpcError):
+        client.call("/tei.v1.Predict/Predict", inputs=" ")
+    metrics = httpx2.get(f"{process.url}/metrics").text
+    route = re.escape('method="GRPC",route="/tei.v1.Predict/Predict",status="422"')
+    assert re.search(rf"http_requests_total{{{route}}} [1-9]", metrics)
+    assert "http_requests_in_flight 1.0" in metrics  # the scrape itself: no call is left
+
+
+def test_health_knows_the_services(client: Client) -> None:
+    """Each service of this server has the server's state; other names are unknown."""
+    for service in SERVICES:
+        assert client.call("/grpc.health.v1.Health/Check", service=service)[0].status == 1
+    with pytest.raises(grpc.RpcError) as failed:
+        client.call("/grpc.health.v1.Health/Check", service="other")
+    assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+    watch = client.stream("/grpc.health.v1.Health/Watch", [{"service": "other"}])
+    assert next(watch).status == 3  # SERVICE_UNKNOWN
+    watch.cancel()
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_reflection_describes_every_service(client: Client, version: str) -> None:
+    """Clients such as grpcurl get the services' names and the file of each."""
+    path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+    questions: list[dict[str, Any]] = [
+        {"list_services": ""},
+        {"file_containing_symbol": "other"},
+        *({"file_containing_symbol": name} for name in SERVICES),
+    ]
+    listed, unknown, *described = client.stream(path, questions)
+    assert [one.name for one in listed.list_services_response.service] == SERVICES
+    assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+    assert all(one.file_descriptor_response.file_descriptor_proto for one in described)
+
+
+def test_descriptors_are_those_of_the_proto_files() -> None:
+    """``make protos`` was run after the last change: fields, numbers and methods are the same."""
+    for file in PROTOS.glob("*.proto"):
+        text = re.sub("//.*", "", file.read_text(encoding="utf-8"))
+        known = POOL.FindFileByName(file.name)
+        messages = list(known.message_types_by_name.values())
+        messages += [inner for outer in messages for inner in outer.nested_types]
+        enums = list(known.enum_types_by_name.values())
+        enums += [inner for outer in messages for inner in outer.enum_types]
+        expected = [
+            (field.name, str(field.number))
+            for message in messages
+            if not message.GetOptions().map_entry
+            for field in message.fields
+        ] + [(value.name, str(value.number)) for enum in enums for value in enum.values]
+        assert sorted(re.findall(r"(\w+) = (\d+);", text)) == sorted(expected), file.name
+        methods = [
+            method.name for service in known.services_by_name.values() for method in service.methods
+        ]
+        assert sorted(re.findall(r"rpc (\w+)", text)) == sorted(methods), file.name
+
+
+def test_rate_limit_and_deadline_are_those_of_http(bundle: Path) -> None:
+    """Calls and requests count together; a call whose message does not come in time ends."""
+    port = free_port()
+    limits = ["--rate-limit", "2/hour", "--deadline-ms", "100"]
+    with Process("--model", str(bundle), *FLAGS, *limits, "--grpc-port", str(port)) as process:
+        assert httpx2.get(f"{process.url}/info").status_code == 200
+        path = "/tei.v1.Predict/Predict"
+        client = Client(port)
+        silent = threading.Event()
+
+        def nothing() -> Iterator[bytes]:
+            silent.wait()
+            yield b""
+
+        with pytest.raises(grpc.RpcError) as late:
+            client.channel.stream_unary(path)(nothing(), timeout=20)
+        silent.set()
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "did not arrive" in late.value.details()
+        with pytest.raises(grpc.RpcError) as refused:
+            client.call(path, inputs="good")
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        trailing = dict(refused.value.trailing_metadata())
+        assert trailing["error-code"] == "rate_limited"
+        assert int(trailing["grpc-retry-pushback-ms"]) > 3_000_000
+        client.channel.close()
+
+
+def test_shutdown_finishes_calls_and_ends_streams(bundle: Path) -> None:
+    """A call in flight is answered; idle streams end; the exit code is 0."""
+    port = free_port()
+    flags = ["--model", str(bundle), *FLAGS, "--grpc-port", str(port)]
+    with Process(*flags, command=SLOW_COMMAND) as process:
+        client = Client(port)
+        watch = client.stream("/grpc.health.v1.Health/Watch", [{}])
+        assert next(watch).status == 1
+        silent = threading.Event()
+        method = METHODS["/tei.v1.Predict/PredictStream"]
+
+        def texts() -> Iterator[bytes]:
+            yield method.request(inputs="good").SerializeToString()
+            silent.wait()
+
+        stream = client.channel.stream_stream(method.path)(texts(), timeout=20)
+        next(stream)
+        path = "/tei.v1.Predict/Predict"
+        pending = [
+            client.channel.unary_unary(path).future(
+                METHODS[path].request(inputs=f"good {index}").SerializeToString()
+            )
+            for index in range(20)
+        ]
+        pending[0].result()  # all others have arrived by now, or are refused
+        process.signal(signal.SIGTERM)
+        codes = {one.code().name for one in pending}
+        assert codes <= {"OK", "UNAVAILABLE"}
+        assert [one.status for one in watch] == [2]  # NOT_SERVING
+        with pytest.raises(grpc.RpcError) as ended:
+            next(stream)
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        silent.set()
+        code, log = process.wait()
+        client.channel.close()
+    assert (code, "stopped" in log) == (0, True)
+
+
+def test_a_port_in_use_is_one_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The port is refused before the models are loaded, and one that is taken twice at once."""
+    assert main(["serve", "--port", "8765", "--grpc-port", "8765"]) == 2
+    assert "--grpc-port: give another port" in capsys.readouterr().err
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        flags = ["--port", "0", "--grpc-port", str(taken.getsockname()[1])]
+        command = [sys.executable, "-c", "from app.cli import main; raise SystemExit(main())"]
+        done = subprocess.run(
+            [*command, "serve", *flags, "--log-level", "error"],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "cannot listen on 127.0.0.1 port" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_the_extra_the_error_names_it() -> None:
+    """--grpc-port without grpcio says in one line what to install; without the flag, no import."""
+    code = (
+        "import sys; sys.modules['grpc'] = None; from app.cli import main;"
+        "raise SystemExit(main(['serve', '--port', '0', '--grpc-port', '1', '--log-level',"
+        "'error']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "extra 'grpc'" in done.stderr

@@ -1,0 +1,309 @@
+"""Loading checkpoints: complete ones load safely, others are refused with a one-line reason."""
+
+import json
+import math
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForSequenceClassification,
+    BigBirdConfig,
+    GPT2Config,
+    RobertaConfig,
+)
+
+from app.engine.model.bundle import sha256
+from app.errors import UserError
+from model_export.checkpoint.checkpoint import load_checkpoint, max_tokens
+from model_export.checkpoint.describe import describe
+from model_export.export import export
+from tests.support.checkpoints import ARCHITECTURES, MAX_TOKENS, make_checkpoint, silent
+
+
+def _configure(path: Path, **changes: Any) -> None:
+    """Change entries of config.json; None removes one."""
+    config = json.loads((path / "config.json").read_text()) | changes
+    kept = {name: value for name, value in config.items() if value is not None}
+    (path / "config.json").write_text(json.dumps(kept))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_safetensors_and_pickled_weights_are_the_same_model(
+    tmp_path: Path, architecture: str
+) -> None:
+    """Whatever form the weights come in, logits are equal but for where memory is aligned."""
+    forms = [
+        load_checkpoint(make_checkpoint(tmp_path / str(pickled), architecture, pickled=pickled))
+        for pickled in (False, True)
+    ]
+    ids = [5, 17, 9, 30, 6]
+    torch.testing.assert_close(forms[0].logits(ids), forms[1].logits(ids), rtol=0, atol=1e-5)
+    assert "model.safetensors" in forms[0].files
+    assert "pytorch_model.bin" in forms[1].files
+
+
+def test_what_a_checkpoint_is_loaded_as(tmp_path: Path) -> None:
+    """Its labels, length, class and digests, in evaluation mode and fp32."""
+    path = make_checkpoint(tmp_path / "made", "roberta")
+    checkpoint = load_checkpoint(path)
+    assert checkpoint.labels == ["negative", "neutral", "positive"]
+    assert checkpoint.max_tokens == MAX_TOKENS
+    assert checkpoint.architecture == "RobertaForSequenceClassification"
+    assert checkpoint.preprocessing == "none"
+    assert not checkpoint.model.training
+    assert {weights.dtype for weights in checkpoint.model.parameters()} == {torch.float32}
+    assert checkpoint.files == {
+        name: sha256(path / name)
+        for name in ("config.json", "merges.txt", "model.safetensors", "vocab.json")
+    }
+
+
+def test_entries_that_the_classifier_does_not_use_are_no_obstacle(tmp_path: Path) -> None:
+    """Old files carry ``position_ids`` and a pooler."""
+    path = make_checkpoint(tmp_path / "made", "roberta")
+    weights = load_file(path / "model.safetensors")
+    before = load_checkpoint(path).logits([5, 6, 7])
+    weights["roberta.embeddings.position_ids"] = torch.arange(MAX_TOKENS + 2)[None]
+    weights["roberta.pooler.dense.bias"] = torch.zeros(3)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(load_checkpoint(path).logits([5, 6, 7]), before)
+
+
+def test_how_the_model_was_run_is_no_obstacle(tmp_path: Path) -> None:
+    """Entries for TorchScript and for less memory change no logit, and the checkpoint loads."""
+    path = make_checkpoint(tmp_path / "made", "roberta")
+    before = load_checkpoint(path).logits([5, 6, 7])
+    _configure(path, torchscript=True, chunk_size_feed_forward=2)
+    assert torch.equal(load_checkpoint(path).logits([5, 6, 7]), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.complex64])
+def test_quantized_weights_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    """They are not taken for the weights; export and description name the first in one line."""
+    path = make_checkpoint(tmp_path / "made", "bert")
+    weights = load_file(path / "model.safetensors")
+    name = "bert.encoder.layer.1.output.dense.weight"
+    weights[name] = weights[name].to(dtype)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    says = f"{name} in model.safetensors is of type {str(dtype)[6:]}, probably quantized"
+    with pytest.raises(UserError, match=says):
+        load_checkpoint(path)
+    (problem,) = describe(path).problems
+    assert problem.startswith(says)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e300])
+def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, value: float) -> None:
+    """Even that of a token which no text of the verification has."""
+    path = make_checkpoint(tmp_path / "made", "bert")
+    weights = load_file(path / "model.safetensors")
+    name = "bert.embeddings.word_embeddings.weight"
+    weights[name] = weights[name].double()
+    weights[name][-1, 0] = value
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        UserError, match=rf"{name} in model\.safetensors holds values .* not finite"
+    ):
+        load_checkpoint(path)
+
+
+def test_a_config_that_names_no_class(tmp_path: Path) -> None:
+    """The class that was loaded is the architecture."""
+    path = make_checkpoint(tmp_path / "made", "bert")
+    _configure(path, architectures=None)
+    assert load_checkpoint(path).architecture == "BertForSequenceClassification"
+
+
+class _Bomb:
+    """Makes a directory when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self._target),)
+
+
+def _torch_save(bomb: _Bomb, path: Path) -> None:
+    torch.save({"weight": torch.zeros(1), "bomb": bomb}, path)
+
+
+def _pickle_dump(bomb: _Bomb, path: Path) -> None:
+    path.write_bytes(pickle.dumps({"bomb": bomb}))
+
+
+@pytest.mark.parametrize("save", [_torch_save, _pickle_dump])
+def test_code_in_a_pickle_is_refused_and_never_run(
+    tmp_path: Path, save: Callable[[_Bomb, Path], None]
+) -> None:
+    """The line names the file and what to use instead; the file's code leaves no trace."""
+    path = make_checkpoint(tmp_path / "made", "bert", pickled=True)
+    target = tmp_path / "the code ran"
+    save(_Bomb(target), path / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin .*more than plain tensors") as caught:
+        load_checkpoint(path)
+    assert "\n" not in str(caught.value)
+    assert not target.exists()
+
+
+def _truncate(name: str) -> Callable[[Path], None]:
+    def truncate(path: Path) -> None:
+        whole = (path / name).read_bytes()
+        (path / name).write_bytes(whole[: len(whole) // 2])
+
+    return truncate
+
+
+def _without_classifier(path: Path) -> None:
+    weights = load_file(path / "model.safetensors")
+    kept = {name: weights[name] for name in weights if "classifier" not in name}
+    save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def _config_is(text: str) -> Callable[[Path], object]:
+    return lambda path: (path / "config.json").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        pytest.param(lambda p: (p / "config.json").unlink(), "no config.json", id="no config"),
+        pytest.param(
+            lambda p: (p / "model.safetensors").unlink(), "has no weights", id="no weights"
+        ),
+        pytest.param(
+            lambda p: (p / "vocab.txt").unlink(), "lacks its tokenizer", id="no tokenizer"
+        ),
+        pytest.param(
+            lambda p: (p / "model.safetensors").write_bytes(b"\0" * 64),
+            "cannot load.*header",
+            id="no safetensors",
+        ),
+        pytest.param(_truncate("model.safetensors"), "cannot load", id="half of the weights"),
+        pytest.param(
+            _without_classifier,
+            "lacks classifier.weight, classifier.bias; fine-tune",
+            id="an encoder only",
+        ),
+        pytest.param(_config_is("{"), r"cannot read .*config\.json", id="config cut off"),
+        pytest.param(_config_is('{"model_type": "no such"}'), "no such", id="unknown type"),
+        pytest.param(lambda p: _configure(p, hidden_size=96), "cannot load", id="other shapes"),
+        pytest.param(lambda p: _configure(p, model_type="vit"), "unsupported.* vit", id="images"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    tmp_path: Path, harm: Callable[[Path], object], says: str
+) -> None:
+    """The line names the checkpoint."""
+    path = make_checkpoint(tmp_path / "harmed", "bert")
+    harm(path)
+    with pytest.raises(UserError, match=says) as caught:
+        load_checkpoint(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "file"])
+def test_a_source_that_is_no_directory(tmp_path: Path, name: str) -> None:
+    """A hub id or a file is not taken for a checkpoint, and no network is asked."""
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is not a directory"):
+        load_checkpoint(tmp_path / name)
+
+
+def test_a_generative_architecture_is_refused(tmp_path: Path) -> None:
+    """GPT-2 reads its last token and looks ahead of none, so it has no place in a bundle."""
+    path = make_checkpoint(tmp_path / "gpt", "roberta")
+    vocabulary = json.loads((path / "config.json").read_text())["vocab_size"] + 1
+    config = GPT2Config(
+        vocab_size=vocabulary, n_embd=32, n_layer=1, n_head=2, n_positions=64, num_labels=3
+    )
+    config.pad_token_id = 1
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(path)
+    with pytest.raises(UserError, match="unsupported architecture") as caught:
+        export(load_checkpoint(path), tmp_path / "bundle", say=silent)
+    assert "\n" not in str(caught.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["gpt"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "rows", "pad", "tokens"),
+    [
+        ("roberta", 514, 1, 512),
+        ("xlm-roberta", 514, 1, 512),
+        ("camembert", 514, 1, 512),
+        ("bert", 512, 0, 512),
+        ("electra", 512, 0, 512),
+    ],
+)
+def test_a_token_needs_a_position(model_type: str, rows: int, pad: int, tokens: int) -> None:
+    """RoBERTa's first two rows are never anybody's position."""
+    config = SimpleNamespace(model_type=model_type, max_position_embeddings=rows, pad_token_id=pad)
+    assert max_tokens(config) == tokens
+
+
+@pytest.mark.parametrize(("attention", "tokens"), [("block_sparse", 704), ("original_full", 4096)])
+def test_big_bird_ends_where_its_random_attention_begins(attention: str, tokens: int) -> None:
+    """With sparse attention, as many tokens as transformers lets attend to all others."""
+    assert max_tokens(BigBirdConfig(attention_type=attention)) == tokens
+
+
+def test_too_few_positions_are_refused() -> None:
+    """A text needs a token between the two special ones."""
+    with pytest.raises(UserError, match=r"max_position_embeddings in config\.json is 4.* 2 tokens"):
+        max_tokens(RobertaConfig(max_position_embeddings=4))
+
+
+def test_normalisation_is_guessed_recorded_or_asked_for(tmp_path: Path) -> None:
+    """What is asked for wins, then what the config records, then the directory's name."""
+    twitter = make_checkpoint(tmp_path / "twitter-roberta-base-sentiment", "bert")
+    plain = make_checkpoint(tmp_path / "plain", "bert")
+    assert load_checkpoint(twitter).preprocessing == "tweet"
+    assert load_checkpoint(plain).preprocessing == "none"
+    _configure(twitter, preprocessing="none")
+    _configure(plain, preprocessing="tweet")
+    assert load_checkpoint(twitter).preprocessing == "none"
+    assert load_checkpoint(plain).preprocessing == "tweet"
+    assert load_checkpoint(twitter, "tweet").preprocessing == "tweet"
+    assert load_checkpoint(plain, "none").preprocessing == "none"
+
+
+def test_code_that_a_checkpoint_brings_is_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config that needs a Python file of its own is refused; nobody is asked to agree."""
+    monkeypatch.setattr("builtins.input", lambda prompt: "y")
+    path = make_checkpoint(tmp_path / "made", "bert")
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'w')\nclass Evil: pass\n"
+    (path / "evil.py").write_text(code)
+    evil = "evil.Evil"
+    code_map = {"AutoModelForSequenceClassification": evil, "AutoConfig": evil}
+    _configure(path, model_type="evil", auto_map=code_map)  # transformers has none of that type
+    with pytest.raises(UserError):
+        load_checkpoint(path)
+    assert not ran.exists()
+
+
+def test_the_parents_of_a_checkpoint_say_nothing_of_its_training(tmp_path: Path) -> None:
+    """Only its own name and config decide the normalisation, not where it was put."""
+    path = make_checkpoint(tmp_path / "twitter-archive" / "reviews", "bert")
+    assert load_checkpoint(path).preprocessing == "none"
+    renamed = path.rename(path.with_name("twitter-roberta-base-sentiment"))
+    assert load_checkpoint(renamed).preprocessing == "tweet"
+
+
+def test_a_shorter_maximum_length_can_be_asked_for(tmp_path: Path) -> None:
+    """``longest`` cuts texts earlier; more than there are positions for is refused."""
+    path = make_checkpoint(tmp_path / "source")
+    assert load_checkpoint(path, longest=16).max_tokens == 16
+    for longest in (-1, 0, 7, MAX_TOKENS + 1):
+        with pytest.raises(UserError, match=f"--max-tokens is {longest}; .* from 8 to 64"):
+            load_checkpoint(path, longest=longest)

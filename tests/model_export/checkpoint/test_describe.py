@@ -1,0 +1,301 @@
+"""Descriptions of checkpoints: their facts and what the export would change, without loading."""
+
+import json
+import struct
+import subprocess
+import sys
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.serialization import skip_data
+from transformers import AutoConfig, AutoModelForMaskedLM
+
+from app.errors import UserError
+from model_export.checkpoint.checkpoint import load_checkpoint
+from model_export.checkpoint.describe import describe
+from model_export.checkpoint.description import Description
+from tests.support.checkpoints import LAYERS, make_checkpoint
+
+ROOT = Path(__file__).parents[3]
+# The published base models: rows of the vocabulary, parameters with a head of three labels.
+PUBLISHED = {"roberta": (50_265, 124_647_939), "xlm-roberta": (250_002, 278_045_955)}
+MATRICES = {
+    **{f"attention.self.{part}": [768, 768] for part in ("query", "key", "value")},
+    "attention.output.dense": [768, 768],
+    "intermediate.dense": [3072, 768],
+    "output.dense": [768, 3072],
+}
+BLOCK = {f"{part}.weight": shape for part, shape in MATRICES.items()}
+BLOCK |= {f"{part}.bias": shape[:1] for part, shape in MATRICES.items()}
+BLOCK |= {f"attention.output.LayerNorm.{kind}": [768] for kind in ("weight", "bias")}
+BLOCK |= {f"output.LayerNorm.{kind}": [768] for kind in ("weight", "bias")}
+KINDS = {"roberta": "byte-level BPE", "xlm-roberta": "sentencepiece unigram", "bert": "WordPiece"}
+# Prints by how many MB describing needed more memory than its imports.
+MEASURE = """
+import sys
+from pathlib import Path
+from model_export.checkpoint.describe import describe
+from transformers import AutoModelForSequenceClassification, RobertaForSequenceClassification
+from transformers import XLMRobertaForSequenceClassification
+
+def peak():
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+
+before = peak()
+describe(Path(sys.argv[1]))
+print(peak() - before)
+"""
+
+
+def _published(path: Path, architecture: str, *, pickled: bool = False) -> Path:
+    """The published structure; its weights are a hole in a file, which takes no disk."""
+    shapes = {
+        "roberta.embeddings.word_embeddings.weight": [PUBLISHED[architecture][0], 768],
+        "roberta.embeddings.position_embeddings.weight": [514, 768],
+        "roberta.embeddings.token_type_embeddings.weight": [1, 768],
+        "roberta.embeddings.LayerNorm.weight": [768],
+        "roberta.embeddings.LayerNorm.bias": [768],
+        **{f"roberta.encoder.layer.{i}.{name}": s for i in range(12) for name, s in BLOCK.items()},
+        "classifier.dense.weight": [768, 768],
+        "classifier.dense.bias": [768],
+        "classifier.out_proj.weight": [3, 768],
+        "classifier.out_proj.bias": [3],
+    }
+    path.mkdir()
+    config = {
+        "model_type": architecture,
+        "vocab_size": PUBLISHED[architecture][0],
+        "max_position_embeddings": 514,
+        "type_vocab_size": 1,
+        "id2label": {str(i): f"LABEL_{i}" for i in range(3)},
+        "label2id": {f"LABEL_{i}": i for i in range(3)},
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "tokenizer_config.json").write_text('{"model_max_length": 1e30, "mask_token": "<m>"}')
+    if pickled:
+        with skip_data():
+            weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+            torch.save(weights, path / "pytorch_model.bin")
+        return path
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (path / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    return path
+
+
+@pytest.mark.parametrize("architecture", PUBLISHED)
+def test_the_published_base_models(tmp_path: Path, architecture: str) -> None:
+    """Parameters as published, 12 alike layers told once, and 512 tokens of 514 positions."""
+    told = describe(_published(tmp_path / "twitter-base", architecture))
+    rows, total = PUBLISHED[architecture]
+    each = sum(prod(shape) for shape in BLOCK.values())
+    assert told.parameters == {
+        "in_files": total,
+        "total": total,
+        "embeddings": (rows + 514 + 1 + 2) * 768,
+        "encoder": 12 * each,
+        "per_layer": each,
+        "classifier": 769 * 768 + 769 * 3,
+    }
+    (stack,) = [layer for layer in told.layers if layer["count"] > 1]
+    assert (stack["name"], stack["first"], stack["count"]) == ("roberta.encoder.layer", 0, 12)
+    assert {weight["name"]: weight["shape"] for weight in stack["weights"]} == BLOCK
+    assert told.max_tokens == 512
+    assert told.tokenizer["special_tokens"] == {"mask_token": "<m>"}
+    assert told.problem_type == "single_label"
+    assert told.changes == [
+        "labels LABEL_0, LABEL_1, LABEL_2 become negative, neutral, positive",
+        "the maximum length becomes 512 (the tokenizer's own limit: none)",
+        "texts are normalised as tweets: user names become @user, links become http",
+    ]
+    assert len(told.problems) == 1
+    assert "lacks its tokenizer" in told.problems[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from Linux's /proc")
+@pytest.mark.parametrize("pickled", [False, True], ids=["safetensors", "pickle"])
+def test_a_gigabyte_of_weights_is_described_in_little_memory(tmp_path: Path, pickled: bool) -> None:
+    """Neither form's contents are read, and the model's own structure holds none."""
+    path = _published(tmp_path / "made", "xlm-roberta", pickled=pickled)
+    assert sum(file.stat().st_size for file in path.iterdir()) > 1_100_000_000
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURE, path], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) < 150
+
+
+def _shard(path: Path, weights: dict[str, torch.Tensor]) -> None:
+    """Write the weights as two pickles and their index."""
+    names = sorted(weights)
+    files = {name: f"pytorch_model-{i % 2 + 1}.bin" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        torch.save({n: t for n, t in weights.items() if files[n] == file}, path / file)
+    (path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def test_pickled_shards_with_the_names_of_old(tmp_path: Path) -> None:
+    """Renamed weights, entries that are not read, half precision and pickles are told."""
+    path = make_checkpoint(tmp_path / "made", "roberta", id2label={0: "neg", 1: "neu", 2: "pos"})
+    weights = {
+        f"module.{name}".replace("LayerNorm.weight", "LayerNorm.gamma"): tensor.half()
+        for name, tensor in load_file(path / "model.safetensors").items()
+    }
+    (path / "model.safetensors").rename(path / "tf_model.h5")
+    old = ["roberta.embeddings.position_ids", "roberta.pooler.dense.bias"]
+    _shard(path, weights | {old[0]: torch.arange(66)[None], old[1]: torch.zeros(48)})
+    told = describe(path, preprocessing="tweet")
+    assert not told.problems
+    assert not told.missing
+    assert told.not_read == old
+    assert told.parameters["in_files"] == told.parameters["total"] + 48
+    entry = next(weight for weight in told.weights if "0.output.LayerNorm.gamma" in weight["name"])
+    assert (entry["shape"], entry["dtype"]) == ([48], "float16")
+    assert entry["read_as"] == "roberta.encoder.layer.0.output.LayerNorm.weight"
+    assert {file["name"]: file["format"] for file in told.files} == {
+        "config.json": "config",
+        "merges.txt": "tokenizer",
+        "pytorch_model-1.bin": "pickle, read as plain tensors",
+        "pytorch_model-2.bin": "pickle, read as plain tensors",
+        "pytorch_model.bin.index.json": "index of shards",
+        "tf_model.h5": "not needed",
+        "vocab.json": "tokenizer",
+    }
+    labels, renamed, *rest = told.changes
+    assert labels == "labels neg, neu, pos become negative, neutral, positive"
+    assert renamed.startswith(f"{len(weights)} weights are renamed, such as module.")
+    assert rest == [
+        f"2 tensors are not read: {', '.join(old)}",
+        f"{len(weights)} weights in float16 become float32",
+        "the pickled weights are read as plain tensors; the pickle is not copied",
+        "tokenizer.json is made from vocab.json and merges.txt",
+        "the maximum length becomes 64 (the tokenizer's own limit: not given)",
+        "texts are normalised as tweets: user names become @user, links become http",
+    ]
+
+
+def test_a_pickle_from_before_pytorch_1_6(tmp_path: Path) -> None:
+    """Its format cannot be mapped; it is told all the same."""
+    path = make_checkpoint(tmp_path / "made", "bert", pickled=True)
+    weights, before = torch.load(path / "pytorch_model.bin"), describe(path).weights
+    torch.save(weights, path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    assert describe(path).weights == before
+
+
+@pytest.mark.parametrize(("architecture", "kind"), KINDS.items())
+def test_text_and_json_tell_the_same(tmp_path: Path, architecture: str, kind: str) -> None:
+    """JSON survives a round trip and holds all; the text has its facts, long lists cut."""
+    told = describe(make_checkpoint(tmp_path / "made", architecture))
+    held = told.as_dict()
+    assert json.loads(json.dumps(held)) == held
+    assert Description(**held) == told
+    text = told.text()
+    assert held["tokenizer"]["kind"] == kind
+    for fact in (kind, held["architecture"], f"{held['parameters']['total']:,}", "single_label"):
+        assert fact in text
+    for fact in (*held["changes"], *held["tokenizer"]["special_tokens"].values()):
+        assert fact in text
+    assert f"{LAYERS} x {architecture.removeprefix('xlm-')}.encoder.layer:\n" in text
+    assert "    attention.self.query.weight [48, 48]\n" in text
+    assert len(held["weights"]) == 41
+    assert "  and 31 more\n" in text
+    assert all(f"{file['name']}  {file['bytes']:,} bytes" in text for file in held["files"])
+
+
+def test_what_the_export_refuses_is_listed(tmp_path: Path) -> None:
+    """A config of other shapes and a bare language model are described, with the reason."""
+    path = make_checkpoint(tmp_path / "made", "roberta")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"vocab_size": 9}))
+    told = describe(path)
+    assert len(told.problems) == 1
+    assert "config.json asks for [9, 48]: vocab_size" in told.problems[0]
+    assert f"why the export would fail\n  {told.problems[0]}" in told.text()
+
+    bare = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**config))
+    (path / "config.json").write_text(json.dumps(config | {"architectures": [type(bare).__name__]}))
+    weights = {k: v for k, v in bare.state_dict().items() if k != "lm_head.decoder.weight"}
+    save_file({k: v.clone() for k, v in weights.items()}, path / "model.safetensors")
+    told = describe(path)
+    assert "classifier.dense.weight" in told.missing
+    assert "lm_head.dense.weight" in told.not_read
+    assert any("not a sequence classifier" in problem for problem in told.problems)
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "says"),
+    [
+        ("vocab.txt", "", "vocab.txt is damaged: it is empty"),
+        ("tokenizer_config.json", '{"truncation_side": "up"}', "cannot load the tokenizer"),
+        ("added_tokens.json", '{"[MORE]": 3000}', "the tokenizer's largest id is"),
+    ],
+)
+def test_a_tokenizer_that_does_not_load_is_listed(
+    tmp_path: Path, name: str, held: str, says: str
+) -> None:
+    """The description gives the line with which the export ends."""
+    path = make_checkpoint(tmp_path / "made", "bert")
+    (path / name).write_text(held)
+    (problem,) = describe(path).problems
+    assert says in problem
+    with pytest.raises(UserError) as caught:
+        load_checkpoint(path)
+    assert str(caught.value) == problem
+
+
+class _Bomb:
+    """Makes a directory when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.mkdir, (self.target,)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "pytorch_model.bin", "tokenizer.json"]
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+    """One line says which; half a file is no checkpoint to describe."""
+    path = make_checkpoint(tmp_path / "made", "xlm-roberta", pickled=name.endswith(".bin"))
+    whole = (path / name).read_bytes()
+    (path / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=name) as caught:
+        describe(path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_architecture_that_transformers_lacks(tmp_path: Path) -> None:
+    """One line names the architecture that is refused, or the path that is not a directory."""
+    path = make_checkpoint(tmp_path / "made", "bert")
+    (path / "config.json").write_text('{"model_type": "other"}')
+    with pytest.raises(UserError, match="unsupported architecture other"):
+        describe(path)
+    with pytest.raises(UserError, match="not a directory"):
+        describe(path / "config.json")
+
+
+def test_code_in_a_pickle_is_never_run(tmp_path: Path) -> None:
+    """A pickle with more than tensors is refused, and a shard that is missing named."""
+    path = make_checkpoint(tmp_path / "made", "bert", pickled=True)
+    torch.save({"bomb": _Bomb(tmp_path / "exploded")}, path / "pytorch_model.bin")
+    with pytest.raises(UserError, match="never run"):
+        describe(path)
+    assert not (tmp_path / "exploded").exists()
+    _shard(path, {"a": torch.zeros(1), "b": torch.zeros(1)})
+    (path / "pytorch_model.bin").unlink()
+    (path / "pytorch_model-2.bin").unlink()
+    with pytest.raises(UserError, match=r"pytorch_model-2\.bin, which is missing"):
+        describe(path)

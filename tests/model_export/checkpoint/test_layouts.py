@@ -1,0 +1,360 @@
+"""Exports of checkpoints with the same files as popular models on the hub.
+
+Each checkpoint holds the same tiny model in another layout, so its bundle must give the fp32
+logits of the plain checkpoint.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    XLMRobertaTokenizer,
+)
+
+from app.engine.model.bundle import Bundle
+from app.engine.model.model import Model
+from app.errors import UserError
+from model_export.checkpoint.checkpoint import load_checkpoint
+from model_export.export import export
+from tests.support.checkpoints import (
+    CORPUS,
+    make_checkpoint,
+    make_twitter_roberta,
+    random_model,
+    save_model,
+    silent,
+)
+
+LABELS = ["negative", "neutral", "positive"]
+NUMBERED = {str(index): f"LABEL_{index}" for index in range(3)}
+
+
+def _files(path: Path) -> set[str]:
+    return {file.name for file in path.iterdir()}
+
+
+def _configure(path: Path, **changes: Any) -> None:
+    config = json.loads((path / "config.json").read_text()) | changes
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def _sentencepiece(path: Path) -> None:
+    """XLM-RoBERTa's kind of model: unigram, nmt_nfkc, ids 0 to 2 for <unk>, <s>, </s>."""
+    corpus = path.with_suffix(".txt")
+    corpus.write_text("\n".join(CORPUS * 3), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus),
+        model_prefix=str(path.with_suffix("")),
+        vocab_size=120,
+        normalization_rule_name="nmt_nfkc",
+        num_threads=1,
+        minloglevel=2,
+    )
+    corpus.unlink()
+    path.with_suffix(".vocab").unlink()
+
+
+def _twitter_xlm_roberta(path: Path) -> Path:
+    path.mkdir()
+    _sentencepiece(path / "sentencepiece.bpe.model")
+    vocabulary = len(XLMRobertaTokenizer(str(path / "sentencepiece.bpe.model")))
+    save_model(path, random_model("xlm-roberta", vocabulary), pickled=True)
+    return path
+
+
+def _exported(source: Path, output: Path) -> Model:
+    export(load_checkpoint(source), output, precisions=["fp32"], say=silent)
+    return Model.load(Bundle.open(output), device="cpu", precision="fp32", threads=1)
+
+
+def _is_right(model: Model, source: Path) -> None:
+    """Ids and logits are those of transformers' own slow tokenizer and model."""
+    tokenizer = AutoTokenizer.from_pretrained(source, use_fast=False)
+    reference = AutoModelForSequenceClassification.from_pretrained(source).eval()
+    for text in CORPUS:
+        encoding = model.encode(text)
+        expected = tokenizer(text, return_tensors="pt")
+        assert encoding.ids == expected["input_ids"][0].tolist()
+        with torch.inference_mode():
+            logits = reference(**expected).logits[0].numpy()
+        (found,) = model.infer([encoding])
+        np.testing.assert_allclose(np.asarray(found), logits, atol=1e-4)
+
+
+def test_twitter_roberta_base_sentiment_latest(tmp_path: Path) -> None:
+    """config, merges, vocab, special tokens and a pickle; no tokenizer.json, no max length."""
+    source = make_twitter_roberta(tmp_path / "twitter-roberta-base-sentiment-latest")
+    assert _files(source) == {
+        "config.json",
+        "merges.txt",
+        "pytorch_model.bin",
+        "special_tokens_map.json",
+        "vocab.json",
+    }
+    model = _exported(source, tmp_path / "bundle")
+    assert model.labels == LABELS
+    assert model.max_tokens == 64
+    assert model.preprocessing == "tweet"
+    _is_right(model, source)
+    assert (tmp_path / "bundle/tokenizer.json").is_file()
+
+
+def test_twitter_roberta_base_sentiment(tmp_path: Path) -> None:
+    """The same files with LABEL_0 to LABEL_2, which are the three sentiments."""
+    source = make_twitter_roberta(
+        tmp_path / "twitter-roberta-base-sentiment",
+        id2label=NUMBERED,
+        label2id={label: int(index) for index, label in NUMBERED.items()},
+    )
+    model = _exported(source, tmp_path / "bundle")
+    assert model.labels == LABELS
+    _is_right(model, source)
+
+
+def test_twitter_xlm_roberta_base_sentiment(tmp_path: Path) -> None:
+    """A sentencepiece model, a config and a pickle are enough."""
+    source = _twitter_xlm_roberta(tmp_path / "twitter-xlm-roberta-base-sentiment")
+    assert _files(source) == {"config.json", "pytorch_model.bin", "sentencepiece.bpe.model"}
+    model = _exported(source, tmp_path / "bundle")
+    assert model.preprocessing == "tweet"
+    _is_right(model, source)
+
+
+def test_twitter_xlm_roberta_base_sentiment_multilingual(tmp_path: Path) -> None:
+    """With a tokenizer.json beside the sentencepiece model, which is used as it is."""
+    source = _twitter_xlm_roberta(tmp_path / "twitter-xlm-roberta-base-sentiment-multilingual")
+    AutoTokenizer.from_pretrained(source).save_pretrained(source)
+    given = json.loads((source / "tokenizer.json").read_text())
+    model = _exported(source, tmp_path / "bundle")
+    made = json.loads((tmp_path / "bundle/tokenizer.json").read_text())
+    assert [p for p, _ in made["model"]["vocab"]] == [p for p, _ in given["model"]["vocab"]]
+    assert made["normalizer"] == given["normalizer"]  # not that of our own conversion
+    _is_right(model, source)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_long_texts_are_cut_at_the_side_that_the_checkpoint_names(
+    tmp_path: Path, side: str
+) -> None:
+    """The service keeps the same tokens as transformers, and finds all of them in windows."""
+    source = make_checkpoint(tmp_path / "made", "bert")
+    (source / "tokenizer_config.json").write_text(json.dumps({"truncation_side": side}))
+    model = _exported(source, tmp_path / "bundle")
+    tokenizer = AutoTokenizer.from_pretrained(source, use_fast=False)
+    reference = AutoModelForSequenceClassification.from_pretrained(source).eval()
+    text = " ".join(CORPUS * 2)
+    encoding = model.encode(text)
+    expected = tokenizer(text, truncation=True, max_length=64, return_tensors="pt")
+    assert encoding.ids == expected["input_ids"][0].tolist()
+    assert encoding.truncated
+    whole = tokenizer(text)["input_ids"]
+    assert encoding.tokens == len(whole)
+    inner = {tuple(window.ids[1:-1]) for window in encoding.windows}
+    assert any(tuple(whole[1:-1][: len(ids)]) == ids for ids in inner)
+    assert any(tuple(whole[1:-1][-len(ids) :]) == ids for ids in inner)
+    with torch.inference_mode():
+        logits = reference(**expected).logits[0].numpy()
+    (found,) = model.infer([encoding])
+    np.testing.assert_allclose(np.asarray(found), logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_sharded_weights(tmp_path: Path, safe: bool) -> None:
+    """An index and its shards, safetensors or pickles, are one model; all their digests kept."""
+    source = make_checkpoint(tmp_path / "whole", "bert")
+    whole = load_checkpoint(source)
+    (source / "model.safetensors").unlink()
+    whole.model.save_pretrained(source, max_shard_size="50KB", safe_serialization=safe)
+    assert len(_files(source)) > 4
+    sharded = load_checkpoint(source)
+    _is_right(_exported(source, tmp_path / "bundle"), source)
+    kept = {name for name in sharded.files if "-of-" in name or name.endswith(".index.json")}
+    assert kept == {name for name in _files(source) if "-of-" in name or "index" in name}
+
+
+def _renamed(path: Path, rename: Callable[[str], str]) -> dict[str, torch.Tensor]:
+    weights = load_file(path / "model.safetensors")
+    return {rename(name): tensor for name, tensor in weights.items()}
+
+
+def _old(name: str) -> str:
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+        "LayerNorm.bias", "LayerNorm.beta"
+    )
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta"])
+@pytest.mark.parametrize(
+    "rename",
+    [
+        pytest.param(_old, id="gamma and beta"),
+        pytest.param(lambda name: f"module.{name}", id="module."),
+        pytest.param(lambda name: f"model.{name}", id="model."),
+        pytest.param(lambda name: f"module.model.{_old(name)}", id="all of it"),
+        pytest.param(
+            lambda name: name.removeprefix("bert.").removeprefix("roberta."), id="no prefix"
+        ),
+    ],
+)
+@pytest.mark.parametrize("pickled", [False, True])
+def test_names_that_trainers_and_tensorflow_leave(
+    tmp_path: Path, architecture: str, rename: Callable[[str], str], pickled: bool
+) -> None:
+    """Old names and prefixes, position ids and pre-training heads are no obstacle."""
+    source = make_checkpoint(tmp_path / "made", architecture)
+    ids = [5, 17, 9, 30, 6]
+    before = load_checkpoint(source).logits(ids)
+    weights = _renamed(source, rename)
+    weights[rename(f"{architecture}.embeddings.position_ids")] = torch.arange(66)[None]
+    weights[rename("lm_head.bias")] = torch.zeros(3)
+    (source / "model.safetensors").unlink()
+    if pickled:
+        torch.save(weights, source / "pytorch_model.bin")
+    else:
+        save_file(weights, source / "model.safetensors")
+    checkpoint = load_checkpoint(source)
+    torch.testing.assert_close(checkpoint.logits(ids), before, rtol=0, atol=1e-5)
+    assert len(checkpoint.fit.unused) == 2
+    assert not checkpoint.fit.missing
+
+
+def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
+    """bfloat16 on disk is computed in float32, on the CPU and for the export."""
+    source = make_checkpoint(tmp_path / "made", "bert")
+    weights = {name: tensor.bfloat16() for name, tensor in _renamed(source, str).items()}
+    save_file(weights, source / "model.safetensors")
+    model = load_checkpoint(source).model
+    assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}
+
+
+def _set(name: str, tensor: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], None]:
+    return lambda weights: weights.update({name: tensor})
+
+
+def _drop(part: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    def drop(weights: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in weights if part in name]:
+            del weights[name]
+
+    return drop
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        pytest.param(
+            _set("roberta.embeddings.word_embeddings.weight", torch.zeros(11, 48)),
+            r"word_embeddings\.weight is \[11, 48\] in model\.safetensors, but config\.json asks "
+            r"for \[\d+, 48\]: vocab_size",
+            id="another vocabulary",
+        ),
+        pytest.param(
+            _set("roberta.embeddings.position_embeddings.weight", torch.zeros(514, 48)),
+            r"is \[514, 48\] .* asks for \[66, 48\]: max_position_embeddings",
+            id="more positions",
+        ),
+        pytest.param(
+            _set("classifier.out_proj.weight", torch.zeros(5, 48)),
+            r"classifier\.out_proj\.weight is \[5, 48\] .* \[3, 48\]: the number of labels",
+            id="more labels",
+        ),
+        pytest.param(
+            _drop("classifier"), "lacks classifier.dense.weight.*fine-tune it first", id="encoder"
+        ),
+        pytest.param(_drop("layer.1."), "lacks roberta.encoder.layer.1.*cut short", id="a layer"),
+        pytest.param(
+            _set("roberta.encoder.layer.2.output.dense.bias", torch.zeros(48)),
+            r"holds roberta\.encoder\.layer\.2\.output\.dense\.bias.*number of layers",
+            id="one layer more",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_the_config(
+    tmp_path: Path, harm: Callable[[dict[str, torch.Tensor]], None], says: str
+) -> None:
+    """The key, both shapes and the likely cause, in one line; nothing is filled in at random."""
+    source = make_checkpoint(tmp_path / "made", "roberta")
+    weights = load_file(source / "model.safetensors")
+    harm(weights)
+    save_file(weights, source / "model.safetensors")
+    with pytest.raises(UserError, match=says) as caught:
+        load_checkpoint(source)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    """A copy that stopped half-way lacks a file that the index names."""
+    source = make_checkpoint(tmp_path / "made", "bert")
+    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (source / "model.safetensors").unlink()
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"model-00001-of-00001\.safetensors, which is missing"):
+        load_checkpoint(source)
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", 3])
+def test_an_index_names_files_beside_it_only(tmp_path: Path, name: object) -> None:
+    """A checkpoint cannot have files read that are not its own."""
+    source = make_checkpoint(tmp_path / "made", "bert")
+    (source / "model.safetensors").unlink()
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(UserError, match="not files in its own directory"):
+        load_checkpoint(source)
+
+
+def test_a_config_for_another_task(tmp_path: Path) -> None:
+    """A token classifier has weights of the same name; its config says what it is."""
+    source = make_checkpoint(tmp_path / "made", "bert")
+    _configure(source, architectures=["BertForTokenClassification"])
+    with pytest.raises(UserError, match="BertForTokenClassification, not a sequence classifier"):
+        load_checkpoint(source)
+
+
+def test_a_regression_is_refused(tmp_path: Path) -> None:
+    """One output has no labels to choose from."""
+    source = make_checkpoint(tmp_path / "made", "bert", id2label={0: "LABEL_0"}, label2id={})
+    with pytest.raises(UserError, match=r"one output, .*probably a regression"):
+        load_checkpoint(source)
+
+
+def test_labels_can_be_named(tmp_path: Path) -> None:
+    """Where config.json only numbers them; as many as there are outputs."""
+    source = make_checkpoint(
+        tmp_path / "made", "bert", id2label={0: "LABEL_0", 1: "LABEL_1"}, label2id={}
+    )
+    assert load_checkpoint(source).labels == ["LABEL_0", "LABEL_1"]
+    named = load_checkpoint(source, labels=["negative", "positive"])
+    assert named.labels == ["negative", "positive"]
+    for wrong in (["a"], ["a", "b", "c"]):
+        with pytest.raises(UserError, match="has 2 outputs: give as many different labels"):
+            load_checkpoint(source, labels=wrong)
+
+
+def test_a_tokenizer_of_another_checkpoint(tmp_path: Path) -> None:
+    """Ids beyond the embedding would fail at run time, so they are refused here."""
+    source = make_checkpoint(tmp_path / "made", "bert")
+    with (source / "vocab.txt").open("a", encoding="utf-8") as file:
+        file.write("onemore\n")
+    with pytest.raises(UserError, match="they belong to different checkpoints"):
+        load_checkpoint(source)
+
+
+def test_one_id_beyond_the_embedding(tmp_path: Path) -> None:
+    """A tokenizer with few tokens can still give an id that the embedding lacks."""
+    source = make_checkpoint(tmp_path / "made", "bert")
+    AutoTokenizer.from_pretrained(source).save_pretrained(source)
+    whole = json.loads((source / "tokenizer.json").read_text())
+    last = max(whole["model"]["vocab"], key=whole["model"]["vocab"].__getitem__)
+    whole["model"]["vocab"][last] = 3000
+    (source / "tokenizer.json").write_text(json.dumps(whole))
+    with pytest.raises(UserError, match="the tokenizer's largest id is 3000, but the model's"):
+        load_checkpoint(source)

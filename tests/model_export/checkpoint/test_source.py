@@ -1,0 +1,521 @@
+"""Finding checkpoints: which files are downloaded or resumed, and which errors the user reads.
+
+The hub's client reads its environment variables at import, so each test starts a new process.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.errors import UserError
+from model_export.checkpoint.source import find_checkpoint, origin
+from tests.support.hub import Hub, Part
+
+ROOT = Path(__file__).parents[3]
+REPO = "acme/tiny-sentiment"
+GOOD, OLD = "hf_good", "hf_old"  # tokens
+SCRIPT = """
+import sys
+from app.errors import UserError
+from model_export.checkpoint.source import find_checkpoint
+assert not {"torch", "transformers"} & set(sys.modules)
+try:
+    print(find_checkpoint(*sys.argv[1:]))
+except UserError as error:
+    sys.exit(str(error))
+"""
+NO_WAIT = "import time; time.sleep = lambda seconds: None\n"
+LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+RAISING = """
+import model_export.checkpoint.source
+def fail(*words, **options):
+    raise {}
+model_export.checkpoint.source.hf_hub_download = fail
+"""
+CONFIG = b'{"model_type": "bert"}'
+CHUNK = 10 * 2**20  # what the client writes at once
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """A hub with no repositories yet."""
+    with Hub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Files of a repository, with much that an export does not need."""
+    return write_files(
+        tmp_path / "checkpoint",
+        **{
+            "config.json": CONFIG,
+            "tokenizer.json": b'{"a": 1}',
+            "tokenizer_config.json": b'{"b": 2}',
+            "vocab.json": b'{"c": 3}',
+            "merges.txt": b"a b\n",
+            "model.safetensors": b"safe" * 1000,
+            "pytorch_model.bin": b"pickled" * 1000,
+            "tf_model.h5": b"tensorflow",
+            "flax_model.msgpack": b"flax",
+            "README.md": b"# card",
+            "onnx/model.onnx": b"graph",
+        },
+    )
+
+
+NEEDED = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "model.safetensors",
+]
+
+
+def write_files(directory: Path, **files: bytes) -> Path:
+    """A directory of files."""
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return directory
+
+
+def start(
+    home: Path, endpoint: str, *words: str, before: str = "", **environment: str
+) -> subprocess.Popen[str]:
+    """Look for a checkpoint in another process, with its cache under ``home``."""
+    kept = {k: v for k, v in os.environ.items() if "HF_" not in k and "proxy" not in k.lower()}
+    return subprocess.Popen(
+        [sys.executable, "-c", before + SCRIPT, *words],
+        cwd=ROOT,
+        env={**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def find(home: Path, endpoint: str, *words: str, before: str = "", **environment: str) -> Path:
+    """The checkpoint found by another process."""
+    process = start(home, endpoint, *words, before=before, **environment)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return Path(output.strip())
+
+
+def refusal(home: Path, endpoint: str, *words: str, before: str = "", **environment: str) -> str:
+    """The error of another process: its last line, alone but for the client's own warnings."""
+    process = start(home, endpoint, *words, before=before, **environment)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (1, "")
+    assert "Traceback" not in errors
+    return errors.splitlines()[-1]
+
+
+def closed_port() -> str:
+    """An address at which nobody listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{unused.getsockname()[1]}"
+
+
+def read(directory: Path) -> dict[str, bytes]:
+    """Contents by name."""
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_only_needed_files_are_downloaded(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """Config, tokenizer and one form of weights, of the commit that main points to."""
+    commit = hub.add(REPO, checkpoint)
+    path = find(tmp_path, hub.url, REPO)
+    assert origin(path) == (REPO, commit)
+    assert read(path) == {name: (checkpoint / name).read_bytes() for name in NEEDED}
+    assert hub.fetched() == NEEDED
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "xlnet"}, f"{REPO} is of the unsupported architecture XLNet: Optimum"),
+        ({}, f"{REPO}: config.json has no model_type"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, f"{REPO} is a BertFor"),
+        ({"model_type": "bert", "hidden_act": 3}, f"{REPO}: hidden_act in config.json is 3"),
+    ],
+)
+def test_what_is_not_exported_is_not_downloaded(
+    hub: Hub, checkpoint: Path, tmp_path: Path, config: dict[str, object], why: str
+) -> None:
+    """config.json decides: nothing else is fetched of a checkpoint that the export refuses."""
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    hub.add(REPO, checkpoint)
+    assert refusal(tmp_path, hub.url, REPO).startswith(why)
+    assert hub.fetched() == ["config.json"]
+
+
+def test_a_second_call_downloads_nothing(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """Only the API is asked, whether the commit is still the same."""
+    hub.add(REPO, checkpoint)
+    first = find(tmp_path, hub.url, REPO)
+    hub.requests.clear()
+    assert find(tmp_path, hub.url, REPO) == first
+    assert [request.part for request in hub.requests] == ["api"]
+
+
+def test_revisions(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """A branch, a commit and a pull request's ref each give their own files, also offline."""
+    other = write_files(
+        tmp_path / "other",
+        **{"config.json": b'{"model_type": "bert", "x": 1}', "model.safetensors": b"other"},
+    )
+    main = hub.add(REPO, checkpoint)
+    changed = hub.add(REPO, other, ref="refs/pr/1")
+    hub.add(REPO, other, ref="dev")
+    for revision, commit in [("refs/pr/1", changed), ("dev", changed), (main, main)]:
+        path = find(tmp_path, hub.url, REPO, revision)
+        assert origin(path) == (REPO, commit)
+        assert find(tmp_path, closed_port(), REPO, revision, HF_HUB_OFFLINE="1") == path
+
+
+def test_a_name_without_organisation(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """The oldest models have none."""
+    commit = hub.add("tiny", checkpoint)
+    assert origin(find(tmp_path, hub.url, "tiny")) == ("tiny", commit)
+
+
+@pytest.mark.parametrize(
+    ("index", "shards"),
+    [
+        (
+            "model.safetensors.index.json",
+            ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
+        ),
+        (
+            "pytorch_model.bin.index.json",
+            ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
+        ),
+    ],
+)
+def test_shards(hub: Hub, tmp_path: Path, index: str, shards: list[str]) -> None:
+    """The index is read for the names of the shards; a copy that lacks one is not whole."""
+    weight_map = {"a": shards[0], "b": shards[1], "c": shards[1]}
+    files = {index: json.dumps({"weight_map": weight_map}).encode(), "config.json": CONFIG}
+    files |= {name: name.encode() for name in shards}
+    source = write_files(tmp_path / "source", **files, **{"model-old.safetensors": b"stale"})
+    hub.add(REPO, source)
+    path = find(tmp_path, hub.url, REPO)
+    assert read(path) == files
+
+    (path / shards[1]).unlink()
+    error = refusal(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1")
+    assert f"no complete copy of {REPO} at main" in error
+
+
+def test_a_cut_transfer_is_resumed(hub: Hub, tmp_path: Path) -> None:
+    """What came before the cut is kept, and the file is the same in the end."""
+    weights = os.urandom(2**20) * 24
+    source = write_files(
+        tmp_path / "source", **{"config.json": CONFIG, "model.safetensors": weights}
+    )
+    hub.add(REPO, source)
+    hub.cut("model.safetensors")
+    path = find(tmp_path, hub.url, REPO)
+    assert (path / "model.safetensors").read_bytes() == weights
+    ranges = [r.range for r in hub.requests if r.part == "cdn" and r.method == "GET"]
+    assert ranges == [None, f"bytes={CHUNK}-"]
+
+
+def test_a_killed_download_is_resumed(hub: Hub, tmp_path: Path) -> None:
+    """The next process goes on where the first was killed."""
+    weights = os.urandom(2**20) * 24
+    source = write_files(
+        tmp_path / "source", **{"config.json": CONFIG, "model.safetensors": weights}
+    )
+    hub.add(REPO, source)
+    hub.cut("model.safetensors", halt=True)
+    blobs = tmp_path / "hub" / "models--acme--tiny-sentiment" / "blobs"
+    part = blobs / f"{hashlib.sha256(weights).hexdigest()}.incomplete"
+    with start(tmp_path, hub.url, REPO) as process:
+        while not (part.exists() and part.stat().st_size):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+    left = part.stat().st_size
+    path = find(tmp_path, hub.url, REPO)
+    assert (path / "model.safetensors").read_bytes() == weights
+    assert [r.range for r in hub.requests if r.part == "cdn"] == [None, f"bytes={left}-"]
+
+
+def test_a_transfer_that_stays_cut(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """After some tries the user reads that the same command resumes, and it does."""
+    hub.add(REPO, checkpoint)
+    hub.cut("model.safetensors", times=5)
+    error = refusal(tmp_path, hub.url, REPO, before=NO_WAIT)
+    assert error == f"the download of {REPO} was cut 5 times; run the same command to resume it"
+    assert hub.fetched().count("model.safetensors") == 5
+    assert read(find(tmp_path, hub.url, REPO)).keys() == set(NEEDED)
+
+
+def test_a_private_model_needs_a_token(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """Without the token it looks absent; HF_TOKEN is sent to the hub, and not to its CDN."""
+    hub.add(REPO, checkpoint)
+    hub.repositories[REPO].token = GOOD
+    hub.tokens = {GOOD}
+    assert "if it is private, set HF_TOKEN" in refusal(tmp_path, hub.url, REPO)
+    hub.requests.clear()
+    assert read(find(tmp_path, hub.url, REPO, HF_TOKEN=GOOD)).keys() == set(NEEDED)
+    sent = {(request.part, request.authorization) for request in hub.requests}
+    assert sent == {("api", f"Bearer {GOOD}"), ("resolve", f"Bearer {GOOD}"), ("cdn", None)}
+
+
+def test_a_refused_token(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """A token that expired is named as the cause, even for a public model, and never shown."""
+    hub.add(REPO, checkpoint)
+    error = refusal(tmp_path, hub.url, REPO, HF_TOKEN=OLD)
+    assert error.startswith(f"{hub.url} rejects the token; set HF_TOKEN to a valid one")
+    assert OLD not in error
+
+
+@pytest.mark.parametrize("token", ["", GOOD])
+def test_a_gated_model(hub: Hub, checkpoint: Path, tmp_path: Path, token: str) -> None:
+    """The error names the page at which conditions are accepted, signed in (403) or not (401)."""
+    hub.add(REPO, checkpoint)
+    hub.repositories[REPO].gated = True
+    hub.tokens = {GOOD}
+    error = refusal(tmp_path, hub.url, REPO, HF_TOKEN=token)
+    assert error.startswith(f"{REPO} is gated; accept its conditions on {hub.url}/{REPO} and set")
+
+
+def test_a_token_without_the_right(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """403 without a code is a token that may not read this model."""
+    hub.add(REPO, checkpoint)
+    hub.fail(403)
+    assert refusal(tmp_path, hub.url, REPO).startswith(f"{hub.url} denies access to {REPO}; set")
+
+
+@pytest.mark.parametrize("token", ["", GOOD])
+def test_an_unknown_model(hub: Hub, tmp_path: Path, token: str) -> None:
+    """It may have been meant as a directory, or be private; the hub's answer is 401 or 404."""
+    hub.tokens = {GOOD}
+    error = refusal(tmp_path, hub.url, "models/mine", HF_TOKEN=token)
+    assert error.startswith(
+        f"there is no directory models/mine, and no model models/mine on {hub.url}; if it is"
+    )
+    assert "set HF_TOKEN" in error
+
+
+@pytest.mark.parametrize("revision", ["v9", "0" * 40])
+def test_an_unknown_revision(hub: Hub, checkpoint: Path, tmp_path: Path, revision: str) -> None:
+    """It is named, and no other revision is taken instead, cached or not."""
+    hub.add(REPO, checkpoint)
+    find(tmp_path, hub.url, REPO)
+    error = refusal(tmp_path, hub.url, REPO, revision)
+    assert error.startswith(f"{REPO} has no revision {revision}; give a branch, a tag or a commit")
+
+
+@pytest.mark.parametrize("part", ["api", "resolve", "cdn"])
+def test_patience(hub: Hub, checkpoint: Path, tmp_path: Path, part: Part) -> None:
+    """429 is waited out, wherever it is met."""
+    hub.add(REPO, checkpoint)
+    hub.fail(429, part=part, times=2, headers={"Retry-After": "0"})
+    assert read(find(tmp_path, hub.url, REPO)).keys() == set(NEEDED)
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "waits"),
+    [
+        ("Retry-After", "7", [7.0] * 4),
+        ("Retry-After", "3600", [60.0] * 4),
+        ("RateLimit", '"api";r=0;t=9', [9.0] * 4),
+        ("X-None", "", [2.0, 4.0, 8.0, 16.0]),
+    ],
+)
+@pytest.mark.parametrize("part", ["api", "resolve"])
+def test_patience_ends(
+    hub: Hub,
+    checkpoint: Path,
+    tmp_path: Path,
+    header: str,
+    value: str,
+    waits: list[float],
+    part: Part,
+) -> None:
+    """It waits as long as the hub asks, a minute at most, five tries in all."""
+    hub.add(REPO, checkpoint)
+    hub.fail(429, part=part, headers={header: value})
+    before = "import time; time.sleep = lambda s: print('slept', s, file=sys.stderr)\n"
+    process = start(tmp_path, hub.url, REPO, before="import sys\n" + before)
+    _, errors = process.communicate(timeout=60)
+    slept = [float(line.split()[1]) for line in errors.splitlines() if line.startswith("slept")]
+    assert slept == waits
+    assert errors.splitlines()[-1].startswith(f"{hub.url} limits the number of requests (429);")
+
+
+def test_a_hub_out_of_order(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """A 5xx is tried again; one that lasts is said."""
+    hub.add(REPO, checkpoint)
+    hub.fail(503, part="api", times=1, headers={"Retry-After": "0"})
+    hub.fail(500, name="config.json")
+    error = refusal(tmp_path, hub.url, REPO, before=NO_WAIT)
+    assert error.startswith(f"{hub.url} fails (status 500); run the same command again later")
+
+
+def test_an_unreachable_hub(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """Without a copy it is an error that names the address; with a whole one, a warning."""
+    hub.add(REPO, checkpoint)
+    nobody = closed_port()
+    expected = f"cannot reach {nobody} (ConnectionError)"
+    error = refusal(tmp_path, nobody, REPO)
+    assert error.startswith(f"{expected}; check the network, the proxy (HTTPS_PROXY) and HF_ENDPO")
+    path = find(tmp_path, hub.url, REPO)
+    process = start(tmp_path, nobody, REPO)
+    assert process.communicate(timeout=60) == (
+        f"{path}\n",
+        f"{expected}; using the copy in {path}\n",
+    )
+    (path / "model.safetensors").unlink()
+    assert refusal(tmp_path, nobody, REPO).startswith(expected)
+
+
+def test_not_a_hub(hub: Hub, tmp_path: Path) -> None:
+    """A page that is not a hub's, an endpoint without a scheme, a proxy that nobody runs."""
+    hub.fail(200)
+    assert refusal(tmp_path, hub.url, REPO).startswith(
+        f"{hub.url} does not answer like a model hub"
+    )
+    assert "HF_ENDPOINT" in refusal(tmp_path, "localhost:1", REPO)
+    error = refusal(tmp_path, "http://hub.invalid", REPO, http_proxy=closed_port())
+    assert error.startswith("cannot reach http://hub.invalid (ProxyError); check the network")
+
+
+def test_offline(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """HF_HUB_OFFLINE: nothing is asked; a whole copy is taken silently, its absence is said."""
+    hub.add(REPO, checkpoint)
+    error = refusal(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1")
+    assert error == (
+        f"HF_HUB_OFFLINE is set, and {tmp_path / 'hub'} has no complete copy of {REPO} at main; "
+        "unset it to download one"
+    )
+    assert hub.requests == []
+    path = find(tmp_path, hub.url, REPO)
+    hub.requests.clear()
+    process = start(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1")
+    assert process.communicate(timeout=60) == (f"{path}\n", "")
+    assert hub.requests == []
+
+
+def test_a_new_commit_cut_short_is_not_replaced_by_an_old_one(
+    hub: Hub, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Once the hub has named a commit, it is that one or an error; offline, still the old one."""
+    hub.add(REPO, checkpoint)
+    old = find(tmp_path, hub.url, REPO)
+    (checkpoint / "config.json").write_bytes(b'{"model_type": "bert", "new": 1}')
+    hub.add(REPO, checkpoint)
+    hub.fail(500, name="config.json")
+    assert "fails (status 500)" in refusal(tmp_path, hub.url, REPO, before=NO_WAIT)
+    assert find(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1") == old
+
+
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        (LIMITED, "File too large"),
+        (RAISING.format("OSError(28, 'any')"), "No space left on device"),
+        (
+            RAISING.format("RuntimeError('IO: No space left on device')"),
+            "IO: No space left on device",
+        ),
+    ],
+)
+def test_a_full_disk(hub: Hub, checkpoint: Path, tmp_path: Path, before: str, reason: str) -> None:
+    """The error names the cache and how to move it."""
+    hub.add(REPO, checkpoint)
+    error = refusal(tmp_path, hub.url, REPO, before=before)
+    assert error == (
+        f"cannot write {REPO} to the cache {tmp_path / 'hub'}: {reason}; free some space there, or "
+        "set HF_HOME to a directory on another disk"
+    )
+
+
+def test_a_model_without_readable_weights(hub: Hub, tmp_path: Path) -> None:
+    """Nothing of it is downloaded."""
+    hub.add(REPO, write_files(tmp_path / "s", **{"config.json": CONFIG, "tf_model.h5": b"tf"}))
+    assert f"{REPO} has no weights" in refusal(tmp_path, hub.url, REPO)
+    assert hub.fetched() == []
+
+
+def test_a_hub_cache_as_source(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """A model's directory in a cache gives the snapshot of a revision, and lists them otherwise."""
+    commit = hub.add(REPO, checkpoint)
+    path = find(tmp_path, hub.url, REPO)
+    model = tmp_path / "hub" / "models--acme--tiny-sentiment"
+    assert path.parent.parent == model
+    assert find_checkpoint(str(model)) == path
+    assert find_checkpoint(str(model), commit) == path
+    assert origin(find_checkpoint(str(model), "main")) == (REPO, commit)
+    with pytest.raises(UserError) as caught:
+        find_checkpoint(str(model), "dev")
+    assert str(caught.value) == f"{model} has no revision dev; it holds {commit}, main"
+
+
+def test_a_local_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is taken as it is, also where its name could be a hub id, and has no revisions."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert find_checkpoint("org/name") == Path("org/name")
+    assert origin(Path("org/name")) is None
+    with pytest.raises(UserError, match="org/name is a local directory, which has no revisions"):
+        find_checkpoint("org/name", "main")
+
+
+@pytest.mark.parametrize(
+    "source", ["", "no/such/directory", "./mine", "a b", "https://hub/org/name", "a--b"]
+)
+def test_nonsense(source: str) -> None:
+    """What can be neither a directory nor a hub id is not asked for."""
+    with pytest.raises(UserError) as caught:
+        find_checkpoint(source)
+    expected = f"{source!r} is neither a directory nor a hub id such as ORG/NAME"
+    assert str(caught.value) == expected
+
+
+def test_a_file_is_not_a_directory(tmp_path: Path) -> None:
+    """Weights are given by the directory that holds them."""
+    weights = tmp_path / "model.safetensors"
+    weights.touch()
+    with pytest.raises(UserError, match="is a file; give the checkpoint directory that holds it"):
+        find_checkpoint(str(weights))
+
+
+@pytest.mark.parametrize("revision", ["", "../../x", "/etc"])
+def test_revisions_stay_in_the_cache(revision: str) -> None:
+    """A revision is part of a path there; none leads out of it."""
+    with pytest.raises(UserError, match="is not a revision"):
+        find_checkpoint(REPO, revision)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (f"/c/models--acme--tiny/snapshots/{'a1' * 20}", ("acme/tiny", "a1" * 20)),
+        (f"/c/models--tiny/snapshots/{'a1' * 20}", ("tiny", "a1" * 20)),
+        ("/c/models--acme--tiny/snapshots/main", None),
+        (f"/c/datasets--acme--tiny/snapshots/{'a1' * 20}", None),
+        (f"/c/models--acme--tiny/blobs/{'a1' * 20}", None),
+        ("/", None),
+    ],
+)
+def test_origin(path: str, expected: tuple[str, str] | None) -> None:
+    """Hub id and commit come from a snapshot's path; other paths have none."""
+    assert origin(Path(path)) == expected

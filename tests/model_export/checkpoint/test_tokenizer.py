@@ -1,0 +1,368 @@
+# ruff: noqa: RUF001 - signs of every kind are what is tested
+"""The fast tokenizer against the slow reference, on thousands of texts made up here.
+
+The texts mix pieces of sentences in nine languages with signs that tweets, broken clients and
+attackers insert. All sentences were written for this test.
+"""
+
+import io
+import json
+import random
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sentencepiece import SentencePieceTrainer
+from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
+from transformers import AutoTokenizer
+
+from app.engine.text.preprocessing import normalise_tweet
+from app.engine.text.word_cache import WordCache
+from app.errors import UserError
+from model_export.checkpoint.tokenizer import load_tokenizer
+
+SENTENCES = (
+    "The ferry left without us, so we ate pancakes on the pier.",
+    "Nobody told @maria_k that the match was cancelled! Not fair :( https://example.org/x?y=1",
+    "Honestly the best umbrella I've ever owned, 10/10 would get rained on again.",
+    "¿Quién dejó la ventana abierta? Hace muchísimo frío en la cocina.",
+    "El concierto de anoche fue una maravilla, volvería mañana mismo.",
+    "Le boulanger m'a souri, ça a suffi pour sauver ma journée.",
+    "Où est passé mon vélo ? Encore volé, je n'en peux plus…",
+    "Die Straßenbahn fährt heute nicht, also gehen wir zu Fuß über die Brücke.",
+    "Schöner Ausflug, aber das Würstchen war überteuert.",
+    "Perché il gelato finisce sempre così presto? È un'ingiustizia.",
+    "La nonna ha vinto la partita a carte, che risate!",
+    "Não acredito que o ônibus atrasou de novo, que canseira.",
+    "A praia estava linda, água morna e ninguém por perto.",
+    "आज बारिश में भीगकर बहुत मज़ा आया, चाय भी गरम थी।",
+    "यह फ़िल्म मुझे बिल्कुल पसंद नहीं आई।",
+    "القهوة هنا لذيذة جدًّا والناس طيبون.",
+    "تأخّر القطار مرةً أخرى ولم يعتذر أحد!",
+    "今日の夕焼けはとてもきれいだった。ラーメンも最高!",
+    "電車が遅れて会議に間に合わなかった、悲しい。",
+)
+EMOJI = ["😀", "👨‍👩‍👧‍👦", "🏳️‍🌈", "🇧🇷", "🇩🇪", "👍🏽", "🤷🏿‍♀️", "❤️", "☺︎", "1️⃣", "💔💔", "🫠"]
+CONTROLS = [
+    *map(chr, (*range(0x01, 0x20), *range(0x7F, 0xA0), *range(0x200B, 0x2010))),
+    *"\ufeff\u2028\u2029\u00ad\u202a\u202e\u2066\u2069\u061c\u2060\u180e\ufffd\ufffe\u0378\U0010ffff",
+]
+SPACES = [" ", "  ", "     ", "\t", "\n", "\r\n", "\u00a0", "\u2009", "\u3000", " \n "]
+FORMS = [
+    *(
+        "ｆｕｌｌ",
+        "Ａ！",
+        "e\u0301",
+        "n\u0303",
+        "\u1ebf",
+        "ﬁ",
+        "½",
+        "x²",
+        "℃",
+        "™",
+        "…",
+        "’",
+        "“",
+        "№",
+    ),
+    *("𝓱𝓮𝓵𝓵𝓸", "𝟙𝟚", "İ", "ß", "Σς", "漢字", "カナ", "ｶﾞｷﾞﾊﾟ", "ｶﾅ", "한국어", "\U00020000", "ไทย"),
+    *("ﻳﻮﻣﻴﺎ\u064b", "ﺗﺠﺒﻪ\u064f", "ﷺ", "\u0640", "▁", "@", "#", "_", "<3", "\ue000"),
+]
+SPECIAL = [
+    *("<s>", "</s>", "<pad>", "<mask>", "<unk>", "<S>", "< s>", "<s", "<un\x0bk>", "＜ｓ＞"),
+    *("[CLS]", "[SEP]", "[PAD]", "[MASK]", "[UNK]", "[mask]", "[ SEP ]"),
+]
+# Families with the same tokenizer files as another one are left out: data2vec-text has RoBERTa's.
+BYTE_LEVEL = {
+    "roberta": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
+    "deberta": ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"),
+}
+WORD_PIECE = {
+    "bert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    "distilbert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    "mpnet": ("<s>", "<pad>", "</s>", "[UNK]", "<mask>"),
+}
+IN_FRONT = {"control_symbols": "[CLS],[SEP],[MASK]", "pad_id": 0}
+SENTENCEPIECE: dict[str, tuple[str, dict[str, Any]]] = {
+    "xlm-roberta": ("sentencepiece.bpe.model", {}),
+    "camembert": ("sentencepiece.bpe.model", {}),
+    "albert": (
+        "spiece.model",
+        {"unk_id": 1, "bos_id": -1, "eos_id": -1, "user_defined_symbols": '(,),",-,.,–,£,€'}
+        | IN_FRONT,
+    ),
+    "deberta-v2": (
+        "spm.model",
+        {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "unk_piece": "[UNK]"}
+        | {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]"},
+    ),
+    "big_bird": (
+        "spiece.model",
+        {"eos_id": 1, "bos_id": 2, "unk_id": 3, "model_type": "bpe"} | IN_FRONT,
+    ),
+}
+FAMILIES = (*BYTE_LEVEL, *WORD_PIECE, *SENTENCEPIECE)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for each family with the tokenizer files that the hub has of it."""
+    base = tmp_path_factory.mktemp("checkpoints")
+    for family in FAMILIES:
+        (base / family).mkdir()
+        (base / family / "config.json").write_text(json.dumps({"model_type": family}))
+    corpus = [variant for text in SENTENCES for variant in (text, normalise_tweet(text))]
+    for family, special in BYTE_LEVEL.items():
+        byte_level = ByteLevelBPETokenizer()
+        byte_level.train_from_iterator(
+            corpus, vocab_size=600, special_tokens=list(special), show_progress=False
+        )
+        byte_level.save_model(str(base / family))
+    roles = {"bos": 0, "pad": 1, "eos": 2, "unk": 3, "mask": 4, "cls": 0, "sep": 2}
+    (base / "roberta" / "special_tokens_map.json").write_text(
+        json.dumps({f"{role}_token": BYTE_LEVEL["roberta"][index] for role, index in roles.items()})
+    )
+    for family, special in WORD_PIECE.items():
+        pieces = BertWordPieceTokenizer(lowercase=True)
+        pieces.train_from_iterator(
+            corpus, vocab_size=600, special_tokens=list(special), show_progress=False
+        )
+        pieces.save_model(str(base / family))
+    for family, (name, options) in SENTENCEPIECE.items():
+        (base / family / name).write_bytes(_sentencepiece(corpus, **options))
+    (base / "deberta-v2" / "added_tokens.json").write_text('{"[MASK]": 280}')
+    return base
+
+
+def _sentencepiece(corpus: list[str], **options: Any) -> bytes:
+    """A model trained on one thread, which makes it the same every time."""
+    model = io.BytesIO()
+    usual: dict[str, Any] = {
+        "vocab_size": 280,
+        "normalization_rule_name": "nmt_nfkc",
+        "num_threads": 1,
+    }
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus),
+        model_writer=model,
+        character_coverage=0.9995,
+        minloglevel=2,
+        **(usual | options),
+    )
+    return model.getvalue()
+
+
+def _texts(count: int = 2_000) -> list[str]:
+    """Pieces of sentences with one to six disturbances; none comes between letter and mark."""
+    draw = random.Random(5)
+    texts = [*SENTENCES, *EMOJI, *CONTROLS, *SPACES, *FORMS, *SPECIAL, "▁", " ▁▁ ", "▁a ▁", "a\x85"]
+    while len(texts) < count:
+        units = list(" ".join(draw.choices(SENTENCES, k=draw.choice((1, 1, 2)))))
+        if draw.random() < 0.2:
+            units = [unit.upper() for unit in units]
+        for _ in range(draw.randint(1, 6)):
+            places = [i for i, u in enumerate(units) if unicodedata.category(u[0])[0] != "M"]
+            unit = draw.choice(draw.choice((EMOJI, CONTROLS, SPACES, FORMS, SPECIAL)))
+            units.insert(draw.choice((0, len(units), *draw.choices(places, k=4))), unit)
+        text = "".join(units)
+        texts.append(normalise_tweet(text) if draw.random() < 0.5 else text)
+    return texts
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ids_equal_those_of_the_slow_reference(
+    checkpoints: Path, family: str, tmp_path: Path
+) -> None:
+    """Fast ids equal the slow tokenizer's on every text, and so do those of the tokenizer.json
+    that we write, read by the library that serves, and those of the cache of words."""
+    fast = load_tokenizer(checkpoints / family)
+    slow = AutoTokenizer.from_pretrained(checkpoints / family, use_fast=False)
+    assert not slow.is_fast
+    fast.save_pretrained(tmp_path)
+    served = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    texts = _texts()
+    if family == "mpnet":  # which lowers "<S>" before it looks for special tokens
+        texts = [text for text in texts if "<S>" not in text]
+    expected = [slow(text)["input_ids"] for text in texts]
+    fast_ids = [fast(text)["input_ids"] for text in texts]
+    served_ids = [encoding.ids for encoding in served.encode_batch(texts)]
+    differing = [t for t, a, b in zip(texts, expected, fast_ids, strict=True) if a != b]
+    assert differing == []
+    assert served_ids == expected
+    assert len({tuple(ids) for ids in expected}) > 1600
+    served.enable_truncation(512, stride=64)
+    cached = WordCache(served, max_tokens=512).encode(texts)
+    whole = [encoding.ids for encoding in served.encode_batch(texts)]
+    assert [ids for ids in cached if ids is not None] == [
+        ids for ids, known in zip(whole, cached, strict=True) if known is not None
+    ]
+    if family in ("roberta", "xlm-roberta", "bert", "distilbert"):
+        assert sum(ids is not None for ids in cached) > 400
+
+
+def test_bert_that_keeps_case_equals_the_reference_too(checkpoints: Path, tmp_path: Path) -> None:
+    """``do_lower_case`` of tokenizer_config.json reaches the fast tokenizer."""
+    _copy(checkpoints / "bert", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    with (tmp_path / "vocab.txt").open("a", encoding="utf-8") as file:
+        file.write("Caf\u00e9\n")
+    fast = load_tokenizer(tmp_path)
+    slow = AutoTokenizer.from_pretrained(tmp_path, use_fast=False)
+    texts = [*_texts(1000), "Cafe\u0301"]  # composed, as the slow one does
+    assert [fast(t)["input_ids"] for t in texts] == [slow(t)["input_ids"] for t in texts]
+    assert fast("Straße")["input_ids"] != fast("straße")["input_ids"]
+
+
+def test_scores_are_read_back_as_they_were_written(checkpoints: Path, tmp_path: Path) -> None:
+    """Off by the last digit, pieces that score the same in any order would be cut otherwise."""
+    fast = load_tokenizer(checkpoints / "xlm-roberta")
+    fast.save_pretrained(tmp_path)
+    served = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    in_memory = json.loads(fast.backend_tokenizer.to_str())["model"]["vocab"]
+    assert json.loads(served.to_str())["model"]["vocab"] == in_memory
+
+
+def test_given_tokenizer_json_is_used_as_it_is(checkpoints: Path, tmp_path: Path) -> None:
+    """A tokenizer.json in the checkpoint is what the model was trained with: not corrected."""
+    _copy(checkpoints / "xlm-roberta", tmp_path)
+    AutoTokenizer.from_pretrained(checkpoints / "xlm-roberta").save_pretrained(tmp_path)
+    given = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path).backend_tokenizer.to_str() == given.to_str()
+
+
+@pytest.mark.parametrize(
+    ("family", "removed", "needed"),
+    [
+        ("roberta", "merges.txt", "vocab.json with merges.txt, or vocab.txt with bpe.codes"),
+        ("deberta", "vocab.json", "vocab.json with merges.txt"),
+        ("roberta", "vocab.json", "vocab.json with merges.txt, or vocab.txt with bpe.codes"),
+        ("xlm-roberta", "sentencepiece.bpe.model", "sentencepiece.bpe.model"),
+        ("bert", "vocab.txt", "vocab.txt"),
+        ("distilbert", "vocab.txt", "vocab.txt"),
+        ("deberta-v2", "spm.model", "spm.model"),
+        ("albert", "spiece.model", "spiece.model"),
+    ],
+)
+def test_missing_files_are_named(
+    checkpoints: Path, tmp_path: Path, family: str, removed: str, needed: str
+) -> None:
+    """Without its tokenizer files a checkpoint is refused in a line that says what would do."""
+    _copy(checkpoints / family, tmp_path)
+    (tmp_path / removed).unlink()
+    with pytest.raises(UserError) as caught:
+        load_tokenizer(tmp_path)
+    expected = f"{tmp_path} lacks its tokenizer: {family} needs tokenizer.json, or {needed}"
+    assert str(caught.value) == expected
+
+
+DAMAGE: list[tuple[str, str, Callable[[bytes], bytes]]] = [
+    ("roberta", "tokenizer.json", lambda _: b"version https://git-lfs.github.com/spec/v1\n"),
+    ("roberta", "vocab.json", lambda whole: whole[:100]),
+    ("roberta", "vocab.json", lambda _: b"[]"),
+    ("roberta", "merges.txt", lambda _: b"<html><body>not found</body></html>\n"),
+    ("roberta", "merges.txt", lambda _: b""),
+    ("roberta", "merges.txt", lambda whole: whole[:20] + b"\xff" + whole[20:]),
+    ("roberta", "special_tokens_map.json", lambda _: b"[]"),
+    ("xlm-roberta", "sentencepiece.bpe.model", lambda whole: whole[:1000]),
+    ("xlm-roberta", "sentencepiece.bpe.model", lambda _: b""),
+    ("deberta-v2", "spm.model", lambda whole: whole[:1000]),
+    ("albert", "spiece.model", lambda _: b"<html>"),
+    ("bert", "vocab.txt", lambda _: b""),
+    ("bert", "vocab.txt", lambda whole: b"\xff\xfe" + whole),
+    ("bert", "tokenizer_config.json", lambda _: b"{"),
+]
+
+
+@pytest.mark.parametrize(("family", "name", "damage"), DAMAGE)
+def test_damaged_file_is_named(
+    checkpoints: Path, tmp_path: Path, family: str, name: str, damage: Callable[[bytes], bytes]
+) -> None:
+    """A file that cannot be read, or holds something else, is named in one line."""
+    _copy(checkpoints / family, tmp_path)
+    whole = (tmp_path / name).read_bytes() if (tmp_path / name).is_file() else b""
+    (tmp_path / name).write_bytes(damage(whole))
+    with pytest.raises(UserError) as caught:
+        load_tokenizer(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / name} is damaged: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_tokenizer_without_fast_form_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+    """Japanese BERT cuts texts with a dictionary, for which there is no conversion."""
+    _copy(checkpoints / "bert", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertJapaneseTokenizer"}')
+    with pytest.raises(UserError, match="no fast form"):
+        load_tokenizer(tmp_path)
+
+
+def test_tokenizer_json_without_post_processor_is_refused(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    """Without it no special tokens would be added, and the classifier would read a word."""
+    _copy(checkpoints / "bert", tmp_path)
+    AutoTokenizer.from_pretrained(checkpoints / "bert").save_pretrained(tmp_path)
+    whole = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole | {"post_processor": None}))
+    with pytest.raises(UserError, match=r"tokenizer\.json has no post-processor"):
+        load_tokenizer(tmp_path)
+
+
+def test_tokenizer_without_unknown_token_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+    """The first text with a character of its own would fail."""
+    _copy(checkpoints / "bert", tmp_path)
+    AutoTokenizer.from_pretrained(checkpoints / "bert").save_pretrained(tmp_path)
+    whole = json.loads((tmp_path / "tokenizer.json").read_text())
+    whole["model"] |= {"unk_token": "[NONE]"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    with pytest.raises(UserError, match=r"fails on a character .* it needs an unknown token"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("albert", {"do_lower_case": False, "keep_accents": True, "remove_space": False}),
+        ("deberta-v2", {"do_lower_case": True}),
+    ],
+)
+def test_settings_of_tokenizer_config_are_followed(
+    checkpoints: Path, tmp_path: Path, family: str, settings: dict[str, bool]
+) -> None:
+    """What tokenizer_config.json says of case, accents and spaces, the fast form does too."""
+    _copy(checkpoints / family, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    fast = load_tokenizer(tmp_path)
+    slow = AutoTokenizer.from_pretrained(tmp_path, use_fast=False)
+    for text in _texts(500):
+        assert fast(text)["input_ids"] == slow(text)["input_ids"], text
+
+
+@pytest.mark.parametrize(
+    "text", ["ΟΔΟΣ ΣΟΦΟΣ, Σ", "ΣΑΣ.ΣΑΣ-Σ1Σ Α'Σ 'Σ", "Große ΜΎΘΟΣ İ", "x\u2028 y\x1fz"]
+)
+def test_albert_lowers_and_strips_as_python_does(checkpoints: Path, text: str) -> None:
+    """A sigma that ends a word is the final one, and every white space is a space."""
+    fast = load_tokenizer(checkpoints / "albert")
+    slow = AutoTokenizer.from_pretrained(checkpoints / "albert", use_fast=False)
+    normalizer = fast.backend_tokenizer.normalizer
+    assert normalizer.normalize_str(text) == f"\u2581{slow.preprocess_text(text)}"
+
+
+def test_a_model_file_without_normalisation_is_followed(tmp_path: Path) -> None:
+    """A sentencepiece model that keeps every space and form does so as tokenizer.json, too."""
+    name, options = SENTENCEPIECE["deberta-v2"]
+    plain = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+    (tmp_path / name).write_bytes(_sentencepiece([*SENTENCES], **(options | plain)))
+    (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
+    (tmp_path / "added_tokens.json").write_text('{"[MASK]": 280}')
+    fast = load_tokenizer(tmp_path)
+    slow = AutoTokenizer.from_pretrained(tmp_path, use_fast=False)
+    for text in _texts(500):
+        assert fast(text)["input_ids"] == slow(text)["input_ids"], text
+
+
+def _copy(source: Path, target: Path) -> None:
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())

@@ -1,0 +1,169 @@
+"""Every architecture of the table, as a tiny checkpoint with the files of a public one."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from app.engine.model.bundle import Bundle
+from app.engine.model.model import Model
+from app.engine.text.preprocessing import preprocess
+from app.errors import UserError
+from model_export.checkpoint.architectures import ARCHITECTURES, REFUSED
+from model_export.checkpoint.checkpoint import load_checkpoint
+from model_export.checkpoint.describe import describe
+from model_export.checkpoint.weights import check_fit, fit
+from model_export.export import export
+from tests.support.checkpoints import CORPUS, make_checkpoint, silent
+from tests.support.published import PUBLISHED, make_published
+
+EXAMPLES = [known.example for known in ARCHITECTURES.values()]
+DOCUMENT = Path(__file__).parents[3] / "docs/architectures.md"
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes the tiny form of a public checkpoint, once for all tests, which only read it."""
+    base = tmp_path_factory.mktemp("published")
+    return cache(lambda name: make_published(base / name.replace("/", "--"), name))
+
+
+def test_the_documentation_has_the_table() -> None:
+    """docs/architectures.md lists what is exported, with its files and passes, and what is not."""
+    rows = [
+        f"| {known.name} | `{model_type}` | `{known.example}` | "
+        f"{'<br>'.join(', '.join(f'`{n}`' for n in t.names) for t in known.tokenizers) or '—'} | "
+        f"{'the last layer' if known.layers else 'what follows the last attention'} |"
+        for model_type, known in ARCHITECTURES.items()
+    ]
+    refused = [f"| {name} | `{kind}` | {why} |" for kind, (name, why) in REFUSED.items()]
+    lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.count("|") == 6][2:] == rows
+    assert [line for line in lines if line.count("|") == 4][2:] == refused
+    assert all(f"`{name}`" in DOCUMENT.read_text() for name in PUBLISHED)
+
+
+def test_each_architecture_has_the_example_that_it_names() -> None:
+    """The tests below build every example of the table, of the right architecture."""
+    examples = {known.example: model_type for model_type, known in ARCHITECTURES.items()}
+    built = {name: layout.model_type for name, layout in PUBLISHED.items()}
+    assert examples.items() <= built.items()
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED.keys() - EXAMPLES))
+def test_ids_and_logits_are_those_of_transformers(
+    published: Callable[[str], Path], name: str
+) -> None:
+    """The loaded tokenizer gives the ids of transformers' slow tokenizer, where there is one, and
+    the loaded model gives the logits of ``from_pretrained``."""
+    path = published(name)
+    checkpoint = load_checkpoint(path)
+    tokenizer = AutoTokenizer.from_pretrained(path, use_fast=False)
+    model = AutoModelForSequenceClassification.from_pretrained(path).eval()
+    seen = set()
+    for text in CORPUS:
+        expected = tokenizer(text, return_tensors="pt")
+        ids = expected["input_ids"][0].tolist()
+        assert checkpoint.tokenizer(text)["input_ids"] == ids
+        with torch.inference_mode():
+            logits = model(**expected).logits[0]
+        torch.testing.assert_close(checkpoint.logits(ids), logits, rtol=0, atol=1e-5)
+        seen.add(logits.argmax().item())
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_description_says_what_the_export_will_do(
+    published: Callable[[str], Path], name: str
+) -> None:
+    """It names the tokenizer's kind and files, the length, and what happens to the graph."""
+    layout = PUBLISHED[name]
+    known = ARCHITECTURES[layout.model_type]
+    path = published(name)
+    told = describe(path)
+    assert told.problems == []
+    assert told.missing == []
+    assert (told.model_type, told.passes) == (layout.model_type, known.passes)
+    assert f"the graph       {known.passes}\n" in told.text()
+    assert told.max_tokens == load_checkpoint(path).max_tokens
+    used = {file["name"] for file in told.files if file["format"] == "tokenizer"}
+    assert used == {file.name for file in path.iterdir()} - {
+        "config.json",
+        "model.safetensors",
+        "pytorch_model.bin",
+    }
+    made = [change for change in told.changes if change.startswith("tokenizer.json is made from")]
+    source = known.tokenizer_files(used)
+    if "tokenizer.json" in used:
+        assert made == []
+    else:
+        assert source is not None
+        assert made == [f"tokenizer.json is made from {' and '.join(source.names)}"]
+        assert told.tokenizer["kind"] == source.kind
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_weights_that_do_not_fit_are_named(published: Callable[[str], Path], name: str) -> None:
+    """A weight too many, one too few and a table of another size are found in every naming."""
+    model = load_checkpoint(published(name)).model
+    expected = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    layer = next(key for key in expected if ".0." in key and "layer" in key)
+    table = next(
+        key for key in expected if key.endswith(("word_embeddings.weight", "tok_embeddings.weight"))
+    )
+    for found, says in (
+        (expected | {layer.replace(".0.", ".9."): (48,)}, r"holds .*\.9\..*number of layers"),
+        ({key: expected[key] for key in expected if key != layer}, "lacks .*cut short"),
+        (expected | {table: (9, *expected[table][1:])}, "vocab_size in config.json"),
+    ):
+        with pytest.raises(UserError, match=says):
+            check_fit(fit(expected, found, model.base_model_prefix), expected, found, "it")
+
+
+def test_bertweets_tokenizer_is_not_taken_for_wordpiece(tmp_path: Path) -> None:
+    """Its vocab.txt belongs to bpe.codes; without them, a RoBERTa has no tokenizer."""
+    path = make_checkpoint(tmp_path / "made", "roberta")
+    for name in ("vocab.json", "merges.txt"):
+        (path / name).unlink()
+    (path / "vocab.txt").write_text("hello 9\n")
+    assert describe(path).tokenizer["kind"] is None
+    (path / "bpe.codes").write_text("h e 9\n")
+    assert describe(path).tokenizer["kind"] == "byte pair encoding (fastBPE)"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_service_answers_like_transformers(
+    tmp_path: Path, published: Callable[[str], Path], name: str
+) -> None:
+    """The bundle's ids and fp32 logits are those of the checkpoint, alone and in one batch.
+
+    The export itself compares pairs of texts.
+    """
+    path = published(name)
+    checkpoint = load_checkpoint(path)
+    export(checkpoint, tmp_path / "bundle", precisions=["fp32"], text_pairs=True, say=silent)
+    served = Model.load(Bundle.open(tmp_path / "bundle"), device="cpu", precision="fp32", threads=1)
+    tokenizer = AutoTokenizer.from_pretrained(path, use_fast=False)
+    model = AutoModelForSequenceClassification.from_pretrained(path).eval()
+    encodings = []
+    for text in CORPUS:
+        encoding = served.encode(text)
+        expected = tokenizer(
+            preprocess(text, served.preprocessing),
+            truncation=True,
+            max_length=served.max_tokens,
+            return_tensors="pt",
+        )
+        assert encoding.ids == expected["input_ids"][0].tolist()
+        with torch.inference_mode():
+            logits = model(**expected).logits[0].numpy()
+        (found,) = served.infer([encoding])
+        np.testing.assert_allclose(np.asarray(found), logits, atol=1e-4)
+        encodings.append((encoding, found))
+    batched = served.infer([encoding for encoding, _ in encodings])
+    for (_, alone), together in zip(encodings, batched, strict=True):
+        np.testing.assert_array_equal(np.asarray(together), np.asarray(alone))

@@ -1,0 +1,82 @@
+"""Reducing the last layer to the first token: the same logits with less work."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from onnx_ir.tape import Tape
+
+from app.engine.text.encoding import Encoding
+from model_export.graph.encoder_layers import find_layers
+from model_export.graph.linear import NotRecognised
+from model_export.graph.passes.first_token import keep_first_token
+from tests.support.checkpoints import ARCHITECTURES, HIDDEN_SIZE, exported
+from tests.support.graphs import random_encodings, run, session
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph that no pass has seen."""
+    return exported(tmp_path_factory.getbasetemp(), request.param).plain
+
+
+def _shortened(plain: Path) -> ir.Model:
+    model = ir.load(plain)
+    keep_first_token(model)
+    return model
+
+
+@pytest.mark.parametrize("optimised", [False, True])
+def test_logits_are_the_same_to_the_last_bit(plain: Path, optimised: bool) -> None:
+    """The pass is exact, whether or not ONNX Runtime rewrites the graph afterwards."""
+    before = session(ir.load(plain), optimised=optimised)
+    after = session(_shortened(plain), optimised=optimised)
+    for seed in range(10):
+        encodings = random_encodings(seed)
+        assert run(before, encodings).tobytes() == run(after, encodings).tobytes()
+
+
+def test_the_last_feed_forward_sees_one_row_a_text(plain: Path) -> None:
+    """Layers before the last keep every token; the last one's output is [batch, 1, hidden]."""
+    encodings = [Encoding(list(range(5, 5 + length)), length) for length in (4, 9, 7)]
+    assert _feed_forward_shapes(ir.load(plain), encodings) == [(3, 9, 2 * HIDDEN_SIZE)] * 2
+    assert _feed_forward_shapes(_shortened(plain), encodings) == [
+        (3, 9, 2 * HIDDEN_SIZE),
+        (3, 1, 2 * HIDDEN_SIZE),
+    ]
+
+
+def _feed_forward_shapes(model: ir.Model, encodings: list[Encoding]) -> list[tuple[int, ...]]:
+    watched = [layer.intermediate.output for layer in find_layers(model.graph)]
+    model.graph.outputs.extend(watched)
+    return [array.shape for array in _all_outputs(session(model), encodings)[1:]]
+
+
+def _all_outputs(opened: ort.InferenceSession, encodings: list[Encoding]) -> list[np.ndarray]:
+    return [run(opened, encodings, output=output.name) for output in opened.get_outputs()]
+
+
+def test_a_classifier_that_averages_all_tokens_is_refused(plain: Path) -> None:
+    """Mean pooling reads every token of the last layer, so nothing of it may be left out."""
+    model = ir.load(plain)
+    last = find_layers(model.graph)[-1].output_norm
+    tape = Tape()
+    pooled = tape.op("ReduceMean", [last.outputs[0]])
+    pooled.name = "pooled"
+    model.graph.insert_after(last, tape.nodes)
+    model.graph.outputs.append(pooled)
+    with pytest.raises(NotRecognised, match=r"ReduceMean .*reads more of the last layer"):
+        keep_first_token(model)
+
+
+def test_a_classifier_that_reads_another_token_is_refused(plain: Path) -> None:
+    """A Gather of token 1 is not a Gather of the first."""
+    model = ir.load(plain)
+    (use,) = find_layers(model.graph)[-1].output_norm.outputs[0].uses()
+    second = ir.Value(name="second", const_value=ir.tensor(np.array(1, np.int64), name="second"))
+    model.graph.register_initializer(second)
+    use.node.replace_input_with(1, second)
+    with pytest.raises(NotRecognised, match="reads more of the last layer"):
+        keep_first_token(model)

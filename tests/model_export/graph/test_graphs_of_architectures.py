@@ -1,0 +1,214 @@
+"""The graphs of every architecture: their logits, their bits in any batch, what was done to them.
+
+The checkpoints are those of tests/support/published.py. test_batch_invariance.py and the tests of
+the single passes examine RoBERTa, XLM-RoBERTa, BERT and DistilBERT in more detail.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto
+
+from app.engine.model import parity
+from app.engine.model.bundle import Precision
+from app.engine.model.device import CPU
+from app.engine.model.session import open_session
+from model_export.checkpoint.architectures import ARCHITECTURES
+from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from model_export.export import WRITERS
+from model_export.graph.fusions import FUSIONS
+from model_export.graph.linear import as_linear
+from model_export.graph.variants import export_graph, write_fp16
+from model_export.quality.layer_parity import layer_parity
+from tests.support.contrib_operators import evaluate
+from tests.support.graphs import encoding_of, name_of, random_encodings, run, session
+from tests.support.published import make_published
+
+TOLERANCE = parity.TOLERANCE | {"fp32": 1e-4}  # of logits that vary by about 1
+# What is computed once per batch, or for one row of each text, or for narrow embeddings.
+IN_FP32 = {
+    "albert": {"embedding_hidden_mapping_in"},
+    "deberta": {"pos_proj", "pos_q_proj"},
+    "electra": {"embeddings_project"},
+    "modernbert": {"dense"},
+}
+# The fusions whose patterns an architecture does not have.
+NOT_FUSED = {
+    "albert": {"bias-gelu"},  # its GELU is the approximation by tanh
+    "big_bird": {"bias-gelu"},  # the same
+    "mpnet": {"attention"},  # scores have a bias for relative positions
+    "deberta": {"attention", "embeddings"},
+    "deberta-v2": {"attention", "embeddings"},
+    "modernbert": {"attention", "skip-layer-norm", "bias-gelu", "embeddings"},
+}
+ENCODINGS = [encoding for seed in range(3) for encoding in random_encodings(seed)]
+SHORTEST = encoding_of([5, 17, 6])
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """A checkpoint, its variants' files, and what was done to each."""
+
+    checkpoint: Checkpoint
+    plain: Path  # before any pass
+    files: dict[Precision, Path]
+    passes: dict[Precision, list[str]]
+
+    @cached_property
+    def logits(self) -> np.ndarray:
+        """PyTorch's logits of ``ENCODINGS``."""
+        return np.stack([self.checkpoint.logits(e.ids).numpy() for e in ENCODINGS])
+
+    def session(self, precision: Precision) -> ort.InferenceSession:
+        """Open a variant as the service does."""
+        return open_session(self.files[precision], CPU, threads=1, kernels=None)
+
+
+@cache
+def _graphs(base: Path, model_type: str) -> Graphs:
+    directory = base / f"graphs-{model_type}"
+    checkpoint = load_checkpoint(
+        make_published(directory / "source", ARCHITECTURES[model_type].example)
+    )
+    plain = export_graph(checkpoint, directory)
+    files = {precision: directory / f"{precision}.onnx" for precision in WRITERS}
+    passes = {precision: write(plain, files[precision]) for precision, write in WRITERS.items()}
+    return Graphs(checkpoint, plain, files, passes)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model_type(request: pytest.FixtureRequest) -> str:
+    """Each architecture of the table."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def graphs(model_type: str, tmp_path_factory: pytest.TempPathFactory) -> Graphs:
+    """Its graphs."""
+    return _graphs(tmp_path_factory.getbasetemp(), model_type)
+
+
+@pytest.mark.parametrize("precision", WRITERS)
+def test_logits_are_those_of_pytorch(graphs: Graphs, precision: Precision) -> None:
+    """At many lengths, shorter and longer than what was traced, in padded batches."""
+    found = run(graphs.session(precision), ENCODINGS)
+    np.testing.assert_allclose(found, graphs.logits, rtol=0, atol=TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_batch_changes_no_bit(graphs: Graphs, precision: Precision) -> None:
+    """The logits are the same alone, in batches of several sizes, and with more padding."""
+    opened = graphs.session(precision)
+    texts = [SHORTEST, *ENCODINGS]
+    alone = [run(opened, [text])[0].tobytes() for text in texts]
+    for size in (2, 3, 7):
+        for start in range(0, len(texts), size):
+            rows = run(opened, texts[start : start + size])
+            assert [row.tobytes() for row in rows] == alone[start : start + size]
+    assert [row.tobytes() for row in run(opened, texts[::-1])] == alone[::-1]
+
+
+def test_the_passes_are_those_of_the_table(graphs: Graphs, model_type: str) -> None:
+    """The table's ``layers`` agrees with what the export did."""
+    padding, *last = graphs.passes["fp32"]
+    assert padding == "padding left out"
+    if ARCHITECTURES[model_type].layers:
+        assert last == ["last layer for the first token only"]
+    else:
+        mean = getattr(graphs.checkpoint.model.config, "classifier_pooling", "cls") == "mean"
+        assert last == ([] if mean else ["first token only after the last attention"])
+    assert ", ".join([padding, *last]) in ARCHITECTURES[model_type].passes or not last
+    int8 = ["int8 with a scale per token", "int8 embedding"]
+    assert graphs.passes["int8"] == [padding, *last, *int8]
+
+
+def test_rows_are_the_real_tokens(graphs: Graphs, model_type: str) -> None:
+    """A batch of 4, 9 and 7 tokens has 20 rows, not 27; the end of the graph has one a text, unless
+    the classifier reads the mean of all tokens."""
+    model = ir.load(graphs.files["fp32"])
+    linears = [linear for node in model.graph if (linear := as_linear(node)) is not None]
+    inside = [
+        linear.output
+        for linear in linears
+        if module_of(linear.matmul) not in IN_FP32.get(model_type, set())
+    ]
+    model.graph.outputs.extend([inside[0], inside[-1]])
+    encodings = [encoding_of(list(range(5, 5 + length))) for length in (4, 9, 7)]
+    opened = session(model)
+    rows = [len(run(opened, encodings, name_of(value))) for value in (inside[0], inside[-1])]
+    assert rows == [20, 20 if len(graphs.passes["fp32"]) == 1 else 3]
+
+
+def test_every_linear_layer_of_the_encoder_is_int8(graphs: Graphs, model_type: str) -> None:
+    """Only small matrices stay in fp32, each named here; and no two nodes have one name."""
+    graph = ir.load(graphs.files["int8"]).graph
+    names = Counter(node.name for node in graph)
+    assert [name for name, count in names.items() if count > 1] == []
+    assert modules_with(graph, "MatMulIntegerToFloat")
+    assert modules_with(graph, "MatMul") == IN_FP32.get(model_type, set())
+
+
+def module_of(node: ir.Node) -> str:
+    """The module that the exporter names the node after."""
+    return str(node.name).split("/")[-2]
+
+
+def modules_with(graph: ir.Graph, op_type: str) -> set[str]:
+    """The modules whose nodes of this type multiply with a constant matrix."""
+    return {
+        module_of(node)
+        for node in graph
+        if node.op_type == op_type and node.inputs[1] is not None
+        if (weight := node.inputs[1].const_value) is not None and len(weight.shape) == 2
+    }
+
+
+def test_no_module_differs_in_fp32(graphs: Graphs) -> None:
+    """--debug-parity finds the modules of every architecture, those called twice included."""
+    ids = ENCODINGS[0].ids
+    report = layer_parity(graphs.checkpoint, graphs.files["fp32"], "fp32", ids)
+    assert report.first_wrong is None
+    assert len(report.differences) > 10
+
+
+def test_fp16_fuses_what_it_recognises(graphs: Graphs, model_type: str) -> None:
+    """The CPU computes nearly PyTorch's logits; other parts of the graph are left as they are."""
+    fused = graphs.files["fp16"].with_name("fused.onnx")
+    names = FUSIONS.keys() - {"packed-attention"}
+    done = write_fp16(graphs.plain, fused, names)
+    missing = NOT_FUSED.get(model_type, set()) | {"half-layer-norm"}
+    assert {FUSIONS[name].done for name in names - missing} <= set(done)
+    assert {FUSIONS[name].done for name in NOT_FUSED.get(model_type, ())}.isdisjoint(done)
+    found = run(session(ir.load(fused)), ENCODINGS)
+    np.testing.assert_allclose(found, graphs.logits, rtol=0, atol=TOLERANCE["fp16"])
+
+
+def test_texts_are_packed_where_attention_is_recognised(graphs: Graphs, model_type: str) -> None:
+    """In numpy, the packed graph has nearly PyTorch's logits; others keep their attention."""
+    packed = graphs.files["fp16"].with_name("packed.onnx")
+    done = write_fp16(graphs.plain, packed, ["packed-attention"])
+    recognised = "attention" not in NOT_FUSED.get(model_type, ())
+    assert (FUSIONS["packed-attention"].done in done) == recognised
+    if recognised:
+        found = evaluate(ir.load(packed), ENCODINGS[:3])
+        np.testing.assert_allclose(found, graphs.logits[:3], rtol=0, atol=TOLERANCE["fp16"])
+
+
+def test_fp16_is_valid_and_keeps_sums_in_fp32(graphs: Graphs) -> None:
+    """ONNX's checker accepts the file, and softmax and layer norms read fp32."""
+    model = onnx.load(graphs.files["fp16"])
+    onnx.checker.check_model(model, full_check=True)
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    types = {v.name: v.type.tensor_type.elem_type for v in inferred.graph.value_info}
+    for node in model.graph.node:
+        if node.op_type in ("LayerNormalization", "Softmax"):
+            assert types[node.input[0]] == TensorProto.FLOAT
+        elif node.op_type == "MatMul" and "rotary" not in node.name:
+            assert types[node.output[0]] == TensorProto.FLOAT16

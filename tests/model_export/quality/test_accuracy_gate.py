@@ -1,0 +1,165 @@
+"""The accuracy gate: the scores recorded for every variant, and the variants left out."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from app.engine.model.bundle import Bundle
+from app.engine.model.model import Model
+from app.errors import UserError
+from model_export.checkpoint.checkpoint import load_checkpoint
+from model_export.export import export
+from model_export.quality import accuracy_gate
+from model_export.quality.accuracy_gate import AccuracyGate
+from model_export.quality.evaluation import predict
+from model_export.quality.labelled import Example
+from tests.support.checkpoints import CORPUS, Exported, exported, silent
+
+LABELS = ["negative", "neutral", "positive"]
+# All that fp32 says is right, in two languages.
+ROWS = 200
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A bundle with fp32 and int8; not to be changed."""
+    return exported(tmp_path_factory.getbasetemp(), "bert")
+
+
+def _examples(model: Model) -> list[Example]:
+    texts = [f"{CORPUS[row % len(CORPUS)]} {row}" for row in range(ROWS)]
+    right = predict(model, [Example("", LABELS[0], text) for text in texts])
+    groups = ["en" if row % 2 else "es" for row in range(ROWS)]
+    return [Example(*row) for row in zip(groups, right, texts, strict=True)]
+
+
+def _mistaken(monkeypatch: pytest.MonkeyPatch, wrong: int) -> None:
+    """int8 gives another label to this many texts."""
+
+    def predicted(model: Model, examples: Sequence[Example]) -> list[str]:
+        found = [example.label for example in examples]
+        if model.precision == "int8":
+            for row in range(wrong):
+                found[row] = next(label for label in LABELS if label != found[row])
+        return found
+
+    monkeypatch.setattr(accuracy_gate, "predict", predicted)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "max_loss", "says"),
+    [
+        (0, 0.0, None),
+        (2, 0.02, None),
+        (3, 0.01, r"it loses 0\.\d+ of fp32's (accuracy|macro recall) \(--max-accuracy-loss 0.01"),
+        (5, 1.0, r"it agrees with fp32 on 97\.50% of the labels \(at least 98% is required\)"),
+    ],
+)
+def test_a_variant_may_lose_so_much(
+    made: Exported,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: int,
+    max_loss: float,
+    says: str | None,
+) -> None:
+    """Accuracy, macro recall and agreement each have a limit; fp32 itself always passes."""
+    gate = AccuracyGate(_examples(made.model("fp32")), max_loss)
+    _mistaken(monkeypatch, wrong)
+    for precision in ("fp32", "int8"):
+        gate.scored(made.model(precision), silent)
+    assert list(gate.refused) == (["int8"] if says else [])
+    if says:
+        with pytest.raises(UserError, match=says):
+            raise UserError(gate.verdict())
+
+
+def test_a_loss_of_exactly_the_limit_is_allowed(
+    made: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """55 of 100 right, then 54: the difference of the shares is a little above 0.01."""
+    gold = ["negative"] * 55 + ["neutral"] * 45
+    by_precision = {"fp32": 55 * ["negative"], "int8": 54 * ["negative"] + ["positive"]}
+    found = {name: right + 45 * ["positive"] for name, right in by_precision.items()}
+    assert 0.55 - 0.54 > 0.01
+    monkeypatch.setattr(accuracy_gate, "predict", lambda model, examples: found[model.precision])
+    refused = {}
+    for limit in (0.01, 0.0099):
+        gate = AccuracyGate([Example("en", label, "x") for label in gold], limit)
+        for precision in ("fp32", "int8"):
+            gate.scored(made.model(precision), silent)
+        refused[limit] = list(gate.refused)
+    assert refused == {0.01: [], 0.0099: ["int8"]}
+
+
+def test_a_variant_that_loses_is_not_written(
+    made: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest is, whole; the command fails all the same, since not all was written."""
+    examples = _examples(made.model("fp32"))
+    _mistaken(monkeypatch, 20)
+    output = tmp_path / "out"
+    with pytest.raises(
+        UserError, match=r"out was written with fp32: int8 was left out because it loses"
+    ):
+        export(load_checkpoint(made.source), output, examples=examples, say=silent)
+    assert list(Bundle.open(output).manifest.variants) == ["fp32"]
+    assert [path.name for path in (output / "onnx").iterdir()] == ["model.onnx"]
+
+
+def test_nothing_is_written_where_nothing_is_left(
+    made: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """int8 alone was asked for, so there is no bundle, and no fp32 that nobody wanted."""
+    examples = _examples(made.model("fp32"))
+    _mistaken(monkeypatch, 20)
+    with pytest.raises(UserError, match="no bundle was written: int8 was left out"):
+        export(
+            load_checkpoint(made.source),
+            tmp_path / "out",
+            precisions=["int8"],
+            examples=examples,
+            say=silent,
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_scores_are_recorded_by_group(
+    made: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Per language and their mean, and how often the labels are fp32's; also without fp32."""
+    # Logits of a random model are often level, so that rounding picks another label.
+    monkeypatch.setattr(accuracy_gate, "LEAST_AGREEMENT", 0.8)
+    examples = _examples(made.model("fp32"))
+    said: list[str] = []
+    export(
+        load_checkpoint(made.source),
+        tmp_path / "out",
+        precisions=["int8"],
+        examples=examples,
+        max_accuracy_loss=0.5,
+        say=said.append,
+    )
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert list(manifest["variants"]) == ["int8"]
+    assert [path.name for path in (tmp_path / "out/onnx").iterdir()] == ["model_int8.onnx"]
+    accuracy = manifest["variants"]["int8"]["accuracy"]
+    assert accuracy["agreement_with_fp32"] == accuracy["accuracy"] >= 0.8
+    assert accuracy["groups"].keys() == {"en", "es"}
+    groups = accuracy["groups"].values()
+    assert sum(group["samples"] for group in groups) == ROWS
+    mean = sum(group["macro_f1"] for group in groups) / 2
+    assert accuracy["mean"]["macro_f1"] == pytest.approx(mean)
+    *_, table = [line for line in said if "labels agree with fp32" in line]
+    assert {line.split()[0] for line in table.splitlines()[-4:-1]} == {"en", "es", "mean"}
+
+
+def test_one_label_a_text_cannot_score_a_multi_label_model(
+    made: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its best label alone says little, so it is refused instead of scored wrongly."""
+    model = made.model("fp32")
+    monkeypatch.setattr(model, "multi_label", True)
+    with pytest.raises(UserError, match="is multi-label"):
+        predict(model, [Example("en", "negative", "x")])

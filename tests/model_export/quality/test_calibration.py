@@ -1,0 +1,182 @@
+"""Calibration: the temperature that is fitted, the figures, the record, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.engine.model.bundle import MANIFEST, Bundle, sha256
+from app.errors import UserError
+from model_export.bundle_calibration import CalibrationTexts, calibrate_bundle
+from model_export.cli import main
+from model_export.model_card import model_card
+from model_export.quality.calibration import (
+    FOLDS,
+    LOSSES,
+    Floats,
+    Indices,
+    best_temperature,
+    brier_score,
+    calibrate,
+    expected_calibration_error,
+    log_loss,
+)
+from tests.support.tiny_bundle import LABELS, make_bundle
+
+TINY_TEXTS = {"positive": "love", "negative": "worst", "neutral": "it it it it"}
+
+
+def _calibrated_logits() -> tuple[Floats, Indices]:
+    """Logits whose softmax is exactly how often each label is right."""
+    shares = {(6, 3, 1): 1, (2, 2, 6): 1, (1, 8, 1): 2}
+    rows = [
+        (np.log(np.array(share) / 10), label)
+        for share, times in shares.items()
+        for label, count in enumerate(share)
+        for _ in range(count * times)
+    ]
+    logits, gold = zip(*rows, strict=True)
+    return np.array(logits), np.array(gold)
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+@pytest.mark.parametrize("temperature", [0.02, 0.7, 1.0, 2.5, 60.0])
+def test_the_temperature_that_spoilt_scores_is_found(loss: str, temperature: float) -> None:
+    """Calibrated logits times T need the temperature T, whatever is minimised."""
+    logits, gold = _calibrated_logits()
+    found = best_temperature(logits * temperature, gold, loss)  # type: ignore[arg-type]
+    assert found == pytest.approx(temperature, rel=1e-3)
+
+
+def test_the_expected_calibration_error_is_that_computed_by_hand() -> None:
+    """Texts are compared within 15 bins of equal width, whose upper edges belong to them."""
+    scores = np.array([[0.9, 0.1], [0.1, 0.9], [0.6, 0.4], [0.62, 0.38], [0.7, 0.3]])
+    gold = np.array([0, 0, 0, 1, 0])
+    # Bins: (13/15, 14/15] has 0.9 right and 0.9 wrong: |1/2 - 0.9| = 0.4, for 2 of 5 texts.
+    # (8/15, 9/15] has 0.6 right: 0.4. (9/15, 10/15] has 0.62 wrong: 0.62. (10/15, 11/15]: 0.3.
+    expected = (2 * 0.4 + 0.4 + 0.62 + 0.3) / 5
+    assert expected_calibration_error(np.log(scores), gold) == pytest.approx(expected)
+
+
+def test_the_losses_are_those_computed_by_hand() -> None:
+    """The log loss in nats, and the Brier score summed over the labels."""
+    logits, gold = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]])), np.array([0, 1])
+    assert log_loss(logits, gold) == pytest.approx((np.log(2) + np.log(5)) / 2)
+    first, second = 0.5**2 + 2 * 0.25**2, 0.1**2 + 0.8**2 + 0.7**2
+    assert brier_score(logits, gold) == pytest.approx((first + second) / 2)
+
+
+def test_figures_after_calibration_are_cross_validated() -> None:
+    """Each text is scored with a temperature that was fitted without its fold."""
+    random = np.random.default_rng(0)
+    gold = random.integers(0, 3, 100)
+    logits = random.normal(0, 2, (100, 3)) + 2 * np.eye(3)[gold]
+    record = calibrate(logits, gold, "log", "0123abc")
+    held_out = logits.copy()
+    for row in range(100):
+        others = np.arange(100) % FOLDS != row % FOLDS
+        held_out[row] /= best_temperature(logits[others], gold[others], "log")
+    assert record.log_loss.before == log_loss(logits, gold)
+    assert record.log_loss.after == pytest.approx(log_loss(held_out, gold))
+    assert record.ece.after == pytest.approx(expected_calibration_error(held_out, gold))
+    assert record.temperature == pytest.approx(best_temperature(logits, gold, "log"))
+    in_sample = log_loss(logits / record.temperature, gold)
+    assert in_sample < record.log_loss.after < record.log_loss.before
+
+
+@pytest.mark.parametrize(
+    ("scale", "says"),
+    [(5, "all predicted labels are right"), (-5, "the scores say nothing"), (0, "say nothing")],
+)
+def test_logits_that_no_temperature_fits_are_refused(scale: int, says: str) -> None:
+    """Labels that are all right, all wrong or all the same have no best temperature."""
+    gold = np.arange(30) % 3
+    with pytest.raises(UserError, match=says):
+        calibrate(scale * np.eye(3)[gold], gold, "log", "0123abc")
+
+
+def _labelled(path: Path, rows: int = 120, labels: tuple[str, ...] = tuple(LABELS)) -> Path:
+    """Texts of the tiny model. Its label is right for three of four."""
+    lines = []
+    for row in range(rows):
+        shown = row + 1 if row % 4 == 0 else row
+        text = TINY_TEXTS[labels[shown % len(labels)]]
+        lines.append(f"en\t{labels[row % len(labels)]}\t{text}\n")
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_bundle_is_calibrated_in_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], edited: bool
+) -> None:
+    """Only the record and the card's section are new; a card edited by hand stays as it is."""
+    path, file = make_bundle(tmp_path / "tiny"), _labelled(tmp_path / "labelled.tsv")
+    before = json.loads((path / MANIFEST).read_text()) | {"of a newer version": ["ü"]}
+    (path / MANIFEST).write_text(json.dumps(before))
+    card = "by hand" if edited else model_card(Bundle.open(path).manifest)
+    (path / "README.md").write_text(card, encoding="utf-8")
+    names = sorted(one.name for one in path.iterdir())
+    assert main(["calibrate", str(path), str(file), "--loss", "brier"]) == 0
+    after = json.loads((path / MANIFEST).read_text())
+    record = after["variants"]["fp32"].pop("calibration")
+    assert after == before
+    assert (record["loss"], record["texts"], record["sha256"]) == ("brier", 120, sha256(file))
+    bundle = Bundle.open(path)
+    written = bundle.manifest.variants["fp32"].calibration
+    assert written is not None
+    assert written.model_dump() == record
+    section = f"| fp32 | {written.temperature:.4f} | Brier score |"
+    assert section in ((path / "README.md").read_text() if not edited else capsys.readouterr().out)
+    assert (path / "README.md").read_text() == (card if edited else model_card(bundle.manifest))
+    assert sorted(one.name for one in path.iterdir()) == names
+
+
+def test_a_second_calibration_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    """It is fitted on the raw logits, so the same file gives the same record."""
+    path, file = make_bundle(tmp_path / "tiny"), _labelled(tmp_path / "labelled.tsv")
+    calibrate_bundle(path, file, "log")
+    first = (path / MANIFEST).read_bytes(), (path / "README.md").read_bytes()
+    calibrate_bundle(path, file, "log")
+    assert ((path / MANIFEST).read_bytes(), (path / "README.md").read_bytes()) == first
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("", "holds no labelled texts"),
+        ("en\tpositive\tlove\n" * 99, "holds 99 labelled texts; calibration needs at least 100"),
+        ("en\tpositive\tlove\n" * 100, "all texts of .* are labelled 'positive'"),
+        ("en\tpositive\tlove\nen\thappy\tlove\n", ":2: label 'happy' is not one of"),
+        ("en\tpositive\tlove\nen\tnegative\tnan\n" * 50, "gave no finite logits"),
+        ("en\tpositive\tlove\nen\tnegative\tworst\n" * 50, "all predicted labels are right"),
+    ],
+)
+def test_a_file_that_is_of_no_use_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, says: str
+) -> None:
+    """One line says why, and the bundle is as it was."""
+    path = make_bundle(tmp_path / "tiny")
+    (tmp_path / "labelled.tsv").write_text(file)
+    before = {one: one.read_bytes() for one in path.iterdir() if one.is_file()}
+    assert main(["calibrate", str(path), str(tmp_path / "labelled.tsv")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    with pytest.raises(UserError, match=says):
+        raise UserError(line)
+    assert {one: one.read_bytes() for one in path.iterdir() if one.is_file()} == before
+
+
+def test_a_multi_label_model_is_refused(tmp_path: Path) -> None:
+    """One label for each text does not say which other labels of the text are right."""
+    path = make_bundle(tmp_path / "tiny", problem_type="multi_label_classification")
+    with pytest.raises(UserError, match="multi-label"):
+        calibrate_bundle(path, _labelled(tmp_path / "labelled.tsv"), "log")
+
+
+def test_texts_are_known_by_the_digest_of_their_file(tmp_path: Path) -> None:
+    """The record names the file's content, not its place."""
+    file = _labelled(tmp_path / "labelled.tsv", rows=100)
+    texts = CalibrationTexts.read(file, LABELS)
+    assert len(texts.examples) == 100
+    assert texts.sha256 == sha256(file)

@@ -1,0 +1,224 @@
+"""Layer parity: finds the first module of an exported graph that differs from PyTorch."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from onnx_ir.tape import Tape
+
+from app.engine.model.bundle import Precision
+from app.errors import UserError
+from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from model_export.graph.encoder_layers import find_layers
+from model_export.graph.linear import array_of
+from model_export.graph.variants import write_fp16
+from model_export.output import ONNX_FILES
+from model_export.quality.layer_parity import TOLERANCE, layer_parity
+from tests.support.checkpoints import ARCHITECTURES, LAYERS, Exported, exported
+
+IDS = [5, 17, 9, 30, 41, 17, 8, 6]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """One of the architectures."""
+    return exported(tmp_path_factory.getbasetemp(), request.param)
+
+
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A RoBERTa, to be damaged."""
+    return exported(tmp_path_factory.getbasetemp(), "roberta")
+
+
+def _variant(made: Exported, precision: Precision) -> Path:
+    return made.bundle / ONNX_FILES[precision]
+
+
+def _norms(checkpoint: Checkpoint) -> list[str]:
+    modules = checkpoint.model.named_modules()
+    return [name for name, module in modules if type(module).__name__ == "LayerNorm"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_a_sound_export_departs_nowhere(
+    made: Exported, precision: Precision, tmp_path: Path
+) -> None:
+    """Every layer norm and the classifier are compared, with half the tolerance to spare."""
+    checkpoint = load_checkpoint(made.source)
+    target = tmp_path / "model.onnx"
+    if precision == "fp16":
+        write_fp16(made.plain, target)
+    report = layer_parity(
+        checkpoint, target if precision == "fp16" else _variant(made, precision), precision, IDS
+    )
+    assert report.first_wrong is None
+    assert report.table().endswith("\nfirst module beyond the tolerance: none")
+    compared = [difference.module for difference in report.differences]
+    norms = _norms(checkpoint)
+    assert len(norms) == 2 * LAYERS + 1
+    assert set(norms) < set(compared)
+    assert compared[-1].startswith("classifier")
+    assert max(d.relative for d in report.differences) < TOLERANCE[precision] / 2
+
+
+def test_every_linear_layer_of_the_encoder_is_compared(made: Exported) -> None:
+    """Six a layer in fp32; in int8 all but the keys and values, whose biases are elsewhere."""
+    checkpoint = load_checkpoint(made.source)
+    expected: dict[Precision, int] = {"fp32": 6, "int8": 4}
+    for precision, linears in expected.items():
+        report = layer_parity(checkpoint, _variant(made, precision), precision, IDS)
+        kinds = {name: type(m).__name__ for name, m in checkpoint.model.named_modules()}
+        encoder = [d.module for d in report.differences if ".layer." in d.module]
+        assert sum(kinds[name] == "Linear" for name in encoder) == linears * LAYERS
+
+
+def _damage(source: Path, target: Path, weight: str, change: Callable[[np.ndarray], None]) -> Path:
+    """A copy in which the one constant of that name is changed."""
+    model = ir.load(source)
+    value = model.graph.initializers[weight]
+    array = np.array(array_of(value))
+    change(array)
+    value.const_value = ir.tensor(array, name=weight)
+    ir.save(model, target)
+    return target
+
+
+def _fp32_name(made: Exported, module: str) -> str:
+    """What a linear layer's weight is called in the fp32 graph, which renames it."""
+    layer = find_layers(ir.load(_variant(made, "fp32")).graph)[1]
+    linear = {"query": layer.query, "intermediate": layer.intermediate}[module]
+    assert linear.weight.name is not None
+    return linear.weight.name
+
+
+def _double(array: np.ndarray) -> None:
+    array *= 2
+
+
+def _double_a_row_of_the_text(array: np.ndarray) -> None:
+    array[IDS[3]] *= 2
+
+
+def _move(array: np.ndarray) -> None:
+    array[3] += 2
+
+
+ENCODER = "roberta.encoder.layer."
+FP32_DAMAGES = [
+    ("roberta.embeddings.word_embeddings.weight", _double_a_row_of_the_text, None),
+    ("roberta.embeddings.LayerNorm.bias", _move, None),
+    (f"{ENCODER}0.attention.self.value.bias", _move, None),
+    (f"{ENCODER}1.attention.output.dense.bias", _move, None),
+    ("query", _double, f"{ENCODER}1.attention.self.query"),
+    ("intermediate", _double, f"{ENCODER}1.intermediate.dense"),
+    (f"{ENCODER}0.output.LayerNorm.weight", _double, None),
+    ("classifier.dense.weight", _double, None),
+    ("classifier.out_proj.weight", _double, None),
+]
+
+
+@pytest.mark.parametrize(("weight", "change", "module"), FP32_DAMAGES)
+def test_a_damaged_fp32_weight_is_named(
+    weight: str,
+    change: Callable[[np.ndarray], None],
+    module: str | None,
+    roberta: Exported,
+    tmp_path: Path,
+) -> None:
+    """The module it belongs to departs first, though all that follow depart as well."""
+    name = weight if module is None else _fp32_name(roberta, weight)
+    source = _variant(roberta, "fp32")
+    damaged = _damage(source, tmp_path / "damaged.onnx", name, change)
+    report = layer_parity(load_checkpoint(roberta.source), damaged, "fp32", IDS)
+    expected = module or weight.rpartition(".")[0]
+    assert report.first_wrong == expected
+    assert report.table().endswith(f"\nfirst module beyond the tolerance: {expected}")
+
+
+INT8_DAMAGES = [
+    (f"{ENCODER}0.attention.self.query", f"{ENCODER}0.attention.self.query"),
+    # The values themselves are not compared in int8, what attention makes of them is.
+    (f"{ENCODER}0.attention.self.value", f"{ENCODER}0.attention.output.dense"),
+    (f"{ENCODER}1.attention.output.dense", f"{ENCODER}1.attention.output.dense"),
+    (f"{ENCODER}1.intermediate.dense", f"{ENCODER}1.intermediate.dense"),
+    (f"{ENCODER}1.output.dense", f"{ENCODER}1.output.dense"),
+]
+
+
+@pytest.mark.parametrize(("damaged_module", "module"), INT8_DAMAGES)
+def test_a_damaged_int8_weight_is_named(
+    damaged_module: str, module: str, roberta: Exported, tmp_path: Path
+) -> None:
+    """Though int8 is off everywhere by a little."""
+    source = _variant(roberta, "int8")
+    damaged = _damage(
+        source, tmp_path / "damaged.onnx", f"int8.{damaged_module}.weight_scale", _double
+    )
+    report = layer_parity(load_checkpoint(roberta.source), damaged, "int8", IDS)
+    assert report.first_wrong == module
+
+
+def test_a_nan_departs(roberta: Exported, tmp_path: Path) -> None:
+    """No tolerance lets it through."""
+    name = "roberta.encoder.layer.1.attention.output.LayerNorm.bias"
+
+    def ruin(array: np.ndarray) -> None:
+        array[0] = np.nan
+
+    damaged = _damage(_variant(roberta, "fp32"), tmp_path / "damaged.onnx", name, ruin)
+    report = layer_parity(load_checkpoint(roberta.source), damaged, "fp32", IDS)
+    assert report.first_wrong == name.rpartition(".")[0]
+
+
+def test_weights_beside_the_graph_are_read(roberta: Exported, tmp_path: Path) -> None:
+    """A graph whose weights are in a file of their own is compared like any other."""
+    model = ir.load(_variant(roberta, "fp32"))
+    ir.save(model, tmp_path / "model.onnx", external_data="weights", size_threshold_bytes=1)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert before == ["model.onnx", "weights"]
+    checkpoint = load_checkpoint(roberta.source)
+    assert layer_parity(checkpoint, tmp_path / "model.onnx", "fp32", IDS).first_wrong is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_graph_without_names_is_refused(tmp_path: Path, roberta: Exported) -> None:
+    """Nothing compared is not the same as nothing departs."""
+    model = ir.load(_variant(roberta, "fp32"))
+    for number, node in enumerate(model.graph):
+        node.name = f"node_{number}"
+    ir.save(model, tmp_path / "model.onnx")
+    with pytest.raises(UserError, match=r"no value in .* is named after a module"):
+        layer_parity(load_checkpoint(roberta.source), tmp_path / "model.onnx", "fp32", IDS)
+
+
+def test_a_value_of_another_width_is_refused(tmp_path: Path, roberta: Exported) -> None:
+    """A name that ended up on something else is told apart from a wrong number."""
+    model = ir.load(_variant(roberta, "fp32"))
+    norm = find_layers(model.graph)[0].output_norm
+    tape = Tape()
+    tape.op("Concat", [norm.outputs[0]] * 2, {"axis": -1}, name=f"{norm.name}_twice")
+    model.graph.insert_after(norm, tape.nodes)
+    ir.save(model, tmp_path / "model.onnx")
+    with pytest.raises(
+        UserError, match=r"layer\.0\.output\.LayerNorm is 48 wide in PyTorch and 96"
+    ):
+        layer_parity(load_checkpoint(roberta.source), tmp_path / "model.onnx", "fp32", IDS)
+
+
+def test_int8_keeps_the_names_of_the_linear_layers(made: Exported) -> None:
+    """What replaces a linear layer is found under its name, and no name is given twice."""
+    layers = find_layers(ir.load(_variant(made, "fp32")).graph)
+    graph = ir.load(_variant(made, "int8")).graph
+    values = [str(value.name) for node in graph for value in node.outputs]
+    assert len(set(values)) == len(values)
+    nodes = [str(node.name) for node in graph]
+    assert len(set(nodes)) == len(nodes)
+    for layer in layers:
+        linears = (layer.query, layer.key, layer.value, layer.attention_output)
+        for linear in (*linears, layer.intermediate, layer.output):
+            assert linear.output.name in values
+            scope = str(linear.output.name).rpartition("/")[0]
+            assert f"{scope}/MatMulIntegerToFloat" in nodes

@@ -1,0 +1,585 @@
+"""Exports from checkpoint to bundle: complete, correct, and never half a bundle."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from optimum.onnxruntime import ORTModelForSequenceClassification
+from transformers import AutoTokenizer
+
+from app.engine.model.bundle import FORMAT_VERSION, Bundle, Manifest, Precision, sha256
+from app.engine.model.model import Logits, Model
+from app.engine.text.encoding import Encoding
+from app.errors import InferenceFailed, UserError
+from model_export import export as export_module
+from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from model_export.export import WRITERS, export
+from model_export.graph import variants
+from model_export.graph.variants import write_fp32, write_int8
+from model_export.model_card import model_card
+from model_export.output import ONNX_FILES
+from model_export.quality.labelled import Example
+from tests.support.checkpoints import (
+    ARCHITECTURES,
+    CORPUS,
+    MAX_TOKENS,
+    Exported,
+    exported,
+    make_checkpoint,
+    silent,
+)
+
+ROOT = Path(__file__).parents[2]
+LABELS = ["negative", "neutral", "positive"]
+FILES = {
+    "README.md",
+    "config.json",
+    "manifest.json",
+    "onnx/model.onnx",
+    "onnx/model_int8.onnx",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """One of the three architectures; not to be changed."""
+    return exported(tmp_path_factory.getbasetemp(), request.param)
+
+
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Where one architecture is enough; not to be changed."""
+    return exported(tmp_path_factory.getbasetemp(), "roberta")
+
+
+@pytest.fixture
+def quick(roberta: Exported, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], object]:
+    """Export RoBERTa to a path, its graph taken from the earlier export."""
+
+    def copy(checkpoint: Checkpoint, directory: Path) -> Path:
+        return Path(shutil.copyfile(roberta.plain, directory / "plain.onnx"))
+
+    monkeypatch.setattr(export_module, "export_graph", copy)
+    return lambda output: export(load_checkpoint(roberta.source), output, say=silent)
+
+
+def _files(directory: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(directory)): sha256(path)
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_bundle_holds_what_the_contract_says(made: Exported) -> None:
+    """The files, no more; the manifest's digests and sizes are those of the files."""
+    found = _files(made.bundle)
+    manifest = json.loads((made.bundle / "manifest.json").read_text())
+    assert found.keys() == FILES
+    side_files = ("config.json", "tokenizer.json", "tokenizer_config.json")
+    assert manifest["files"] == {name: found[name] for name in side_files}
+    assert manifest["variants"].keys() == {"fp32", "int8"}
+    for variant in manifest["variants"].values():
+        assert variant["sha256"] == found[variant["file"]]
+        assert variant["bytes"] == (made.bundle / variant["file"]).stat().st_size
+        assert variant["parity"].keys() == {"samples", "max_abs_logit_diff", "label_agreement"}
+    assert manifest["variants"]["fp32"]["file"] == "onnx/model.onnx"
+    assert manifest["variants"]["int8"]["file"] == "onnx/model_int8.onnx"
+
+
+def test_the_manifest_says_where_it_comes_from(made: Exported) -> None:
+    """The source's name and digests, never a path of the machine; the packages' versions."""
+    manifest = json.loads((made.bundle / "manifest.json").read_text())
+    assert manifest["format_version"] == FORMAT_VERSION
+    assert manifest["name"] == "bundle"
+    assert manifest["source"] == {"path": "source", "files": _files(made.source)}
+    assert manifest["architecture"].endswith("ForSequenceClassification")
+    assert manifest["labels"] == LABELS
+    assert manifest["max_tokens"] == MAX_TOKENS
+    assert manifest["preprocessing"] == "none"
+    assert manifest["created_with"]["torch"] == version("torch")
+    everything = "".join((made.bundle / n).read_text() for n in FILES if not n.startswith("onnx"))
+    assert str(made.source.parent) not in everything
+
+
+def test_fp32_gives_the_logits_of_pytorch(made: Exported) -> None:
+    """Within 1e-4, through the service's own tokenizer, in a padded batch."""
+    checkpoint = load_checkpoint(made.source)
+    model = made.model("fp32")
+    encodings = [model.encode(text) for text in (*CORPUS, " ".join(CORPUS))]
+    found = [result for result in model.infer(encodings) if not isinstance(result, InferenceFailed)]
+    expected = np.stack([checkpoint.logits(encoding.ids).numpy() for encoding in encodings])
+    np.testing.assert_allclose(np.stack(found), expected, atol=1e-4)
+    assert len(set(expected.argmax(1))) > 1
+
+
+def test_token_ids_are_those_of_transformers(made: Exported) -> None:
+    """For any script, for odd spaces and for texts that are cut off."""
+    reference = AutoTokenizer.from_pretrained(made.source)
+    model = made.model("fp32")
+    odd = [
+        "a",
+        "  two  spaces ",
+        "tab\there\nand there",
+        "I 😀👩\u200d👧 U",
+        "<s> [CLS]",
+        "\uff21\uff22\uff23 é",
+    ]
+    for text in (*CORPUS, *odd, " ".join(CORPUS)):
+        expected = reference(text, truncation=True, max_length=MAX_TOKENS)["input_ids"]
+        assert model.encode(text).ids == expected
+
+
+def test_the_graphs_are_valid_with_free_batch_and_length(made: Exported) -> None:
+    """fp32 is plain ONNX at opset 18; every input is [batch, sequence] of any size."""
+    onnx.checker.check_model(str(made.bundle / "onnx/model.onnx"), full_check=True)
+    plain = onnx.load(made.bundle / "onnx/model.onnx")
+    assert [(entry.domain, entry.version) for entry in plain.opset_import] == [("", 18)]
+    for name in ("onnx/model.onnx", "onnx/model_int8.onnx"):
+        model = onnx.load(made.bundle / name)
+        versions = {entry.domain: entry.version for entry in model.opset_import}
+        assert versions[""] == 18
+        for value in model.graph.input:
+            sizes = value.type.tensor_type.shape.dim
+            assert len(sizes) == 2
+            assert all(size.dim_param and not size.HasField("dim_value") for size in sizes)
+        (output,) = model.graph.output
+        assert output.name == "logits"
+        assert output.type.tensor_type.shape.dim[1].dim_value == 3
+
+
+def test_int8_is_much_smaller(made: Exported) -> None:
+    """Even of a tiny model, whose biases, positions and names stay, about half is left."""
+    variants = Bundle.open(made.bundle).manifest.variants
+    assert variants["int8"].bytes < 0.55 * variants["fp32"].bytes
+
+
+def test_other_loaders_find_their_settings(made: Exported) -> None:
+    """The tokenizer's limit is the model's own, and transformers can load what was written."""
+    config = json.loads((made.bundle / "tokenizer_config.json").read_text())
+    assert config["model_max_length"] == MAX_TOKENS
+    loaded = AutoTokenizer.from_pretrained(made.bundle)
+    text = "what a lovely afternoon"
+    assert loaded(text)["input_ids"] == made.model("fp32").encode(text).ids
+
+
+@pytest.mark.parametrize(
+    ("spelled", "labels"),
+    [
+        (["LABEL_0", "LABEL_1"], ["LABEL_0", "LABEL_1"]),
+        (["LABEL_0", "LABEL_1", "LABEL_2"], LABELS),
+        (
+            ["1 star", "2 stars", "3 stars", "4 stars", "très bon, 好"],
+            ["1 star", "2 stars", "3 stars", "4 stars", "très bon, 好"],
+        ),
+    ],
+)
+def test_any_label_set_is_written_and_served(
+    tmp_path: Path, spelled: list[str], labels: list[str]
+) -> None:
+    """The same in config.json and manifest; also those that transformers does not write."""
+    source = make_checkpoint(
+        tmp_path / "source",
+        "bert",
+        id2label=dict(enumerate(spelled)),
+        label2id={label: index for index, label in enumerate(spelled)},
+    )
+    export(load_checkpoint(source), tmp_path / "out", precisions=["fp32"], say=silent)
+    config = json.loads((tmp_path / "out/config.json").read_text(encoding="utf-8"))
+    assert config["id2label"] == {str(index): label for index, label in enumerate(labels)}
+    assert config["label2id"] == {label: index for index, label in enumerate(labels)}
+    manifest = Bundle.open(tmp_path / "out").manifest
+    assert manifest.labels == labels
+    assert list(manifest.variants) == ["fp32"]
+    assert not (tmp_path / "out/onnx/model_int8.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pytest.param([f"emotion {index}" for index in range(28)], id="28 emotions"),
+        pytest.param(["toxic"], id="a single logit"),
+    ],
+)
+def test_a_multi_label_checkpoint_stays_one(tmp_path: Path, labels: list[str]) -> None:
+    """Its labels are its own, its scores sigmoids, also where it has a single label."""
+    source = make_checkpoint(
+        tmp_path / "source",
+        "bert",
+        id2label=dict(enumerate(labels)),
+        label2id={label: index for index, label in enumerate(labels)},
+        problem_type="multi_label_classification",
+    )
+    checkpoint = load_checkpoint(source)
+    examples = [Example("en", labels[0], "meh")]
+    with pytest.raises(UserError, match="source is multi-label and cannot be scored"):
+        export(checkpoint, tmp_path / "out", examples=examples, say=_fail(AssertionError()))
+    export(checkpoint, tmp_path / "out", precisions=["fp32"], say=silent)
+    model = Model.load(Bundle.open(tmp_path / "out"), device="cpu", precision="fp32", threads=1)
+    assert model.multi_label
+    assert model.labels == labels
+    (logits,) = model.infer([model.encode("what a lovely afternoon")])
+    assert not isinstance(logits, InferenceFailed)
+    np.testing.assert_allclose(model.scores(logits), 1 / (1 + np.exp(-logits)), rtol=1e-5)
+
+
+def test_scores_on_labelled_texts_are_recorded(
+    quick: Callable[[Path], object], roberta: Exported, tmp_path: Path
+) -> None:
+    """For every variant, in the manifest and in the model card."""
+    examples = [Example("en", LABELS[index % 3], text) for index, text in enumerate(CORPUS)]
+    manifest = export(
+        load_checkpoint(roberta.source), tmp_path / "out", examples=examples, say=silent
+    )
+    assert Bundle.open(tmp_path / "out").manifest == manifest
+    for variant in manifest.variants.values():
+        assert variant.accuracy is not None
+        assert variant.accuracy["samples"] == len(CORPUS)
+        assert np.sum(variant.accuracy["confusion"]) == len(CORPUS)
+    assert "macro recall" in (tmp_path / "out/README.md").read_text()
+
+
+def test_what_it_says_while_at_work(
+    quick: Callable[[Path], object], roberta: Exported, tmp_path: Path
+) -> None:
+    """A line a step, with each variant's size and parity."""
+    said: list[str] = []
+    export(load_checkpoint(roberta.source), tmp_path / "out", say=said.append)
+    assert said[0] == "exporting the graph"
+    assert [line.split(":")[0] for line in said[1:]] == ["fp32", "int8"]
+    assert all("of PyTorch, labels agree on" in line for line in said[1:])
+
+
+def _make_file(output: Path) -> None:
+    output.write_text("mine")
+
+
+def _make_pipe(output: Path) -> None:
+    os.mkfifo(output)
+
+
+def _make_directory(output: Path) -> None:
+    output.mkdir()
+    (output / "notes.txt").write_text("mine")
+
+
+def _make_web_page(output: Path) -> None:
+    output.mkdir()
+    (output / "manifest.json").write_text('{"name": "a web app", "icons": []}')
+
+
+def _make_broken(output: Path) -> None:
+    output.mkdir()
+    (output / "manifest.json").write_text("[")
+
+
+@pytest.mark.parametrize(
+    "occupy", [_make_file, _make_pipe, _make_directory, _make_web_page, _make_broken]
+)
+def test_what_is_no_bundle_is_never_replaced(
+    roberta: Exported, tmp_path: Path, occupy: Callable[[Path], None]
+) -> None:
+    """Refused before any work, and left as it was; a manifest.json alone makes no bundle."""
+    output = tmp_path / "out"
+    occupy(output)
+    before = output.read_bytes() if output.is_file() else _files(output)
+    kind = output.stat().st_mode
+    with pytest.raises(UserError, match="out exists and is not a bundle"):
+        export(load_checkpoint(roberta.source), output, say=silent)
+    assert (output.read_bytes() if output.is_file() else _files(output)) == before
+    assert output.stat().st_mode == kind
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_bundle_is_replaced_whole(quick: Callable[[Path], object], tmp_path: Path) -> None:
+    """Nothing of the old one is left, and nothing lies beside the new one."""
+    output = tmp_path / "new" / "out"
+    quick(output)
+    first = _files(output)
+    (output / "onnx/model_fp16.onnx").write_text("of the old one")
+    quick(output)
+    assert _files(output).keys() == first.keys()
+    Bundle.open(output)
+    assert [path.name for path in output.parent.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("name", [".git/HEAD", "notes.txt", "onnx/mine.onnx"])
+def test_what_no_bundle_has_is_never_deleted(roberta: Exported, tmp_path: Path, name: str) -> None:
+    """A repository around the bundle, or a file beside its own, is named and stays."""
+    output = shutil.copytree(roberta.bundle, tmp_path / "out")
+    (output / name).parent.mkdir(exist_ok=True)
+    (output / name).write_text("mine")
+    before = _files(output)
+    shown = ".git" if name.startswith(".git") else name
+    with pytest.raises(UserError, match=f"out holds {shown}, which the export would delete"):
+        export(load_checkpoint(roberta.source), output, say=silent)
+    assert _files(output) == before
+
+
+def test_what_is_put_there_during_an_export_stays_too(
+    quick: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output is looked at again before it is replaced."""
+    output = tmp_path / "out"
+
+    def slow(manifest: Manifest) -> str:
+        output.mkdir()
+        (output / "notes.txt").write_text("mine")
+        return model_card(manifest)
+
+    monkeypatch.setattr(export_module, "model_card", slow)
+    with pytest.raises(UserError, match="out exists and is not a bundle"):
+        quick(output)
+    assert [path.name for path in output.iterdir()] == ["notes.txt"]
+
+
+def test_a_bundle_that_could_not_be_served_does_not_appear(
+    quick: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The finished bundle is opened from its files before it gets its name."""
+    write = export_module._write_side_files
+
+    def without_labels(checkpoint: Checkpoint, directory: Path) -> None:
+        write(checkpoint, directory)
+        config = json.loads((directory / "config.json").read_text())
+        del config["id2label"]
+        (directory / "config.json").write_text(json.dumps(config))
+
+    monkeypatch.setattr(export_module, "_write_side_files", without_labels)
+    with pytest.raises(UserError, match="no usable id2label"):
+        quick(tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_text_that_the_finished_bundle_fails_on_stops_the_export(
+    quick: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One text is computed as the service computes it."""
+    failed = InferenceFailed("the model gave no finite logits for this text")
+    infer = Model.infer
+
+    def fails(model: Model, encodings: Sequence[Encoding]) -> list[Logits | InferenceFailed]:
+        finished = (model.path / "manifest.json").exists()
+        return [failed] * len(encodings) if finished else infer(model, encodings)
+
+    monkeypatch.setattr(Model, "infer", fails)
+    with pytest.raises(UserError, match="cannot be served: the model gave no finite logits"):
+        quick(tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_directory_is_filled(
+    quick: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even the current one, and the bundle has its name."""
+    output = tmp_path / "moods"
+    output.mkdir()
+    monkeypatch.chdir(output)
+    quick(Path())
+    assert Bundle.open(output).manifest.name == "moods"
+
+
+def _fail(error: BaseException) -> Callable[..., None]:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [UserError("the fp32 model differs"), KeyboardInterrupt()])
+@pytest.mark.parametrize("step", ["verify", "model_card", "_write_side_files", "sha256"])
+@pytest.mark.parametrize("replacing", [False, True])
+def test_a_failure_leaves_nothing_behind(
+    quick: Callable[[Path], object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    step: str,
+    replacing: bool,
+) -> None:
+    """Whatever fails, or Ctrl-C: no bundle, no temporary file, and an old bundle untouched."""
+    output = tmp_path / "out"
+    if replacing:
+        quick(output)
+    before = _files(tmp_path)
+    monkeypatch.setattr(export_module, step, _fail(error))
+    with pytest.raises(type(error)):
+        quick(output)
+    assert _files(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == (["out"] if replacing else [])
+
+
+def _damaged(
+    write: Callable[[Path, Path], list[str]], name: str
+) -> Callable[[Path, Path], list[str]]:
+    """Write a variant with one of its weights wrong."""
+
+    def damaged(plain: Path, target: Path) -> list[str]:
+        passes = write(plain, target)
+        model = ir.load(target)
+        value = next(value for key, value in model.graph.initializers.items() if name in key)
+        assert value.const_value is not None
+        array = np.array(value.const_value.numpy())
+        array[:] = array[::-1].copy()
+        value.const_value = ir.tensor(array, name=value.name)
+        ir.save(model, target)
+        return passes
+
+    return damaged
+
+
+@pytest.mark.parametrize(
+    ("precision", "writer", "weight"),
+    [
+        ("fp32", write_fp32, "layer.0.output.dense.bias"),
+        ("int8", write_int8, "layer.0.attention.self.query.weight_int8"),
+    ],
+)
+def test_a_variant_with_a_wrong_weight_is_refused(
+    quick: Callable[[Path], object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: Precision,
+    writer: Callable[[Path, Path], list[str]],
+    weight: str,
+) -> None:
+    """The message names the variant, and the sound one is not left alone either."""
+    monkeypatch.setitem(WRITERS, precision, _damaged(writer, weight))
+    with pytest.raises(UserError, match=f"the {precision} model differs too much from the PyTorch"):
+        quick(tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_manifest_says_what_was_done_to_each_graph(made: Exported) -> None:
+    """In the order in which it was done."""
+    written = Bundle.open(made.bundle).manifest.variants
+    shortened = ["padding left out", "last layer for the first token only"]
+    assert written["fp32"].passes == shortened
+    int8 = ["int8 with a scale per token", "int8 embedding"]
+    assert written["int8"].passes == [*shortened, *int8]
+
+
+def test_precisions_are_those_that_can_be_written() -> None:
+    """Every name has a writer, and a file of the contract."""
+    assert set(WRITERS) == set(ONNX_FILES) == set(get_args(Precision))
+
+
+_UNTIL_KILLED = """
+import sys
+from model_export import export
+from model_export.cli import main
+
+def wait(*arguments):
+    print("verifying", flush=True)
+    sys.stdin.read()
+
+export.verify = wait
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_killed_export_leaves_no_bundle_and_the_next_one_works(
+    roberta: Exported, quick: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    """SIGKILL while verifying, all files written: there is nothing at the output's path."""
+    output = tmp_path / "out"
+    command = [sys.executable, "-c", _UNTIL_KILLED, str(roberta.source), "--output", str(output)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert any(line == "verifying\n" for line in process.stdout)
+        assert list(tmp_path.rglob("model_int8.onnx"))
+        process.kill()
+    assert process.returncode == -9
+    assert not output.exists()
+    with pytest.raises(UserError):
+        Bundle.open(output)
+    quick(output)
+    assert Bundle.open(output).manifest.name == "out"
+
+
+_ON_A_FULL_DISK = """
+import resource, sys
+from model_export.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("room", [1_000, 200_000])
+def test_a_full_disk_leaves_no_bundle_and_the_next_export_works(
+    roberta: Exported, quick: Callable[[Path], Any], tmp_path: Path, room: int
+) -> None:
+    """Whichever file does not fit: exit code 1, one line, nothing written, nothing left behind."""
+    output = tmp_path / "out"
+    run = subprocess.run(
+        [sys.executable, "-c", _ON_A_FULL_DISK, str(room), str(roberta.source), "--output", output],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1, run.stderr
+    assert run.stderr.splitlines()[-1].startswith("sentiment-export: ")
+    assert "Traceback" not in run.stderr
+    assert not list(tmp_path.iterdir())
+    quick(output)
+    Bundle.open(output)
+
+
+def test_weights_beyond_one_file_go_into_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above 2 GB, with the limit lowered: listed and checked, and the answers are the same."""
+    precisions: tuple[Precision, ...] = ("fp32", "int8", "fp16")
+    source = make_checkpoint(tmp_path / "source", "xlm-roberta")
+    export(load_checkpoint(source), tmp_path / "small", precisions=precisions, say=silent)
+    monkeypatch.setattr(variants, "LARGEST_FILE", 1_000)
+    export(load_checkpoint(source), tmp_path / "large", precisions=precisions, say=silent)
+    bundles = [Bundle.open(tmp_path / name) for name in ("small", "large")]
+    for precision in precisions:
+        data = bundles[1].manifest.variants[precision].data
+        assert data is not None
+        assert data.file == f"{ONNX_FILES[precision]}_data"
+        assert data.sha256 == sha256(tmp_path / "large" / data.file)
+        variant = bundles[1].manifest.variants[precision]
+        size = f"{(variant.bytes + data.bytes) / 1e6:.1f}"
+        assert f"| `{variant.file}` | {size} |" in (tmp_path / "large/README.md").read_text()
+        found = []
+        for bundle in bundles:
+            model = Model.load(bundle, device="cpu", precision=precision, threads=1)
+            found.append(model.infer([model.encode("what a lovely afternoon")])[0])
+        np.testing.assert_array_equal(found[0], found[1])
+    with (tmp_path / "large/onnx/model.onnx_data").open("r+b") as file:
+        file.write(b"changed")
+    with pytest.raises(UserError, match=r"model\.onnx_data is damaged or was changed"):
+        bundles[1].variant_path("fp32")
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model_int8.onnx"])
+def test_optimum_and_transformers_load_the_bundle(made: Exported, name: str) -> None:
+    """ORTModelForSequenceClassification and AutoTokenizer give the answers that we serve."""
+    tokenizer = AutoTokenizer.from_pretrained(made.bundle)
+    other = ORTModelForSequenceClassification.from_pretrained(
+        made.bundle, subfolder="onnx", file_name=name
+    )
+    model = made.model("fp32" if name == "model.onnx" else "int8")
+    for text in CORPUS[:4]:
+        expected = other(**tokenizer(text, return_tensors="np")).logits[0]
+        (found,) = model.infer([model.encode(text)])
+        assert not isinstance(found, InferenceFailed)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert other.config.id2label[int(expected.argmax())] == LABELS[int(found.argmax())]

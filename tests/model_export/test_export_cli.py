@@ -1,0 +1,395 @@
+"""The ``sentiment-export`` command: exit codes and messages."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.engine.model.bundle import Bundle
+from model_export import export as export_module
+from model_export.checkpoint.checkpoint import Checkpoint
+from model_export.cli import main
+from model_export.quality.evaluation import predict
+from model_export.quality.labelled import Example
+from tests.support.checkpoints import CORPUS, Exported, exported, make_checkpoint
+
+ROOT = Path(__file__).parents[2]
+LABELS = ["negative", "neutral", "positive"]
+FINETUNE = ["finetune", "base", "--train", "t.tsv", "--validation", "v.tsv", "--output", "out"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A checkpoint and its bundle; not to be changed."""
+    return exported(tmp_path_factory.getbasetemp(), "bert")
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> Path:
+    """A labelled file with every label."""
+    rows = [f"en\t{LABELS[index % 3]}\t{text}\n" for index, text in enumerate(CORPUS)]
+    path = tmp_path / "labelled.tsv"
+    path.write_text("".join(rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def four_of_five_right(made: Exported, tmp_path: Path) -> Path:
+    """A labelled file; its labels are those of the model for four texts of five."""
+    examples = [
+        Example("en", LABELS[0], f"{CORPUS[row % len(CORPUS)]} {row}") for row in range(100)
+    ]
+    rows = []
+    for row, label in enumerate(predict(made.model("int8"), examples)):
+        other = LABELS[(LABELS.index(label) + 1) % 3]
+        rows.append(f"en\t{label if row % 5 else other}\t{examples[row].text}\n")
+    path = tmp_path / "four-of-five.tsv"
+    path.write_text("".join(rows), encoding="utf-8")
+    return path
+
+
+def test_an_export_says_what_it_wrote(
+    made: Exported,
+    tmp_path: Path,
+    labelled: Path,
+    four_of_five_right: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 0, the bundle is there, and its options were heard."""
+    output = tmp_path / "out"
+    words = [str(made.source), "--output", str(output), "--precision", "int8"]
+    words += ["--evaluate", str(labelled), "--calibrate", str(four_of_five_right)]
+    assert main([*words, "--preprocessing", "tweet"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == f"wrote {output}"
+    assert printed.err == ""
+    manifest = Bundle.open(output).manifest
+    assert list(manifest.variants) == ["int8"]
+    assert manifest.preprocessing == "tweet"
+    assert manifest.variants["int8"].accuracy is not None
+    calibration = manifest.variants["int8"].calibration
+    assert calibration is not None
+    assert (calibration.loss, calibration.texts) == ("log", 100)
+    assert f"int8: {calibration.line()}" in printed.out
+    assert (
+        f"| int8 | {calibration.temperature:.4f} | log loss |" in (output / "README.md").read_text()
+    )
+
+
+def test_without_calibrate_nothing_is_calibrated(made: Exported) -> None:
+    """Neither the manifest nor the card mentions calibration."""
+    for name in ("manifest.json", "README.md"):
+        assert "calibrat" not in (made.bundle / name).read_text().lower()
+
+
+@pytest.mark.parametrize("value", ["fp32,int8", "int8, fp32", "int8,fp32,int8"])
+def test_precisions_are_a_list(
+    made: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """In any order, with spaces or said twice, each is written once."""
+    asked: list[object] = []
+    monkeypatch.setattr(
+        export_module, "export", lambda *a, precisions, **k: asked.append(precisions)
+    )
+    assert main([str(made.source), "--output", str(tmp_path / "out"), "--precision", value]) == 0
+    assert asked == [("fp32", "int8")]
+
+
+def test_what_the_options_ask_for_arrives(
+    made: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels are named in order; the gate's limit and the two switches are handed on."""
+    asked: dict[str, Any] = {}
+
+    def export(checkpoint: Checkpoint, output: Path, **options: Any) -> None:
+        asked.update(options, labels=checkpoint.labels)
+
+    monkeypatch.setattr(export_module, "export", export)
+    words = [str(made.source), "--output", str(tmp_path / "out"), "--labels", "bad, so-so,good"]
+    words += ["--max-accuracy-loss", "0.2", "--debug-parity", "--precision", "fp16", "--text-pairs"]
+    assert main(words) == 0
+    assert asked["labels"] == ["bad", "so-so", "good"]
+    assert asked["precisions"] == ("fp16",)
+    assert asked["max_accuracy_loss"] == 0.2
+    assert asked["debug_parity"] is True
+    assert asked["text_pairs"] is True
+
+
+def test_layers_are_compared_on_request(
+    made: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every variant's layers, and that none departs."""
+    words = [str(made.source), "--output", str(tmp_path / "out"), "--debug-parity"]
+    assert main([*words, "--precision", "fp32,int8,fp16"]) == 0
+    printed = capsys.readouterr().out
+    for precision in ("fp32", "int8", "fp16"):
+        assert f"{precision}, layer by layer:" in printed
+    assert printed.count("bert.encoder.layer.1.output.LayerNorm") == 3
+    assert printed.count("first module beyond the tolerance: none") == 3
+
+
+def test_describe_prints_text_or_json(made: Exported, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same command for a reader and for a program."""
+    assert main(["describe", str(made.source)]) == 0
+    assert "BertForSequenceClassification" in capsys.readouterr().out
+    assert main(["describe", str(made.source), "--json"]) == 0
+    assert "BertForSequenceClassification" in json.dumps(json.loads(capsys.readouterr().out))
+
+
+def test_evaluate_prints_the_figures_of_every_variant(
+    made: Exported, labelled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Macro recall, macro F1, accuracy and the confusion matrix."""
+    assert main(["evaluate", str(made.bundle), str(labelled)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for precision in ("fp32", "int8"):
+        (line,) = [line for line in lines if line.startswith(f"{precision}: ")]
+        assert "macro recall 0." in line
+        assert "macro F1 0." in line
+        assert "accuracy 0." in line
+        assert f"({len(CORPUS)} texts)" in line
+    assert sum(line.split() == LABELS for line in lines) == 2
+
+
+def test_finetune_trains_and_says_what_it_wrote(
+    tmp_path: Path, labelled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 0 and a checkpoint that can be exported."""
+    base = make_checkpoint(tmp_path / "base", "bert")
+    validation = tmp_path / "validation.tsv"
+    validation.write_text("".join(f"en\t{label}\tanything {label}\n" for label in LABELS))
+    output = tmp_path / "out"
+    words = ["finetune", str(base), "--train", str(labelled), "--validation", str(validation)]
+    words += ["--output", str(output), "--epochs", "1", "--seeds", "3", "--batch-size", "4"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "seed 3, epoch 1" in printed
+    assert "macro recall" in printed
+    assert printed.splitlines()[-1] == f"wrote {output}"
+    assert (output / "model.safetensors").is_file()
+
+
+Words = Callable[[Exported, Path], list[str]]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (lambda made, tmp: [str(tmp / "none"), "--output", str(tmp / "out")], "neither"),
+        (lambda made, tmp: [str(made.source), "--output", str(tmp)], "is not a bundle"),
+        (
+            lambda made, tmp: [
+                *(str(made.source), "--output", str(tmp / "out")),
+                *("--evaluate", str(tmp / "malformed")),
+            ],
+            "malformed:1",
+        ),
+        (
+            lambda made, tmp: [
+                *(str(made.source), "--output", str(tmp / "out")),
+                *("--calibrate", str(tmp / "malformed")),
+            ],
+            "malformed:1",
+        ),
+        (lambda made, tmp: ["evaluate", str(tmp), str(tmp / "labelled.tsv")], "not a bundle"),
+        (lambda made, tmp: ["calibrate", str(tmp), str(tmp / "labelled.tsv")], "not a bundle"),
+        (lambda made, tmp: ["calibrate", str(made.bundle), str(tmp / "none")], "cannot read"),
+        (lambda made, tmp: ["evaluate", str(made.bundle), str(tmp / "none")], "cannot read"),
+        (lambda made, tmp: ["evaluate", str(made.bundle), str(tmp / "malformed")], "malformed:1"),
+        (
+            lambda made, tmp: [
+                *("finetune", str(tmp / "none"), "--train", str(tmp / "labelled.tsv")),
+                *("--validation", str(tmp / "labelled.tsv"), "--output", str(tmp / "out")),
+            ],
+            "not a directory",
+        ),
+    ],
+)
+def test_a_failure_is_one_line(
+    made: Exported,
+    tmp_path: Path,
+    labelled: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: Words,
+    says: str,
+) -> None:
+    """Exit code 1, one line on standard error, nothing written."""
+    (tmp_path / "malformed").write_text("no columns\n")
+    before = sorted(tmp_path.iterdir())
+    assert main(words(made, tmp_path)) == 1
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert line.startswith("sentiment-export: ")
+    assert says in line
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "required: source, --output"),
+        (["describe"], "required: source"),
+        (["c", "--output", "out", "--max-accuracy-loss", "much"], "'much' is not a number from 0"),
+        (["c", "--output", "out", "--max-accuracy-loss", "nan"], "'nan' is not a number from 0"),
+        (["c", "--output", "out", "--max-accuracy-loss=-0.1"], "'-0.1' is not a number from 0"),
+        (["checkpoint"], "required: --output"),
+        (["caf\udce9", "--output", "out"], r"'caf\udce9' is not valid UTF-8"),
+        (["describe", "caf\udce9"], r"'caf\udce9' is not valid UTF-8"),
+        (["checkpoint", "--output", "out", "--precision", "int4"], "unknown precision int4"),
+        (["checkpoint", "--output", "out", "--precision", "fp32,"], "unknown precision"),
+        (["checkpoint", "--output", "out", "--preprocessing", "html"], "invalid choice"),
+        (["checkpoint", "--output", "out", "--verbose"], "unrecognized arguments: --verbose"),
+        (["evaluate", "bundle"], "required: file"),
+        (["calibrate", "bundle"], "required: file"),
+        (["calibrate", "bundle", "file", "--loss", "hinge"], "invalid choice: 'hinge'"),
+        (["finetune", "base"], "required: --train, --validation, --output"),
+        ([*FINETUNE, "--batch-size", "-1"], "must be a whole number of at least 1, not '-1'"),
+        ([*FINETUNE, "--epochs", "0"], "--epochs: must be a whole number of at least 1, not '0'"),
+        ([*FINETUNE, "--epochs", "1.5"], "must be a whole number of at least 1, not '1.5'"),
+        ([*FINETUNE, "--learning-rate", "nan"], "must be a number above 0, not 'nan'"),
+        ([*FINETUNE, "--learning-rate", "inf"], "must be a number above 0, not 'inf'"),
+        ([*FINETUNE, "--learning-rate=-1e-4"], "must be a number above 0, not '-1e-4'"),
+        ([*FINETUNE, "--learning-rate", "fast"], "must be a number above 0, not 'fast'"),
+        ([*FINETUNE, "--seeds", "1", "2", "1"], "--seeds: 1 is given 2 times; give each seed once"),
+    ],
+)
+def test_wrong_usage(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, the usage and what is wrong with it."""
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("usage: sentiment-export")
+    assert says in printed.splitlines()[-1]
+
+
+def test_an_error_that_nobody_expected_is_one_line(
+    made: Exported,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 1; the line has its class, where it was raised and its first line."""
+
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError("no such shape\nand ten lines more")
+
+    monkeypatch.setattr(export_module, "verify", fail)
+    assert main([str(made.source), "--output", str(tmp_path / "out")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    place = r"unexpected ZeroDivisionError in test_export_cli\.py, line \d+: no such shape"
+    assert re.fullmatch(f"sentiment-export: {place}", line)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_terminal_need_not_have_the_characters_of_a_label(made: Exported, tmp_path: Path) -> None:
+    """They are printed as escapes; the work is not lost for the sake of a line of text."""
+    source = shutil.copytree(made.source, tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    config["id2label"] = {"0": "悲しい", "1": "普通", "2": "嬉しい"}
+    (source / "config.json").write_text(json.dumps(config))
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with contextlib.redirect_stdout(printed):
+        assert main(["describe", str(source)]) == 0
+    printed.seek(0)
+    assert r"\u60b2\u3057\u3044" in printed.read()
+
+
+def test_the_output_is_checked_before_the_source(
+    made: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A refused output costs no download; a path that is not UTF-8 is shown in ASCII."""
+    output = os.fsdecode(bytes(tmp_path / "caf") + b"\xe9")
+    assert main([str(tmp_path / "no source"), "--output", output]) == 1
+    line = capsys.readouterr().err
+    assert "caf\\udce9' is not valid UTF-8: choose another --output" in line
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert main([str(tmp_path / "no source"), "--output", str(tmp_path / "loop")]) == 1
+    assert "loop cannot be followed: " in capsys.readouterr().err
+
+
+def test_ctrl_c_is_no_traceback(
+    made: Exported,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line, the exit code that shells know, and nothing half written."""
+
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export_module, "verify", interrupt)
+    assert main([str(made.source), "--output", str(tmp_path / "out")]) == 130
+    assert capsys.readouterr().err == "sentiment-export: interrupted\n"
+    assert not list(tmp_path.iterdir())
+
+
+_LOADED = """
+import sys
+from model_export.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as exit:
+    heavy = {"torch", "transformers", "optimum", "onnx", "sklearn", "scipy", "onnxruntime"}
+    print("loaded:", *sorted(heavy & set(sys.modules)))
+    sys.exit(exit.code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--help"], 0),
+        (["evaluate", "--help"], 0),
+        (["calibrate", "--help"], 0),
+        (["finetune", "--help"], 0),
+        (["describe", "--help"], 0),
+        (["checkpoint", "--output", "out", "--precision", "int4"], 2),
+    ],
+)
+def test_help_and_usage_wait_for_no_framework(words: list[str], code: int) -> None:
+    """Neither torch nor anything of its weight is imported to say how the command is used."""
+    run = subprocess.run(
+        [sys.executable, "-c", _LOADED, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == code
+    assert run.stdout.splitlines()[-1] == "loaded:"
+    assert "sentiment-export" in run.stdout + run.stderr
+
+
+def test_a_real_process_shows_no_traceback(tmp_path: Path) -> None:
+    """What a terminal shows of a failed export is that one line."""
+    code = "import sys; from model_export.cli import main; sys.exit(main())"
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "none"), "--output", str(tmp_path / "out")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    (line,) = run.stderr.splitlines()
+    assert line.startswith(f"sentiment-export: '{tmp_path / 'none'}' is neither a directory nor")
+
+
+def test_a_place_that_cannot_be_written_is_said_in_one_line(
+    made: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1 and the system's reason, no traceback."""
+    (tmp_path / "file").touch()
+    assert main([str(made.source), "--output", str(tmp_path / "file" / "out")]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1

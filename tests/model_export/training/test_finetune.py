@@ -1,0 +1,431 @@
+"""Fine-tuning: it learns, resumes after an interruption, and averages the seeds."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from app.engine.text.preprocessing import preprocess
+from app.errors import UserError
+from model_export.checkpoint.checkpoint import load_checkpoint
+from model_export.quality.labelled import Example
+from model_export.training import run as run_module
+from model_export.training.finetune import finetune, training_preprocessing
+from model_export.training.recipe import Recipe
+from model_export.training.training_data import tokenise, without_leaks
+from tests.support.bertweet import make_bertweet
+from tests.support.checkpoints import make_checkpoint, silent
+
+Weights = dict[str, torch.Tensor]
+WORDS = {"negative": ["bad", "worse", "late"], "neutral": ["bus", "desk", "soup"]}
+WORDS["positive"] = ["love", "lovely", "lago"]
+FILLERS = ["the", "on", "my", "by", "again", "and", "le", "der", "что", "8"]
+# 8 steps an epoch, 16 in all.
+SAVED_EVERY = 3
+
+
+def _examples(count: int, offset: int) -> list[Example]:
+    """Texts whose label a single word gives away, none like another."""
+    examples = []
+    for index in range(count):
+        label = list(WORDS)[index % 3]
+        number = index + offset
+        fillers = [FILLERS[number % 10], FILLERS[number // 10 % 10], FILLERS[number // 7 % 10]]
+        word = WORDS[label][number // 3 % 3]
+        examples.append(Example("en", label, " ".join([*fillers, word, str(number)])))
+    return examples
+
+
+def _write(path: Path, examples: list[Example]) -> Path:
+    rows = [f"{example.group}\t{example.label}\t{example.text}\n" for example in examples]
+    path.write_text("".join(rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """60 texts, two epochs, one seed; the base is a classifier of something else."""
+    directory = tmp_path_factory.mktemp("finetune")
+    return Recipe(
+        base=make_checkpoint(directory / "base", "bert", id2label={0: "x"}, label2id={"x": 0}),
+        train=(_write(directory / "train.tsv", _examples(60, 0)),),
+        validation=_write(directory / "validation.tsv", _examples(30, 600)),
+        epochs=2,
+        seeds=(0,),
+        learning_rate=3e-3,
+        batch_size=8,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _frequent_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "STEPS_BETWEEN_SAVES", SAVED_EVERY)
+
+
+@pytest.fixture(scope="module")
+def trained(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an uninterrupted run writes."""
+    output = tmp_path_factory.mktemp("trained") / "checkpoint"
+    finetune(recipe, output, say=silent)
+    return output
+
+
+def _weights(checkpoint: Path) -> Weights:
+    return load_file(checkpoint / "model.safetensors")
+
+
+def _assert_equal(found: Path, expected: Path) -> None:
+    one, other = _weights(found), _weights(expected)
+    assert one.keys() == other.keys()
+    assert not [name for name in one if not torch.equal(one[name], other[name])]
+
+
+def test_it_learns_what_can_be_learnt(recipe: Recipe, tmp_path: Path) -> None:
+    """A label that one word gives away is found on texts never seen; the record says so."""
+    said: list[str] = []
+    longer = dataclasses.replace(recipe, epochs=20)
+    scores = finetune(longer, tmp_path / "out", say=said.append)
+    assert scores.samples == 30
+    assert scores.macro_recall > 0.85
+    record = json.loads((tmp_path / "out/training.json").read_text())
+    assert record["averaged"] == scores.as_dict()
+    assert record["train_texts"] == 60
+    assert [len(run["epochs"]) for run in record["runs"]] == [20]
+    assert record["recipe"]["train"] == ["train.tsv"]
+    assert sum("macro recall" in line for line in said) == 21  # each epoch, and the average
+
+
+def test_what_it_writes_is_a_checkpoint_to_export(recipe: Recipe, trained: Path) -> None:
+    """Three labels in canonical order, tweet normalisation on, a tokenizer beside."""
+    checkpoint = load_checkpoint(trained)
+    assert checkpoint.labels == ["negative", "neutral", "positive"]
+    assert checkpoint.preprocessing == "tweet"
+    base = load_file(recipe.base / "model.safetensors")
+    assert not torch.equal(
+        checkpoint.model.bert.embeddings.word_embeddings.weight,
+        base["bert.embeddings.word_embeddings.weight"],
+    )
+
+
+def test_a_bertweet_learns_texts_as_bertweet_reads_them(recipe: Recipe, tmp_path: Path) -> None:
+    """The base decides the normalisation; training, export and service tokenise the same way."""
+    base = make_bertweet(tmp_path / "base", normalization=False)
+    said: list[str] = []
+    short = dataclasses.replace(recipe, base=base, epochs=1)
+    finetune(short, tmp_path / "out", say=said.append)
+    assert "preprocessing bertweet" in said
+    checkpoint = load_checkpoint(tmp_path / "out")
+    assert checkpoint.preprocessing == "bertweet"
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    examples = [Example("en", "neutral", f"@anna it isn't {sign} http://x.org") for sign in "☺✓ж"]
+    preprocessing = training_preprocessing({}, tokenizer)
+    learnt = tokenise(examples, ["neutral"], tokenizer, preprocessing, 64)
+    served = [preprocess(example.text, checkpoint.preprocessing) for example in examples]
+    unknown = tokenizer.unk_token_id
+    ids = [
+        [one if one < len(tokenizer) else unknown for one in text]  # see embed_unknown_pieces
+        for text in checkpoint.tokenizer(served)["input_ids"]
+    ]
+    assert learnt.ids == ids
+
+
+@pytest.mark.parametrize(
+    ("recorded", "chosen"), [(None, "tweet"), ("none", "none"), ("bertweet", "bertweet")]
+)
+def test_a_base_that_records_its_normalisation_keeps_it(recorded: str | None, chosen: str) -> None:
+    """One that records nothing, or a word that we do not know, gets that of TweetEval."""
+    assert training_preprocessing({"preprocessing": recorded}, None) == chosen
+
+
+def _interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle of this step (counted from 1 over all that follows)."""
+    clip, steps = torch.nn.utils.clip_grad_norm_, iter(range(1, step + 1))
+
+    def clip_or_stop(*arguments: object, **keywords: object) -> object:
+        if next(steps) == step:
+            raise KeyboardInterrupt
+        return clip(*arguments, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip_or_stop)
+
+
+def _run_until_interrupted(recipe: Recipe, output: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        finetune(recipe, output, say=silent)
+
+
+@pytest.mark.parametrize("steps", [(2,), (5,), (9,), (12,), (16,), (5, 4, 8)])
+def test_interrupted_and_resumed_gives_the_same_weights(
+    recipe: Recipe,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: tuple[int, ...],
+) -> None:
+    """Before the first save, between saves, at an epoch's end or often: equal to the bit."""
+    output = tmp_path / "checkpoint"
+    for step in steps:
+        with monkeypatch.context() as patch:
+            _interrupt_at(step, patch)
+            _run_until_interrupted(recipe, output)
+    assert not output.exists()
+    said: list[str] = []
+    finetune(recipe, output, say=said.append)
+    assert any("resuming after step" in line for line in said) == (steps != (2,))
+    _assert_equal(output, trained)
+    assert json.loads((output / "training.json").read_text()) == json.loads(
+        (trained / "training.json").read_text()
+    )
+
+
+@pytest.mark.parametrize("every", [4, 8])
+def test_no_epochs_scores_are_lost(
+    recipe: Recipe, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """Stopped while the validation texts are scored, just where a save is due as well."""
+    monkeypatch.setattr(run_module, "STEPS_BETWEEN_SAVES", every)
+    output = tmp_path / "checkpoint"
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "evaluate", _stop)
+        _run_until_interrupted(recipe, output)
+    finetune(recipe, output, say=silent)
+    _assert_equal(output, trained)
+    (run,) = json.loads((output / "training.json").read_text())["runs"]
+    assert len(run["epochs"]) == recipe.epochs
+
+
+def _stop(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_save_that_was_cut_off_is_never_resumed(
+    recipe: Recipe, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save counts only when it is complete; until then the one before it does."""
+    output, save, saves = tmp_path / "checkpoint", torch.save, iter(range(10))
+
+    def half(state: object, path: Path) -> None:
+        save(state, path)
+        if next(saves) == 2:
+            path.write_bytes(path.read_bytes()[:1000])
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", half)
+        _run_until_interrupted(recipe, output)
+    finetune(recipe, output, say=silent)
+    _assert_equal(output, trained)
+
+
+def test_the_weights_are_the_average_of_the_seeds(
+    recipe: Recipe, trained: Path, tmp_path: Path
+) -> None:
+    """Each seed trains as if it were alone; their mean is what is written."""
+    finetune(dataclasses.replace(recipe, seeds=(1,)), tmp_path / "one", say=silent)
+    finetune(dataclasses.replace(recipe, seeds=(0, 1)), tmp_path / "both", say=silent)
+    zero, one, both = map(_weights, (trained, tmp_path / "one", tmp_path / "both"))
+    assert not torch.equal(zero["classifier.weight"], one["classifier.weight"])
+    for name in both:
+        torch.testing.assert_close(both[name], (zero[name] + one[name]) / 2, rtol=0, atol=1e-6)
+
+
+def _other_labels(recipe: Recipe) -> Recipe:
+    (path,) = recipe.train
+    rows = path.read_text().splitlines()
+    swapped = [row.replace("\tnegative\t", "\tpositive\t", 1) for row in rows[:9]] + rows[9:]
+    path.write_text("\n".join(swapped))
+    return recipe
+
+
+def _one_row_less(recipe: Recipe) -> Recipe:
+    (path,) = recipe.train
+    path.write_text(path.read_text().partition("\n")[2])
+    return recipe
+
+
+def _other_validation(recipe: Recipe) -> Recipe:
+    recipe.validation.write_text(recipe.validation.read_text().partition("\n")[2])
+    return recipe
+
+
+def _other_base(recipe: Recipe) -> Recipe:
+    config = recipe.base / "config.json"
+    config.write_text(config.read_text().replace('"id2label"', ' "id2label"'))
+    return recipe
+
+
+def _other_rate(recipe: Recipe) -> Recipe:
+    return dataclasses.replace(recipe, learning_rate=1e-3)
+
+
+@pytest.fixture
+def copied(recipe: Recipe, tmp_path: Path) -> Recipe:
+    """The recipe with files of its own, which the test may change."""
+    return dataclasses.replace(
+        recipe,
+        base=Path(shutil.copytree(recipe.base, tmp_path / "base")),
+        train=(Path(shutil.copy(recipe.train[0], tmp_path)),),
+        validation=Path(shutil.copy(recipe.validation, tmp_path)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_other_labels, "the content of --train was sha256"),
+        (_one_row_less, "the content of --train was sha256"),
+        (_other_validation, "the content of --validation was sha256"),
+        (_other_base, "the content of the base was sha256"),
+        (_other_rate, "learning_rate was 0.003 then and is 0.001 now; .* remove the directory"),
+    ],
+)
+def test_the_saves_of_another_training_are_not_resumed(
+    copied: Recipe,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Recipe], Recipe],
+    says: str,
+) -> None:
+    """Other data, another base or other settings are refused, and the saves stay as they are."""
+    output, saves = tmp_path / "checkpoint", tmp_path / "checkpoint.training"
+    with monkeypatch.context() as patch:
+        _interrupt_at(4, patch)
+        _run_until_interrupted(copied, output)
+    before = {path.name: path.read_bytes() for path in saves.iterdir()}
+    with pytest.raises(UserError, match=says):
+        finetune(change(copied), output, say=silent)
+    assert {path.name: path.read_bytes() for path in saves.iterdir()} == before
+    assert not output.exists()
+
+
+def test_a_directory_of_saves_that_is_not_described_is_refused(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    """Saves without a record of their training, as older versions wrote them, are not resumed."""
+    saves = tmp_path / "checkpoint.training"
+    saves.mkdir()
+    (saves / "seed-0.pt").touch()
+    with pytest.raises(UserError, match=r"the base was not recorded then and is sha256"):
+        finetune(recipe, tmp_path / "checkpoint", say=silent)
+
+
+def test_the_saves_are_removed_at_the_end(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they take is said before; other files beside them are kept."""
+    output, saves = tmp_path / "checkpoint", tmp_path / "checkpoint.training"
+    with monkeypatch.context() as patch:
+        _interrupt_at(4, patch)
+        _run_until_interrupted(recipe, output)
+    size = (saves / "seed-0.pt").stat().st_size
+    said: list[str] = []
+    finetune(recipe, output, say=said.append)
+    assert not saves.exists()
+    (line,) = [line for line in said if " MB" in line]
+    assert str(saves / "seed-0.pt") in line
+    assert float(line.split()[-2]) == pytest.approx(size / 1e6, rel=0.3)
+
+
+def test_texts_that_are_cut_are_counted(recipe: Recipe, tmp_path: Path) -> None:
+    """The output says how many training texts reach the limit; here the base has 64 positions."""
+    examples = _examples(57, 0)
+    examples += [Example("en", "neutral", f"{text} " + "bus " * 200) for text in ("a", "b", "c")]
+    train = _write(tmp_path / "train.tsv", examples)
+    said: list[str] = []
+    longer = dataclasses.replace(recipe, train=(train,), epochs=1)
+    finetune(longer, tmp_path / "out", say=said.append)
+    assert "texts are cut to 64 tokens; 3 training texts are that long or longer" in said
+
+
+TRAIN_TEXT = "@anna It\u2019s GREAT &amp; new: look http://t.co/1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TRAIN_TEXT,
+        "@anna it\u2019s great &amp; new: look http://t.co/1",
+        "its great  new... look!!!",
+        "@user It's great &amp; new - look http",
+        "@bob @carl It\\u2019s great &amp;amp; new look https://example.org/x",
+        "It\\u2019s great \\u0026 new, LOOK",
+    ],
+)
+def test_a_validation_text_in_other_spelling_is_a_leak(text: str) -> None:
+    """Case, punctuation, entities, escapes, user names and links do not make it new."""
+    train = [Example("en", "positive", TRAIN_TEXT)]
+    assert without_leaks([Example("en", "positive", text)], train) == []
+
+
+@pytest.mark.parametrize("text", ["It's great and new: look", "its great new lock", "great", "😀"])
+def test_another_text_is_no_leak(text: str) -> None:
+    """Other words are another text."""
+    example = Example("en", "positive", text)
+    assert without_leaks([example], [Example("en", "positive", TRAIN_TEXT)]) == [example]
+
+
+def test_texts_without_letters_are_not_all_the_same() -> None:
+    """Emoji are all that such a text says, so they are compared."""
+    train = [Example("en", "positive", "😀"), Example("en", "neutral", "@anna")]
+    sad = Example("en", "negative", "😢")
+    assert without_leaks([sad, train[0]], train) == [sad]
+
+
+def test_leaks_are_left_out_of_the_validation(recipe: Recipe, tmp_path: Path) -> None:
+    """Scores are of texts that were not trained on; how many were left out is said."""
+    own, foreign = _examples(60, 0)[:6], _examples(30, 600)[:9]
+    validation = _write(tmp_path / "leaky.tsv", own + foreign)
+    said: list[str] = []
+    leaky = dataclasses.replace(recipe, validation=validation, epochs=1)
+    assert finetune(leaky, tmp_path / "out", say=said.append).samples == 9
+    assert "left out 6 validation texts" in said[0]
+
+
+def _without_neutral(recipe: Recipe, directory: Path) -> Recipe:
+    kept = [example for example in _examples(60, 0) if example.label != "neutral"]
+    return dataclasses.replace(recipe, train=(_write(directory / "train.tsv", kept),))
+
+
+def _validate_on_train(recipe: Recipe, directory: Path) -> Recipe:
+    return dataclasses.replace(recipe, validation=recipe.train[0])
+
+
+def _no_base(recipe: Recipe, directory: Path) -> Recipe:
+    return dataclasses.replace(recipe, base=directory / "nowhere")
+
+
+def _other_architecture(recipe: Recipe, directory: Path) -> Recipe:
+    shutil.copytree(recipe.base, directory / "gpt")
+    (directory / "gpt" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    return dataclasses.replace(recipe, base=directory / "gpt")
+
+
+def _no_train(recipe: Recipe, directory: Path) -> Recipe:
+    return dataclasses.replace(recipe, train=(directory / "none.tsv",))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_without_neutral, "no training text has the label neutral"),
+        (_validate_on_train, "every text of .* is also in the training data"),
+        (_no_base, "nowhere is not a directory"),
+        (_other_architecture, "unsupported architecture GPT-2"),
+        (_no_train, r"cannot read .*none\.tsv"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_training(
+    recipe: Recipe, tmp_path: Path, change: Callable[[Recipe, Path], Recipe], says: str
+) -> None:
+    """One line says why, and nothing is written."""
+    output = tmp_path / "new" / "out"
+    with pytest.raises(UserError, match=says):
+        finetune(change(recipe, tmp_path), output, say=silent)
+    assert not output.parent.exists()
