@@ -13,7 +13,7 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 from starlette_compress import CompressMiddleware
 
-from app.api.middleware.observation import OTHER_METHOD
+from app.observability.access_log import OTHER_METHOD
 from app.api.middleware.request import RequestMiddleware
 from app.api.openapi.components import with_components
 from app.api.problems import HANDLERS
@@ -23,7 +23,7 @@ from app.api.protocols.open_inference import repository
 from app.api.protocols.open_inference import routes as open_inference
 from app.api.routes import classify, operations, page, stream, tokenize
 from app.api.routing import COMPRESS_BYTES, UNMATCHED, DirectRoute
-from app.api.service import Service
+from app.service import Service
 from app.config import platforms
 from app.config.platforms import VertexRoutes
 from app.config.settings import Settings

@@ -8,7 +8,7 @@ from fastapi import Request, Response
 
 from app.api.connection import while_connected
 from app.api.openapi.schemas import ModelVersion
-from app.api.service import Service
+from app.service import Service
 from app.api.work import note_asked, note_done
 from app.engine.classifier import Classification
 from app.engine.model.model import Model

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from app.api.decoding import decoder
 from app.api.garbage_collection import collector_paused
-from app.api.service import Service
+from app.service import Service
 from app.engine.worker import Steps
 from app.errors import (
     ClientDisconnected,

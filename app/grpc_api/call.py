@@ -13,7 +13,7 @@ from starlette.types import Scope
 from app.api.answers import check_number, timing
 from app.api.middleware.limits import no_room
 from app.api.routes.stream import IDLE_S
-from app.api.service import Service
+from app.service import Service
 from app.api.work import Work, note_asked, note_done
 from app.engine.classifier import Classification
 from app.engine.predictions import Options

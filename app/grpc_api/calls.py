@@ -15,11 +15,11 @@ from opentelemetry.context import attach, detach
 from opentelemetry.trace import set_span_in_context
 
 from app.api.middleware import identity
-from app.api.middleware.access import plain_address
-from app.api.middleware.observation import is_logged, log_request
+from app.limits.access import plain_address
+from app.observability.access_log import is_logged, log_request
 from app.api.middleware.request import last_resort
 from app.api.routing import UNMATCHED
-from app.api.service import Service
+from app.service import Service
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,

@@ -4,7 +4,7 @@ import time
 
 import grpc
 
-from app.api.service import Service
+from app.service import Service
 from app.errors import UserError
 from app.grpc_api import health, open_inference, reflection, tei
 from app.grpc_api.call import Answers

@@ -21,7 +21,7 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from app.api.middleware.access import plain_address
+from app.limits.access import plain_address
 from app.api.middleware.identity import new_request_id
 from app.errors import BadRequest, HeadersTooLarge, ServiceError
 from app.server.linux_sockets import has_unread, unread_seconds

@@ -18,9 +18,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from app import logs, main
-from app.api.middleware.access import IPV4_MAPPED
-from app.api.middleware.observation import note_refusal
-from app.api.service import Service
+from app.limits.access import IPV4_MAPPED
+from app.observability.access_log import note_refusal
+from app.service import Service
 from app.config.settings import Settings
 from app.errors import ServiceError, UserError
 from app.server import signals

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from app.api.middleware.access import ADMIN
+from app.limits.access import ADMIN
 from app.config.settings import Settings
 from app.main import create_app
 from checks.soak import report

@@ -15,7 +15,7 @@ import grpc
 import httpx2
 import pytest
 
-from app.api.service import Service
+from app.service import Service
 from app.cli import main
 from app.config.settings import Settings
 from app.errors import OutOfMemory, ServiceError

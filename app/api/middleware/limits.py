@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from starlette.types import Message, Receive, Scope
 
-from app.api.service import Service
+from app.service import Service
 from app.errors import DeadlineExceeded, Overloaded, PayloadTooLarge
 
 # If a body's content-length is above this, the body is read only if the queue has room. Otherwise

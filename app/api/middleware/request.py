@@ -11,12 +11,12 @@ from opentelemetry.trace import set_span_in_context
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.middleware import identity
-from app.api.middleware.access import plain_address
+from app.limits.access import plain_address
 from app.api.middleware.limits import Body
-from app.api.middleware.observation import is_logged, log_request, method_label
+from app.observability.access_log import is_logged, log_request, method_label
 from app.api.problems import problem
 from app.api.routing import CONTROL, DirectRoutes, StreamRoute, call_directly, template
-from app.api.service import Service
+from app.service import Service
 from app.errors import InferenceFailed, NotFound, ServiceError, ShuttingDown
 from app.observability.traces import trace_id
 

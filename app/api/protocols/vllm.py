@@ -15,7 +15,7 @@ from app.api.openapi.document import ERRORS, documented, documented_body, exampl
 from app.api.problems import problem
 from app.api.protocols.common import INPUTS, AllTexts, tokens_computed
 from app.api.routing import DirectRoute
-from app.api.service import Service
+from app.service import Service
 from app.errors import RateLimited, ServiceError, Unauthorized
 
 router = APIRouter(tags=["compatibility"], route_class=DirectRoute)

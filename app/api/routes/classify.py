@@ -15,7 +15,7 @@ from app.api.openapi.schemas import (
     ExplainResponse,
 )
 from app.api.routing import DirectRoute
-from app.api.service import Service
+from app.service import Service
 from app.api.work import note_asked, note_done
 from app.engine.predictions import Options
 from app.engine.results import item

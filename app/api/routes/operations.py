@@ -10,7 +10,7 @@ from prometheus_client.exposition import choose_encoder
 from app.api.openapi import examples
 from app.api.openapi.document import documented, example, path_parameters, text_example
 from app.api.openapi.schemas import Info, ModelInfo, Models, Status
-from app.api.service import Service
+from app.service import Service
 from app.engine.machine.cpu import cpu_name, vector_flags
 from app.errors import (
     InvalidBundle,

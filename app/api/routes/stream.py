@@ -19,7 +19,7 @@ from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, text_example
 from app.api.routes.stream_group import StreamGroup
 from app.api.routing import StreamRoute
-from app.api.service import Service
+from app.service import Service
 from app.api.work import Work, note_asked
 from app.engine.predictions import Options, Overflow
 from app.errors import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from app.api.ndjson import Line, answer_line
-from app.api.service import Service
+from app.service import Service
 from app.api.work import Work
 from app.engine.classifier import Classifier
 from app.engine.predictions import Options

@@ -10,7 +10,7 @@ from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.openapi.schemas import TokenizeRequest, TokenizeResponse
 from app.api.routing import DirectRoute
-from app.api.service import Service
+from app.service import Service
 from app.api.work import note_asked
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.results import item

@@ -14,7 +14,7 @@ from app.api.openapi.document import ERRORS, documented, example, path_parameter
 from app.api.protocols.hosting.instances import InstancesRequest, answer_instances
 from app.api.protocols.vllm import ServedModel, served_model
 from app.api.routing import DirectRoute
-from app.api.service import Service
+from app.service import Service
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 
 router = APIRouter(prefix="/v1/models", tags=["compatibility"])

@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from app.api.answers import classify_texts
 from app.api.body import parse, read_bytes
 from app.api.protocols.hosting.instances import ACCEPTED, text_of
-from app.api.service import Service
+from app.service import Service
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.results import Outcome, item
 from app.engine.text.pairs import Input

@@ -19,7 +19,7 @@ from app.api.protocols.hosting.records import Csv, Format, JsonLines, JsonList, 
 from app.api.protocols.huggingface import TextClassification, best_labels
 from app.api.routes import classify
 from app.api.routing import DirectRoute
-from app.api.service import Service
+from app.service import Service
 from app.errors import UnsupportedMediaType
 
 # Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.

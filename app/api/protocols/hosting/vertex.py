@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
 from app.api.body import read_body
-from app.api.middleware.access import OPEN
+from app.limits.access import OPEN
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.protocols.hosting.instances import (

@@ -13,7 +13,7 @@ from app.api.body import parse
 from app.api.protocols.open_inference.request import ALL_OUTPUTS
 from app.api.protocols.open_inference.response import VERSION, tensor_metadata
 from app.api.protocols.open_inference.routes import PLATFORM, served
-from app.api.service import Service
+from app.service import Service
 from app.engine.classifier import Classifier
 from app.errors import OUTCOMES, InvalidRequest, ServiceError
 from app.observability.series import Distribution

@@ -17,7 +17,7 @@ from app.api.protocols.open_inference.response import (
     tensor_metadata,
 )
 from app.api.routing import DirectRoute
-from app.api.service import Service
+from app.service import Service
 from app.engine.classifier import Classifier
 from app.engine.model.model import Model
 from app.engine.predictions import Options

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.types import Scope
 
 from app.api.routing import UNMATCHED
-from app.api.service import Service
+from app.service import Service
 from app.api.work import Work
 from app.errors import ServiceError
 

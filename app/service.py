@@ -9,8 +9,8 @@ from typing import cast
 
 from fastapi import Request
 
-from app.api.inflight import InflightBytes
-from app.api.middleware.access import Access
+from app.limits.inflight import InflightBytes
+from app.limits.access import Access
 from app.config.settings import Settings
 from app.engine.classifier import Classifier
 from app.engine.loading import Loaded
