@@ -1,5 +1,6 @@
 """The errors that users see: HTTP problems, and one-line errors of the commands."""
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, get_args
 
 # The seconds that a client is told to wait if nothing says how long it should.
@@ -71,8 +72,14 @@ class ModelNotFound(ServiceError):
 
 
 class MethodNotAllowed(ServiceError):
+    """The path has other methods, which are ``allowed``."""
+
     status, code, title = 405, "method_not_allowed", "Method not allowed"
     ends_texts = False
+
+    def __init__(self, detail: str, *, allowed: Sequence[str] = ()) -> None:
+        super().__init__(detail)
+        self.allowed = allowed
 
 
 class PayloadTooLarge(ServiceError):

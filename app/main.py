@@ -5,33 +5,31 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.routing import APIRoute
-from fastapi.security import HTTPBearer
 from fastapi.telemetry import TelemetryConfig
-from starlette.types import ASGIApp
-from starlette_compress import CompressMiddleware
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.observability.access_log import OTHER_METHOD
-from app.api.middleware.request import RequestMiddleware
+from app.api.http_exchange import HttpExchange
 from app.api.openapi.components import with_components
-from app.api.problems import HANDLERS
 from app.api.protocols import huggingface, tei, vllm
 from app.api.protocols.hosting import kserve, sagemaker, vertex
 from app.api.protocols.open_inference import repository
 from app.api.protocols.open_inference import routes as open_inference
 from app.api.routes import classify, operations, page, stream, tokenize
-from app.api.routing import COMPRESS_BYTES, UNMATCHED, DirectRoute
-from app.service import Service
+from app.api.routing import Route, no_route
 from app.config import platforms
 from app.config.platforms import VertexRoutes
 from app.config.settings import Settings
 from app.engine.loading import load_all
 from app.engine.model.bundle import EMBEDDED_BUNDLE
-from app.errors import BadRequest, ClientDisconnected, HeadersTooLarge
+from app.errors import BadRequest, ClientDisconnected, DeadlineExceeded, HeadersTooLarge
+from app.exchange import UNMATCHED
+from app.observability.access_log import OTHER_METHOD
 from app.observability.metrics import Metrics
 from app.observability.traces import require_sdk
+from app.service import Service
 
 DESCRIPTION = """
 Errors are `application/problem+json` with a stable `code`. `x-request-id` is echoed, or made.
@@ -48,10 +46,10 @@ TAGS = [
 # FastAPI's telemetry is off. The service has its own, without the paths and queries of clients.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 ROUTERS = [
-    *(module.router for module in (classify, stream, tokenize, huggingface, tei, vllm)),
-    *(module.classifying for module in (sagemaker, kserve, open_inference)),
+    *(module.router for module in (classify, stream, tokenize, huggingface, tei)),
+    *(module.classifying for module in (vllm, sagemaker, kserve, open_inference)),
     repository.router,  # before open_inference, whose models would be named stats
-    *(module.router for module in (sagemaker, kserve, open_inference, operations, page)),
+    *(module.router for module in (vllm, sagemaker, kserve, open_inference, operations, page)),
 ]
 
 
@@ -87,49 +85,47 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,
         openapi_tags=TAGS,
-        openapi_url="/openapi.json" if settings.docs == "on" else None,
-        docs_url=None,  # FastAPI's page loads Swagger UI from the internet
-        redoc_url=None,
+        openapi_url=None,  # ours is in page.py; FastAPI's page loads Swagger UI from the internet
     )
     _add_routes(app, service, chosen)
     return app
 
 
 class Application(FastAPI):
-    """FastAPI with the service's middleware outside of FastAPI's own layers.
-
-    So a request of a direct route is answered without those layers, which it does not need.
-    """
+    """FastAPI's router and OpenAPI document, with our envelope in the place of its own layers."""
 
     def __init__(self, service: Service, **options: Any) -> None:
-        super().__init__(exception_handlers=HANDLERS, telemetry=NO_TELEMETRY, **options)
+        super().__init__(telemetry=NO_TELEMETRY, **options)
         self.state.service = service
-        self.state.routes = []
-        self.add_middleware(CompressMiddleware, minimum_size=COMPRESS_BYTES)
+        self.router.default = no_route
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document, which is made when it is first asked for."""
         if self.openapi_schema is None:
-            self.openapi_schema = with_components(super().openapi())
+            self.openapi_schema = with_components(
+                super().openapi(), keys=bool(self.state.service.settings.api_keys)
+            )
         return self.openapi_schema
 
     def build_middleware_stack(self) -> ASGIApp:
-        """The layers that each request passes, from the outside to the inside."""
-        service = self.state.service
-        stack: ASGIApp = RequestMiddleware(
-            super().build_middleware_stack(),
-            service=service,
-            routes=self.state.routes,
+        """What each request passes before it reaches its route."""
+        service: Service = self.state.service
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                await HttpExchange(service, self.router, scope, receive, send).run()
+            else:
+                await self.router(scope, receive, send)
+
+        if not service.settings.cors_origins:
+            return answer
+        return CORSMiddleware(
+            answer,
+            allow_origins=service.settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "server-timing", "retry-after"],
         )
-        if service.settings.cors_origins:
-            stack = CORSMiddleware(
-                stack,
-                allow_origins=service.settings.cors_origins,
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
-                expose_headers=["x-request-id", "server-timing", "retry-after"],
-            )
-        return stack
 
 
 def _add_routes(app: FastAPI, service: Service, chosen: VertexRoutes) -> None:
@@ -138,37 +134,29 @@ def _add_routes(app: FastAPI, service: Service, chosen: VertexRoutes) -> None:
         routers.append(operations.metrics_router)
     if service.settings.docs == "on":
         routers.append(page.docs_router)
-    routers.append(vertex.router(chosen, _routes(routers)))
-    # This only documents the keys in OpenAPI. The middleware checks them.
-    keys = [Depends(HTTPBearer(auto_error=False))] if service.settings.api_keys else None
-    for router in routers:
-        app.include_router(router, dependencies=keys)
-    app.state.routes = _routes(routers)
-    _expect_requests(service.metrics, app.state.routes)
+    routes = [route for router in routers for route in router.routes]
+    routes += vertex.router(chosen, routes).routes
+    app.router.routes.extend(routes)
+    _expect_requests(service.metrics, routes)
     for refusal in (BadRequest, HeadersTooLarge):
         service.metrics.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)
-
-
-def _routes(routers: Iterable[APIRouter]) -> list[APIRoute]:
-    return [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
 
 
 def create_metrics_app(service: Service) -> FastAPI:
     """An application that serves only the service's metrics, for a separate port."""
     app = Application(service, openapi_url=None)
-    app.include_router(operations.metrics_router)
-    app.state.routes = operations.metrics_router.routes
+    app.router.routes.extend(operations.metrics_router.routes)
     return app
 
 
-def _expect_requests(metrics: Metrics, routes: Iterable[APIRoute]) -> None:
+def _expect_requests(metrics: Metrics, routes: Iterable[BaseRoute]) -> None:
     """Create the metric series of requests for answers at 0, before the first request.
 
     Alerts and dashboard read them, and a rate misses the first increase of a series that did not
-    exist before. Each route has a series for each documented status, and one for clients that
-    disconnect. The series of other routes appear with their first request.
+    exist before. Each route that classifies has a series for each documented status, and one for
+    clients that disconnect. The series of other routes appear with their first request.
     """
     for route in routes:
-        if isinstance(route, DirectRoute) and route.methods == {"POST"}:
+        if isinstance(route, Route) and DeadlineExceeded.status in route.responses:
             for status in (200, ClientDisconnected.status, *route.responses):
                 metrics.expect_request(route.path, "POST", int(status))

@@ -5,12 +5,7 @@ import importlib.metadata
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import cast
 
-from fastapi import Request
-
-from app.limits.inflight import InflightBytes
-from app.limits.access import Access
 from app.config.settings import Settings
 from app.engine.classifier import Classifier
 from app.engine.loading import Loaded
@@ -21,6 +16,9 @@ from app.engine.served_models import ServedModels
 from app.engine.tuning.plan import Plan
 from app.engine.worker import Worker
 from app.lifecycle import Lifecycle
+from app.limits.access import Access
+from app.limits.inflight import InflightBytes
+from app.observability import access_log
 from app.observability.metrics import Metrics
 from app.observability.model_observer import ModelObserver
 from app.observability.traces import Tracer
@@ -46,16 +44,12 @@ class Service:
         self.models = ServedModels(settings, self.lifecycle, self.cpus, self._classifier_of)
         self.worker: Worker  # for work that would block the event loop; set by running()
         self.tracer: Tracer | None = None
+        self.logs_requests = False  # set by running()
         least = 2 * settings.max_body_bytes  # a compressed body and its decompressed content
         share = max(least, available_memory() // MEMORY_SHARE)
         self.inflight = InflightBytes(settings.max_inflight_bytes or share)
         # Lines of a stream have no deadline, so all streams together get only half of the bytes.
         self.stream_inflight = InflightBytes(self.inflight.limit // 2, within=self.inflight)
-
-    @classmethod
-    def of(cls, request: Request) -> "Service":
-        """The service that received this request."""
-        return cast(Service, request.scope["app"].state.service)
 
     @asynccontextmanager
     async def running(self, loaded: Mapping[str, Loaded]) -> AsyncIterator[None]:
@@ -70,6 +64,7 @@ class Service:
             if self.settings.otlp_endpoint:
                 self.tracer = Tracer(self.settings.otlp_endpoint, version=self.version)
                 stack.push_async_callback(asyncio.to_thread, self.tracer.close)
+            self.logs_requests = access_log.is_on(self.settings.access_log)
             self.worker = Worker("tokenizer")
             stack.callback(self.worker.close)
             stack.push_async_callback(self.models.end)

@@ -1,52 +1,19 @@
-"""What all routes that classify share: from the texts of a request to its answer."""
+"""What all routes share that classify: from the outcomes of the texts to the answer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from fastapi import Request, Response
+from fastapi import Response
+from pydantic import BaseModel
 
-from app.api.connection import while_connected
 from app.api.openapi.schemas import ModelVersion
-from app.service import Service
-from app.api.work import note_asked, note_done
 from app.engine.classifier import Classification
 from app.engine.model.model import Model
-from app.engine.predictions import DEFAULTS, Options
 from app.engine.results import Outcome, Prediction
-from app.engine.text.pairs import Input
-from app.errors import ServiceError, TooManyTexts
+from app.errors import ServiceError
 
-
-async def classify_texts(
-    request: Request, texts: Sequence[Input], *, model: str | None, options: Options = DEFAULTS
-) -> Classification:
-    """Classify the texts of a request. The work is cancelled if the client disconnects.
-
-    Raises:
-        TooManyTexts: there are more texts than a request may have.
-        ServiceError: ``model`` is not served, or the request as a whole failed.
-    """
-    service = Service.of(request)
-    check_number(service, texts)
-    classifier = service.models.classifier(model)
-    noted = note_asked(request.scope, classifier.model.name, len(texts))
-    work = classifier.classify(texts, options, deadline=request.state.deadline)
-    done = await while_connected(request, work)
-    note_done(noted, done, done.outcomes)
-    return done
-
-
-def check_number(service: Service, texts: Sequence[Input]) -> None:
-    """Return if a request may have as many texts.
-
-    Raises:
-        TooManyTexts: it may not.
-    """
-    if len(texts) > service.settings.max_texts:
-        raise TooManyTexts(
-            f"there are {len(texts)} texts; at most {service.settings.max_texts} are accepted"
-        )
+NO_HEADERS: Mapping[str, str] = {}
 
 
 def every_prediction(outcomes: Sequence[Outcome]) -> list[Prediction]:
@@ -88,11 +55,11 @@ def version(model: Model) -> ModelVersion:
 class JsonAnswer(Response):
     """An answer as JSON. The content is not validated: FastAPI would copy what was just built."""
 
-    def __init__(self, content: Any, headers: Mapping[str, str]) -> None:
+    def __init__(self, content: Any, headers: Mapping[str, str] = NO_HEADERS) -> None:
         # Response's own constructor is for every case, which takes several times as long.
         self.status_code = 200
         self.background = None
-        self.body = msgspec.json.encode(content)
+        self.body = msgspec.json.encode(content, enc_hook=BaseModel.model_dump)
         self.raw_headers = [
             *((name.encode(), value.encode()) for name, value in headers.items()),
             (b"content-length", b"%d" % len(self.body)),

@@ -11,12 +11,11 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
-from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from app.api.decoding import decoder
 from app.api.garbage_collection import collector_paused
-from app.service import Service
+from app.api.http_exchange import HttpRequest
 from app.engine.worker import Steps
 from app.errors import (
     ClientDisconnected,
@@ -104,7 +103,7 @@ class ByField:
         return form.model_validate(obj)
 
 
-async def read_body(request: Request, schema: Schema[Body]) -> Body:
+async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
     """The body, decompressed and validated as ``schema``.
 
     Raises:
@@ -120,19 +119,19 @@ async def read_body(request: Request, schema: Schema[Body]) -> Body:
     return await validated(request, body, schema)
 
 
-async def validated(request: Request, body: bytes, schema: Schema[Body]) -> Body:
+async def validated(request: HttpRequest, body: bytes, schema: Schema[Body]) -> Body:
     """A decompressed body, parsed as JSON and validated as ``schema``.
 
     Raises:
         InvalidRequest: it is not JSON, or does not match the schema.
         DeadlineExceeded, ShuttingDown: there was no time to parse it.
     """
-    service = Service.of(request)
+    service = request.exchange.service
     max_values = MAX_VALUES + VALUES_PER_TEXT * service.settings.max_texts
     if len(body) <= INLINE_BYTES:
         return checked(parse(body, "the body", max_values=max_values), schema)
     steps = _validating(body, schema, max_values)
-    return await service.worker.run(steps, deadline=request.state.deadline)
+    return await service.worker.run(steps, deadline=request.exchange.deadline)
 
 
 def _validating(body: bytes, schema: Schema[Body], max_values: int) -> Steps[Body]:
@@ -153,7 +152,7 @@ def checked(value: Any, schema: Schema[Body]) -> Body:
         raise InvalidRequest(_first_fault(error)) from None
 
 
-async def read_bytes(request: Request, *, empty: str = NO_OBJECT) -> bytes:
+async def read_bytes(request: HttpRequest, *, empty: str = NO_OBJECT) -> bytes:
     """The body, decompressed. ``empty`` is the error of an empty body.
 
     Raises:
@@ -176,8 +175,8 @@ async def read_bytes(request: Request, *, empty: str = NO_OBJECT) -> bytes:
     return body
 
 
-def _decompressed(request: Request, body: bytes, encoding: str) -> bytes:
-    max_bytes = Service.of(request).settings.max_body_bytes
+def _decompressed(request: HttpRequest, body: bytes, encoding: str) -> bytes:
+    max_bytes = request.exchange.service.settings.max_body_bytes
     pieces = []
     size = 0
     stream = decoder(encoding)
@@ -185,19 +184,19 @@ def _decompressed(request: Request, body: bytes, encoding: str) -> bytes:
         size += len(piece)
         if size > max_bytes:
             raise PayloadTooLarge(f"the decompressed body has more than {max_bytes} bytes")
-        request.state.body.hold(len(piece))
+        request.exchange.hold(len(piece))
         pieces.append(piece)
     stream.end()
     return b"".join(pieces)
 
 
-def _header(request: Request, name: bytes) -> str:
+def _header(request: HttpRequest, name: bytes) -> str:
     """The value of the first header with this name, or "". Faster than ``request.headers``."""
     values = (value for known, value in request.scope["headers"] if known == name)
     return next(values, b"").decode("latin-1")
 
 
-def media_type(request: Request, name: bytes) -> str:
+def media_type(request: HttpRequest, name: bytes) -> str:
     """The media type in the header ``name``, without its parameters; empty if there is none."""
     return _header(request, name).partition(";")[0].strip().lower()
 

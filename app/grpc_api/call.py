@@ -13,13 +13,13 @@ from starlette.types import Scope
 from app.api.answers import check_number, timing
 from app.api.middleware.limits import no_room
 from app.api.routes.stream import IDLE_S
-from app.service import Service
 from app.api.work import Work, note_asked, note_done
 from app.engine.classifier import Classification
 from app.engine.predictions import Options
 from app.engine.text.pairs import Input
 from app.errors import DeadlineExceeded, InvalidRequest, PayloadTooLarge, ShuttingDown
 from app.grpc_api.messages import Message, Method
+from app.service import Service
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
 

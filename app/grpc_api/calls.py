@@ -15,11 +15,8 @@ from opentelemetry.context import attach, detach
 from opentelemetry.trace import set_span_in_context
 
 from app.api.middleware import identity
-from app.limits.access import plain_address
-from app.observability.access_log import is_logged, log_request
 from app.api.middleware.request import last_resort
 from app.api.routing import UNMATCHED
-from app.service import Service
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -29,7 +26,10 @@ from app.errors import (
 )
 from app.grpc_api.call import Answers, Call, Context
 from app.grpc_api.messages import METHODS
+from app.limits.access import plain_address
+from app.observability.access_log import is_logged, log_request
 from app.observability.traces import trace_id
+from app.service import Service
 
 GRPC = "GRPC"  # in the place of HTTP's method, in metrics and log
 # The status code of an error, by its HTTP status.

@@ -4,11 +4,11 @@ import time
 
 import grpc
 
-from app.service import Service
 from app.errors import UserError
 from app.grpc_api import health, open_inference, reflection, tei
 from app.grpc_api.call import Answers
 from app.grpc_api.calls import Calls
+from app.service import Service
 
 
 class GrpcServer:

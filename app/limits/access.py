@@ -4,9 +4,8 @@ import hashlib
 import hmac
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
-
-from starlette.types import Scope
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from app.config.settings import Settings
 from app.errors import RateLimited, Unauthorized
@@ -33,6 +32,15 @@ IPV4_MAPPED = "::ffff:"  # the prefix of an IPv4 address on an IPv6 socket
 PERIOD_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
 
 
+class Asked(Protocol):
+    """What a request's access depends on; the names of its headers are in lower case."""
+
+    method: str
+    path: str
+    headers: Mapping[bytes, bytes]
+    client: str
+
+
 class Access:
     """Checks a request's key and its rate limit. Only digests of the keys are known here.
 
@@ -48,36 +56,35 @@ class Access:
             requests, period = self._rate.split("/")
             self._window = MovingWindow(int(requests), PERIOD_S[period])
 
-    def check(self, scope: Scope) -> None:
+    def check(self, asked: Asked) -> None:
         """Return if the request may pass.
 
         Raises:
             Unauthorized: it has no key, or an unknown one.
             RateLimited: its key has sent too many requests. Without keys, its address has.
         """
-        if scope["method"] == "POST" and scope["path"].startswith(ADMIN):
+        if asked.method == "POST" and asked.path.startswith(ADMIN):
             if not self._admin_digests:
                 raise Unauthorized(
                     "this service has no admin keys, so only the signal SIGHUP reloads models; "
                     "to allow this request, the operator must set SENTIMENT_ADMIN_KEYS"
                 )
-            _key_digest(scope, self._admin_digests)
+            _key_digest(asked, self._admin_digests)
             return
-        if not (self._digests or self._rate) or self._is_open(scope):
+        if not (self._digests or self._rate) or self._is_open(asked):
             return
-        address = (scope["client"] or ("",))[0]
-        who = _key_digest(scope, self._digests) if self._digests else address
+        who = _key_digest(asked, self._digests) if self._digests else asked.client
         if self._rate and (wait_s := self._window.hit(who)):
             raise RateLimited(
                 f"the rate limit is {self._rate}; wait as long as Retry-After says",
                 retry_after_s=wait_s,
             )
 
-    def _is_open(self, scope: Scope) -> bool:
-        path = scope["path"]
+    def _is_open(self, asked: Asked) -> bool:
+        path = asked.path
         if path in OPEN:
             return True
-        reads = scope["method"] in ("GET", "HEAD")
+        reads = asked.method in ("GET", "HEAD")
         pages = path in OPEN_PAGES or path.startswith(("/web/", "/docs/"))
         return reads and (pages or path == self._health_route)
 
@@ -113,10 +120,9 @@ def plain_address(host: str) -> str:
     return host.removeprefix(IPV4_MAPPED) if "." in host else host
 
 
-def _key_digest(scope: Scope, digests: Sequence[bytes]) -> str:
+def _key_digest(asked: Asked, digests: Sequence[bytes]) -> str:
     """The digest of the request's key, which must be one of ``digests``."""
-    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    scheme, _, key = given.partition(b" ")
+    scheme, _, key = asked.headers.get(b"authorization", b"").partition(b" ")
     digest = hashlib.sha256(key.strip()).hexdigest()
     # All are compared, each in constant time, so that the time taken reveals nothing.
     known = [hmac.compare_digest(digest.encode(), one) for one in digests]

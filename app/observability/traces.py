@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from starlette.types import Scope
 
 from app.extras import missing_extra
 
@@ -47,11 +46,11 @@ class Tracer:
         self._tracer = self._provider.get_tracer("sentiment", version)
         self._propagator = TraceContextTextMapPropagator()
 
-    def request(self, scope: Scope, method: str) -> trace.Span:
+    def request(self, headers: Mapping[bytes, bytes], method: str) -> trace.Span:
         """Start the span of a request, a child of the caller's span if the headers name one."""
         carrier = {
             name.decode(): value.decode("latin-1")
-            for name, value in scope["headers"]
+            for name, value in headers.items()
             if name in (b"traceparent", b"tracestate")
         }
         parent = self._propagator.extract(carrier)

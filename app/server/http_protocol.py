@@ -21,9 +21,10 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from app.limits.access import plain_address
-from app.api.middleware.identity import new_request_id
+from app.api.http_exchange import Arrival
 from app.errors import BadRequest, HeadersTooLarge, ServiceError
+from app.exchange import request_id
+from app.limits.access import plain_address
 from app.server.linux_sockets import has_unread, unread_seconds
 from app.server.refusals import answer, refusal
 from app.server.request_scheduler import Turns
@@ -101,6 +102,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._deadline_ms = deadline_ms
         self._turns = turns
         self._on_refusal = on_refusal
+        self._arrival: Arrival | None = None  # of the current request
         self._stage = Stage.HEAD
         self._received = bytearray()  # bytes that the parser has not got yet
         self._head_begun = False
@@ -127,11 +129,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_waiting_for_reader()
         self._transport.stop()
         super().connection_lost(exc)
-        if self.scope is not None:
-            state = self.scope["state"]
-            state["disconnected"] = True
-            if "on_disconnect" in state:
-                state["on_disconnect"]()
+        if self._arrival is not None:
+            self._arrival.leave()
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():
@@ -207,7 +206,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_begun = False
             self._stage = Stage.TURN
             self._head_length = end + len(HEAD_END)
-            self._arrived = self.loop.time() - unread_s
+            self._arrived_at = self.loop.time() - unread_s
             if head.startswith(b"POST"):
                 self._turns.take(self._begin, self._patience_s)
             else:  # a probe, a scrape, the page: these are short, so they do not wait
@@ -242,11 +241,10 @@ class HttpProtocol(HttpToolsProtocol):
             if self._stage is Stage.TURN:  # the parser saw no end of the head
                 self._refuse(BadRequest("HTTP/2 is not supported; send HTTP/1.1"))
                 return
-            state = self.scope["state"]
-            state["arrived"] = self._arrived
+            self._arrival = self.scope["arrival"] = Arrival(self._arrived_at)
             if rest:
                 self.data_received(rest)
-            state["complete"] = self._stage is Stage.ANSWER
+            self._arrival.complete = self._stage is Stage.ANSWER
             if self._half_closed and self._stage is Stage.ANSWER:
                 self._answer_soon()
             elif self._half_closed:
@@ -357,10 +355,10 @@ class HttpProtocol(HttpToolsProtocol):
                 return
             self.cycle.disconnected = True  # the application need not answer
             self.cycle.message_event.set()
-        request_id = new_request_id()
-        self.transport.write(answer(error, request_id, self.server_state.default_headers))
+        own_id = request_id()
+        self.transport.write(answer(error, own_id, self.server_state.default_headers))
         self._stop_timer()
-        self._on_refusal(error, request_id, self.client[0] if self.client else "")
+        self._on_refusal(error, own_id, self.client[0] if self.client else "")
         self.transport.close()
 
     def _too_large(self) -> HeadersTooLarge:

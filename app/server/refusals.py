@@ -6,6 +6,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from app.api.problems import problem
 from app.errors import BadRequest, NotReady, ServiceError
+from app.exchange import UNMATCHED
+from app.observability.access_log import OTHER_METHOD, log_request
+from app.service import Service
 
 
 def refusal(cause: BaseException | None) -> ServiceError:
@@ -29,3 +32,20 @@ def answer(
     headers = [*default_headers, *response.raw_headers, *own]
     lines = [name + b": " + value + b"\r\n" for name, value in headers]
     return b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)])
+
+
+def note(service: Service, error: ServiceError, request_id: str, client: str) -> None:
+    """Count and log the answer to bytes that are not a valid request."""
+    service.metrics.observe_request(UNMATCHED, OTHER_METHOD, error.status, 0.0, None)
+    if service.logs_requests:
+        log_request(
+            {
+                "request_id": request_id,
+                "client": client,
+                "method": OTHER_METHOD,
+                "route": UNMATCHED,
+                "status": error.status,
+                "code": error.code,
+                "reason": error.detail,
+            }
+        )

@@ -18,15 +18,14 @@ import uvicorn
 from fastapi import FastAPI
 
 from app import logs, main
-from app.limits.access import IPV4_MAPPED
-from app.observability.access_log import note_refusal
-from app.service import Service
 from app.config.settings import Settings
 from app.errors import ServiceError, UserError
-from app.server import signals
+from app.limits.access import IPV4_MAPPED
+from app.server import refusals, signals
 from app.server.http_protocol import QUIET_S, HttpProtocol
 from app.server.listener import Listener, bind
 from app.server.request_scheduler import Turns
+from app.service import Service
 
 if TYPE_CHECKING:
     from app.grpc_api.server import GrpcServer
@@ -130,7 +129,7 @@ class Server(uvicorn.Server):
                 max_header_bytes=self._service.settings.max_header_bytes,
                 deadline_ms=self._service.settings.deadline_ms,
                 turns=turns,
-                on_refusal=partial(note_refusal, self._service),
+                on_refusal=partial(refusals.note, self._service),
             )
             try:
                 self._listeners.append(Listener(site, protocol))

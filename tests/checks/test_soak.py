@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from app.limits.access import ADMIN
 from app.config.settings import Settings
+from app.limits.access import ADMIN
 from app.main import create_app
 from checks.soak import report
 from checks.soak.calls import Call, Calls

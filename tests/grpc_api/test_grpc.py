@@ -15,12 +15,12 @@ import grpc
 import httpx2
 import pytest
 
-from app.service import Service
 from app.cli import main
 from app.config.settings import Settings
 from app.errors import OutOfMemory, ServiceError
 from app.grpc_api.calls import CODES, Calls
 from app.grpc_api.messages import METHODS, POOL, SERVICES
+from app.service import Service
 from tests.support.serving import SLOW_COMMAND, Process, environment, free_port
 
 KEY = (("authorization", "Bearer the-key-of-the-tests"),)

@@ -11,11 +11,11 @@ JSON = "application/json"
 Schema = dict[str, Any]
 
 
-def with_components(document: dict[str, Any]) -> dict[str, Any]:
+def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str, Any]:
     """The document, which is changed, with its object schemas and its errors under ``components``.
 
     Generators make one class of each component, but one of each copy of an inline schema. Many
-    operations have the same errors.
+    operations have the same errors. ``keys`` says whether requests need a key.
 
     Raises:
         ValueError: two different components have the same name.
@@ -23,7 +23,11 @@ def with_components(document: dict[str, Any]) -> dict[str, Any]:
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     errors = components.setdefault("responses", {})
+    if keys:
+        components["securitySchemes"] = {"HTTPBearer": {"type": "http", "scheme": "bearer"}}
     for operation in [one for methods in document["paths"].values() for one in methods.values()]:
+        if keys:
+            operation["security"] = [{"HTTPBearer": []}]
         answers = operation["responses"]
         for body in (operation.get("requestBody", {}), *answers.values()):
             for media_type, content in body.get("content", {}).items():

@@ -4,21 +4,22 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
+from app.api.answers import JsonAnswer, every_prediction, timing
 from app.api.body import read_body
+from app.api.http_exchange import HttpRequest
 from app.api.inputs import as_list
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.protocols.common import INPUTS, AllTexts, LabelScore, ranking, whole
-from app.api.routing import DirectRoute
+from app.api.routing import Route
 from app.engine.classifier import Classification
 from app.engine.model.model import Model
 from app.engine.results import Prediction
 
-router = APIRouter(tags=["compatibility"], route_class=DirectRoute)
+router = APIRouter(tags=["compatibility"], route_class=Route)
 
 Function = Literal["softmax", "sigmoid", "none"]
 
@@ -54,7 +55,7 @@ class TextClassification(BaseModel):
     responses={**example([examples.RANKED[:2]]), **documented(*ERRORS)},
     openapi_extra=documented_body(TextClassification),
 )
-async def text_classification(request: Request) -> Response:
+async def text_classification(request: HttpRequest) -> Response:
     """Labels and scores, in the format of Hugging Face's inference servers.
 
     The answer has one list for each text, with the highest score first. If a text is bad, the
@@ -66,7 +67,7 @@ async def text_classification(request: Request) -> Response:
 
 
 async def best_labels(
-    request: Request, body: TextClassification
+    request: HttpRequest, body: TextClassification
 ) -> tuple[list[list[LabelScore]], Classification]:
     """Classify the texts: for each text, the ``top_k`` labels with the highest scores.
 
@@ -74,7 +75,7 @@ async def best_labels(
         ServiceError: a text is bad, or the request as a whole failed.
     """
     asked = body.parameters or PipelineParameters()
-    done = await classify_texts(request, as_list(body.inputs), model=None)
+    done = await request.exchange.classify(as_list(body.inputs), model=None)
     ranked = [
         ranking(_scores(prediction, asked.function_to_apply, done.model))[: asked.top_k]
         for prediction in every_prediction(done.outcomes)

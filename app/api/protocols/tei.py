@@ -4,24 +4,24 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, cast
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
+from app.api.answers import JsonAnswer, every_prediction, timing
 from app.api.body import ByField, read_body
+from app.api.http_exchange import HttpRequest
 from app.api.inputs import NonEmpty, PairObject, Text, as_list, parse_texts
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
 from app.api.openapi.schemas import Problem
-from app.api.problems import problem
 from app.api.protocols.common import LabelScore, ranking, tokens_computed
 from app.api.protocols.hosting.instances import (
     InstancesRequest,
     InstancesResponse,
     answer_instances,
 )
-from app.api.routing import DirectRoute
+from app.api.routing import Route
 from app.engine.classifier import Classification
 from app.engine.machine.gpu import CUDA
 from app.engine.predictions import Options
@@ -37,8 +37,6 @@ from app.errors import (
     ServiceError,
     ShuttingDown,
 )
-
-router = APIRouter(tags=["compatibility"], route_class=DirectRoute)
 
 ErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Empty"]
 _ERROR_TYPES: dict[type[ServiceError], ErrorType] = {
@@ -115,6 +113,15 @@ def _error_type(kind: type[ServiceError], detail: str) -> dict[str, ErrorType]:
     return {"error_type": _ERROR_TYPES.get(kind, "Validation")}
 
 
+class PredictRoute(Route):
+    """A route whose errors have TEI's member."""
+
+    error_members = staticmethod(_error_type)
+
+
+router = APIRouter(tags=["compatibility"], route_class=PredictRoute)
+
+
 @router.post(
     "/predict",
     operation_id="predictTei",
@@ -125,28 +132,21 @@ def _error_type(kind: type[ServiceError], detail: str) -> dict[str, ErrorType]:
     },
     openapi_extra=documented_body(PredictRequest, InstancesRequest),
 )
-async def predict(request: Request) -> Response:
+async def predict(request: HttpRequest) -> Response:
     """Labels and scores in the format of text-embeddings-inference, with the highest first.
 
     One text is answered with a list, a batch with a list of lists. If a text is bad, the answer is
     the error of the first bad text. A body with `instances` is answered in the format of Vertex AI,
     which is often given the same path.
     """
-    try:
-        body = await read_body(request, FORMS)
-        if isinstance(body, InstancesRequest):
-            return await answer_instances(request, body)
-        return await _predict(request, cast(PredictRequest, body))
-    except ServiceError as error:
-        added = _error_type(type(error), error.detail)
-        return problem(error, request.state.request_id, **added)
-
-
-async def _predict(request: Request, body: PredictRequest) -> Response:
+    body = await read_body(request, FORMS)
+    if isinstance(body, InstancesRequest):
+        return await answer_instances(request, body)
+    body = cast(PredictRequest, body)
     started = time.perf_counter()
     texts = as_list(body.inputs)
     options = Options("error" if body.truncate is False else "truncate")
-    done = await classify_texts(request, texts, model=None, options=options)
+    done = await request.exchange.classify(texts, model=None, options=options)
     predictions = every_prediction(done.outcomes)
     batch = [ranking(one["logits" if body.raw_scores else "scores"]) for one in predictions]
     response = JsonAnswer(batch if isinstance(body.inputs, list) else batch[0], timing(done))

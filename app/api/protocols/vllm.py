@@ -3,22 +3,20 @@
 import time
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool
 from typing_extensions import TypedDict
 
-from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
+from app.api.answers import JsonAnswer, every_prediction, timing
 from app.api.body import read_body
+from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
-from app.api.problems import problem
 from app.api.protocols.common import INPUTS, AllTexts, tokens_computed
-from app.api.routing import DirectRoute
-from app.service import Service
+from app.api.routing import Route
 from app.errors import RateLimited, ServiceError, Unauthorized
-
-router = APIRouter(tags=["compatibility"], route_class=DirectRoute)
+from app.service import Service
 
 
 class ClassificationRequest(BaseModel):
@@ -105,7 +103,17 @@ def _failure(kind: type[ServiceError], detail: str) -> dict[str, Failure]:
     return {"error": failure}
 
 
-@router.post(
+class ClassifyRoute(Route):
+    """A route whose errors have vLLM's member."""
+
+    error_members = staticmethod(_failure)
+
+
+router = APIRouter(tags=["compatibility"], route_class=Route)
+classifying = APIRouter(tags=["compatibility"], route_class=ClassifyRoute)
+
+
+@classifying.post(
     "/v1/classify",
     operation_id="classifyVllm",
     response_model=ClassificationResponse,
@@ -115,16 +123,41 @@ def _failure(kind: type[ServiceError], detail: str) -> dict[str, Failure]:
     },
     openapi_extra=documented_body(ClassificationRequest),
 )
-async def classify(request: Request) -> Response:
+async def classify(request: HttpRequest) -> Response:
     """Label and probabilities, in the format of vLLM.
 
     `GET /models` lists the labels in the order of `probs`. If a text is bad, the answer is the
     error of the first bad text.
     """
-    try:
-        return await _classify(request)
-    except ServiceError as error:
-        return problem(error, request.state.request_id, **_failure(type(error), error.detail))
+    body = await read_body(request, ClassificationRequest)
+    texts = body.input if isinstance(body.input, list) else [body.input]
+    done = await request.exchange.classify(texts, model=body.model)
+    predictions = every_prediction(done.outcomes)
+    tokens = tokens_computed(done.model, predictions)
+    response: ClassificationResponse = {
+        "id": f"classify-{request.exchange.request_id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": done.model.name,
+        "data": [
+            {
+                "index": index,
+                "label": prediction["label"],
+                "probs": list(
+                    prediction["logits" if body.use_activation is False else "scores"].values()
+                ),
+                "num_classes": len(done.model.labels),
+            }
+            for index, prediction in enumerate(predictions)
+        ],
+        "usage": {
+            "prompt_tokens": tokens,
+            "total_tokens": tokens,
+            "completion_tokens": 0,
+            "prompt_tokens_details": None,
+        },
+    }
+    return JsonAnswer(response, timing(done))
 
 
 class ServedModel(TypedDict):
@@ -150,9 +183,9 @@ class ServedModels(TypedDict):
     response_model=ServedModels,
     responses={**example(examples.LISTED), **documented(Unauthorized, RateLimited)},
 )
-async def models(request: Request) -> Response:
+async def models(request: HttpRequest) -> Response:
     """The served models, in the format that OpenAI's clients read."""
-    service = Service.of(request)
+    service = request.exchange.service
     names = [*service.models.classifiers]
     listed: ServedModels = {
         "object": "list",
@@ -170,35 +203,3 @@ def served_model(service: Service, name: str) -> ServedModel:
         "created": service.started_at,
         "owned_by": "sentiment-service",
     }
-
-
-async def _classify(request: Request) -> Response:
-    body = await read_body(request, ClassificationRequest)
-    texts = body.input if isinstance(body.input, list) else [body.input]
-    done = await classify_texts(request, texts, model=body.model)
-    predictions = every_prediction(done.outcomes)
-    tokens = tokens_computed(done.model, predictions)
-    response: ClassificationResponse = {
-        "id": f"classify-{request.state.request_id}",
-        "object": "list",
-        "created": int(time.time()),
-        "model": done.model.name,
-        "data": [
-            {
-                "index": index,
-                "label": prediction["label"],
-                "probs": list(
-                    prediction["logits" if body.use_activation is False else "scores"].values()
-                ),
-                "num_classes": len(done.model.labels),
-            }
-            for index, prediction in enumerate(predictions)
-        ],
-        "usage": {
-            "prompt_tokens": tokens,
-            "total_tokens": tokens,
-            "completion_tokens": 0,
-            "prompt_tokens_details": None,
-        },
-    }
-    return JsonAnswer(response, timing(done))

@@ -1,10 +1,10 @@
 """POST /classify and POST /explain."""
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
-from app.api.answers import JsonAnswer, classify_texts, timing, version, whole_failure
+from app.api.answers import JsonAnswer, timing, version, whole_failure
 from app.api.body import read_body
-from app.api.connection import while_connected
+from app.api.http_exchange import HttpRequest
 from app.api.inputs import as_list
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
@@ -14,13 +14,11 @@ from app.api.openapi.schemas import (
     ExplainRequest,
     ExplainResponse,
 )
-from app.api.routing import DirectRoute
-from app.service import Service
-from app.api.work import note_asked, note_done
+from app.api.routing import Route
 from app.engine.predictions import Options
 from app.engine.results import item
 
-router = APIRouter(tags=["classification"], route_class=DirectRoute)
+router = APIRouter(tags=["classification"], route_class=Route)
 
 
 @router.post(
@@ -30,7 +28,7 @@ router = APIRouter(tags=["classification"], route_class=DirectRoute)
     responses={**example(examples.CLASSIFIED), **documented(*ERRORS)},
     openapi_extra=documented_body(ClassifyRequest),
 )
-async def classify(request: Request) -> Response:
+async def classify(request: HttpRequest) -> Response:
     """Classify one text or several: label, scores and logits.
 
     `results` is always a list, in the order of the texts. If one text of a list is bad, its place
@@ -40,7 +38,7 @@ async def classify(request: Request) -> Response:
     return await answer(request, await read_body(request, ClassifyRequest))
 
 
-async def answer(request: Request, body: ClassifyRequest) -> Response:
+async def answer(request: HttpRequest, body: ClassifyRequest) -> Response:
     """The answer to a request in our own format.
 
     Raises:
@@ -49,7 +47,7 @@ async def answer(request: Request, body: ClassifyRequest) -> Response:
     single = not isinstance(body.inputs, list)
     texts = as_list(body.inputs)
     options = Options(body.overflow, body.split, body.language)
-    done = await classify_texts(request, texts, model=body.model, options=options)
+    done = await request.exchange.classify(texts, model=body.model, options=options)
     if error := whole_failure(done.outcomes, single=single):
         raise error
     response: ClassifyResponse = {
@@ -67,7 +65,7 @@ async def answer(request: Request, body: ClassifyRequest) -> Response:
     responses={**example(examples.EXPLAINED), **documented(*ERRORS)},
     openapi_extra=documented_body(ExplainRequest),
 )
-async def explain(request: Request) -> Response:
+async def explain(request: HttpRequest) -> Response:
     """Explain what each word of a text contributes to its label.
 
     The text is classified again without each word in turn. A word that speaks for the label has a
@@ -76,11 +74,12 @@ async def explain(request: Request) -> Response:
     together have at most half of `max_queue_tokens`.
     """
     body = await read_body(request, ExplainRequest)
-    classifier = Service.of(request).models.classifier(body.model)
-    noted = note_asked(request.scope, classifier.model.name, 1)
-    explaining = classifier.explain(body.inputs, deadline=request.state.deadline)
-    done, whole, words = await while_connected(request, explaining)
-    note_done(noted, done, [whole])
+    exchange = request.exchange
+    classifier = exchange.service.models.classifier(body.model)
+    exchange.asks(classifier.model.name, 1)
+    explaining = classifier.explain(body.inputs, deadline=exchange.deadline)
+    done, whole, words = await exchange.while_connected(explaining)
+    exchange.classified(done, [whole])
     response: ExplainResponse = {
         "model": version(done.model),
         "label": whole["label"],

@@ -3,14 +3,15 @@
 import platform
 
 import onnxruntime
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client.exposition import choose_encoder
 
+from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
 from app.api.openapi.document import documented, example, path_parameters, text_example
 from app.api.openapi.schemas import Info, ModelInfo, Models, Status
-from app.service import Service
+from app.api.routing import Route
 from app.engine.machine.cpu import cpu_name, vector_flags
 from app.errors import (
     InvalidBundle,
@@ -21,8 +22,8 @@ from app.errors import (
     Unauthorized,
 )
 
-router = APIRouter(tags=["operations"])
-metrics_router = APIRouter(tags=["operations"])  # it may have a port of its own
+router = APIRouter(tags=["operations"], route_class=Route)
+metrics_router = APIRouter(tags=["operations"], route_class=Route)  # it may have a port of its own
 
 
 _READY = {**example({"status": "ready"}), **documented(NotReady, ShuttingDown)}
@@ -33,20 +34,20 @@ _READY = {**example({"status": "ready"}), **documented(NotReady, ShuttingDown)}
     operation_id="checkLive",
     responses={**example({"status": "live"}), **documented(NotReady)},
 )
-async def live(request: Request) -> Status:
+async def live(request: HttpRequest) -> Status:
     """Succeeds if the process works or can recover by itself; otherwise restart the process."""
-    Service.of(request).models.check_live()
+    request.exchange.service.models.check_live()
     return {"status": "live"}
 
 
 @router.get("/health", operation_id="checkHealth", responses=_READY)
 @router.get("/health/ready", operation_id="checkReady", responses=_READY)
-async def ready(request: Request) -> Status:
+async def ready(request: HttpRequest) -> Status:
     """Succeeds while you can send traffic.
 
     This means that the models are warm, inference works, and shutdown has not begun.
     """
-    await Service.of(request).models.check_ready()
+    await request.exchange.service.models.check_ready()
     return {"status": "ready"}
 
 
@@ -55,9 +56,9 @@ async def ready(request: Request) -> Status:
     operation_id="getInfo",
     responses={**example(examples.INFO), **documented(Unauthorized, RateLimited, NotReady)},
 )
-async def info(request: Request) -> Info:
+async def info(request: HttpRequest) -> Info:
     """Versions, the device that is really in use, and the limits."""
-    service = Service.of(request)
+    service = request.exchange.service
     settings = service.settings
     default = service.models.classifier(None)
     return {
@@ -95,9 +96,9 @@ async def info(request: Request) -> Info:
     operation_id="listModels",
     responses={**example(examples.MODELS), **documented(Unauthorized, RateLimited)},
 )
-async def models(request: Request) -> Models:
+async def models(request: HttpRequest) -> Models:
     """The served models."""
-    served = [(one.model, one.plan) for one in Service.of(request).models.classifiers.values()]
+    served = [(one.model, one.plan) for one in request.exchange.service.models.classifiers.values()]
     return {
         "models": [
             ModelInfo(
@@ -130,12 +131,12 @@ async def models(request: Request) -> Models:
     },
     openapi_extra=path_parameters("name"),
 )
-async def reload(request: Request) -> Status:
+async def reload(request: HttpRequest) -> Status:
     """Load a model's bundle again. Needs an admin key.
 
     The old model answers until the new one is loaded.
     """
-    await Service.of(request).models.reload(request.path_params["name"])
+    await request.exchange.service.models.reload(request.path_params["name"])
     return {"status": "reloaded"}
 
 
@@ -145,9 +146,9 @@ async def reload(request: Request) -> Status:
     response_class=PlainTextResponse,
     responses=text_example(examples.METRICS, "text/plain"),
 )
-async def metrics(request: Request) -> Response:
+async def metrics(request: HttpRequest) -> Response:
     """Metrics as Prometheus text, or as OpenMetrics if the request asks for it."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    metrics = Service.of(request).metrics
+    metrics = request.exchange.service.metrics
     await metrics.gpus.refresh()
     return Response(encode(metrics.registry), headers={"content-type": content_type})

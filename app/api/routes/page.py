@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
+from app.api.answers import JsonAnswer
+from app.api.http_exchange import HttpRequest
 from app.api.openapi.document import text_example
+from app.api.routing import Route
 
-router = APIRouter(tags=["page"])
-docs_router = APIRouter(include_in_schema=False)  # only with --docs on
+router = APIRouter(tags=["page"], route_class=Route)
+docs_router = APIRouter(include_in_schema=False, route_class=Route)  # only with --docs on
 
 _DIRECTORY = Path(__file__).parents[2] / "web"
 # It serves no file outside its directory, and answers 304 if the client's ETag is still valid.
@@ -34,11 +37,11 @@ _HEADERS = {
     responses=text_example("<!doctype html>\n", "text/html"),
 )
 @router.get("/web/{name}", include_in_schema=False)
-async def page(request: Request) -> Response:
+async def page(request: HttpRequest) -> Response:
     """A web page for trying the service."""
     name = request.path_params.get("name", "index.html")
     response: Response
-    if name == "index.html" and not request.app.openapi_url:  # --docs off
+    if name == "index.html" and request.exchange.service.settings.docs == "off":
         text = (_DIRECTORY / name).read_text(encoding="utf-8")
         response = HTMLResponse(text.replace(_DOCS_LINK, ""))
     else:
@@ -47,9 +50,15 @@ async def page(request: Request) -> Response:
     return response
 
 
+@docs_router.get("/openapi.json")
+async def openapi(request: HttpRequest) -> Response:
+    """The OpenAPI document of this service."""
+    return JsonAnswer(request.app.openapi())
+
+
 @docs_router.get("/docs")
 @docs_router.get("/docs/{name:path}")
-async def docs(request: Request) -> Response:
+async def docs(request: HttpRequest) -> Response:
     """Swagger UI, which shows the OpenAPI document of this service."""
     name = request.path_params.get("name", "index.html")
     response = await _DOCS_FILES.get_response(name, request.scope)

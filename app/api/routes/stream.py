@@ -10,17 +10,16 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import get_args
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.decoding import Decoder, decoder
+from app.api.http_exchange import HttpExchange, HttpRequest
 from app.api.ndjson import Line, LineReader, answer_line
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, text_example
 from app.api.routes.stream_group import StreamGroup
 from app.api.routing import StreamRoute
-from app.service import Service
-from app.api.work import Work, note_asked
 from app.engine.predictions import Options, Overflow
 from app.errors import (
     ClientDisconnected,
@@ -82,7 +81,7 @@ _DOCUMENTED = {
     response_class=Response,
     openapi_extra=_DOCUMENTED,
 )
-async def classify_stream(request: Request) -> Response:
+async def classify_stream(request: HttpRequest) -> Response:
     """Classify any number of texts. They are answered while you send them, at constant memory.
 
     For each line `{"id": ..., "text": ...}` you get a line with the same id and the result, or an
@@ -91,7 +90,7 @@ async def classify_stream(request: Request) -> Response:
     have no deadline. Streams take turns. When the service shuts down, the last line is an error
     `shutting_down` with the id null.
     """
-    service = Service.of(request)
+    exchange = request.exchange
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type not in ACCEPTED:
         raise UnsupportedMediaType(f"send lines of JSON, with content-type: {MEDIA_TYPE}")
@@ -100,13 +99,9 @@ async def classify_stream(request: Request) -> Response:
     if overflow is None:
         raise InvalidRequest(f"overflow must be one of: {', '.join(get_args(Overflow))}")
     model = request.query_params.get("model")
-    return StreamedAnswers(
-        service,
-        model,
-        Options(overflow=overflow),
-        decoder(request.headers.get("content-encoding", "")),
-        note_asked(request.scope, service.models.classifier(model).model.name, 0),
-    )
+    body = decoder(request.headers.get("content-encoding", ""))
+    exchange.asks(exchange.service.models.classifier(model).model.name, 0)
+    return StreamedAnswers(exchange, model, Options(overflow=overflow), body)
 
 
 class StreamedAnswers(Response):
@@ -114,18 +109,18 @@ class StreamedAnswers(Response):
 
     def __init__(
         self,
-        service: Service,
+        exchange: HttpExchange,
         model: str | None,
         options: Options,
         body: Decoder,
-        work: Work | None = None,
     ) -> None:
         super().__init__(
             media_type=MEDIA_TYPE,
             headers={"x-accel-buffering": "no"},  # tells a proxy to pass on each line at once
         )
         del self.headers["content-length"]
-        self._service = service
+        self._exchange = exchange
+        self._service = service = exchange.service
         self._model = model
         self._options = options
         self._decoder = body
@@ -135,7 +130,6 @@ class StreamedAnswers(Response):
             release=service.stream_inflight.give,
         )
         self._gate = service.models.stream_gate(model)  # may raise: no answer has begun yet
-        self._work = work
         self._messages: asyncio.Queue[Message] = asyncio.Queue(1)
         # In the order of their lines; None marks the end.
         self._groups: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(WAITING_GROUPS)
@@ -158,7 +152,7 @@ class StreamedAnswers(Response):
         finally:
             self._lines.close()
             if self._failure is not None:  # the status was sent before, so only the log can say it
-                scope["state"]["code"] = self._failure.code
+                self._exchange.code = self._failure.code
 
     async def _respond(self, receive: Receive, send: Send) -> None:
         try:
@@ -215,9 +209,7 @@ class StreamedAnswers(Response):
         try:
             async for lines in self._arriving():
                 if lines:
-                    group = StreamGroup(
-                        lines, self._service, self._model, self._options, self._work
-                    )
+                    group = StreamGroup(lines, self._exchange, self._model, self._options)
                     await self._groups.put(tasks.create_task(self._answer(group)))
                     # Cut the next group when its turn is near: its size depends on how many wait.
                     await group.admitted.wait()

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from app.api.ndjson import Line, answer_line
-from app.service import Service
-from app.api.work import Work
 from app.engine.classifier import Classifier
 from app.engine.predictions import Options
 from app.engine.results import Outcome
 from app.engine.text.pairs import Input
 from app.errors import ServiceError, ShuttingDown, TooManyTexts
+from app.exchange import Exchange
 
 
 class StreamGroup:
@@ -24,18 +23,17 @@ class StreamGroup:
     def __init__(
         self,
         lines: Sequence[Line],
-        service: Service,
+        exchange: Exchange,
         model: str | None,
         options: Options,
-        work: Work | None,
     ) -> None:
         self.admitted = asyncio.Event()
         self.lines = lines
-        self._service = service
+        self._exchange = exchange
+        self._service = exchange.service
         self._model = model
         self._options = options
-        self._work = work
-        self._gate = service.models.stream_gate(model)
+        self._gate = self._service.models.stream_gate(model)
 
     async def answer(self) -> bytes:
         """The answers, in the order of the lines: a result or an error for each line."""
@@ -46,9 +44,9 @@ class StreamGroup:
         finally:
             self.admitted.set()
         self._classifier.count(line.text for line in lines if isinstance(line.text, ServiceError))
-        if self._work is not None:
-            self._work.texts += len(lines)
-            self._work.add_tokens(outcomes)
+        self._exchange.asks(self._classifier.model.name, len(lines))
+        if self._exchange.work is not None:
+            self._exchange.work.add_tokens(outcomes)
         answered = iter(outcomes)
         return b"".join(
             answer_line(line, line.text if isinstance(line.text, ServiceError) else next(answered))

@@ -1,23 +1,21 @@
 """POST /tokenize."""
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
-from app.api.answers import JsonAnswer, check_number, version
+from app.api.answers import JsonAnswer, version
 from app.api.body import read_body
-from app.api.connection import while_connected
+from app.api.http_exchange import HttpRequest
 from app.api.inputs import as_list
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.openapi.schemas import TokenizeRequest, TokenizeResponse
-from app.api.routing import DirectRoute
-from app.service import Service
-from app.api.work import note_asked
+from app.api.routing import Route
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.results import item
 from app.engine.tokens import tokens_steps
 from app.errors import ServiceError
 
-router = APIRouter(tags=["classification"], route_class=DirectRoute)
+router = APIRouter(tags=["classification"], route_class=Route)
 
 
 @router.post(
@@ -27,7 +25,7 @@ router = APIRouter(tags=["classification"], route_class=DirectRoute)
     responses={**example(examples.TOKENS), **documented(*ERRORS)},
     openapi_extra=documented_body(TokenizeRequest),
 )
-async def tokenize(request: Request) -> Response:
+async def tokenize(request: HttpRequest) -> Response:
     """Show the tokens of one text or several, as the model sees them. Nothing is classified.
 
     The model's preprocessing and truncation are applied first. `results` is always a list, in the
@@ -37,10 +35,10 @@ async def tokenize(request: Request) -> Response:
     """
     body = await read_body(request, TokenizeRequest)
     texts = as_list(body.inputs)
-    service = Service.of(request)
-    check_number(service, texts)
+    exchange, service = request.exchange, request.exchange.service
+    exchange.check_number(len(texts))
     model = service.models.classifier(body.model).model
-    noted = note_asked(request.scope, model.name, len(texts))
+    exchange.asks(model.name, len(texts))
     steps = tokens_steps(
         model,
         texts,
@@ -48,12 +46,12 @@ async def tokenize(request: Request) -> Response:
         max_chars=service.settings.max_text_chars,
         max_tokens=int(service.settings.max_queue_tokens * REQUEST_SHARE),
     )
-    work = service.worker.run(steps, deadline=request.state.deadline)
-    results = await while_connected(request, work)
+    work = service.worker.run(steps, deadline=exchange.deadline)
+    results = await exchange.while_connected(work)
     if not isinstance(body.inputs, list) and isinstance(results[0], ServiceError):
         raise results[0]
-    if noted is not None:
-        noted.tokens = sum(r["count"] for r in results if not isinstance(r, ServiceError))
+    if exchange.work is not None:
+        exchange.work.tokens = sum(r["count"] for r in results if not isinstance(r, ServiceError))
     response: TokenizeResponse = {
         "model": version(model),
         "results": [item(result) for result in results],

@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app.api.decoding import decoder
+from app.api.http_exchange import HttpExchange
 from app.api.ndjson import Line, LineReader
 from app.api.routes.stream import StreamedAnswers
 from app.config.settings import Settings
@@ -421,7 +422,8 @@ def test_lines_that_no_queue_would_hold_together_go_one_after_the_other(serve: S
 
 def test_a_stream_that_is_cancelled_after_its_end_says_no_more(client: TestClient) -> None:
     """A stream that is cancelled just after its end, when drain-ms is over, sends nothing more."""
-    service = cast(FastAPI, client.app).state.service
+    app = cast(FastAPI, client.app)
+    service = app.state.service
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -435,8 +437,12 @@ def test_a_stream_that_is_cancelled_after_its_end_says_no_more(client: TestClien
             service.lifecycle.stop()
             cast(asyncio.Task[None], asyncio.current_task()).cancel()
 
-    stream = StreamedAnswers(service, None, DEFAULTS, decoder(""))
-    asyncio.run(stream({"type": "http"}, receive, send))
+    async def answer() -> None:
+        scope = {"method": "POST", "path": "/", "headers": [], "client": None}
+        exchange = HttpExchange(service, app.router, scope, receive, send)
+        await StreamedAnswers(exchange, None, DEFAULTS, decoder(""))(scope, receive, send)
+
+    asyncio.run(answer())
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
 
 

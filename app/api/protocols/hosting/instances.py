@@ -2,13 +2,14 @@
 
 from typing import Annotated, Any, NotRequired
 
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from app.api.answers import JsonAnswer, classify_texts, timing, whole_failure
+from app.api.answers import JsonAnswer, timing, whole_failure
+from app.api.http_exchange import HttpRequest
 from app.api.inputs import NonEmpty
 from app.engine.predictions import Options, Overflow
 from app.engine.results import FailedItem, Prediction, item
@@ -93,7 +94,7 @@ class InstancesResponse(TypedDict):
 
 
 async def answer_instances(
-    request: Request, body: InstancesRequest, *, model: str | None = None
+    request: HttpRequest, body: InstancesRequest, *, model: str | None = None
 ) -> Response:
     """Classify the instances. A bad text has its error in its place.
 
@@ -101,7 +102,7 @@ async def answer_instances(
         ServiceError: ``model`` is not served, or the request as a whole failed.
     """
     options = Options((body.parameters or InstancesParameters()).overflow)
-    done = await classify_texts(request, body.instances, model=model, options=options)
+    done = await request.exchange.classify(body.instances, model=model, options=options)
     if error := whole_failure(done.outcomes, single=False):
         raise error
     response: InstancesResponse = {"predictions": [item(outcome) for outcome in done.outcomes]}

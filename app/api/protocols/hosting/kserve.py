@@ -5,20 +5,20 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from pydantic import Field
 
 from app.api.body import read_body
+from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, example, path_parameters
 from app.api.protocols.hosting.instances import InstancesRequest, answer_instances
 from app.api.protocols.vllm import ServedModel, served_model
-from app.api.routing import DirectRoute
-from app.service import Service
+from app.api.routing import Route
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 
-router = APIRouter(prefix="/v1/models", tags=["compatibility"])
-classifying = APIRouter(prefix="/v1/models", tags=["compatibility"], route_class=DirectRoute)
+router = APIRouter(prefix="/v1/models", tags=["compatibility"], route_class=Route)
+classifying = APIRouter(prefix="/v1/models", tags=["compatibility"], route_class=Route)
 
 
 class ModelStatus(ServedModel):
@@ -37,9 +37,9 @@ class ModelStatus(ServedModel):
     },
     openapi_extra=path_parameters("name"),
 )
-async def model(request: Request) -> ModelStatus:
+async def model(request: HttpRequest) -> ModelStatus:
     """Succeeds while you can send traffic for this model."""
-    service = Service.of(request)
+    service = request.exchange.service
     classifier = service.models.classifier(request.path_params["name"])
     service.lifecycle.check()
     await classifier.check()
@@ -49,11 +49,11 @@ async def model(request: Request) -> ModelStatus:
 
 # Not in our OpenAPI document, where the path above would match it, too: `x:predict` may be a name.
 @classifying.post("/{name}:predict", responses=documented(*ERRORS), include_in_schema=False)
-async def predict(request: Request) -> Response:
+async def predict(request: HttpRequest) -> Response:
     """Labels, scores and logits, in the format of KServe's protocol V1.
 
     A bad text has its error in its place.
     """
-    name = Service.of(request).models.classifier(request.path_params["name"]).model.name
+    name = request.exchange.service.models.classifier(request.path_params["name"]).model.name
     body = await read_body(request, InstancesRequest)
     return await answer_instances(request, body, model=name)

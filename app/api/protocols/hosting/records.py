@@ -6,12 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import msgspec
-from fastapi import Request, Response
+from fastapi import Response
 
-from app.api.answers import classify_texts
 from app.api.body import parse, read_bytes
+from app.api.http_exchange import HttpRequest
 from app.api.protocols.hosting.instances import ACCEPTED, text_of
-from app.service import Service
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.results import Outcome, item
 from app.engine.text.pairs import Input
@@ -100,14 +99,14 @@ class Csv(Format):
         return line.getvalue().encode()
 
 
-async def answer_records(request: Request, reads: Format, writes: Format) -> Response:
+async def answer_records(request: HttpRequest, reads: Format, writes: Format) -> Response:
     """Classify the lines of the body. Blank and bad lines have their errors in their places.
 
     Raises:
         TooManyTexts: there are more lines than a request may have texts.
         ServiceError: the body cannot be read, or the request as a whole failed.
     """
-    service = Service.of(request)
+    service = request.exchange.service
     body = await read_bytes(request, empty="the body has no line")
     lines = body.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n")
     if len(lines) > service.settings.max_texts:
@@ -122,14 +121,14 @@ async def answer_records(request: Request, reads: Format, writes: Format) -> Res
     for start in range(0, len(lines), size):
         outcomes = await _classified(request, reads, lines[start : start + size], start + 1)
         group = [writes.answer(outcome) for outcome in outcomes]
-        request.state.body.hold(sum(map(len, group)))
+        request.exchange.hold(sum(map(len, group)))
         answers += group
     before, after = writes.ends
     return Response(before + writes.join.join(answers) + after, media_type=writes.media_type)
 
 
 async def _classified(
-    request: Request, reads: Format, lines: Sequence[bytes], first: int
+    request: HttpRequest, reads: Format, lines: Sequence[bytes], first: int
 ) -> list[Outcome]:
     """The outcome of each line. ``first`` is the number of the first line.
 
@@ -144,8 +143,8 @@ async def _classified(
             texts.append(InvalidRequest(error.detail))  # a new error, without stack frames
     good = [text for text in texts if not isinstance(text, ServiceError)]
     bad = [text for text in texts if isinstance(text, ServiceError)]
-    Service.of(request).models.classifier(None).count(bad)
-    found = iter((await classify_texts(request, good, model=None)).outcomes if good else ())
+    request.exchange.service.models.classifier(None).count(bad)
+    found = iter((await request.exchange.classify(good, model=None)).outcomes if good else ())
     outcomes = [text if isinstance(text, ServiceError) else next(found) for text in texts]
     for outcome in outcomes:
         if isinstance(outcome, ServiceError) and outcome.status in TRY_AGAIN:

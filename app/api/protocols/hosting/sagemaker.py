@@ -5,12 +5,13 @@ The forms of Hugging Face's and MLflow's containers, which have the same route, 
 
 from typing import cast
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from app.api.answers import JsonAnswer, timing
 from app.api.body import ByField, media_type, read_body
+from app.api.http_exchange import HttpRequest
 from app.api.openapi.document import ERRORS, documented
 from app.api.openapi.schemas import ClassifyRequest
 from app.api.protocols.hosting.instances import InstancesRequest, answer_instances
@@ -18,14 +19,13 @@ from app.api.protocols.hosting.mlflow import RecordsRequest, SplitRequest, as_in
 from app.api.protocols.hosting.records import Csv, Format, JsonLines, JsonList, answer_records
 from app.api.protocols.huggingface import TextClassification, best_labels
 from app.api.routes import classify
-from app.api.routing import DirectRoute
-from app.service import Service
+from app.api.routing import Route
 from app.errors import UnsupportedMediaType
 
 # Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
 # The platform has its own description, and docs/platforms.md has ours.
-router = APIRouter(include_in_schema=False)
-classifying = APIRouter(include_in_schema=False, route_class=DirectRoute)
+router = APIRouter(include_in_schema=False, route_class=Route)
+classifying = APIRouter(include_in_schema=False, route_class=Route)
 
 # The requests of a transform job may together have at most this many megabytes.
 JOB_MEGABYTES = 100
@@ -57,16 +57,16 @@ class ExecutionParameters(TypedDict):
 
 
 @router.get("/ping")
-async def ping(request: Request) -> Response:
+async def ping(request: HttpRequest) -> Response:
     """Succeeds, with an empty answer, while you can send traffic."""
-    await Service.of(request).models.check_ready()
+    await request.exchange.service.models.check_ready()
     return Response()
 
 
 @router.get("/execution-parameters")
-async def execution_parameters(request: Request) -> ExecutionParameters:
+async def execution_parameters(request: HttpRequest) -> ExecutionParameters:
     """How a batch transform job should call, unless it sets this itself."""
-    service = Service.of(request)
+    service = request.exchange.service
     concurrent = service.models.classifier(None).plan.runners
     megabytes = service.settings.max_body_bytes // 2**20
     return {
@@ -77,7 +77,7 @@ async def execution_parameters(request: Request) -> ExecutionParameters:
 
 
 @classifying.post("/invocations", responses=documented(*ERRORS))
-async def invocations(request: Request) -> Response:
+async def invocations(request: HttpRequest) -> Response:
     """Classify in the formats of Amazon SageMaker, and of the containers that run there.
 
     JSON Lines and CSV are answered line by line; blank and bad lines have their error in their
@@ -103,7 +103,7 @@ async def invocations(request: Request) -> Response:
             return await _as_container(request, cast(TextClassification, body))
 
 
-async def _as_container(request: Request, body: TextClassification) -> Response:
+async def _as_container(request: HttpRequest, body: TextClassification) -> Response:
     """What Hugging Face's pipeline for text classification returns.
 
     Without ``top_k``, each text has its best label, in one list for all texts. With it, each text

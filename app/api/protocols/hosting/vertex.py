@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.routing import APIRoute
 
 from app.api.body import read_body
-from app.limits.access import OPEN
+from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.protocols.hosting.instances import (
@@ -15,9 +15,10 @@ from app.api.protocols.hosting.instances import (
     answer_instances,
 )
 from app.api.routes import operations
-from app.api.routing import DirectRoute
+from app.api.routing import Route
 from app.config.platforms import VertexRoutes
 from app.errors import NotReady, ShuttingDown, UserError
+from app.limits.access import OPEN
 
 # Their own forms are different, so each request's body decides.
 SHARED = ("/predict", "/invocations")
@@ -30,7 +31,7 @@ def router(chosen: VertexRoutes, routes: Iterable[APIRoute]) -> APIRouter:
         UserError: one of them has another purpose.
     """
     taken = {route.path for route in routes}
-    made = APIRouter(tags=["compatibility"], route_class=DirectRoute)
+    made = APIRouter(tags=["compatibility"], route_class=Route)
     if (path := chosen.health) and path not in OPEN:
         if path in taken:
             raise UserError(f"AIP_HEALTH_ROUTE: {path} is another route; use /health/ready")
@@ -56,13 +57,13 @@ def router(chosen: VertexRoutes, routes: Iterable[APIRoute]) -> APIRouter:
     return made
 
 
-async def health(request: Request) -> Response:
+async def health(request: HttpRequest) -> Response:
     """Succeeds while you can send traffic."""
     await operations.ready(request)
     return Response()
 
 
-async def predict(request: Request) -> Response:
+async def predict(request: HttpRequest) -> Response:
     """Labels, scores and logits, in the format of Vertex AI.
 
     A bad text has its error in its place.

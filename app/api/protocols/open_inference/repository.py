@@ -6,19 +6,21 @@ own description.
 
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from typing_extensions import TypedDict
 
 from app.api.body import parse
+from app.api.http_exchange import HttpRequest
 from app.api.protocols.open_inference.request import ALL_OUTPUTS
 from app.api.protocols.open_inference.response import VERSION, tensor_metadata
 from app.api.protocols.open_inference.routes import PLATFORM, served
-from app.service import Service
+from app.api.routing import Route
 from app.engine.classifier import Classifier
 from app.errors import OUTCOMES, InvalidRequest, ServiceError
 from app.observability.series import Distribution
+from app.service import Service
 
-router = APIRouter(prefix="/v2", include_in_schema=False)
+router = APIRouter(prefix="/v2", include_in_schema=False, route_class=Route)
 
 _DATA_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32"}
 
@@ -54,19 +56,19 @@ class ModelStatistics(TypedDict):
 
 
 @router.get("/models")
-async def names(request: Request) -> dict[str, list[str]]:
+async def names(request: HttpRequest) -> dict[str, list[str]]:
     """The names of the served models."""
-    return {"models": [*Service.of(request).models.classifiers]}
+    return {"models": [*request.exchange.service.models.classifiers]}
 
 
 @router.post("/repository/index")
-async def index(request: Request) -> list[IndexItem]:
+async def index(request: HttpRequest) -> list[IndexItem]:
     """The served models, and whether they answer."""
-    return [await _index_item(one) for one in Service.of(request).models.classifiers.values()]
+    return [await _index_item(one) for one in request.exchange.service.models.classifiers.values()]
 
 
 @router.post("/repository/models/{name}/load")
-async def load(request: Request, name: str) -> Response:
+async def load(request: HttpRequest) -> Response:
     """Load the bundle of a served model again. Needs an admin key."""
     body = await request.body()
     document = parse(body, "the body") if body else {}
@@ -74,14 +76,15 @@ async def load(request: Request, name: str) -> Response:
         raise InvalidRequest(
             "a model is loaded from its bundle only: send {} or nothing, without parameters"
         )
-    await Service.of(request).models.reload(name)
+    await request.exchange.service.models.reload(request.path_params["name"])
     return Response()
 
 
 @router.post("/repository/models/{name}/unload")
-async def unload(request: Request, name: str) -> Response:
+async def unload(request: HttpRequest) -> Response:
     """Refused: the models are chosen when the service starts."""
-    Service.of(request).models.classifier(name)  # raises for an unknown name
+    name = request.path_params["name"]
+    request.exchange.service.models.classifier(name)  # raises for an unknown name
     raise InvalidRequest(
         "the served models are chosen at start, so none is unloaded; to replace one, change its "
         "bundle and load it again"
@@ -91,18 +94,18 @@ async def unload(request: Request, name: str) -> Response:
 @router.get("/models/stats")
 @router.get("/models/{name}/stats")
 @router.get("/models/{name}/versions/{version}/stats")
-async def statistics(request: Request) -> dict[str, list[ModelStatistics]]:
+async def statistics(request: HttpRequest) -> dict[str, list[ModelStatistics]]:
     """What the models have done since the start, or one of them."""
     if "name" in request.path_params:
         names = [served(request).model.name]
     else:
-        names = [*Service.of(request).models.classifiers]
-    return {"model_stats": [_statistics(Service.of(request), name) for name in names]}
+        names = [*request.exchange.service.models.classifiers]
+    return {"model_stats": [_statistics(request.exchange.service, name) for name in names]}
 
 
 @router.get("/models/{name}/config")
 @router.get("/models/{name}/versions/{version}/config")
-async def configuration(request: Request) -> dict[str, Any]:
+async def configuration(request: HttpRequest) -> dict[str, Any]:
     """The model's tensors, as Triton describes them."""
     model = served(request).model
     outputs = [tensor_metadata(output.name, -1, model.labels) for output in ALL_OUTPUTS]

@@ -3,12 +3,12 @@
 import re
 from typing import Annotated, Any, Literal, get_args
 
-from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from app.api.body import read_bytes, validated
+from app.api.http_exchange import HttpRequest
 from app.api.inputs import NonEmpty, Text
 from app.api.protocols.common import whole
 from app.api.protocols.open_inference.bytes_tensor import unpack
@@ -161,7 +161,7 @@ class BinaryRequest(InferRequest):
     inputs: Annotated[list[BinaryTensor], Field(min_length=1, max_length=1)]
 
 
-async def read_inference_request(request: Request) -> tuple[InferRequest, list[str]]:
+async def read_inference_request(request: HttpRequest) -> tuple[InferRequest, list[str]]:
     """The request and its texts.
 
     Raises:
@@ -187,7 +187,7 @@ async def read_inference_request(request: Request) -> tuple[InferRequest, list[s
     return body, texts
 
 
-def _json_length(request: Request, content: bytes) -> int:
+def _json_length(request: HttpRequest, content: bytes) -> int:
     """The length of the JSON. The header that gives it counts decompressed bytes."""
     header = request.headers.get(JSON_LENGTH)
     if header is None:

@@ -2,11 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from app.api.answers import classify_texts, every_prediction, timing
+from app.api.answers import every_prediction, timing
+from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, example, path_parameters
 from app.api.protocols.open_inference.request import ALL_OUTPUTS, read_inference_request
@@ -16,15 +17,15 @@ from app.api.protocols.open_inference.response import (
     infer_response,
     tensor_metadata,
 )
-from app.api.routing import DirectRoute
-from app.service import Service
+from app.api.routing import Route
 from app.engine.classifier import Classifier
 from app.engine.model.model import Model
 from app.engine.predictions import Options
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
+from app.service import Service
 
-router = APIRouter(prefix="/v2", tags=["compatibility"])
-classifying = APIRouter(prefix="/v2", tags=["compatibility"], route_class=DirectRoute)
+router = APIRouter(prefix="/v2", tags=["compatibility"], route_class=Route)
+classifying = APIRouter(prefix="/v2", tags=["compatibility"], route_class=Route)
 
 
 SERVER = "sentiment-service"
@@ -91,12 +92,12 @@ _READY = {
     operation_id="getServerV2",
     responses={**example(examples.SERVER), **documented(Unauthorized, RateLimited)},
 )
-async def server_metadata(request: Request) -> ServerMetadata:
+async def server_metadata(request: HttpRequest) -> ServerMetadata:
     """Name and version of the service, and the extensions of the protocol that it has."""
     extensions = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
     return {
         "name": SERVER,
-        "version": Service.of(request).version,
+        "version": request.exchange.service.version,
         "extensions": extensions,
     }
 
@@ -106,9 +107,9 @@ async def server_metadata(request: Request) -> ServerMetadata:
     operation_id="checkLiveV2",
     responses={**example({"live": True}), **documented(NotReady)},
 )
-async def server_live(request: Request) -> Live:
+async def server_live(request: HttpRequest) -> Live:
     """Succeeds if the process works or can recover by itself; otherwise restart the process."""
-    Service.of(request).models.check_live()
+    request.exchange.service.models.check_live()
     return {"live": True}
 
 
@@ -117,12 +118,12 @@ async def server_live(request: Request) -> Live:
     operation_id="checkReadyV2",
     responses={**example({"ready": True}), **documented(NotReady, ShuttingDown)},
 )
-async def server_ready(request: Request) -> Ready:
+async def server_ready(request: HttpRequest) -> Ready:
     """Succeeds while you can send traffic.
 
     This means that the models are warm, inference works, and shutdown has not begun.
     """
-    await Service.of(request).models.check_ready()
+    await request.exchange.service.models.check_ready()
     return {"ready": True}
 
 
@@ -133,7 +134,7 @@ async def server_ready(request: Request) -> Ready:
     openapi_extra=_VERSIONED,
 )
 @router.get("/models/{name}", operation_id="getModelV2", responses=_METADATA, openapi_extra=_NAMED)
-async def model_metadata(request: Request) -> ModelMetadata:
+async def model_metadata(request: HttpRequest) -> ModelMetadata:
     """The model's tensors, and its labels in the order of the logits and scores."""
     return metadata_of(served(request).model)
 
@@ -147,12 +148,12 @@ async def model_metadata(request: Request) -> ModelMetadata:
 @router.get(
     "/models/{name}/ready", operation_id="checkModelReadyV2", responses=_READY, openapi_extra=_NAMED
 )
-async def model_ready(request: Request) -> ModelReady:
+async def model_ready(request: HttpRequest) -> ModelReady:
     """Succeeds while you can send traffic for this model."""
     classifier = served(request)
-    Service.of(request).lifecycle.check()
+    request.exchange.service.lifecycle.check()
     await classifier.check()
-    return {"name": classifier.model.name, "ready": True}
+    return {"ready": True, "name": classifier.model.name}
 
 
 # Not in our OpenAPI document: JSON Schema cannot say that data must have as many texts as shape
@@ -163,7 +164,7 @@ async def model_ready(request: Request) -> ModelReady:
     include_in_schema=False,
 )
 @classifying.post("/models/{name}/infer", responses=documented(*ERRORS), include_in_schema=False)
-async def infer(request: Request) -> Response:
+async def infer(request: HttpRequest) -> Response:
     """Labels, scores and logits of a tensor of texts.
 
     The texts may follow the JSON as bytes, and so may the outputs in the answer: this is the
@@ -173,18 +174,18 @@ async def infer(request: Request) -> Response:
     name = served(request).model.name
     body, texts = await read_inference_request(request)
     options = Options(body.parameters.overflow)
-    done = await classify_texts(request, texts, model=name, options=options)
+    done = await request.exchange.classify(texts, model=name, options=options)
     return infer_response(body, done.model, every_prediction(done.outcomes), timing(done))
 
 
-def served(request: Request) -> Classifier:
+def served(request: HttpRequest) -> Classifier:
     """The classifier that the path names.
 
     Raises:
         ModelNotFound: no model has that name, or the model does not have that version.
     """
     version = request.path_params.get("version", VERSION)
-    return of_version(Service.of(request), request.path_params["name"], version)
+    return of_version(request.exchange.service, request.path_params["name"], version)
 
 
 def of_version(service: Service, name: str, version: str) -> Classifier:

@@ -1,0 +1,273 @@
+"""One request over HTTP or gRPC: its state, and the envelope that both protocols share."""
+
+import asyncio
+import logging
+import math
+import random
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from opentelemetry.context import attach, detach
+from opentelemetry.trace import set_span_in_context
+
+from app.engine.classifier import STAGES, Classification
+from app.engine.predictions import DEFAULTS, Options
+from app.engine.results import Outcome
+from app.engine.text.pairs import Input
+from app.errors import (
+    InferenceFailed,
+    InvalidRequest,
+    Overloaded,
+    ServiceError,
+    ShuttingDown,
+    TooManyTexts,
+)
+from app.observability.access_log import QUIET, log_request
+from app.observability.traces import trace_id
+from app.service import Service
+
+REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+TIMEOUT_MS = re.compile(rb"[1-9][0-9]*")
+TIMEOUT_DIGITS = 18  # a longer number is above any deadline, and so are its first 18 digits
+UNMATCHED = "unmatched"  # the route of requests that no route answers
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Work:
+    """The model and the number of texts; later, their tokens and the seconds of each stage.
+
+    The tokens are those of the texts that have a result, special ones included, before truncation.
+    """
+
+    model: str
+    texts: int
+    tokens: int = 0
+    stages: dict[str, float] = field(default_factory=dict)
+
+    def add_tokens(self, outcomes: Iterable[Outcome]) -> None:
+        """Add the tokens of the texts that have a result."""
+        self.tokens += sum(o["tokens"] for o in outcomes if not isinstance(o, ServiceError))
+
+    def add_stages(self, done: Classification) -> None:
+        """Set the time of each stage."""
+        seconds = done.tokenize_seconds, done.queue_seconds, done.inference_seconds
+        self.stages = dict(zip(STAGES, seconds, strict=True))
+
+
+class Exchange(ABC):
+    """A request and its answer. Each protocol says how it answers, and how it says an error.
+
+    ``run`` is the envelope: access, deadline, counting, log, trace and errors. Times are on the
+    event loop's clock.
+    """
+
+    def __init__(
+        self, service: Service, *, method: str, path: str, headers: Mapping[bytes, bytes]
+    ) -> None:
+        """``method`` is HTTP's, or GRPC; the names of ``headers`` are in lower case."""
+        self.service = service
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.request_id = request_id(headers.get(b"x-request-id"))
+        self.deadline = math.inf  # the time by which it must be answered
+        self.code = ""  # of the error that was answered
+        self.work: Work | None = None  # what was asked of a model
+        self._held = 0  # bytes of its body
+
+    client: str  # the address; empty if it is unknown
+    label: str  # the method, as metrics and log show it
+
+    @property
+    @abstractmethod
+    def route(self) -> str:
+        """The template of the route, or UNMATCHED. It is never a path that the client chose."""
+
+    @property
+    @abstractmethod
+    def status(self) -> int:
+        """The status of the answer, by HTTP's numbers."""
+
+    @abstractmethod
+    async def _answer(self) -> None:
+        """Read the request and answer it.
+
+        Raises:
+            ServiceError: what the client must know instead.
+        """
+
+    @abstractmethod
+    async def _fail(self, error: ServiceError, cause: BaseException) -> None:
+        """Answer with an error, which ``cause`` led to."""
+
+    @abstractmethod
+    def _arrived(self) -> float:
+        """When the request arrived."""
+
+    async def run(self) -> None:
+        """Check and answer the request; count, log and trace it."""
+        service = self.service
+        tracer, metrics = service.tracer, service.metrics
+        span = tracer.request(self.headers, self.label) if tracer else None
+        token = attach(set_span_in_context(span)) if span else None
+        metrics.requests_in_flight += 1
+        started = time.perf_counter()
+        try:
+            service.access.check(self)
+            self.deadline = self._arrived() + self._timeout_s()
+            await self._answer()
+        except (Exception, asyncio.CancelledError) as cause:
+            await self._fail(self._error(cause), cause)
+        finally:
+            seconds = time.perf_counter() - started
+            metrics.requests_in_flight -= 1
+            self.release()
+            trace = trace_id(span, self.headers)
+            metrics.observe_request(self.route, self.label, self.status, seconds, trace)
+            if service.logs_requests:
+                self._log(trace, seconds)
+            if tracer and span and token:
+                detach(token)
+                tracer.end_request(span, method=self.label, route=self.route, status=self.status)
+
+    async def classify(
+        self,
+        texts: Sequence[Input],
+        *,
+        model: str | None,
+        options: Options = DEFAULTS,
+    ) -> Classification:
+        """Classify the texts of the request. The work is cancelled if the client leaves.
+
+        Raises:
+            TooManyTexts: there are more texts than a request may have.
+            ServiceError: ``model`` is not served, or the request as a whole failed.
+        """
+        self.check_number(len(texts))
+        classifier = self.service.models.classifier(model)
+        self.asks(classifier.model.name, len(texts))
+        work = classifier.classify(texts, options, deadline=self.deadline)
+        done = await self.while_connected(work)
+        self.classified(done, done.outcomes)
+        return done
+
+    def check_number(self, texts: int) -> None:
+        """Return if a request may have as many texts.
+
+        Raises:
+            TooManyTexts: it may not.
+        """
+        most = self.service.settings.max_texts
+        if texts > most:
+            raise TooManyTexts(f"there are {texts} texts; at most {most} are accepted")
+
+    def asks(self, model: str, texts: int) -> None:
+        """Note for the log what the request asks of a model; in a stream, texts add up."""
+        if self.work is not None:
+            self.work.texts += texts
+        elif self.service.logs_requests:
+            self.work = Work(model, texts)
+
+    def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
+        """Note for the log the tokens of the texts, and the time of each stage."""
+        if self.work is not None:
+            self.work.add_tokens(outcomes)
+            self.work.add_stages(done)
+
+    async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``, which is cancelled if the client leaves.
+
+        Raises:
+            ClientDisconnected: the client left.
+        """
+        return await work
+
+    def hold(self, size: int) -> None:
+        """Take ``size`` of the bytes that the bodies of all requests together may hold.
+
+        Raises:
+            Overloaded: they hold too many already.
+        """
+        if not self.service.inflight.take(size):
+            raise self.no_room()
+        self._held += size
+
+    def release(self) -> None:
+        """Give back the bytes that this request holds."""
+        self.service.inflight.give(self._held)
+        self._held = 0
+
+    def no_room(self) -> Overloaded:
+        """Count this request as refused, because bodies take too many bytes; its error."""
+        inflight = self.service.inflight
+        self.service.models.classifier(None).count_rejection("inflight_bytes")
+        return Overloaded(
+            f"request bodies in flight take {inflight.taken} of the {inflight.limit} bytes allowed",
+            reason="inflight_bytes",
+        )
+
+    def _log(self, trace: str | None, seconds: float) -> None:
+        quiet = self.route in QUIET or self.route == self.service.health_route
+        fields: dict[str, Any] = {"request_id": self.request_id}
+        if trace:
+            fields["trace_id"] = trace
+        fields |= {"client": self.client, "method": self.label}
+        fields |= {"route": self.route, "status": self.status}
+        if self.code:
+            fields["code"] = self.code
+        work = self.work
+        if work is not None:
+            fields |= {"model": work.model, "texts": work.texts, "tokens": work.tokens}
+        fields["duration_ms"] = round(seconds * 1000, 2)
+        if work is not None:
+            for name, spent in work.stages.items():
+                fields[f"{name}_ms"] = round(spent * 1000, 2)
+        log_request(fields, quiet=quiet and self.status < 400)
+
+    def _timeout_s(self) -> float:
+        longest_ms = self.service.settings.deadline_ms
+        asked = self.headers.get(b"x-request-timeout-ms")
+        return (timeout_ms(asked, longest_ms) if asked else longest_ms) / 1000
+
+    def _error(self, cause: BaseException) -> ServiceError:
+        """The error that the client sees. What is not expected is logged."""
+        if isinstance(cause, ServiceError):
+            error = cause
+        elif isinstance(cause, asyncio.CancelledError):
+            # The server cancels unfinished requests when its time to stop is over.
+            error = ShuttingDown("the service shut down before the answer")
+        else:
+            logger.error("request %s failed", self.request_id, exc_info=cause)
+            error = InferenceFailed("unexpected error; search the service's log for the request_id")
+        self.code = error.code
+        return error
+
+
+def request_id(own: bytes | None = None) -> str:
+    """The client's own id if it is valid, otherwise a new one, which need not be secret.
+
+    The system's random bytes would cost a system call, for which Python gives up the GIL.
+    """
+    if own and REQUEST_ID.fullmatch(own):
+        return own.decode()
+    return f"{random.getrandbits(128):032x}"
+
+
+def timeout_ms(asked: bytes, longest_ms: int) -> int:
+    """The milliseconds that the header x-request-timeout-ms allows, at most ``longest_ms``.
+
+    Raises:
+        InvalidRequest: the client asks for something that is no time.
+    """
+    if not TIMEOUT_MS.fullmatch(asked):
+        raise InvalidRequest(
+            "x-request-timeout-ms must be a whole number of milliseconds, 1 or more"
+        )
+    return min(int(asked[:TIMEOUT_DIGITS]), longest_ms)
