@@ -26,8 +26,7 @@ from app.errors import (
     ShuttingDown,
     TooManyTexts,
 )
-from app.observability.access_log import QUIET, log_request
-from app.observability.traces import trace_id
+from app.observability.access_log import QUIET, log_request, trace_id
 from app.service import Service
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -69,21 +68,30 @@ class Exchange(ABC):
     """
 
     def __init__(
-        self, service: Service, *, method: str, path: str, headers: Mapping[bytes, bytes]
+        self,
+        service: Service,
+        *,
+        verb: str,
+        path: str,
+        headers: Mapping[bytes, bytes],
+        client: str,
+        arrived: float,
     ) -> None:
-        """``method`` is HTTP's, or GRPC; the names of ``headers`` are in lower case."""
+        """``verb`` is HTTP's method as metrics and log show it, or GRPC.
+
+        The names of ``headers`` are in lower case. ``client`` is its address, empty if unknown.
+        """
         self.service = service
-        self.method = method
+        self.verb = verb
         self.path = path
         self.headers = headers
+        self.client = client
+        self.arrived = arrived
         self.request_id = request_id(headers.get(b"x-request-id"))
         self.deadline = math.inf  # the time by which it must be answered
         self.code = ""  # of the error that was answered
         self.work: Work | None = None  # what was asked of a model
         self._held = 0  # bytes of its body
-
-    client: str  # the address; empty if it is unknown
-    label: str  # the method, as metrics and log show it
 
     @property
     @abstractmethod
@@ -107,21 +115,17 @@ class Exchange(ABC):
     async def _fail(self, error: ServiceError, cause: BaseException) -> None:
         """Answer with an error, which ``cause`` led to."""
 
-    @abstractmethod
-    def _arrived(self) -> float:
-        """When the request arrived."""
-
     async def run(self) -> None:
         """Check and answer the request; count, log and trace it."""
         service = self.service
         tracer, metrics = service.tracer, service.metrics
-        span = tracer.request(self.headers, self.label) if tracer else None
+        span = tracer.request(self.headers, self.verb) if tracer else None
         token = attach(set_span_in_context(span)) if span else None
         metrics.requests_in_flight += 1
         started = time.perf_counter()
         try:
             service.access.check(self)
-            self.deadline = self._arrived() + self._timeout_s()
+            self.deadline = self.arrived + self._timeout_s()
             await self._answer()
         except (Exception, asyncio.CancelledError) as cause:
             await self._fail(self._error(cause), cause)
@@ -130,12 +134,12 @@ class Exchange(ABC):
             metrics.requests_in_flight -= 1
             self.release()
             trace = trace_id(span, self.headers)
-            metrics.observe_request(self.route, self.label, self.status, seconds, trace)
+            metrics.observe_request(self.route, self.verb, self.status, seconds, trace)
             if service.logs_requests:
                 self._log(trace, seconds)
             if tracer and span and token:
                 detach(token)
-                tracer.end_request(span, method=self.label, route=self.route, status=self.status)
+                tracer.end_request(span, method=self.verb, route=self.route, status=self.status)
 
     async def classify(
         self,
@@ -143,8 +147,11 @@ class Exchange(ABC):
         *,
         model: str | None,
         options: Options = DEFAULTS,
+        deadline: float | None = None,
     ) -> Classification:
-        """Classify the texts of the request. The work is cancelled if the client leaves.
+        """Classify texts of the request, by its deadline or an own one.
+
+        The work is cancelled if the client leaves.
 
         Raises:
             TooManyTexts: there are more texts than a request may have.
@@ -153,8 +160,8 @@ class Exchange(ABC):
         self.check_number(len(texts))
         classifier = self.service.models.classifier(model)
         self.asks(classifier.model.name, len(texts))
-        work = classifier.classify(texts, options, deadline=self.deadline)
-        done = await self.while_connected(work)
+        by = self.deadline if deadline is None else deadline
+        done = await self.while_connected(classifier.classify(texts, options, deadline=by))
         self.classified(done, done.outcomes)
         return done
 
@@ -218,7 +225,7 @@ class Exchange(ABC):
         fields: dict[str, Any] = {"request_id": self.request_id}
         if trace:
             fields["trace_id"] = trace
-        fields |= {"client": self.client, "method": self.label}
+        fields |= {"client": self.client, "method": self.verb}
         fields |= {"route": self.route, "status": self.status}
         if self.code:
             fields["code"] = self.code

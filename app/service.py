@@ -16,8 +16,7 @@ from app.engine.served_models import ServedModels
 from app.engine.tuning.plan import Plan
 from app.engine.worker import Worker
 from app.lifecycle import Lifecycle
-from app.limits.access import Access
-from app.limits.inflight import InflightBytes
+from app.limits import Access, InflightBytes
 from app.observability import access_log
 from app.observability.metrics import Metrics
 from app.observability.model_observer import ModelObserver

@@ -22,7 +22,7 @@ from app.errors import (
     ServiceError,
 )
 from app.exchange import UNMATCHED, Exchange
-from app.limits.access import plain_address
+from app.limits import plain_address
 from app.observability.access_log import method_label
 from app.service import Service
 
@@ -71,16 +71,19 @@ class HttpExchange(Exchange):
         send: Send,
     ) -> None:
         headers = dict(reversed(scope["headers"]))  # of several, the first
-        super().__init__(service, method=scope["method"], path=scope["path"], headers=headers)
-        self.label = method_label(scope["method"])
-        if scope["client"]:  # the address may come from a proxy's header
-            host, port = scope["client"]
-            scope["client"] = plain_address(host), port
-        self.client = scope["client"][0] if scope["client"] else ""
-        # The server leaves out the body of an answer to HEAD.
-        self._scope = {**scope, "method": "GET"} if self.method == "HEAD" else scope
-        self._scope["exchange"] = self
         self._arrival = scope.get("arrival") or Arrival(asyncio.get_running_loop().time())
+        super().__init__(
+            service,
+            verb=method_label(scope["method"]),
+            path=scope["path"],
+            headers=headers,
+            # It may come from a proxy's header.
+            client=plain_address(scope["client"][0]) if scope["client"] else "",
+            arrived=self._arrival.at,
+        )
+        # The server leaves out the body of an answer to HEAD.
+        self._scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        self._scope["exchange"] = self
         self._router = router
         self._receive = receive
         self._send = send
@@ -103,9 +106,6 @@ class HttpExchange(Exchange):
     @property
     def status(self) -> int:
         return self._status or 500
-
-    def _arrived(self) -> float:
-        return self._arrival.at
 
     async def _answer(self) -> None:
         if CONTROL.search(self.path):

@@ -36,7 +36,7 @@ class Route(APIRoute):
             MethodNotAllowed: the path has other methods.
             ServiceError: the endpoint's error.
         """
-        if scope["method"] not in self.methods:
+        if scope["method"] not in (self.methods or ()):
             allowed = methods_of(scope)
             raise MethodNotAllowed(f"allowed here: {', '.join(allowed)}", allowed=allowed)
         if self.streams:
@@ -67,7 +67,7 @@ def methods_of(scope: Scope) -> list[str]:
         method
         for route in routes
         if route.matches(scope)[0] is not Match.NONE
-        for method in route.methods
+        for method in route.methods or ()
     }
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 

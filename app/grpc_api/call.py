@@ -1,27 +1,53 @@
 """One gRPC call, as the methods see it."""
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
-from starlette.types import Scope
 
-from app.api.answers import check_number, timing
-from app.api.middleware.limits import no_room
+from app.api.answers import timing
 from app.api.routes.stream import IDLE_S
-from app.api.work import Work, note_asked, note_done
 from app.engine.classifier import Classification
-from app.engine.predictions import Options
-from app.engine.text.pairs import Input
-from app.errors import DeadlineExceeded, InvalidRequest, PayloadTooLarge, ShuttingDown
-from app.grpc_api.messages import Message, Method
+from app.engine.results import Outcome
+from app.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    InvalidRequest,
+    MethodNotAllowed,
+    PayloadTooLarge,
+    ServiceError,
+    ShuttingDown,
+)
+from app.exchange import UNMATCHED, Exchange
+from app.grpc_api.messages import METHODS, Message, Method
+from app.limits import plain_address
 from app.service import Service
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
+
+
+GRPC = "GRPC"  # in the place of HTTP's method, in metrics and log
+# The status code of an error, by its HTTP status.
+CODES = {
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    405: grpc.StatusCode.UNIMPLEMENTED,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,  # as gRPC itself answers
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    500: grpc.StatusCode.INTERNAL,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+    507: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
 
 
 @dataclass(slots=True)
@@ -43,30 +69,104 @@ class Received:
         self.service.inflight.give(self.size)
 
 
-class Call:
-    """Reads a call's messages within the service's limits, and classifies texts for it.
+# What answers the methods, by their paths: with one message each way, or with streams.
+Answer = (
+    Callable[["Call", Message], Awaitable[Message]]
+    | Callable[["Call"], AsyncGenerator[Message, None]]
+)
+Answers = Mapping[str, Answer]
 
-    ``deadline`` is the time by which the call must be answered, on the event loop's clock. In a
-    stream, each message has a deadline of its own, and ``ends`` is the end of the whole call.
+
+class Call(Exchange):
+    """A call: its messages are read within the service's limits, and a method answers it.
+
+    In a stream, each message has a deadline of its own, and ``ends`` is the end of the whole call,
+    on the event loop's clock.
     """
 
     def __init__(
-        self,
-        service: Service,
-        method: Method,
-        scope: Scope,
-        context: Context,
-        *,
-        deadline: float,
-        ends: float,
+        self, service: Service, path: str, answer: Answer | None, context: Context
     ) -> None:
-        self.service = service
-        self.method = method
+        """``answer`` is None if no method has this ``path``."""
+        # Such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000
+        host = unquote(context.peer()).partition(":")[2].rpartition(":")[0]
+        super().__init__(
+            service,
+            verb=GRPC,
+            path=path,
+            headers={
+                name.encode(): value.encode() if isinstance(value, str) else value
+                for name, value in context.invocation_metadata() or ()
+            },
+            client=plain_address(host.strip("[]")),
+            arrived=asyncio.get_running_loop().time(),
+        )
+        left_s = context.time_remaining()
+        self.ends = math.inf if left_s is None else self.arrived + left_s
         self.timing = ""  # the time that each stage took, in the form of the header server-timing
-        self._scope = scope
+        self._answer_to = answer
         self._context = context
-        self.deadline = deadline
-        self._ends = ends
+        self._failure: ServiceError | None = None
+
+    @property
+    def method(self) -> Method:
+        """The method that is called, which must be known."""
+        return METHODS[self.path]
+
+    @property
+    def route(self) -> str:
+        return self.path if self._answer_to else UNMATCHED
+
+    @property
+    def status(self) -> int:
+        return self._failure.status if self._failure else 200
+
+    async def _answer(self) -> None:
+        if self._answer_to is None:
+            raise MethodNotAllowed("no gRPC method has this name")
+        self.deadline = min(self.deadline, self.ends)
+        answer: Any = self._answer_to
+        if self.method.streams:
+            async with aclosing(answer(self)) as responses:
+                async for response in responses:
+                    await self._context.write(response.SerializeToString())
+        else:
+            received = await self.read()
+            try:
+                response = await answer(self, received.message)
+            finally:
+                received.release()
+            await self._context.write(response.SerializeToString())
+        self._set_trailing()
+
+    async def _fail(self, error: ServiceError, cause: BaseException) -> None:
+        self._failure = error
+        self._context.set_code(CODES[error.status])
+        self._context.set_details(error.detail)
+        self._set_trailing()
+        if isinstance(cause, asyncio.CancelledError):
+            raise cause
+
+    def _error(self, cause: BaseException) -> ServiceError:
+        if isinstance(cause, asyncio.CancelledError) and not self.service.lifecycle.stopping:
+            left_s = self._context.time_remaining()
+            if left_s is not None and left_s <= 0:
+                cause = DeadlineExceeded("the call's own deadline passed before its answer")
+            else:
+                cause = ClientDisconnected("the client cancelled the call before its answer")
+        return super()._error(cause)
+
+    def _set_trailing(self) -> None:
+        trailing = [("x-request-id", self.request_id)]
+        if self.timing:
+            trailing.append(("server-timing", self.timing))
+        if self._failure is not None:
+            trailing.append(("error-code", self._failure.code))
+            if (wait_s := self._failure.retry_after_s) is not None:
+                trailing.append(("retry-after", str(max(1, math.ceil(wait_s)))))
+                # gRPC's own clients wait as long before they retry, where retries are configured.
+                trailing.append(("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1000))))
+        self._context.set_trailing_metadata(tuple(trailing))
 
     async def read(self) -> Received:
         """The only message of a call that is not a stream.
@@ -113,39 +213,19 @@ class Call:
                 if (content := reading.result()) is grpc.aio.EOF:
                     return
                 allowed_s = self.service.settings.deadline_ms / 1000
-                yield self._received(content, min(loop.time() + allowed_s, self._ends))
+                yield self._received(content, min(loop.time() + allowed_s, self.ends))
         finally:
             closing.cancel()
             if reading is not None:
                 reading.cancel()
 
-    async def classify(
-        self, texts: Sequence[Input], options: Options, *, deadline: float, model: str | None = None
-    ) -> Classification:
-        """Classify texts; the same as ``classify_texts`` does for HTTP.
-
-        Raises:
-            TooManyTexts: there are more texts than a request may have.
-            ServiceError: ``model`` is not served, or the request as a whole failed.
-        """
-        check_number(self.service, texts)
-        classifier = self.service.models.classifier(model)
-        work = self._noted(classifier.model.name, len(texts))
-        done = await classifier.classify(texts, options, deadline=deadline)
+    def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
+        """Note the time of each stage, too, unless those of several messages overlap."""
         if not self.method.streams:
             self.timing = timing(done)["server-timing"]
-            note_done(work, done, done.outcomes)
-        elif work is not None:  # the stages of its texts overlap
-            work.add_tokens(done.outcomes)
-        return done
-
-    def _noted(self, model: str, texts: int) -> Work | None:
-        """What the access log says of the call; the texts of a stream add up."""
-        work: Work | None = self._scope["state"].get("work")
-        if work is None:
-            return note_asked(self._scope, model, texts)
-        work.texts += texts
-        return work
+            super().classified(done, outcomes)
+        elif self.work is not None:
+            self.work.add_tokens(outcomes)
 
     def _received(self, content: bytes, deadline: float) -> Received:
         try:
@@ -154,12 +234,5 @@ class Call:
             name = self.method.request.DESCRIPTOR.full_name
             raise InvalidRequest(f"the bytes of the message are no {name}") from None
         if not self.service.inflight.take(len(content)):
-            raise no_room(self.service)
+            raise self.no_room()
         return Received(message, deadline, time.perf_counter(), len(content), self.service)
-
-
-# What answers the methods, by their paths: with one message each way, or with streams.
-Answers = Mapping[
-    str,
-    Callable[[Call, Message], Awaitable[Message]] | Callable[[Call], AsyncGenerator[Message, None]],
-]

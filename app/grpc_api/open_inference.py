@@ -90,7 +90,7 @@ async def model_infer(call: Call, request: Message) -> Message:
             f"inputs.0: shape says {body.inputs[0].shape} texts; there are {len(texts)}"
         )
     options = Options(body.parameters.overflow)
-    done = await call.classify(texts, options, deadline=call.deadline, model=model.name)
+    done = await call.classify(texts, model=model.name, options=options)
     predictions = every_prediction(done.outcomes)
     names = [output.name for output in body.outputs or ALL_OUTPUTS]
     tensors = [output_tensor(name, predictions, done.model.labels) for name in names]

@@ -95,7 +95,7 @@ async def _answered(call: Call, received: Received) -> Message:
 async def _predict(call: Call, request: Message, *, deadline: float, started: float) -> Message:
     # TEI's field truncate is false unless it is set.
     options = Options("truncate" if request.truncate else "error")
-    done = await call.classify([request.inputs], options, deadline=deadline)
+    done = await call.classify([request.inputs], model=None, options=options, deadline=deadline)
     predictions = every_prediction(done.outcomes)
     values = predictions[0]["logits" if request.raw_scores else "scores"]
     return call.method.response(

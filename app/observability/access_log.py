@@ -1,7 +1,11 @@
 """The access log: a line for each request, without its path and query, which may hold a text."""
 
 import logging
+import re
+from collections.abc import Mapping
 from typing import Any
+
+from opentelemetry import trace
 
 # A client may send any word as its method, and each word would become a series in the metrics.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -16,6 +20,9 @@ QUIET = frozenset(
         "/inference.GRPCInferenceService/ServerReady",
     }
 )
+
+# W3C Trace Context, version 00: the trace id, the id of the caller's span, and flags.
+TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 access = logging.getLogger("access")
 
@@ -33,3 +40,11 @@ def is_on(setting: str) -> bool:
 def log_request(fields: dict[str, Any], *, quiet: bool = False) -> None:
     """Write a request's line; at debug if it is one that nobody looks for."""
     access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})
+
+
+def trace_id(span: trace.Span | None, headers: Mapping[bytes, bytes]) -> str | None:
+    """The id of the request's trace, ours or its caller's, as 32 hexadecimal digits, or None."""
+    if span is not None and span.is_recording():
+        return f"{span.get_span_context().trace_id:032x}"
+    found = TRACEPARENT.fullmatch(headers.get(b"traceparent", b"").decode("latin-1"))
+    return found[1] if found else None

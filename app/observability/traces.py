@@ -4,7 +4,6 @@ The OpenTelemetry SDK is an optional dependency. Without it, this module uses on
 does nothing while no span is recorded.
 """
 
-import re
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 # Seconds that a collector may take. Short, so that a slow collector does not delay the shutdown.
 TIMEOUT_S = 2
-# W3C Trace Context, version 00: the trace id, the id of the caller's span, and flags.
-TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Tracer:
@@ -123,11 +120,3 @@ def current_tag() -> trace.SpanContext | None:
     """The span context that links a batch to the current request; None if it is not traced."""
     span = trace.get_current_span()
     return span.get_span_context() if span.is_recording() else None
-
-
-def trace_id(span: trace.Span | None, headers: Mapping[bytes, bytes]) -> str | None:
-    """The id of the request's trace, ours or its caller's, as 32 hexadecimal digits, or None."""
-    if span is not None and span.is_recording():
-        return f"{span.get_span_context().trace_id:032x}"
-    found = TRACEPARENT.fullmatch(headers.get(b"traceparent", b"").decode("latin-1"))
-    return found[1] if found else None

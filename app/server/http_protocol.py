@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from app.api.http_exchange import Arrival
 from app.errors import BadRequest, HeadersTooLarge, ServiceError
 from app.exchange import request_id
-from app.limits.access import plain_address
+from app.limits import plain_address
 from app.server.linux_sockets import has_unread, unread_seconds
 from app.server.refusals import answer, refusal
 from app.server.request_scheduler import Turns
@@ -241,7 +241,8 @@ class HttpProtocol(HttpToolsProtocol):
             if self._stage is Stage.TURN:  # the parser saw no end of the head
                 self._refuse(BadRequest("HTTP/2 is not supported; send HTTP/1.1"))
                 return
-            self._arrival = self.scope["arrival"] = Arrival(self._arrived_at)
+            self._arrival = Arrival(self._arrived_at)
+            cast(dict[str, Any], self.scope)["arrival"] = self._arrival
             if rest:
                 self.data_received(rest)
             self._arrival.complete = self._stage is Stage.ANSWER

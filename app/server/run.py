@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from app import logs, main
 from app.config.settings import Settings
 from app.errors import ServiceError, UserError
-from app.limits.access import IPV4_MAPPED
+from app.limits import IPV4_MAPPED
 from app.server import refusals, signals
 from app.server.http_protocol import QUIET_S, HttpProtocol
 from app.server.listener import Listener, bind

@@ -11,9 +11,9 @@ import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
+from app import limits as access
 from app.cli import main
 from app.config.settings import Settings
-from app.limits import access
 from tests.api.routes.test_stream import FLAGS
 from tests.conftest import Serve
 from tests.support.serving import COMMAND, ROOT, Process, environment, free_port, metric

@@ -18,7 +18,7 @@ from app.api.routes import operations
 from app.api.routing import Route
 from app.config.platforms import VertexRoutes
 from app.errors import NotReady, ShuttingDown, UserError
-from app.limits.access import OPEN
+from app.limits import OPEN
 
 # Their own forms are different, so each request's body decides.
 SHARED = ("/predict", "/invocations")

@@ -1,4 +1,4 @@
-"""Checks the key of each request, and limits how many requests a client may send."""
+"""Who may send requests, how many, and how many bytes their bodies may take together."""
 
 import hashlib
 import hmac
@@ -35,7 +35,7 @@ PERIOD_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
 class Asked(Protocol):
     """What a request's access depends on; the names of its headers are in lower case."""
 
-    method: str
+    verb: str
     path: str
     headers: Mapping[bytes, bytes]
     client: str
@@ -63,7 +63,7 @@ class Access:
             Unauthorized: it has no key, or an unknown one.
             RateLimited: its key has sent too many requests. Without keys, its address has.
         """
-        if asked.method == "POST" and asked.path.startswith(ADMIN):
+        if asked.verb == "POST" and asked.path.startswith(ADMIN):
             if not self._admin_digests:
                 raise Unauthorized(
                     "this service has no admin keys, so only the signal SIGHUP reloads models; "
@@ -84,7 +84,7 @@ class Access:
         path = asked.path
         if path in OPEN:
             return True
-        reads = asked.method in ("GET", "HEAD")
+        reads = asked.verb in ("GET", "HEAD")
         pages = path in OPEN_PAGES or path.startswith(("/web/", "/docs/"))
         return reads and (pages or path == self._health_route)
 
@@ -113,6 +113,36 @@ class MovingWindow:
         hits.append(now)
         self._hits.move_to_end(key)
         return 0.0
+
+
+class InflightBytes:
+    """A number of bytes that may be taken and given back. Use it only on the event loop.
+
+    If ``within`` is given, this is a part of it: bytes taken here are taken there, too.
+    """
+
+    def __init__(self, limit: int, *, within: "InflightBytes | None" = None) -> None:
+        self.limit = limit
+        self.taken = 0
+        self._within = within
+
+    @property
+    def left(self) -> int:
+        """Bytes that may still be taken."""
+        return self.limit - self.taken
+
+    def take(self, size: int) -> bool:
+        """Take ``size`` bytes if there is room for them. Returns whether there was."""
+        if size > self.left or (self._within is not None and not self._within.take(size)):
+            return False
+        self.taken += size
+        return True
+
+    def give(self, size: int) -> None:
+        """Give back ``size`` bytes that were taken."""
+        self.taken -= size
+        if self._within is not None:
+            self._within.give(size)
 
 
 def plain_address(host: str) -> str:
