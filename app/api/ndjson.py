@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from app.api.body import parse
+from app.api.json_document import parse
 from app.engine.results import Outcome, item
 from app.engine.text.pairs import Input, TextPair
 from app.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 import sentencex
 
-from app.api.body import MAX_VALUES, parse
+from app.api.json_document import MAX_VALUES, parse
 from app.engine.model.model import Model
 from app.errors import InvalidRequest
 from tests.api.routes.test_stream import FLAGS
@@ -179,7 +179,7 @@ def parsed_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return json.loads(text)
 
     for decoder in ("DECODER", "FAST_DECODER"):
-        monkeypatch.setattr(f"app.api.body.{decoder}", SimpleNamespace(decode=note))
+        monkeypatch.setattr(f"app.api.json_document.{decoder}", SimpleNamespace(decode=note))
     return threads
 
 

@@ -28,19 +28,28 @@ def request_id(headers: Mapping[bytes, bytes]) -> str:
     return own.decode() if own and REQUEST_ID.fullmatch(own) else new_request_id()
 
 
+def timeout_ms(asked: bytes, *, longest_ms: int) -> int:
+    """The milliseconds that ``x-request-timeout-ms`` asks for, at most ``longest_ms``.
+
+    Raises:
+        InvalidRequest: it is no whole number, or 0.
+    """
+    if not TIMEOUT_MS.fullmatch(asked):
+        raise InvalidRequest(
+            "x-request-timeout-ms must be a whole number of milliseconds, 1 or more"
+        )
+    return min(int(asked[:TIMEOUT_DIGITS]), longest_ms)
+
+
 def deadline(scope: Scope, headers: Mapping[bytes, bytes], *, longest_ms: int) -> float:
     """The time by which the request must be answered, on the event loop's clock.
 
     Raises:
         InvalidRequest: the client asks for something that is no time.
     """
-    asked = headers.get(b"x-request-timeout-ms", b"")
-    if asked and not TIMEOUT_MS.fullmatch(asked):
-        raise InvalidRequest(
-            "x-request-timeout-ms must be a whole number of milliseconds, 1 or more"
-        )
-    timeout_ms = min(int(asked[:TIMEOUT_DIGITS] or longest_ms), longest_ms)
+    asked = headers.get(b"x-request-timeout-ms")
+    allowed_ms = timeout_ms(asked, longest_ms=longest_ms) if asked else longest_ms
     # The time counts from the arrival of the headers, if the server knows it: under load they wait
     # a while before they are read.
     arrived: float = scope["state"].get("arrived") or asyncio.get_running_loop().time()
-    return arrived + timeout_ms / 1000
+    return arrived + allowed_ms / 1000

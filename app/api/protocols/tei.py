@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, W
 from pydantic_core import PydanticCustomError
 
 from app.api.answers import JsonAnswer, classify_texts, every_prediction, timing
-from app.api.body import ByField, read_body
+from app.api.body import read_body
 from app.api.inputs import NonEmpty, PairObject, Text, as_list, parse_texts
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
@@ -22,6 +22,7 @@ from app.api.protocols.hosting.instances import (
     answer_instances,
 )
 from app.api.routing import DirectRoute
+from app.api.validation import ByField
 from app.engine.classifier import Classification
 from app.engine.machine.gpu import CUDA
 from app.engine.predictions import Options

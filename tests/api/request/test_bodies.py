@@ -12,8 +12,8 @@ import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
-from app.api.body import INLINE_BYTES, parse
 from app.api.decoding import PIECE_BYTES, decoder
+from app.api.json_document import MAX_VALUES, parse
 from app.errors import InvalidRequest
 from tests.conftest import Serve
 from tests.support.serving import Gate
@@ -208,4 +208,4 @@ def test_short_and_long_bodies_are_read_alike(document: bytes) -> None:
             return "refused"
 
     filling = "utf-16-le" if document.startswith(b"\xff\xfe") else "utf-8"
-    assert value(document) == value(document + (" " * INLINE_BYTES).encode(filling))
+    assert value(document) == value(document + (" " * MAX_VALUES).encode(filling))

@@ -9,7 +9,8 @@ import msgspec
 from fastapi import Request, Response
 
 from app.api.answers import classify_texts
-from app.api.body import parse, read_bytes
+from app.api.body import read_bytes
+from app.api.json_document import parse
 from app.api.protocols.hosting.instances import ACCEPTED, text_of
 from app.api.service import Service
 from app.engine.batching.admission import REQUEST_SHARE

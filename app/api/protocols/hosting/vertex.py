@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
 from app.api.body import read_body
-from app.api.middleware.access import OPEN
+from app.api.middleware.access import HEALTH
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.protocols.hosting.instances import (
@@ -31,7 +31,7 @@ def router(chosen: VertexRoutes, routes: Iterable[APIRoute]) -> APIRouter:
     """
     taken = {route.path for route in routes}
     made = APIRouter(tags=["compatibility"], route_class=DirectRoute)
-    if (path := chosen.health) and path not in OPEN:
+    if (path := chosen.health) and path not in HEALTH:
         if path in taken:
             raise UserError(f"AIP_HEALTH_ROUTE: {path} is another route; use /health/ready")
         made.add_api_route(
