@@ -1,6 +1,6 @@
 """What all routes that classify share: from the texts of a request to its answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -47,6 +47,12 @@ def check_number(service: Service, texts: Sequence[Input]) -> None:
         raise TooManyTexts(
             f"there are {len(texts)} texts; at most {service.settings.max_texts} are accepted"
         )
+
+
+def in_places(texts: Sequence[Input | ServiceError], outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The outcome of each text. ``outcomes`` has one for each that is not an error itself."""
+    left = iter(outcomes)
+    return [text if isinstance(text, ServiceError) else next(left) for text in texts]
 
 
 def every_prediction(outcomes: Sequence[Outcome]) -> list[Prediction]:

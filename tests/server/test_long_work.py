@@ -187,6 +187,7 @@ def parsed_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("path", "body"),
     [
         ("/classify", {"inputs": ["love"]}),
+        ("/invocations", {"text": "love"}),
         ("/explain", {"inputs": "love"}),
         ("/", {"inputs": ["love"]}),
         ("/predict", {"inputs": ["love"]}),
@@ -203,7 +204,8 @@ def test_long_bodies_are_parsed_off_the_event_loop(
     """Every protocol parses long bodies on the tokenizer's thread, short ones on the event loop."""
     client = serve()
     content = json.dumps(body).encode()
-    headers = {"content-type": "application/json"}
+    lines = path == "/invocations"
+    headers = {"content-type": f"application/json{'lines' if lines else ''}"}
     for filling in (b"", b" " * 100_000):
         answer = client.post(path, content=content + filling, headers=headers)
         assert answer.status_code == 200, answer.text

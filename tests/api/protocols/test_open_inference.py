@@ -183,7 +183,7 @@ def test_the_client_shows_what_was_wrong(client: triton.InferenceServerClient) -
     for tensors, says in (
         ([_tensor(["love", " "])], "text 1, counted from 0: the text is empty"),
         ([_tensor([b"\xff"])], "element 0 of the binary data, counted from 0, is not UTF-8"),
-        ([_tensor(["love"] * 1001)], "there are 1001 texts; at most 1000"),
+        ([_tensor(["love"] * 1001)], "more than the 1000 texts"),
         ([number], "datatype must be 'BYTES'"),
         ([love, love], "inputs must not have more items than 1"),
         ([triton.InferInput("title", [1], "BYTES")], "inputs.0.name must be 'text'"),
@@ -355,7 +355,8 @@ LOVE = _element(b"love")
         (LOVE, {"shape": 2}, "shape says 2 texts; there are 1"),
         (LOVE * 2, {}, "shape says 1 texts; there are 2"),
         (b"", {}, "binary_data_size must be left out, because no bytes follow the JSON"),
-        (_element(b"") * 500_000, {"shape": 500_000}, "there are 500000 texts; at most 1000"),
+        (_element(b"") * 500_000, {"shape": 500_000}, "more than the 1000 texts"),
+        (_element(b"") * 1_001 + b"not read", {}, "more than the 1000 texts"),
         (_element(b""), {}, "the text is empty"),
         (LOVE, {"size": 7}, "binary_data_size is 7, but 8 bytes follow the JSON"),
         (LOVE, {"size": 10**12}, "binary_data_size is 1000000000000, but 8 bytes follow"),

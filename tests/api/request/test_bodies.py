@@ -1,11 +1,15 @@
 """Compressed requests and answers, and the time that a request may take."""
 
+import base64
 import gzip
 import json
 import random
 import sys
+import threading
 import zlib
 from collections.abc import Callable
+from functools import partialmethod
+from typing import Any
 
 import brotli
 import httpx2
@@ -86,6 +90,46 @@ def test_broken_compression_is_a_clear_error(
         answer = _post(client, content, encoding)
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
         assert encoding.removeprefix("x-").replace("br", "brotli") in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("zlib", "decompressobj"), ("brotli", "Decompressor")]
+)
+def test_a_long_body_is_decompressed_in_linear_time_off_the_event_loop(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    """No byte is copied twice before it is read, and only the beginning is read on the loop."""
+    inputs: list[int] = []
+    threads: list[str] = []
+    kind = getattr(sys.modules[module], name)
+
+    class Noted:
+        def __init__(self, *options: Any) -> None:
+            self._stream = kind(*options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._stream, name)
+
+        def _call(self, method: str, data: bytes, *options: Any, **others: Any) -> Any:
+            inputs.append(len(data))
+            threads.append(threading.current_thread().name)
+            return getattr(self._stream, method)(data, *options, **others)
+
+        decompress, process = partialmethod(_call, "decompress"), partialmethod(_call, "process")
+
+    monkeypatch.setattr(f"app.api.decoding.{module}.{name}", Noted)
+    text = base64.b64encode(random.Random(1).randbytes(1_000_000)).decode()
+    body = json.dumps({"inputs": [text]}).encode()
+    compress = {"zlib": zlib.compress, "brotli": brotli.compress}[module]
+    packed = compress(body)
+    answer = _post(serve(), packed, {"zlib": "deflate", "brotli": "br"}[module])
+    assert (answer.status_code, answer.json()["results"][0]["error"]["code"]) == (
+        200,
+        "text_too_long",
+    )
+    assert sum(inputs) <= 2 * len(packed)
+    assert set(threads[-10:]) == {"tokenizer"} != {threads[0]}
+    assert threads.count("tokenizer") > 0.8 * len(threads)
 
 
 def test_many_gzip_members_are_refused_at_the_second() -> None:
