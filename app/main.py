@@ -13,6 +13,7 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 from starlette_compress import CompressMiddleware
 
+from app.api.kept_answers import KeptAnswers, Scrapes
 from app.api.middleware.observation import OTHER_METHOD
 from app.api.middleware.request import RequestMiddleware
 from app.api.openapi.components import with_components
@@ -87,7 +88,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,
         openapi_tags=TAGS,
-        openapi_url="/openapi.json" if settings.docs == "on" else None,
+        openapi_url=None,  # app/api/routes/page.py has it
         docs_url=None,  # FastAPI's page loads Swagger UI from the internet
         redoc_url=None,
     )
@@ -105,6 +106,8 @@ class Application(FastAPI):
         super().__init__(exception_handlers=HANDLERS, telemetry=NO_TELEMETRY, **options)
         self.state.service = service
         self.state.routes = []
+        self.state.kept = KeptAnswers()
+        self.state.scrapes = Scrapes(service.metrics)
         self.add_middleware(CompressMiddleware, minimum_size=COMPRESS_BYTES)
 
     def openapi(self) -> dict[str, Any]:

@@ -72,7 +72,7 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
         answer = problem(MethodNotAllowed(f"allowed here: {allowed}"), request.state.request_id)
         answer.headers["allow"] = allowed
         return answer
-    docs = "; /docs lists the routes" if request.app.openapi_url else ""
+    docs = "; /docs lists the routes" if request.app.state.service.settings.docs == "on" else ""
     return await _on_service_error(request, NotFound(f"no route has this path{docs}"))
 
 

@@ -66,6 +66,7 @@ HEAD_END = b"\r\n\r\n"
 # The share of its deadline that a request may wait for its turn. The rest is for the queue and
 # inference.
 PATIENCE = 0.5
+TAKES_A_TURN = re.compile(rb"POST|[A-Z]+ /(?:docs|openapi|web|info|models)")
 TIMEOUT = re.compile(rb"\r\nx-request-timeout-ms:[ \t]*([^ \t\r]+)[ \t]*\r\n", re.IGNORECASE)
 UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
@@ -209,9 +210,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._stage = Stage.TURN
             self._head_length = end + len(HEAD_END)
             self._arrived = self.loop.time() - unread_s
-            if head.startswith(b"POST"):
+            if TAKES_A_TURN.match(head):
                 self._turns.take(self._begin, self._patience_s)
-            else:  # a probe, a scrape, the page: these are short, so they do not wait
+            else:  # a probe or a scrape: these are short, so they do not wait
                 self._begin()
         elif not self._head_begun:
             self._head_begun = True

@@ -5,8 +5,8 @@ import platform
 import onnxruntime
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
-from prometheus_client.exposition import choose_encoder
 
+from app.api.kept_answers import Scrapes
 from app.api.openapi import examples
 from app.api.openapi.document import documented, example, path_parameters, text_example
 from app.api.openapi.schemas import Info, ModelInfo, Models, Status
@@ -147,7 +147,5 @@ async def reload(request: Request) -> Status:
 )
 async def metrics(request: Request) -> Response:
     """Metrics as Prometheus text, or as OpenMetrics if the request asks for it."""
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    metrics = Service.of(request).metrics
-    await metrics.gpus.refresh()
-    return Response(encode(metrics.registry), headers={"content-type": content_type})
+    scrapes: Scrapes = request.app.state.scrapes
+    return await scrapes.answer(request)
