@@ -143,8 +143,10 @@ class MovingWindow:
     def _wait_s(self, key: str, now: float) -> float:
         while self._hits and next(iter(self._hits.values()))[-1] + self._seconds <= now:
             self._hits.popitem(last=False)
-        hits = self._hits.get(key, ())
-        return max(0.0, hits[0] + self._seconds - now) if len(hits) == self._most else 0.0
+        hits = self._hits.get(key)
+        if hits is None or len(hits) < self._most:
+            return 0.0
+        return max(0.0, hits[0] + self._seconds - now)
 
 
 def plain_address(host: str) -> str:

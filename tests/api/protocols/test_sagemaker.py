@@ -40,7 +40,7 @@ def test_lines_are_counted_while_they_are_read(serve: Serve) -> None:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    scope = {
+    scope: dict[str, Any] = {
         "type": "http",
         "method": "POST",
         "path": "/invocations",
@@ -48,8 +48,12 @@ def test_lines_are_counted_while_they_are_read(serve: Serve) -> None:
         "headers": [(b"content-type", b"text/csv")],
         "client": ("127.0.0.1", 1),
     }
+
+    async def ask() -> None:
+        await client.app(scope, receive, send)
+
     assert client.portal is not None
-    client.portal.call(client.app, scope, receive, send)
+    client.portal.call(ask)
     assert sent[0]["status"] == 422
     assert json.loads(sent[1]["body"])["code"] == "too_many_texts"
 

@@ -7,6 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 from fastapi.testclient import TestClient
+from prometheus_client.exposition import choose_encoder
 
 from app.api import kept_answers
 
@@ -50,7 +51,6 @@ def test_scrapes_that_come_together_share_a_rendering(
 ) -> None:
     """Fifty scrapes at once take a few renderings, each as new as the scrape that it answers."""
     renderings = 0
-    choose_encoder = kept_answers.choose_encoder
 
     def choose(accept: str) -> Any:
         encode, content_type = choose_encoder(accept)
@@ -95,7 +95,7 @@ def test_scrapes_take_a_small_share_of_the_time(
         time.sleep(0.02)
         return b"%d" % len(waits)
 
-    monkeypatch.setattr(kept_answers.asyncio, "sleep", note)
+    monkeypatch.setattr(asyncio, "sleep", note)
     monkeypatch.setattr(kept_answers, "choose_encoder", lambda accept: (render_slowly, "text/a"))
     first, second = (client.get("/metrics").content for _ in range(2))
     assert second != first
