@@ -27,6 +27,23 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), repr(error))
 
 
+# Pydantic's words, and ours.
+_PLAIN = {
+    "Input should be": "must be",
+    "a valid integer": "a whole number",
+    "a valid ": "a ",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
+
+
+def plain_words(message: str) -> str:
+    """Pydantic's message about a value in the words that users read."""
+    for pydantic, ours in _PLAIN.items():
+        message = message.replace(pydantic, ours)
+    return message
+
+
 class ServiceError(Exception):
     """A request, or one text of it, has no result.
 

@@ -241,7 +241,7 @@ class Exchange(ABC):
     def _timeout_s(self) -> float:
         longest_ms = self.service.settings.deadline_ms
         asked = self.headers.get(b"x-request-timeout-ms")
-        return (timeout_ms(asked, longest_ms) if asked else longest_ms) / 1000
+        return (timeout_ms(asked, longest_ms=longest_ms) if asked else longest_ms) / 1000
 
     def _error(self, cause: BaseException) -> ServiceError:
         """The error that the client sees. What is not expected is logged."""
@@ -267,7 +267,7 @@ def request_id(own: bytes | None = None) -> str:
     return f"{random.getrandbits(128):032x}"
 
 
-def timeout_ms(asked: bytes, longest_ms: int) -> int:
+def timeout_ms(asked: bytes, *, longest_ms: int) -> int:
     """The milliseconds that the header x-request-timeout-ms allows, at most ``longest_ms``.
 
     Raises:

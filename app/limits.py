@@ -10,26 +10,33 @@ from typing import Protocol
 from app.config.settings import Settings
 from app.errors import RateLimited, Unauthorized
 
-# These paths, that of AIP_HEALTH_ROUTE, and OPEN_PAGES need no key and have no rate limit: probes,
-# the page, the API's descriptions and the metrics. None of them classifies anything.
-OPEN = frozenset(
+# Probes, which need no key and have no rate limit. So has the path of AIP_HEALTH_ROUTE.
+HEALTH = frozenset(
     {
         *("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"),
-        *("/ping", "/execution-parameters"),  # SageMaker sends no key
-        # gRPC: the probes, and what describes the API as /openapi.json does.
-        *("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
+        *("/ping", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
         *(f"/inference.GRPCInferenceService/Server{what}" for what in ("Live", "Ready")),
+    }
+)
+# What needs no key either: what describes the API, the page and the metrics. None classifies.
+OPEN = frozenset(
+    {
+        "/execution-parameters",  # SageMaker sends no key
         *(
             f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
             for version in ("v1", "v1alpha")
         ),
     }
 )
+OPEN_PAGES = frozenset({"/", "/docs", "/openapi.json", "/metrics"})
 # A POST to any path below these needs an admin key.
 ADMIN = ("/models/", "/v2/repository/models/")
-OPEN_PAGES = frozenset({"/", "/docs", "/openapi.json", "/metrics"})
 IPV4_MAPPED = "::ffff:"  # the prefix of an IPv4 address on an IPv6 socket
 PERIOD_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
+# An address may send this many wrong keys in a minute. It is room for the mistakes of many clients
+# behind one proxy, and far too few to guess a key.
+WRONG_KEYS = 100
+REMEMBERED = 10_000  # pairs of an address and a key
 
 
 class Asked(Protocol):
@@ -44,7 +51,7 @@ class Asked(Protocol):
 class Access:
     """Checks a request's key and its rate limit. Only digests of the keys are known here.
 
-    ``health_route`` is a path that needs no key either.
+    ``health_route`` is a path of probes, too.
     """
 
     def __init__(self, settings: Settings, health_route: str | None) -> None:
@@ -55,38 +62,64 @@ class Access:
         if self._rate:
             requests, period = self._rate.split("/")
             self._window = MovingWindow(int(requests), PERIOD_S[period])
+        self._wrong_keys = MovingWindow(WRONG_KEYS, PERIOD_S["minute"])
+        # Addresses with the digests of keys that they have used. They pass when another client of
+        # the same address sends wrong keys. The pair that was used last is at the end.
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def check(self, asked: Asked) -> None:
         """Return if the request may pass.
 
         Raises:
             Unauthorized: it has no key, or an unknown one.
-            RateLimited: its key has sent too many requests. Without keys, its address has.
+            RateLimited: its key has sent too many requests. Without keys, its address has. Or its
+                address has sent too many wrong keys.
         """
+        digests = () if _is_open(asked) else self._digests
         if asked.verb == "POST" and asked.path.startswith(ADMIN):
-            if not self._admin_digests:
+            digests = self._admin_digests
+            if not digests:
                 raise Unauthorized(
                     "this service has no admin keys, so only the signal SIGHUP reloads models; "
                     "to allow this request, the operator must set SENTIMENT_ADMIN_KEYS"
                 )
-            _key_digest(asked, self._admin_digests)
+        if not (digests or self._rate) or self._is_health(asked):
             return
-        if not (self._digests or self._rate) or self._is_open(asked):
-            return
-        who = _key_digest(asked, self._digests) if self._digests else asked.client
+        who = self._check_key(asked, digests) if digests else asked.client
         if self._rate and (wait_s := self._window.hit(who)):
             raise RateLimited(
                 f"the rate limit is {self._rate}; wait as long as Retry-After says",
                 retry_after_s=wait_s,
             )
 
-    def _is_open(self, asked: Asked) -> bool:
+    def _is_health(self, asked: Asked) -> bool:
         path = asked.path
-        if path in OPEN:
-            return True
-        reads = asked.verb in ("GET", "HEAD")
-        pages = path in OPEN_PAGES or path.startswith(("/web/", "/docs/"))
-        return reads and (pages or path == self._health_route)
+        return path in HEALTH or (path == self._health_route and _reads(asked))
+
+    def _check_key(self, asked: Asked, digests: Sequence[bytes]) -> str:
+        """The digest of the request's key, which must be one of ``digests``."""
+        given = asked.headers.get(b"authorization", b"")
+        scheme, _, key = given.partition(b" ")
+        digest = hashlib.sha256(key.strip()).hexdigest()
+        client = asked.client, digest
+        # Before the key is compared: the answer must not tell a right guess from a wrong one.
+        if client not in self._known and (wait_s := self._wrong_keys.wait_s(client[0])):
+            raise RateLimited(
+                f"this address has sent {WRONG_KEYS} wrong keys in a minute; wait as long as "
+                "Retry-After says",
+                retry_after_s=wait_s,
+            )
+        # All are compared, each in constant time, so that the time taken reveals nothing.
+        known = [hmac.compare_digest(digest.encode(), one) for one in digests]
+        if scheme.lower() != b"bearer" or not any(known):
+            if given:
+                self._wrong_keys.hit(client[0])
+            raise Unauthorized("send one of the service's keys, as 'Authorization: Bearer KEY'")
+        self._known[client] = None
+        self._known.move_to_end(client)
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        return digest
 
 
 class MovingWindow:
@@ -105,14 +138,23 @@ class MovingWindow:
     def hit(self, key: str) -> float:
         """Count a hit and return 0. After too many, return the seconds until the next may come."""
         now = time.monotonic()
+        wait_s = self._wait_s(key, now)
+        if not wait_s:
+            self._hits.setdefault(key, deque(maxlen=self._most)).append(now)
+            self._hits.move_to_end(key)
+        return wait_s
+
+    def wait_s(self, key: str) -> float:
+        """The seconds until the next hit may come; it is not counted."""
+        return self._wait_s(key, time.monotonic())
+
+    def _wait_s(self, key: str, now: float) -> float:
         while self._hits and next(iter(self._hits.values()))[-1] + self._seconds <= now:
             self._hits.popitem(last=False)
-        hits = self._hits.setdefault(key, deque(maxlen=self._most))
-        if len(hits) == self._most and (wait_s := hits[0] + self._seconds - now) > 0:
-            return wait_s
-        hits.append(now)
-        self._hits.move_to_end(key)
-        return 0.0
+        hits = self._hits.get(key)
+        if hits is None or len(hits) < self._most:
+            return 0.0
+        return max(0.0, hits[0] + self._seconds - now)
 
 
 class InflightBytes:
@@ -150,12 +192,11 @@ def plain_address(host: str) -> str:
     return host.removeprefix(IPV4_MAPPED) if "." in host else host
 
 
-def _key_digest(asked: Asked, digests: Sequence[bytes]) -> str:
-    """The digest of the request's key, which must be one of ``digests``."""
-    scheme, _, key = asked.headers.get(b"authorization", b"").partition(b" ")
-    digest = hashlib.sha256(key.strip()).hexdigest()
-    # All are compared, each in constant time, so that the time taken reveals nothing.
-    known = [hmac.compare_digest(digest.encode(), one) for one in digests]
-    if scheme.lower() != b"bearer" or not any(known):
-        raise Unauthorized("send one of the service's keys, as 'Authorization: Bearer KEY'")
-    return digest
+def _reads(asked: Asked) -> bool:
+    return asked.verb in ("GET", "HEAD")
+
+
+def _is_open(asked: Asked) -> bool:
+    path = asked.path
+    pages = path in OPEN_PAGES or path.startswith(("/web/", "/docs/"))
+    return path in OPEN or (pages and _reads(asked))

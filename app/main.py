@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.http_exchange import HttpExchange
+from app.api.kept_answers import KeptAnswers, Scrapes
 from app.api.openapi.components import with_components
 from app.api.protocols import huggingface, tei, vllm
 from app.api.protocols.hosting import kserve, sagemaker, vertex
@@ -85,7 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,
         openapi_tags=TAGS,
-        openapi_url=None,  # ours is in page.py; FastAPI's page loads Swagger UI from the internet
+        openapi_url=None,  # app/api/routes/page.py has it, and Swagger UI
     )
     _add_routes(app, service, chosen)
     return app
@@ -97,6 +98,8 @@ class Application(FastAPI):
     def __init__(self, service: Service, **options: Any) -> None:
         super().__init__(telemetry=NO_TELEMETRY, **options)
         self.state.service = service
+        self.state.kept = KeptAnswers()
+        self.state.scrapes = Scrapes(service.metrics)
         self.router.default = no_route
 
     def openapi(self) -> dict[str, Any]:

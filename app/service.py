@@ -25,6 +25,7 @@ from app.observability.traces import Tracer
 # Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory. The
 # texts and tokens of a body take as much again, and the model must fit beside them.
 MEMORY_SHARE = 8
+MOST_INFLIGHT_BYTES = 256 * 2**20  # of a larger memory as well: room for 128 bodies of full size
 
 
 class Service:
@@ -45,7 +46,7 @@ class Service:
         self.tracer: Tracer | None = None
         self.logs_requests = False  # set by running()
         least = 2 * settings.max_body_bytes  # a compressed body and its decompressed content
-        share = max(least, available_memory() // MEMORY_SHARE)
+        share = max(least, min(available_memory() // MEMORY_SHARE, MOST_INFLIGHT_BYTES))
         self.inflight = InflightBytes(settings.max_inflight_bytes or share)
         # Lines of a stream have no deadline, so all streams together get only half of the bytes.
         self.stream_inflight = InflightBytes(self.inflight.limit // 2, within=self.inflight)

@@ -1,6 +1,6 @@
 """What all routes share that classify: from the outcomes of the texts to the answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,9 +11,16 @@ from app.api.openapi.schemas import ModelVersion
 from app.engine.classifier import Classification
 from app.engine.model.model import Model
 from app.engine.results import Outcome, Prediction
+from app.engine.text.pairs import Input
 from app.errors import ServiceError
 
 NO_HEADERS: Mapping[str, str] = {}
+
+
+def in_places(texts: Sequence[Input | ServiceError], outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The outcome of each text. ``outcomes`` has one for each that is not an error itself."""
+    left = iter(outcomes)
+    return [text if isinstance(text, ServiceError) else next(left) for text in texts]
 
 
 def every_prediction(outcomes: Sequence[Outcome]) -> list[Prediction]:

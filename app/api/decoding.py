@@ -32,14 +32,16 @@ class Decoder(ABC):
             PayloadTooLarge: the body is a decompression bomb.
         """
         self._taken += len(data)
-        for piece in self._pieces(data):
-            self._given += len(piece)
-            if self._given > max(UNSUSPICIOUS_BYTES, MAX_RATIO * self._taken):
-                raise PayloadTooLarge(
-                    f"the decompressed body is more than {MAX_RATIO} times as long as the "
-                    "compressed one"
-                )
-            yield piece
+        # In slices, because zlib and brotli copy all input that is left for each piece they return.
+        for start in range(0, len(data), PIECE_BYTES):
+            for piece in self._pieces(data[start : start + PIECE_BYTES]):
+                self._given += len(piece)
+                if self._given > max(UNSUSPICIOUS_BYTES, MAX_RATIO * self._taken):
+                    raise PayloadTooLarge(
+                        f"the decompressed body is more than {MAX_RATIO} times as long as the "
+                        "compressed one"
+                    )
+                yield piece
 
     def end(self) -> None:
         """Check that the body is complete.
@@ -51,7 +53,8 @@ class Decoder(ABC):
             raise InvalidRequest(f"the body is incomplete: its {self.name} data has no end")
 
     @abstractmethod
-    def _pieces(self, data: bytes) -> Iterator[bytes]: ...
+    def _pieces(self, data: bytes) -> Iterator[bytes]:
+        """The content of up to ``PIECE_BYTES`` of data, in pieces."""
 
     @abstractmethod
     def _is_complete(self) -> bool: ...
@@ -79,8 +82,7 @@ class _Identity(Decoder):
     name = "identity"
 
     def _pieces(self, data: bytes) -> Iterator[bytes]:
-        for start in range(0, len(data), PIECE_BYTES):
-            yield data[start : start + PIECE_BYTES]
+        yield data
 
     def _is_complete(self) -> bool:
         return True
@@ -95,8 +97,7 @@ class _Zlib(Decoder):
     def _pieces(self, data: bytes) -> Iterator[bytes]:
         try:
             while data:
-                # Only one member is accepted: with many tiny ones, the rest of the data would
-                # be copied for each of them.
+                # Only one member is accepted, because each would need a decompressor of its own.
                 if self._stream.eof:
                     raise InvalidRequest(
                         f"the body has more bytes after the end of its {self.name} data"

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
@@ -70,7 +71,9 @@ class HttpExchange(Exchange):
         receive: Receive,
         send: Send,
     ) -> None:
-        headers = dict(reversed(scope["headers"]))  # of several, the first
+        headers = dict(scope["headers"])  # of several with one name, the last ...
+        if b"authorization" in headers:  # ... but the first key, as proxies in front of us check it
+            headers[b"authorization"] = Headers(scope=scope)["authorization"].encode("latin-1")
         self._arrival = scope.get("arrival") or Arrival(asyncio.get_running_loop().time())
         super().__init__(
             service,

@@ -48,6 +48,15 @@ def parse_texts(value: Any) -> Input | list[Input]:
     return [_text(item) for item in value]
 
 
+def text_or_pair(text: Any, text_pair: Any = None) -> Input | None:
+    """The text, or the pair if there is a second one. None if one of them is not a string."""
+    if not isinstance(text, str):
+        return None
+    if text_pair is None:
+        return text
+    return TextPair(text, text_pair) if isinstance(text_pair, str) else None
+
+
 def as_list(inputs: Input | list[Input]) -> list[Input]:
     """The texts of a request, of which there may be only one."""
     return inputs if isinstance(inputs, list) else [inputs]
@@ -57,10 +66,8 @@ def _text(value: Any) -> Input:
     if isinstance(value, str):
         return value
     if isinstance(value, dict) and value.keys() <= PairObject.__annotations__.keys():
-        text, text_pair = value.get("text"), value.get("text_pair")
-        if isinstance(text, str) and isinstance(text_pair, str):
-            return TextPair(text, text_pair)
-        if isinstance(text, str) and text_pair is None:
+        text = text_or_pair(value.get("text"), value.get("text_pair"))
+        if text is not None:
             return text
     raise PydanticCustomError(
         "texts", "must be a string, an object {accepted}, or a list of these", {"accepted": PAIR}

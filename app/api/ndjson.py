@@ -7,9 +7,10 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from app.api.body import parse
+from app.api.inputs import text_or_pair
+from app.api.json_document import parse
 from app.engine.results import Outcome, item
-from app.engine.text.pairs import Input, TextPair
+from app.engine.text.pairs import Input
 from app.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
 
 # The most lines that are classified together.
@@ -150,11 +151,7 @@ def _parsed(content: bytes, number: int) -> tuple[Any, Input | ServiceError]:
 
 
 def _text(value: dict[str, Any], number: int) -> Input | InvalidRequest:
-    text, text_pair = value.get("text"), value.get("text_pair")
-    if not isinstance(text, str):
-        return InvalidRequest(f"line {number}: text must be a string")
-    if text_pair is None:
+    if (text := text_or_pair(value.get("text"), value.get("text_pair"))) is not None:
         return text
-    if not isinstance(text_pair, str):
-        return InvalidRequest(f"line {number}: text_pair must be a string")
-    return TextPair(text, text_pair)
+    field = "text_pair" if isinstance(value.get("text"), str) else "text"
+    return InvalidRequest(f"line {number}: {field} must be a string")

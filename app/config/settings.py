@@ -115,7 +115,8 @@ class Settings(BaseSettings):
         default=0,
         ge=0,
         description="maximum bytes of all request bodies held at the same time; a request beyond "
-        "that gets 429; 0 means: an eighth of the memory that the process may use",
+        "that gets 429; 0 means: an eighth of the memory that the process may use, but at most "
+        "256 MiB, and at least two bodies of --max-body-bytes",
     )
     max_header_bytes: int = Field(
         default=32_768,

@@ -9,15 +9,7 @@ from pydantic import ValidationError
 from app.config import platforms
 from app.config.platforms import Found
 from app.config.settings import Settings, flag
-
-# Pydantic's words, and ours.
-PLAIN = {
-    "Input should be": "must be",
-    "a valid integer": "a whole number",
-    "a valid ": "a ",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-}
+from app.errors import plain_words
 
 
 def load_settings(flags: dict[str, Any]) -> Settings:
@@ -34,9 +26,8 @@ def load_settings(flags: dict[str, Any]) -> Settings:
         name = str(first["loc"][0])
         given = "" if name in ("api_keys", "admin_keys") else f", not {first['input']!r}"
         message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
-        for pydantic, ours in PLAIN.items():
-            message = message.replace(pydantic, ours)
-        raise ValueError(f"{_source(name, flags, platform)}: {message}{given}") from None
+        where = _source(name, flags, platform)
+        raise ValueError(f"{where}: {plain_words(message)}{given}") from None
 
 
 def sources(settings: Settings, flags: Mapping[str, Any]) -> str:

@@ -3,11 +3,11 @@
 from typing import Any
 
 from app.api.answers import every_prediction
-from app.api.body import checked
 from app.api.protocols.open_inference.bytes_tensor import unpack
 from app.api.protocols.open_inference.request import ALL_OUTPUTS, JsonRequest
 from app.api.protocols.open_inference.response import VERSION, output_tensor, packed_values
 from app.api.protocols.open_inference.routes import SERVER, metadata_of, of_version
+from app.api.validation import checked
 from app.engine.predictions import Options
 from app.errors import InvalidRequest, NotReady, ShuttingDown, TooManyTexts
 from app.grpc_api.call import Answers, Call
@@ -124,7 +124,7 @@ def _document(request: Message, max_texts: int) -> dict[str, Any]:
                 "datatype": tensor.datatype,
                 "shape": list(tensor.shape),
                 "parameters": _parameters(tensor),
-                "data": unpack(raw[index]) if raw else _texts(tensor, index, max_texts),
+                "data": unpack(raw[index], max_texts) if raw else _texts(tensor, index, max_texts),
             }
             for index, tensor in enumerate(request.inputs)
         ],

@@ -15,6 +15,7 @@ import asyncio
 import re
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum, auto
 from typing import Any, cast
 
@@ -22,8 +23,8 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.api.http_exchange import Arrival
-from app.errors import BadRequest, HeadersTooLarge, ServiceError
-from app.exchange import request_id
+from app.errors import BadRequest, HeadersTooLarge, InvalidRequest, ServiceError
+from app.exchange import request_id, timeout_ms
 from app.limits import plain_address
 from app.server.linux_sockets import has_unread, unread_seconds
 from app.server.refusals import answer, refusal
@@ -66,7 +67,8 @@ HEAD_END = b"\r\n\r\n"
 # The share of its deadline that a request may wait for its turn. The rest is for the queue and
 # inference.
 PATIENCE = 0.5
-TIMEOUT = re.compile(rb"\r\nx-request-timeout-ms:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
+TAKES_A_TURN = re.compile(rb"POST|[A-Z]+ /(?:docs|openapi|web|info|models)")
+TIMEOUT = re.compile(rb"\r\nx-request-timeout-ms:[ \t]*([^ \t\r]+)[ \t]*\r\n", re.IGNORECASE)
 UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 
@@ -207,9 +209,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._stage = Stage.TURN
             self._head_length = end + len(HEAD_END)
             self._arrived_at = self.loop.time() - unread_s
-            if head.startswith(b"POST"):
+            if TAKES_A_TURN.match(head):
                 self._turns.take(self._begin, self._patience_s)
-            else:  # a probe, a scrape, the page: these are short, so they do not wait
+            else:  # a probe or a scrape: these are short, so they do not wait
                 self._begin()
         elif not self._head_begun:
             self._head_begun = True
@@ -218,8 +220,11 @@ class HttpProtocol(HttpToolsProtocol):
     def _patience_s(self) -> float:
         """How many seconds the request may wait for its turn and still be answered in time."""
         asked = TIMEOUT.search(self._received)
-        timeout_ms = int(asked[1]) if asked else self._deadline_ms
-        return min(timeout_ms, self._deadline_ms) / 1000 * PATIENCE
+        allowed_ms = self._deadline_ms
+        if asked:
+            with suppress(InvalidRequest):  # it is refused when its turn comes
+                allowed_ms = timeout_ms(bytes(asked[1]), longest_ms=allowed_ms)
+        return allowed_ms / 1000 * PATIENCE
 
     def _begin(self) -> None:
         if self._transport.is_closing():  # the client has left

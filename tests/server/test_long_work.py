@@ -15,7 +15,7 @@ import httpx2
 import pytest
 import sentencex
 
-from app.api.body import MAX_VALUES, parse
+from app.api.json_document import MAX_VALUES, parse
 from app.engine.model.model import Model
 from app.errors import InvalidRequest
 from tests.api.routes.test_stream import FLAGS
@@ -179,7 +179,7 @@ def parsed_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return json.loads(text)
 
     for decoder in ("DECODER", "FAST_DECODER"):
-        monkeypatch.setattr(f"app.api.body.{decoder}", SimpleNamespace(decode=note))
+        monkeypatch.setattr(f"app.api.json_document.{decoder}", SimpleNamespace(decode=note))
     return threads
 
 
@@ -187,6 +187,7 @@ def parsed_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("path", "body"),
     [
         ("/classify", {"inputs": ["love"]}),
+        ("/invocations", {"text": "love"}),
         ("/explain", {"inputs": "love"}),
         ("/", {"inputs": ["love"]}),
         ("/predict", {"inputs": ["love"]}),
@@ -203,7 +204,8 @@ def test_long_bodies_are_parsed_off_the_event_loop(
     """Every protocol parses long bodies on the tokenizer's thread, short ones on the event loop."""
     client = serve()
     content = json.dumps(body).encode()
-    headers = {"content-type": "application/json"}
+    lines = path == "/invocations"
+    headers = {"content-type": f"application/json{'lines' if lines else ''}"}
     for filling in (b"", b" " * 100_000):
         answer = client.post(path, content=content + filling, headers=headers)
         assert answer.status_code == 200, answer.text

@@ -1,9 +1,9 @@
 """POST /, compatible with Hugging Face's clients."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
+import numpy as np
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -33,7 +33,7 @@ class PipelineParameters(BaseModel):
     function_to_apply: Function | None = Field(
         default=None,
         description="function that turns logits into scores; if not given, the model's own. "
-        "softmax uses the temperature of a calibrated model, sigmoid and none do not",
+        "softmax and sigmoid use the temperature of a calibrated model",
     )
 
 
@@ -76,33 +76,21 @@ async def best_labels(
     """
     asked = body.parameters or PipelineParameters()
     done = await request.exchange.classify(as_list(body.inputs), model=None)
-    ranked = [
-        ranking(_scores(prediction, asked.function_to_apply, done.model))[: asked.top_k]
-        for prediction in every_prediction(done.outcomes)
-    ]
+    predictions = every_prediction(done.outcomes)
+    scores = _scores(done.model, predictions, asked.function_to_apply)
+    ranked = [ranking(one)[: asked.top_k] for one in scores]
     return ranked, done
 
 
-def _scores(prediction: Prediction, function: Function | None, model: Model) -> Mapping[str, float]:
-    """The prediction's scores; with a function, that of its logits."""
-    logits = prediction["logits"]
-    match function:
-        case None:
-            return prediction["scores"]
-        case "none":
-            return logits
-        case "sigmoid":
-            return {label: _sigmoid(logit) for label, logit in logits.items()}
-        case "softmax":
-            highest = max(logits.values())
-            powers = {
-                label: math.exp((logit - highest) / model.temperature)
-                for label, logit in logits.items()
-            }
-            total = sum(powers.values())
-            return {label: power / total for label, power in powers.items()}
-
-
-def _sigmoid(logit: float) -> float:
-    # exp gets no positive number, because it could overflow.
-    return math.exp(min(logit, 0.0)) / (1 + math.exp(-abs(logit)))
+def _scores(
+    model: Model, predictions: Sequence[Prediction], function: Function | None
+) -> Iterable[Mapping[str, float]]:
+    """The scores of each prediction; if a function is given, that of its logits."""
+    if function is None:
+        return [prediction["scores"] for prediction in predictions]
+    logits = [prediction["logits"] for prediction in predictions]
+    if function == "none":
+        return logits
+    rows = np.array([[*one.values()] for one in logits], dtype=np.float32)
+    scores = model.scores(rows, function).tolist()
+    return [dict(zip(model.labels, row, strict=True)) for row in scores]

@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, W
 from pydantic_core import PydanticCustomError
 
 from app.api.answers import JsonAnswer, every_prediction, timing
-from app.api.body import ByField, read_body
+from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
-from app.api.inputs import NonEmpty, PairObject, Text, as_list, parse_texts
+from app.api.inputs import NonEmpty, PairObject, Text, as_list, parse_texts, text_or_pair
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
 from app.api.openapi.schemas import Problem
@@ -22,11 +22,12 @@ from app.api.protocols.hosting.instances import (
     answer_instances,
 )
 from app.api.routing import Route
+from app.api.validation import ByField
 from app.engine.classifier import Classification
 from app.engine.machine.gpu import CUDA
 from app.engine.predictions import Options
 from app.engine.results import Prediction
-from app.engine.text.pairs import Input, TextPair
+from app.engine.text.pairs import Input
 from app.errors import (
     DeadlineExceeded,
     EmptyText,
@@ -54,19 +55,16 @@ def _parse_inputs(value: Any) -> Input | list[Input]:
     """The texts. A batch may be a list of lists: of one text each, or of two for a pair."""
     if not isinstance(value, list) or not any(isinstance(item, list) for item in value):
         return parse_texts(value)
-    if not all(_is_row(item) for item in value):
-        raise PydanticCustomError(
-            "batch", "must be a list of lists of one string each, or of two for a pair"
-        )
-    return [TextPair(*row) if len(row) == 2 else row[0] for row in value]
-
-
-def _is_row(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) in (1, 2)
-        and all(isinstance(text, str) for text in value)
-    )
+    texts = []
+    for row in value:
+        complete = isinstance(row, list) and len(row) in (1, 2) and None not in row
+        text = text_or_pair(*row) if complete else None
+        if text is None:
+            raise PydanticCustomError(
+                "batch", "must be a list of lists of one string each, or of two for a pair"
+            )
+        texts.append(text)
+    return texts
 
 
 Inputs = Annotated[

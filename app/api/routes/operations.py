@@ -5,9 +5,9 @@ import platform
 import onnxruntime
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
-from prometheus_client.exposition import choose_encoder
 
 from app.api.http_exchange import HttpRequest
+from app.api.kept_answers import Scrapes
 from app.api.openapi import examples
 from app.api.openapi.document import documented, example, path_parameters, text_example
 from app.api.openapi.schemas import Info, ModelInfo, Models, Status
@@ -148,7 +148,5 @@ async def reload(request: HttpRequest) -> Status:
 )
 async def metrics(request: HttpRequest) -> Response:
     """Metrics as Prometheus text, or as OpenMetrics if the request asks for it."""
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    metrics = request.exchange.service.metrics
-    await metrics.gpus.refresh()
-    return Response(encode(metrics.registry), headers={"content-type": content_type})
+    scrapes: Scrapes = request.app.state.scrapes
+    return await scrapes.answer(request)

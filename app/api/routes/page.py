@@ -1,13 +1,14 @@
 """The pages at / and /docs and their files: HTML, CSS and JavaScript, all from this service."""
 
+import gzip
 from pathlib import Path
 
 from fastapi import APIRouter, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 
-from app.api.answers import JsonAnswer
 from app.api.http_exchange import HttpRequest
+from app.api.kept_answers import KeptAnswers, accepted_encoding
 from app.api.openapi.document import text_example
 from app.api.routing import Route
 
@@ -18,6 +19,11 @@ _DIRECTORY = Path(__file__).parents[2] / "web"
 # It serves no file outside its directory, and answers 304 if the client's ETag is still valid.
 _FILES = StaticFiles(directory=_DIRECTORY)
 _DOCS_FILES = StaticFiles(directory=_DIRECTORY / "docs")
+# They lie compressed, because they are large, and nearly all clients accept gzip.
+_PACKED = {
+    "swagger-ui/swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui/swagger-ui.css": "text/css",
+}
 _DOCS_LINK = '<a href="docs">API documentation</a>'
 # Images may be data: URLs, because the icons in Swagger UI's style sheet are.
 _HEADERS = {
@@ -40,20 +46,12 @@ _HEADERS = {
 async def page(request: HttpRequest) -> Response:
     """A web page for trying the service."""
     name = request.path_params.get("name", "index.html")
-    response: Response
     if name == "index.html" and request.exchange.service.settings.docs == "off":
         text = (_DIRECTORY / name).read_text(encoding="utf-8")
-        response = HTMLResponse(text.replace(_DOCS_LINK, ""))
-    else:
-        response = await _FILES.get_response(name, request.scope)
-    response.headers.update(_HEADERS)
-    return response
-
-
-@docs_router.get("/openapi.json")
-async def openapi(request: HttpRequest) -> Response:
-    """The OpenAPI document of this service."""
-    return JsonAnswer(request.app.openapi())
+        response: Response = HTMLResponse(text.replace(_DOCS_LINK, ""))
+        response.headers.update(_HEADERS)
+        return response
+    return await _file(request, _FILES, name)
 
 
 @docs_router.get("/docs")
@@ -61,6 +59,42 @@ async def openapi(request: HttpRequest) -> Response:
 async def docs(request: HttpRequest) -> Response:
     """Swagger UI, which shows the OpenAPI document of this service."""
     name = request.path_params.get("name", "index.html")
-    response = await _DOCS_FILES.get_response(name, request.scope)
+    if name not in _PACKED:
+        return await _file(request, _DOCS_FILES, name)
+    response = await _DOCS_FILES.get_response(f"{name}.gz", request.scope)
+    response.headers.update({**_HEADERS, "content-encoding": "gzip", "vary": "Accept-Encoding"})
+    if accepted_encoding(request, ["gzip"]):
+        return response
+
+    async def unpacked() -> Response:
+        content = (_DIRECTORY / "docs" / f"{name}.gz").read_bytes()
+        return Response(gzip.decompress(content), media_type=_PACKED[name], headers=_HEADERS)
+
+    return await _kept(request).answer(request, request.url.path, unpacked)
+
+
+@docs_router.get("/openapi.json")
+async def openapi(request: HttpRequest) -> Response:
+    """The OpenAPI document of this service."""
+
+    async def document() -> Response:
+        return JSONResponse(request.app.openapi())
+
+    return await _kept(request).answer(request, request.url.path, document)
+
+
+async def _file(request: HttpRequest, files: StaticFiles, name: str) -> Response:
+    response = await files.get_response(name, request.scope)
     response.headers.update(_HEADERS)
-    return response
+    if response.status_code != 200 or not accepted_encoding(request):
+        return response
+
+    async def whole() -> Response:
+        return response
+
+    return await _kept(request).answer(request, request.url.path, whole)
+
+
+def _kept(request: HttpRequest) -> KeptAnswers:
+    kept: KeptAnswers = request.app.state.kept
+    return kept

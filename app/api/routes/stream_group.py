@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from app.api.answers import in_places
 from app.api.ndjson import Line, answer_line
 from app.engine.classifier import Classifier
 from app.engine.predictions import Options
@@ -37,21 +38,17 @@ class StreamGroup:
 
     async def answer(self) -> bytes:
         """The answers, in the order of the lines: a result or an error for each line."""
-        lines = self.lines
-        texts = [line.text for line in lines if not isinstance(line.text, ServiceError)]
+        texts = [line.text for line in self.lines]
         try:
-            outcomes = await self._outcomes(texts)
+            results = await self._outcomes([t for t in texts if not isinstance(t, ServiceError)])
         finally:
             self.admitted.set()
-        self._classifier.count(line.text for line in lines if isinstance(line.text, ServiceError))
-        self._exchange.asks(self._classifier.model.name, len(lines))
+        self._classifier.count(text for text in texts if isinstance(text, ServiceError))
+        outcomes = in_places(texts, results)
+        self._exchange.asks(self._classifier.model.name, len(texts))
         if self._exchange.work is not None:
             self._exchange.work.add_tokens(outcomes)
-        answered = iter(outcomes)
-        return b"".join(
-            answer_line(line, line.text if isinstance(line.text, ServiceError) else next(answered))
-            for line in lines
-        )
+        return b"".join(map(answer_line, self.lines, outcomes))
 
     @property
     def _classifier(self) -> Classifier:

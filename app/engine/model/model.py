@@ -22,6 +22,8 @@ from app.engine.text.preprocessing import fault, preprocess
 from app.engine.text.text_tokenizer import TextTokenizer, load_tokenizer
 from app.errors import EmptyText, InferenceFailed, InvalidRequest, ServiceError, UserError
 
+ScoreFunction = Literal["softmax", "sigmoid"]
+
 # The precisions that `auto` tries on each provider, best first.
 _VARIANTS: dict[str, tuple[Precision, ...]] = {CPU: ("int8", "fp32"), CUDA: ("fp16", "fp32")}
 # The share of a window's tokens that the next window repeats, so that each token has context.
@@ -237,14 +239,16 @@ class Model:
         self._fill(encodings, feeds)
         return feeds
 
-    def scores(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Softmax of logits [..., labels], or their sigmoid for a multi-label checkpoint.
+    def scores(
+        self, logits: NDArray[np.float32], function: ScoreFunction | None = None
+    ) -> NDArray[np.float32]:
+        """Softmax or sigmoid of logits [..., labels], or as the checkpoint was trained if None.
 
         The logits of a calibrated variant are divided by its temperature first.
         """
         scores: NDArray[np.float32]
         logits = logits / self.temperature
-        if self.multi_label:
+        if (function or ("sigmoid" if self.multi_label else "softmax")) == "sigmoid":
             scores = np.exp(-np.logaddexp(0, -logits))  # sigmoid that cannot overflow
         else:
             exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))

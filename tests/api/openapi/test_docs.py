@@ -1,10 +1,12 @@
 """The documentation at /docs, in a real browser on a real server."""
 
+import gzip
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import brotli
 import httpx2
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
@@ -13,6 +15,7 @@ from tests.support.serving import Process
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 KEY = "correct-horse"
+WEB = Path(__file__).parents[3] / "app" / "web"
 
 # The machine may be busy.
 expect.set_options(timeout=15_000)
@@ -97,6 +100,22 @@ def test_axe_finds_nothing(page: Page) -> None:
     operation(page, "get", "/v1/models/{name}")
     expect(page.locator(".opblock-body")).to_be_visible()
     assert violations(page) == []
+
+
+@pytest.mark.parametrize(("name", "length"), [("-bundle.js", 1_732_839), (".css", 187_956)])
+def test_swagger_ui_is_sent_as_it_lies(tiny: str, name: str, length: int) -> None:
+    """Clients that accept gzip get the stored file; others get it unpacked, or as they accept."""
+    url = f"{tiny}/docs/swagger-ui/swagger-ui{name}"
+    (file,) = (WEB / "docs" / "swagger-ui").glob(f"swagger-ui{name}.gz")
+    for accepted, encoding in (("gzip, br", "gzip"), ("identity", None), ("br", "br")):
+        with httpx2.stream("GET", url, headers={"accept-encoding": accepted}) as answer:
+            raw = b"".join(answer.iter_raw())
+        assert (answer.status_code, answer.headers.get("content-encoding")) == (200, encoding)
+        assert answer.headers["content-type"].startswith("text/")
+        if encoding == "gzip":
+            assert raw == file.read_bytes()
+        whole = {"gzip": gzip.decompress, "br": brotli.decompress, None: bytes}[encoding](raw)
+        assert len(whole) == length
 
 
 def test_only_the_files_of_the_page_are_served(tiny: str) -> None:

@@ -74,7 +74,7 @@ def test_the_client_shows_what_was_wrong(url: str) -> None:
     """The client's exception has the service's detail."""
     with pytest.raises(HfHubHTTPError, match="the text is empty or blank"):
         InferenceClient(model=url).text_classification("")
-    with pytest.raises(HfHubHTTPError, match="top_k must be greater than or equal to 1"):
+    with pytest.raises(HfHubHTTPError, match="top_k must be at least 1"):
         InferenceClient(model=url).text_classification("love", top_k=0)
 
 

@@ -138,6 +138,36 @@ def test_without_keys_the_rate_is_an_address_s(serve: Serve) -> None:
     assert codes == [200, 200, 429]
 
 
+@pytest.mark.parametrize("keys", [{}, {"api_keys": KEYS}])
+@pytest.mark.parametrize("path", ["/", "/docs", "/docs/docs.js", "/openapi.json", "/metrics"])
+def test_the_rate_limit_holds_for_open_pages(serve: Serve, keys: dict[str, str], path: str) -> None:
+    """Pages that need no key count for their address; health is answered all the same."""
+    client = serve(rate_limit="2/minute", **keys)
+    assert [client.get(path).status_code for _ in range(3)] == [200, 200, 429]
+    for probe in ("/health", "/health/live", "/v2/health/ready", "/ping"):
+        assert client.get(probe).status_code == 200, probe
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/models"), ("POST", "/models/tiny/reload")], ids=["key", "admin"]
+)
+def test_wrong_keys_are_limited_by_address(serve: Serve, method: str, path: str) -> None:
+    """After many wrong keys, an address gets 429 for every key that it has not used before."""
+    client = serve(api_keys=KEYS, admin_keys=KEYS)
+
+    def ask(key: str) -> httpx2.Response:
+        return client.request(method, path, headers={"authorization": f"Bearer {key}"})
+
+    assert ask("first-key-1").status_code == 200
+    codes = [ask(f"wrong-key-{number}").status_code for number in range(access.WRONG_KEYS + 1)]
+    assert codes == [401] * access.WRONG_KEYS + [429]
+    right = ask("second-key-2")
+    assert (right.status_code, right.json()["code"]) == (429, "rate_limited")
+    assert 1 <= int(right.headers["retry-after"]) <= 60
+    assert client.request(method, path).status_code == 429
+    assert ask("first-key-1").status_code == 200
+
+
 @pytest.mark.parametrize("rate", ["fast", "0/minute", "5/fortnight", "5 per minute"])
 def test_a_rate_is_validated(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
     """An invalid rate is wrong usage; the message shows the accepted form."""

@@ -1,19 +1,23 @@
 """Compressed requests and answers, and the time that a request may take."""
 
+import base64
 import gzip
 import json
 import random
 import sys
+import threading
 import zlib
 from collections.abc import Callable
+from functools import partialmethod
+from typing import Any
 
 import brotli
 import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
-from app.api.body import INLINE_BYTES, parse
 from app.api.decoding import PIECE_BYTES, decoder
+from app.api.json_document import MAX_VALUES, parse
 from app.errors import InvalidRequest
 from tests.conftest import Serve
 from tests.support.serving import Gate
@@ -86,6 +90,46 @@ def test_broken_compression_is_a_clear_error(
         answer = _post(client, content, encoding)
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
         assert encoding.removeprefix("x-").replace("br", "brotli") in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("zlib", "decompressobj"), ("brotli", "Decompressor")]
+)
+def test_a_long_body_is_decompressed_in_linear_time_off_the_event_loop(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    """The input, which is copied for each piece, is short; only the first pieces keep the loop."""
+    inputs: list[int] = []
+    threads: list[str] = []
+    kind = getattr(sys.modules[module], name)
+
+    class Noted:
+        def __init__(self, *options: Any) -> None:
+            self._stream = kind(*options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._stream, name)
+
+        def _call(self, method: str, data: bytes, *options: Any, **others: Any) -> Any:
+            inputs.append(len(data))
+            threads.append(threading.current_thread().name)
+            return getattr(self._stream, method)(data, *options, **others)
+
+        decompress, process = partialmethod(_call, "decompress"), partialmethod(_call, "process")
+
+    monkeypatch.setattr(f"app.api.decoding.{module}.{name}", Noted)
+    text = base64.b64encode(random.Random(1).randbytes(1_000_000)).decode()
+    body = json.dumps({"inputs": [text]}).encode()
+    compress = {"zlib": zlib.compress, "brotli": brotli.compress}[module]
+    packed = compress(body)
+    answer = _post(serve(), packed, {"zlib": "deflate", "brotli": "br"}[module])
+    assert (answer.status_code, answer.json()["results"][0]["error"]["code"]) == (
+        200,
+        "text_too_long",
+    )
+    assert max(inputs) <= PIECE_BYTES
+    assert set(threads[-10:]) == {"tokenizer"} != {threads[0]}
+    assert threads.count("tokenizer") > 0.8 * len(threads)
 
 
 def test_many_gzip_members_are_refused_at_the_second() -> None:
@@ -208,4 +252,4 @@ def test_short_and_long_bodies_are_read_alike(document: bytes) -> None:
             return "refused"
 
     filling = "utf-16-le" if document.startswith(b"\xff\xfe") else "utf-8"
-    assert value(document) == value(document + (" " * INLINE_BYTES).encode(filling))
+    assert value(document) == value(document + (" " * MAX_VALUES).encode(filling))

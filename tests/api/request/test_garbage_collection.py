@@ -5,12 +5,14 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
 
-from app.api.body import DECODER, INLINE_BYTES, parse
+from app.api import json_document
 from app.api.garbage_collection import collector_paused
+from app.api.json_document import parse
 
 
 @pytest.fixture(autouse=True)
@@ -68,11 +70,12 @@ def test_parsing_pauses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body of many lists is parsed without a single collection."""
     seen: list[bool] = []
 
-    def decode(text: str) -> object:
+    def decode(text: str | bytes) -> object:
         seen.append(gc.isenabled())
         return json.loads(text)
 
-    monkeypatch.setattr(DECODER, "decode", decode)
-    assert parse(b"[[]]" + b" " * INLINE_BYTES, "it") == [[]]
+    for decoder in ("FAST_DECODER", "DECODER"):
+        monkeypatch.setattr(json_document, decoder, SimpleNamespace(decode=decode))
+    assert parse(b"[[]]", "it") == [[]]
     assert seen == [False]
     assert gc.isenabled()

@@ -150,10 +150,15 @@ def test_a_bound_below_one_body_is_wrong_usage(capsys: pytest.CaptureFixture[str
     assert "--max-inflight-bytes: one body may have 2097152 bytes" in capsys.readouterr().err
 
 
-def test_the_default_is_a_share_of_the_memory(serve: Serve) -> None:
-    """The default depends on the memory, and /info shows the resulting value."""
-    limits = serve().get("/info").json()["limits"]
-    assert limits["max_inflight_bytes"] == max(available_memory() // 8, 2 * 2_097_152)
+@pytest.mark.parametrize(
+    ("memory", "limit"), [(2**20, 2 * 2_097_152), (2**30, 2**27), (24 * 2**30, 2**28)]
+)
+def test_the_default_is_a_share_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch, serve: Serve, memory: int, limit: int
+) -> None:
+    """The default depends on the memory, between two bodies and 256 MiB; /info shows it."""
+    monkeypatch.setattr("app.service.available_memory", lambda: memory)
+    assert serve().get("/info").json()["limits"]["max_inflight_bytes"] == limit
 
 
 @pytest.mark.parametrize(

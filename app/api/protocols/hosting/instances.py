@@ -10,10 +10,10 @@ from typing_extensions import TypedDict
 
 from app.api.answers import JsonAnswer, timing, whole_failure
 from app.api.http_exchange import HttpRequest
-from app.api.inputs import NonEmpty
+from app.api.inputs import NonEmpty, text_or_pair
 from app.engine.predictions import Options, Overflow
 from app.engine.results import FailedItem, Prediction, item
-from app.engine.text.pairs import Input, TextPair
+from app.engine.text.pairs import Input
 
 TEXT_FIELDS = ("text", "inputs", "content")
 ACCEPTED = f"a string, or an object with a string in one of the fields {', '.join(TEXT_FIELDS)}"
@@ -28,11 +28,7 @@ def text_of(value: Any) -> Input | None:
     if isinstance(value, dict):
         text = next((value[name] for name in TEXT_FIELDS if name in value), None)
         text_pair = value.get("text_pair")
-    if not isinstance(text, str):
-        return None
-    if text_pair is None:
-        return text
-    return TextPair(text, text_pair) if isinstance(text_pair, str) else None
+    return text_or_pair(text, text_pair)
 
 
 def _texts(value: Any) -> list[Input]:

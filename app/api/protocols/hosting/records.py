@@ -8,12 +8,15 @@ from collections.abc import Sequence
 import msgspec
 from fastapi import Response
 
-from app.api.body import parse, read_bytes
+from app.api.answers import in_places
+from app.api.body import read_bytes
 from app.api.http_exchange import HttpRequest
+from app.api.json_document import INLINE_BYTES, parse_steps
 from app.api.protocols.hosting.instances import ACCEPTED, text_of
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.results import Outcome, item
 from app.engine.text.pairs import Input
+from app.engine.worker import Steps, finish
 from app.errors import InvalidRequest, ServiceError, TooManyTexts
 
 # The most records that are classified together.
@@ -31,7 +34,7 @@ class Format(ABC):
     ends = (b"", b"\n")
 
     @abstractmethod
-    def text(self, line: bytes, number: int) -> Input:
+    def text(self, line: bytes, number: int) -> Steps[Input]:
         """The text or pair of a line; empty if the line is blank. ``number`` is for errors, from 1.
 
         Raises:
@@ -48,11 +51,12 @@ class JsonLines(Format):
 
     media_type = "application/jsonlines"
 
-    def text(self, line: bytes, number: int) -> Input:
+    def text(self, line: bytes, number: int) -> Steps[Input]:
         """The text or pair of a line."""
         if not line.strip():
             return ""
-        if (text := text_of(parse(line, f"line {number}"))) is None:
+        text = text_of((yield from parse_steps(line, f"line {number}")))
+        if text is None:
             raise InvalidRequest(f"line {number} must be {ACCEPTED}")
         return text
 
@@ -74,8 +78,9 @@ class Csv(Format):
 
     media_type = "text/csv"
 
-    def text(self, line: bytes, number: int) -> str:
+    def text(self, line: bytes, number: int) -> Steps[Input]:
         """The text of a line."""
+        yield
         try:
             (columns,) = csv.reader([line.decode()], strict=True)
         except UnicodeDecodeError:
@@ -99,6 +104,22 @@ class Csv(Format):
         return line.getvalue().encode()
 
 
+class _LineEnds:
+    """Counts the lines of a body while it is read: lines of one byte take sixty in memory."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._counted = 0
+
+    def count(self, piece: bytes) -> None:
+        self._counted += piece.count(b"\n")
+        self.check(self._counted)
+
+    def check(self, lines: int) -> None:
+        if lines > self._most:
+            raise TooManyTexts(f"there are {lines} lines; at most {self._most} are accepted")
+
+
 async def answer_records(request: HttpRequest, reads: Format, writes: Format) -> Response:
     """Classify the lines of the body. Blank and bad lines have their errors in their places.
 
@@ -107,12 +128,10 @@ async def answer_records(request: HttpRequest, reads: Format, writes: Format) ->
         ServiceError: the body cannot be read, or the request as a whole failed.
     """
     service = request.exchange.service
-    body = await read_bytes(request, empty="the body has no line")
+    ends = _LineEnds(service.settings.max_texts)
+    body = await read_bytes(request, empty="the body has no line", check=ends.count)
     lines = body.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n")
-    if len(lines) > service.settings.max_texts:
-        raise TooManyTexts(
-            f"there are {len(lines)} lines; at most {service.settings.max_texts} are accepted"
-        )
+    ends.check(len(lines))
     model = service.models.classifier(None).model
     # So that no group has more tokens than one request may queue.
     queued = int(service.settings.max_queue_tokens * REQUEST_SHARE)
@@ -127,6 +146,16 @@ async def answer_records(request: HttpRequest, reads: Format, writes: Format) ->
     return Response(before + writes.join.join(answers) + after, media_type=writes.media_type)
 
 
+def _texts(reads: Format, lines: Sequence[bytes], first: int) -> Steps[list[Input | ServiceError]]:
+    texts: list[Input | ServiceError] = []
+    for number, line in enumerate(lines, first):
+        try:
+            texts.append((yield from reads.text(line.removesuffix(b"\r"), number)))
+        except InvalidRequest as error:
+            texts.append(InvalidRequest(error.detail))  # a new error, without stack frames
+    return texts
+
+
 async def _classified(
     request: HttpRequest, reads: Format, lines: Sequence[bytes], first: int
 ) -> list[Outcome]:
@@ -135,17 +164,17 @@ async def _classified(
     Raises:
         ServiceError: the lines could not be classified now.
     """
-    texts: list[Input | ServiceError] = []
-    for number, line in enumerate(lines, first):
-        try:
-            texts.append(reads.text(line.removesuffix(b"\r"), number))
-        except InvalidRequest as error:
-            texts.append(InvalidRequest(error.detail))  # a new error, without stack frames
+    steps = _texts(reads, lines, first)
+    if sum(map(len, lines)) <= INLINE_BYTES:
+        texts = finish(steps)
+    else:
+        worker = request.exchange.service.worker
+        texts = await worker.run(steps, deadline=request.exchange.deadline)
     good = [text for text in texts if not isinstance(text, ServiceError)]
     bad = [text for text in texts if isinstance(text, ServiceError)]
     request.exchange.service.models.classifier(None).count(bad)
-    found = iter((await request.exchange.classify(good, model=None)).outcomes if good else ())
-    outcomes = [text if isinstance(text, ServiceError) else next(found) for text in texts]
+    found = (await request.exchange.classify(good, model=None)).outcomes if good else []
+    outcomes = in_places(texts, found)
     for outcome in outcomes:
         if isinstance(outcome, ServiceError) and outcome.status in TRY_AGAIN:
             # A new error, because other requests may share the original.

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from app.api.answers import JsonAnswer, timing
-from app.api.body import ByField, media_type, read_body
+from app.api.body import media_type, read_body
 from app.api.http_exchange import HttpRequest
 from app.api.openapi.document import ERRORS, documented
 from app.api.openapi.schemas import ClassifyRequest
@@ -20,6 +20,7 @@ from app.api.protocols.hosting.records import Csv, Format, JsonLines, JsonList, 
 from app.api.protocols.huggingface import TextClassification, best_labels
 from app.api.routes import classify
 from app.api.routing import Route
+from app.api.validation import ByField
 from app.errors import UnsupportedMediaType
 
 # Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.

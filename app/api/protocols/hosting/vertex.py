@@ -18,7 +18,7 @@ from app.api.routes import operations
 from app.api.routing import Route
 from app.config.platforms import VertexRoutes
 from app.errors import NotReady, ShuttingDown, UserError
-from app.limits import OPEN
+from app.limits import HEALTH
 
 # Their own forms are different, so each request's body decides.
 SHARED = ("/predict", "/invocations")
@@ -32,7 +32,7 @@ def router(chosen: VertexRoutes, routes: Iterable[APIRoute]) -> APIRouter:
     """
     taken = {route.path for route in routes}
     made = APIRouter(tags=["compatibility"], route_class=Route)
-    if (path := chosen.health) and path not in OPEN:
+    if (path := chosen.health) and path not in HEALTH:
         if path in taken:
             raise UserError(f"AIP_HEALTH_ROUTE: {path} is another route; use /health/ready")
         made.add_api_route(

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from app.api.body import read_bytes, validated
+from app.api.body import media_type, read_bytes, validated
 from app.api.http_exchange import HttpRequest
 from app.api.inputs import NonEmpty, Text
 from app.api.protocols.common import whole
@@ -165,10 +165,10 @@ async def read_inference_request(request: HttpRequest) -> tuple[InferRequest, li
     """The request and its texts.
 
     Raises:
+        TooManyTexts: there are more texts than a request may have.
         UnsupportedMediaType, PayloadTooLarge, InvalidRequest, ClientDisconnected: as ``read_body``.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type not in _MEDIA_TYPES:
+    if media_type(request, b"content-type") not in _MEDIA_TYPES:
         raise UnsupportedMediaType(f"send {' or '.join(_MEDIA_TYPES[1:])}")
     content = await read_bytes(request)
     length = _json_length(request, content)
@@ -176,7 +176,12 @@ async def read_inference_request(request: HttpRequest) -> tuple[InferRequest, li
     body: JsonRequest | BinaryRequest
     if binary:
         body = await validated(request, document, BinaryRequest)
-        texts = _unpacked(binary, body.inputs[0].parameters.binary_data_size)
+        if len(binary) != (size := body.inputs[0].parameters.binary_data_size):
+            raise InvalidRequest(
+                f"inputs.0: binary_data_size is {size}, but {len(binary)} bytes follow the JSON; "
+                f"{JSON_LENGTH} gives the length of the JSON"
+            )
+        texts = unpack(binary, request.exchange.service.settings.max_texts)
     else:
         body = await validated(request, document, JsonRequest)
         texts = body.inputs[0].data
@@ -198,12 +203,3 @@ def _json_length(request: HttpRequest, content: bytes) -> int:
             f"{len(content)} bytes"
         )
     return int(header)
-
-
-def _unpacked(binary: bytes, size: int) -> list[str]:
-    if len(binary) != size:
-        raise InvalidRequest(
-            f"inputs.0: binary_data_size is {size}, but {len(binary)} bytes follow the JSON; "
-            f"{JSON_LENGTH} gives the length of the JSON"
-        )
-    return unpack(binary)

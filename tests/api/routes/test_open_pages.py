@@ -1,0 +1,102 @@
+"""Pages, descriptions and metrics: everybody may ask for them, so they are made once."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.exposition import choose_encoder
+
+from app.api import kept_answers
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/web/page.js", "/web/style.css"])
+@pytest.mark.parametrize("encoding", ["br", "gzip", "zstd", "identity"])
+def test_an_answer_that_does_not_change_is_made_once(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str, encoding: str
+) -> None:
+    """The second client gets the same bytes, without another compression."""
+    headers = {"accept-encoding": encoding}
+    first = client.get(path, headers=headers)
+    monkeypatch.setattr(kept_answers, "CompressMiddleware", None)
+    again = client.get(path, headers=headers)
+    assert again.headers.get("content-encoding", "identity") == encoding
+    assert again.content == first.content
+    assert "accept-encoding" in again.headers["vary"].lower()
+
+
+@pytest.mark.parametrize(
+    ("asked", "encoding"),
+    [
+        ("gzip, deflate, br", "br"),
+        ("GZIP;q=0.5", "gzip"),
+        ("br;q=0, gzip", "gzip"),
+        ("br; q=0.0, *", "zstd"),
+        ("*;q=0", None),
+        ("", None),
+    ],
+)
+def test_the_client_chooses_among_encodings(
+    client: TestClient, asked: str, encoding: str | None
+) -> None:
+    """Qualities of 0 exclude an encoding, and * stands for all others."""
+    answer = client.get("/openapi.json", headers={"accept-encoding": asked})
+    assert answer.headers.get("content-encoding") == encoding
+
+
+def test_scrapes_that_come_together_share_a_rendering(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fifty scrapes at once take a few renderings, each as new as the scrape that it answers."""
+    renderings = 0
+
+    def choose(accept: str) -> Any:
+        encode, content_type = choose_encoder(accept)
+
+        def count(registry: Any) -> bytes:
+            nonlocal renderings
+            renderings += 1
+            return encode(registry)
+
+        return count, content_type
+
+    monkeypatch.setattr(kept_answers, "choose_encoder", choose)
+
+    async def scrape_fifty_times() -> list[httpx2.Response]:
+        transport = httpx2.ASGITransport(client.app)
+        headers = {"accept-encoding": "br"}
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://x", headers=headers
+        ) as scraper:
+            return await asyncio.gather(*[scraper.get("/metrics") for _ in range(50)])
+
+    assert client.portal is not None
+    answers = client.portal.call(scrape_fifty_times)
+    assert {answer.headers["content-encoding"] for answer in answers} == {"br"}
+    assert all("sentiment_http_requests_total" in answer.text for answer in answers)
+    assert 1 <= renderings <= 3
+    assert client.get("/metrics").text != answers[0].text
+
+
+def test_scrapes_take_a_small_share_of_the_time(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a slow rendering, the next scrape waits ten times as long, and is new all the same."""
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
+    def render_slowly(registry: Any) -> bytes:
+        time.sleep(0.02)
+        return b"%d" % len(waits)
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    monkeypatch.setattr(kept_answers, "choose_encoder", lambda accept: (render_slowly, "text/a"))
+    first, second = (client.get("/metrics").content for _ in range(2))
+    assert second != first
+    assert waits[-1] > 0.1
