@@ -29,7 +29,12 @@ from app.config.platforms import VertexRoutes
 from app.config.settings import Settings
 from app.engine.loading import load_all
 from app.engine.model.bundle import EMBEDDED_BUNDLE
-from app.errors import BadRequest, ClientDisconnected, HeadersTooLarge
+from app.errors import (
+    BadRequest,
+    ClientDisconnected,
+    HeadersTooLarge,
+    UnsupportedTransferCoding,
+)
 from app.observability.metrics import Metrics
 from app.observability.traces import require_sdk
 
@@ -145,7 +150,7 @@ def _add_routes(app: FastAPI, service: Service, chosen: VertexRoutes) -> None:
         app.include_router(router, dependencies=keys)
     app.state.routes = _routes(routers)
     _expect_requests(service.metrics, app.state.routes)
-    for refusal in (BadRequest, HeadersTooLarge):
+    for refusal in (BadRequest, HeadersTooLarge, UnsupportedTransferCoding):
         service.metrics.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)
 
 

@@ -9,14 +9,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from tests.api.routes.test_stream import FLAGS
-from tests.support.serving import COMMAND, SLOW_COMMAND, Process, eventually, metric
+from tests.support.serving import (
+    COMMAND,
+    SLOW_COMMAND,
+    Process,
+    eventually,
+    free_port,
+    metric,
+    read_answer,
+)
 from tests.support.tiny_bundle import make_bundle
 
 BODY = json.dumps({"inputs": ["love", "worst"]})
@@ -129,6 +137,24 @@ def test_a_client_that_never_reads_cannot_hold_the_process(bundle: Path) -> None
         code, log = process.wait()
     assert code in (0, 1)
     assert "Traceback" not in log
+
+
+def test_half_a_head_does_not_hold_the_process(bundle: Path) -> None:
+    """A client that has sent a part of a head and then nothing gets 503, on either port."""
+    metrics_port = free_port()
+    flags = ["--drain-ms", "600000", "--metrics-port", str(metrics_port), *FLAGS]
+    with Process("--model", str(bundle), *flags) as process, ExitStack() as stack:
+        connections = []
+        for port in (process.port, metrics_port):
+            connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+            connections.append(stack.enter_context(connection))
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nhost:")
+        process.signal(signal.SIGTERM)
+        code, log = process.wait()
+        for connection in connections:
+            status, body = read_answer(connection)
+            assert (status, json.loads(body)["code"]) == (503, "shutting_down")
+    assert (code, "Traceback" in log) == (0, False)
 
 
 def test_many_hangups_are_one_or_two_reloads(bundle: Path) -> None:
