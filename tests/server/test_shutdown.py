@@ -175,12 +175,28 @@ def test_many_hangups_are_one_or_two_reloads(bundle: Path) -> None:
     assert log.count("loaded again") <= 4
 
 
+# SIGHUP arrives when the command is imported, and before and after the models are loaded.
+HANGUPS = """
+import os, signal, sys
+
+def hang_up():
+    os.kill(os.getpid(), signal.SIGHUP)
+
+class AtImport:
+    def find_spec(self, name, path, target=None):
+        if name == "app.cli":
+            hang_up()
+            import app.server.run as run
+            create = run.main.create_app
+            run.main.create_app = lambda settings: (hang_up(), create(settings), hang_up())[1]
+
+sys.meta_path.insert(0, AtImport())
+"""
+
+
 def test_a_hangup_does_not_end_a_start(bundle: Path) -> None:
-    """SIGHUP before or during the first load of the models does not end the process."""
-    hang_up = "import os, signal; import app.server.run as run; create = run.main.create_app; "
-    hang_up += "hup = lambda: os.kill(os.getpid(), signal.SIGHUP); "
-    hang_up += "run.main.create_app = lambda settings: (hup(), create(settings), hup())[1]; "
-    command = [*COMMAND[:2], hang_up + COMMAND[2]]
+    """SIGHUP while the command is imported or the models are loaded does not end the process."""
+    command = [*COMMAND[:2], HANGUPS + COMMAND[2]]
     with Process("--model", str(bundle), *FLAGS, command=command) as process:
         assert httpx2.get(f"{process.url}/health/ready").status_code == 200
         process.read_until("loaded again")
