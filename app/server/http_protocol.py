@@ -30,7 +30,7 @@ from app.errors import (
     ShuttingDown,
     UnsupportedTransferCoding,
 )
-from app.server.linux_sockets import has_unread, unread_seconds
+from app.server.linux_sockets import unread, unread_seconds
 from app.server.refusals import answer, refusal
 from app.server.request_scheduler import Turns
 from app.server.transport import ResponseTransport
@@ -202,7 +202,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._transport.is_closing():
             return
         if self._stage is Stage.HEAD:
-            if quiet_s < QUIET_S or has_unread(self._connection):
+            if quiet_s < QUIET_S or unread(self._connection, 1):
                 return
             if self._received:  # half a head
                 self._refuse(ShuttingDown())
