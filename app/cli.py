@@ -16,7 +16,6 @@ from app.errors import UserError
 from app.extras import missing_extra
 from app.files import arguments as classify_arguments
 from app.files.arguments import LOCAL
-from app.server import signals
 from app.server.process import open_standard_files, raise_file_limit
 
 # The words for values in --help, where the setting's name does not end with one.
@@ -143,7 +142,6 @@ def _shown(default: object) -> object:
 
 
 def _serve(settings: Settings, reasons: str) -> int:
-    signals.while_starting()
     open_standard_files()
     raise_file_limit()
     logs.configure(settings.log_level, settings.log_format)

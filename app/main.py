@@ -25,7 +25,13 @@ from app.config.platforms import VertexRoutes
 from app.config.settings import Settings
 from app.engine.loading import load_all
 from app.engine.model.bundle import EMBEDDED_BUNDLE
-from app.errors import BadRequest, ClientDisconnected, DeadlineExceeded, HeadersTooLarge
+from app.errors import (
+    BadRequest,
+    ClientDisconnected,
+    DeadlineExceeded,
+    HeadersTooLarge,
+    UnsupportedTransferCoding,
+)
 from app.exchange import UNMATCHED
 from app.observability.access_log import OTHER_METHOD
 from app.observability.metrics import Metrics
@@ -141,7 +147,7 @@ def _add_routes(app: FastAPI, service: Service, chosen: VertexRoutes) -> None:
     routes += vertex.router(chosen, routes).routes
     app.router.routes.extend(routes)
     _expect_requests(service.metrics, routes)
-    for refusal in (BadRequest, HeadersTooLarge):
+    for refusal in (BadRequest, HeadersTooLarge, UnsupportedTransferCoding):
         service.metrics.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)
 
 

@@ -74,6 +74,7 @@ def main() -> None:
         "lone request": lambda: serving.lone(int8(), rounds, most=1.12),
         "embedded, lone request": lambda: serving.lone(EMBEDDED, rounds, most=None),
         "overload": lambda: overload.overload(int8(), rounds),
+        "probes": lambda: overload.probes(EMBEDDED, rounds),
         "mixed traffic": lambda: overload.mixed(int8(), rounds),
         "repeats": lambda: repeats(EMBEDDED, rounds),
         "first starts": lambda: first_starts(EMBEDDED, rounds, least=19),

@@ -1,10 +1,15 @@
-"""Measures the service under overload, and interactive requests beside bulk requests.
+"""Measures the service under overload, probes meanwhile, and interactive beside bulk requests.
 
 Each measurement yields rows for the tables, and a ``Goal`` if it has one.
 """
 
+import socket
 import statistics
+import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
 
 from benchmarks.load import Generator, run
 from benchmarks.subject import Goal, Subject, latencies
@@ -15,6 +20,10 @@ OFFERED = (0.5, 0.8, 1.0, 1.5, 3.0)
 DEADLINE_MS = 2_000  # during overload; long enough to see how the queue fills
 INTERACTIVE, BULK = 0.2, 0.6  # shares of the capacity in mixed traffic
 MIXED_SECONDS = 6.0
+PROBED = ("/health/live", "/health/ready", "/metrics")
+ARRIVALS = (400, 1_200)  # requests per second while the service is probed
+PROBE_SECONDS = 10.0
+PROBE_GAP_S = 0.05
 
 
 def overload(subject: Subject, rounds: int) -> Iterator[Row | Goal]:
@@ -61,6 +70,57 @@ def overload(subject: Subject, rounds: int) -> Iterator[Row | Goal]:
         DEADLINE_MS,
         most=True,
     )
+
+
+def probes(subject: Subject, rounds: int) -> Iterator[Row | Goal]:
+    """Probes, each on a new connection, from a process of their own, while requests arrive."""
+    with ProcessPoolExecutor(1) as pool, subject.serve() as service:
+        for rate in ARRIVALS:
+            worst: dict[str, list[float]] = {path: [] for path in PROBED}
+            for _ in range(rounds):
+                load = subject.load(
+                    service, 64, rate=rate, warm_up_seconds=2.0, seconds=PROBE_SECONDS
+                )
+                with Generator(load) as generator:
+                    time.sleep(load.warm_up_seconds)
+                    probing = pool.submit(_probe, service.port, PROBE_SECONDS)
+                    measured = probing.result()
+                    outcome = generator.outcome()
+                for path, pairs in measured.items():
+                    connected, answered = (
+                        np.array(times) * 1000 for times in zip(*pairs, strict=True)
+                    )
+                    worst[path].append(float(np.percentile(answered, 99)))
+                    yield {
+                        "model": subject.name,
+                        "arrivals/s": rate,
+                        "answered/s": outcome.ok_per_second(),
+                        "probe": path,
+                        "p50 ms": float(np.median(answered)),
+                        "p99 ms": worst[path][-1],
+                        "p99 ms to connect": float(np.percentile(connected, 99)),
+                    }
+            for path, values in worst.items():
+                name = f"{subject.name}, {rate} arrivals/s: p99 ms of {path}"
+                yield Goal.of_rounds(name, values, 100, most=True)
+
+
+def _probe(port: int, seconds: float) -> dict[str, list[tuple[float, float]]]:
+    """For each probe the seconds until it was connected, and until it was answered."""
+    times: dict[str, list[tuple[float, float]]] = {path: [] for path in PROBED}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for path, measured in times.items():
+            begin = time.perf_counter()
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+                connected = time.perf_counter()
+                head = f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+                connection.sendall(head.encode())
+                while connection.recv(65_536):
+                    pass
+            measured.append((connected - begin, time.perf_counter() - begin))
+            time.sleep(PROBE_GAP_S)
+    return times
 
 
 def mixed(subject: Subject, rounds: int) -> Iterator[Row | Goal]:

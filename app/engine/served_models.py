@@ -47,6 +47,7 @@ class ServedModels:
         self._stream_gates: dict[str, StreamGate] = {}  # kept when a model is reloaded
         self._reloading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by model
         self._loading = asyncio.Lock()  # one load at a time: it takes memory and CPUs
+        self._loader: Worker | None = None  # of the latest reload
         self._retiring: set[Classifier] = set()  # replaced, but not finished yet
 
     def start(self, loaded: Mapping[str, Loaded]) -> None:
@@ -119,8 +120,11 @@ class ServedModels:
 
     @property
     def loading(self) -> bool:
-        """Whether a model is being reloaded. This runs on a thread that cannot be interrupted."""
-        return self._loading.locked()
+        """Whether a thread is loading a model. It cannot be interrupted.
+
+        The reload that waits for the thread may have been cancelled.
+        """
+        return self._loader is not None and self._loader.alive
 
     async def reload(self, name: str) -> None:
         """Load the named model's bundle again, while the old model answers.
@@ -167,7 +171,7 @@ class ServedModels:
 
     async def _load(self, old: Classifier) -> Classifier:
         # Not on one of the event loop's own threads: the loop would wait for it when it ends.
-        loader = Worker("loader")
+        self._loader = loader = Worker("loader")
         try:
             steps = load_again(old.model, self._settings, self._cpus, old.plan)
             model, plan = await loader.run(steps, deadline=math.inf)

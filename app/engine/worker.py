@@ -46,7 +46,13 @@ class Worker:
         self._condition = threading.Condition()
         self._jobs: deque[_Job] = deque()  # the first one is next
         self._closed = False
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread has not ended. After ``close``, it ends when its step is over."""
+        return self._thread.is_alive()
 
     async def run(self, steps: Steps[T], *, deadline: float) -> T:
         """Run the steps on the thread. Return their result, or raise what one of them raises.

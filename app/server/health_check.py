@@ -1,22 +1,39 @@
 """The health check of the image: exit code 0 if the service of this container is ready."""
 
+import argparse
 import http.client
-import os
 import sys
+from contextlib import closing
+from pathlib import Path
 
-from app.config import platforms
+from app.config.sources import load_settings
 
+# The command of the container: the service, or an init that was given the service's command.
+COMMAND = Path("/proc/1/cmdline")
 TIMEOUT_S = 4
+# Addresses to listen on all interfaces, and where to reach them from the same container.
+LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 def main() -> int:
-    """Ask the service that listens on the port of the environment."""
-    found = platforms.found(os.environ).get("port")
-    port = os.environ.get("SENTIMENT_PORT") or (found.value if found else 8000)
+    """Ask the service where its flags, the environment or the platform say that it listens."""
+    settings = load_settings(_flags(COMMAND.read_text(encoding="utf-8", errors="replace")))
+    host = LOCAL.get(settings.host, settings.host)
     # Not urllib, which would use a proxy that is set in the environment.
-    service = http.client.HTTPConnection("127.0.0.1", int(port), timeout=TIMEOUT_S)
-    service.request("GET", "/health/ready")
-    return int(service.getresponse().status != 200)
+    service = http.client.HTTPConnection(host, settings.port, timeout=TIMEOUT_S)
+    with closing(service):
+        service.request("GET", "/health/ready", headers={"connection": "close"})
+        return int(service.getresponse().status != 200)
+
+
+def _flags(command: str) -> dict[str, str]:
+    """The address and the port that a command line sets. NUL ends each of its words."""
+    parser = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--host")
+    parser.add_argument("--port")
+    words = command.split("\0")
+    options = words[words.index("serve") :] if "serve" in words else []
+    return vars(parser.parse_known_args(options)[0])
 
 
 if __name__ == "__main__":

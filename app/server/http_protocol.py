@@ -17,16 +17,23 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.api.http_exchange import Arrival
-from app.errors import BadRequest, HeadersTooLarge, InvalidRequest, ServiceError
+from app.errors import (
+    BadRequest,
+    HeadersTooLarge,
+    InvalidRequest,
+    ServiceError,
+    ShuttingDown,
+    UnsupportedTransferCoding,
+)
 from app.exchange import request_id, timeout_ms
 from app.limits import plain_address
-from app.server.linux_sockets import has_unread, unread_seconds
+from app.server.linux_sockets import unread, unread_seconds
 from app.server.refusals import answer, refusal
 from app.server.request_scheduler import Turns
 from app.server.transport import ResponseTransport
@@ -40,7 +47,7 @@ OVERRIDDEN = {
     "eof_received": "a client that has ended its side may get its answer",
     "on_message_begin": "nothing is parsed behind a request in chunks",
     "on_header": "trailers are dropped, and white space behind a value",
-    "on_headers_complete": "one Host (RFC 9112, section 3.2); the length of the body is noted",
+    "on_headers_complete": "one Host (RFC 9112, section 3.2), no coding but chunks; the length",
     "on_body": "chunk framing and trailers are counted, which have no other limit",
     "on_message_complete": "nothing more is parsed until the answer is complete",
     "on_response_complete": "the next request begins, or the rest of a refused body is dropped",
@@ -64,6 +71,9 @@ QUIET_S = 0.5
 # The connection is cut if the client does not read for this long and the write buffer is full.
 SEND_TIMEOUT_S = 300.0
 HEAD_END = b"\r\n\r\n"
+# The parser gets a body in chunks in pieces of this size. Framing and trailers count as such where
+# a piece has no byte of the body.
+PIECE_BYTES = 16_384
 # The share of its deadline that a request may wait for its turn. The rest is for the queue and
 # inference.
 PATIENCE = 0.5
@@ -79,6 +89,18 @@ class Stage(Enum):
     TURN = auto()  # the head is complete
     BODY = auto()
     ANSWER = auto()
+    REFUSAL = auto()  # the answer to a body that is not valid; what still arrives is dropped
+
+
+class _Refused(asyncio.Event):
+    """In the place of a cycle's ``message_event``: to receive more of the body raises the error."""
+
+    def __init__(self, error: ServiceError) -> None:
+        super().__init__()
+        self._error = error
+
+    async def wait(self) -> Literal[True]:
+        raise self._error
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -110,10 +132,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_begun = False
         self._head_length = 0  # bytes; set when the head is complete
         self._body_left: int | None = 0  # bytes; None while it comes in chunks
-        self._framing_bytes = 0  # bytes of chunk framing and trailers since the last bytes of body
+        self._framing_bytes = 0  # of chunks and trailers, since the last piece with bytes of body
         self._half_closed = False
         self._unsent: asyncio.TimerHandle | None = None  # runs while the write buffer is full
-        self._idle_since = self.loop.time()
+        self._quiet_since = self.loop.time()  # while it waits for a head
         self._stopping_since = 0.0
 
     # The connection
@@ -142,16 +164,18 @@ class HttpProtocol(HttpToolsProtocol):
             self._take_head(unread_s=unread_seconds(self._connection))
         elif self._stage is Stage.BODY:
             self._take_body(data)
+        elif self._stage is Stage.REFUSAL:
+            self._transport.drop(len(data))
         else:
             self._received += data
             if len(self._received) > MAX_AHEAD_BYTES:
                 self.flow.pause_reading()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        if self._stage not in (Stage.TURN, Stage.ANSWER) or self._transport.is_closing():
+        if self._stage in (Stage.HEAD, Stage.BODY) or self._transport.is_closing():
             return False  # close
         self._half_closed = True
-        if self._stage is Stage.ANSWER:
+        if self._stage is not Stage.TURN:
             self._answer_soon()
         return True
 
@@ -176,9 +200,15 @@ class HttpProtocol(HttpToolsProtocol):
         """Close if nothing has arrived for a while; called repeatedly while the server stops."""
         now = self.loop.time()
         self._stopping_since = self._stopping_since or now
-        quiet_s = now - max(self._stopping_since, self._idle_since)
-        if self._stage is Stage.HEAD and not self._received:
-            if quiet_s >= QUIET_S and not has_unread(self._connection):
+        quiet_s = now - max(self._stopping_since, self._quiet_since)
+        if self._transport.is_closing():
+            return
+        if self._stage is Stage.HEAD:
+            if quiet_s < QUIET_S or unread(self._connection, 1):
+                return
+            if self._received:  # half a head
+                self._refuse(ShuttingDown())
+            else:
                 self._transport.close()
         elif self._stage is Stage.BODY and self.cycle.response_complete:
             self._transport.close()
@@ -213,9 +243,11 @@ class HttpProtocol(HttpToolsProtocol):
                 self._turns.take(self._begin, self._patience_s)
             else:  # a probe or a scrape: these are short, so they do not wait
                 self._begin()
-        elif not self._head_begun:
-            self._head_begun = True
-            self._close_after(HEAD_TIMEOUT_S)
+        else:
+            self._quiet_since = self.loop.time()
+            if not self._head_begun:
+                self._head_begun = True
+                self._close_after(HEAD_TIMEOUT_S)
 
     def _patience_s(self) -> float:
         """How many seconds the request may wait for its turn and still be answered in time."""
@@ -251,22 +283,25 @@ class HttpProtocol(HttpToolsProtocol):
             if rest:
                 self.data_received(rest)
             self._arrival.complete = self._stage is Stage.ANSWER
-            if self._half_closed and self._stage is Stage.ANSWER:
-                self._answer_soon()
-            elif self._half_closed:
+            if self._half_closed and self._stage is Stage.BODY:
                 self._transport.close()
+            elif self._half_closed:
+                self._answer_soon()
 
     def _take_body(self, data: bytes) -> None:
-        if self._body_left is None:
-            self._framing_bytes += len(data)
-            self._parse(data)
+        while data and self._stage is Stage.BODY:
+            size = PIECE_BYTES if self._body_left is None else self._body_left
+            piece, data = data[:size], data[size:]
+            if self._body_left is None:
+                self._framing_bytes += len(piece)
+            else:
+                self._body_left -= len(piece)
+            if not self._parse(piece):
+                return
             if self._framing_bytes > self._max_header_bytes and self._stage is Stage.BODY:
                 self._refuse(self._too_large())
-            return
-        piece, rest = data[: self._body_left], data[self._body_left :]
-        self._body_left -= len(piece)
-        if self._parse(piece) and rest:
-            self.data_received(rest)
+        if data:
+            self.data_received(data)
 
     def _parse(self, data: bytes) -> bool:
         """Give the parser some bytes; return whether it accepted them."""
@@ -311,6 +346,8 @@ class HttpProtocol(HttpToolsProtocol):
             elif name == b"content-length":
                 self._body_left = int(value)
             elif name == b"transfer-encoding":
+                if value.lower() != b"chunked":
+                    raise UnsupportedTransferCoding("the only transfer coding accepted is: chunked")
                 self._body_left = None
         if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
             raise BadRequest("an HTTP/1.1 request must have exactly one Host header")
@@ -346,7 +383,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._stage = Stage.HEAD
-        self._idle_since = self.loop.time()
+        self._quiet_since = self.loop.time()
         self._close_after(self.timeout_keep_alive)
         if self._received:  # its deadline begins now, when it becomes the current request
             self._take_head(unread_s=0.0)
@@ -354,18 +391,25 @@ class HttpProtocol(HttpToolsProtocol):
     # Refusals and timers
 
     def _refuse(self, error: ServiceError) -> None:
-        """Answer bytes that cannot be routed as a request, and close."""
+        """Answer bytes that are not a valid request, and close."""
         if self._stage is Stage.BODY:
-            if self.cycle.response_started:  # it is too late to send an error
-                self.transport.close()
-                return
-            self.cycle.disconnected = True  # the application need not answer
-            self.cycle.message_event.set()
+            self._refuse_body(error)
+            return
         own_id = request_id()
         self.transport.write(answer(error, own_id, self.server_state.default_headers))
         self._stop_timer()
         self._on_refusal(error, own_id, self.client[0] if self.client else "")
         self.transport.close()
+
+    def _refuse_body(self, error: ServiceError) -> None:
+        """Let the application answer with the error when it receives the next part of the body."""
+        if self.cycle.response_complete:
+            self.transport.close()
+            return
+        self._stage = Stage.REFUSAL
+        self.cycle.keep_alive = False
+        waiting, self.cycle.message_event = self.cycle.message_event, _Refused(error)
+        waiting.set()
 
     def _too_large(self) -> HeadersTooLarge:
         return HeadersTooLarge(

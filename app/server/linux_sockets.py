@@ -20,12 +20,12 @@ def unread_seconds(connection: socket.socket) -> float:
     return int.from_bytes(info[LAST_DATA_RECEIVED], sys.byteorder) / 1000
 
 
-def has_unread(connection: socket.socket) -> bool:
-    """Whether data has arrived that is not read yet."""
+def unread(connection: socket.socket, size: int) -> bytes:
+    """The first bytes that have arrived and are not read yet, ``size`` at most."""
     try:
-        return bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        return connection.recv(size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except OSError:  # there is no data, or the connection is gone
-        return False
+        return b""
 
 
 def take_no_handshake(listener: socket.socket) -> None:

@@ -8,17 +8,20 @@ import asyncio
 import errno
 import logging
 import socket
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
 from app.errors import UserError
-from app.server.linux_sockets import take_no_handshake
+from app.server.linux_sockets import take_no_handshake, unread
 
 # Connections that the kernel completes while the service is busy. The kernel's own limit applies
 # if it is lower.
 BACKLOG = 2048
-# Connections accepted in one turn of the event loop; this takes some milliseconds.
-ACCEPTED_A_TURN = 32
+# Connections accepted in one turn of the event loop, and connections with a POST that begin in one.
+# To accept one takes some microseconds, and to begin it some tenths of a millisecond.
+ACCEPTED_A_TURN = 512
+BEGUN_A_TURN = 16
 # Seconds before the next try when the process has no file descriptor left.
 PAUSE_S = 0.25
 # Seconds for a handshake to complete after its first packet has arrived.
@@ -48,6 +51,9 @@ def bind(host: str, port: int) -> socket.socket:
 class Listener:
     """Accepts connections on a bound socket, many per turn. Create it on the event loop.
 
+    A connection whose first request is a POST waits for its turn; another one begins at once. So
+    probes do not wait behind the connections of a flood.
+
     ``protocol`` makes the protocol of a connection from its socket.
 
     Raises:
@@ -60,6 +66,7 @@ class Listener:
         self._socket = listener
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
+        self._waiting: deque[socket.socket] = deque()  # they have sent a POST
         self._beginning: set[asyncio.Task[None]] = set()
         self._resume: asyncio.TimerHandle | None = None
         self.accepted = 0
@@ -87,6 +94,7 @@ class Listener:
                 while self._accept_some():
                     pass
             self._socket.close()
+        self._begin_some(len(self._waiting))
         if self._beginning:
             await asyncio.wait(self._beginning)
 
@@ -119,10 +127,25 @@ class Listener:
                 continue  # an error of this one connection
             connection.setblocking(False)
             self.accepted += 1
-            task = self._loop.create_task(self._begin(connection))
-            self._beginning.add(task)
-            task.add_done_callback(self._beginning.discard)
+            if unread(connection, 4) == b"POST":
+                if not self._waiting:
+                    self._loop.call_soon(self._begin_some)
+                self._waiting.append(connection)
+            else:
+                self._start(connection)
         return True
+
+    def _begin_some(self, count: int = BEGUN_A_TURN) -> None:
+        """Begin some of the connections that wait, and others in the next turns."""
+        for _ in range(min(count, len(self._waiting))):
+            self._start(self._waiting.popleft())
+        if self._waiting:
+            self._loop.call_soon(self._begin_some)
+
+    def _start(self, connection: socket.socket) -> None:
+        task = self._loop.create_task(self._begin(connection))
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
 
     async def _begin(self, connection: socket.socket) -> None:
         try:

@@ -84,7 +84,7 @@ def run(settings: Settings) -> int:
     if lifecycle.computing:
         # The thread of the batch cannot be interrupted, and the interpreter would abort at exit.
         logger.error("a batch was still running; its answer is lost")
-    if lifecycle.computing or service.models.loading:
+    if lifecycle.computing or service.models.loading or service.worker.alive:
         logs.close()
         os._exit(int(lifecycle.results_lost))
     return int(lifecycle.results_lost)

@@ -3,8 +3,10 @@
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
 
-from app.lifecycle import Lifecycle
+if TYPE_CHECKING:  # its import takes a tenth of a second, in which SIGHUP would end the process
+    from app.lifecycle import Lifecycle
 
 
 def while_starting() -> None:
@@ -21,12 +23,12 @@ def note_hangups(hangups: list[int]) -> None:
     signal.signal(signal.SIGHUP, lambda number, _: hangups.append(number))
 
 
-def outside_the_event_loop(lifecycle: Lifecycle) -> None:
+def outside_the_event_loop(lifecycle: "Lifecycle") -> None:
     """Before uvicorn's loop SIGTERM ends the process; after the loop it changes nothing."""
     signal.signal(signal.SIGTERM, lambda number, _: lifecycle.stopping or sys.exit(128 + number))
 
 
-def stop(lifecycle: Lifecycle, number: int) -> None:
+def stop(lifecycle: "Lifecycle", number: int) -> None:
     """SIGTERM or SIGINT while the service runs: stop. A second Ctrl-C ends the process at once."""
     if lifecycle.stopping and number == signal.SIGINT:
         # A runner inside a native call cannot be interrupted, so do not wait for it.

@@ -14,6 +14,7 @@ import pytest
 
 from app.config import platforms
 from app.config.settings import Settings
+from app.server import health_check
 from deploy.check import OVERLAYS, Object, containers, kubectl, load, render
 from deploy.dockerfile import Copy, Run, Stage, context, stages
 from deploy.prometheus import operator
@@ -167,16 +168,33 @@ def test_the_image_says_which_version_it_is() -> None:
 def test_the_health_check_tells_ready_from_not(served: Process) -> None:
     """Exit code 0 if the service is ready, 1 if it does not listen. No proxy is used.
 
-    It asks the port that the platform has chosen.
+    It asks the port that the platform or a variable in any case has chosen.
     """
     _, *arguments = STAGES["cpu"].healthcheck
-    for name, port, code in (("PORT", served.port, 0), ("SENTIMENT_PORT", 1, 1)):
+    for name, port, code in (
+        ("PORT", served.port, 0),
+        ("SENTIMENT_PORT", 1, 1),
+        ("sentiment_port", 1, 1),
+    ):
         variables = {"PORT": str(served.port), name: str(port), "http_proxy": "http://127.0.0.1:1"}
         variables["PYTHONPATH"] = str(ROOT)
         done = subprocess.run(
             [sys.executable, *arguments], env=variables, capture_output=True, check=False
         )
         assert done.returncode == code
+
+
+@pytest.mark.parametrize("first", [["docker-init", "--", "sentiment"], ["python", "sentiment"]])
+@pytest.mark.parametrize("flag", ["--port PORT", "--port=PORT", "--host 0.0.0.0 --port PORT"])
+def test_the_health_check_knows_the_flags_of_the_service(
+    served: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: list[str], flag: str
+) -> None:
+    """The flags are those of the container's first process; they win over variables."""
+    words = [*first, "serve", "--model", "x", *flag.replace("PORT", str(served.port)).split()]
+    monkeypatch.setattr(health_check, "COMMAND", tmp_path / "cmdline")
+    (tmp_path / "cmdline").write_text("\0".join(words) + "\0", encoding="utf-8")
+    monkeypatch.setenv("SENTIMENT_PORT", "1")
+    assert health_check.main() == 0
 
 
 def test_the_log_says_which_port_and_model_and_why(served: Process) -> None:

@@ -11,12 +11,13 @@ from http.client import parse_headers
 from io import BytesIO
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from app.config.settings import Settings
 from app.main import create_app
 from tests.api.routes.test_stream import FLAGS
-from tests.support.serving import Process, exchange, listening
+from tests.support.serving import Process, exchange, listening, metric
 
 BODY = b'{"inputs": "love"}'
 HEAD = b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -182,13 +183,65 @@ def test_a_chunk_that_is_none_is_refused(process: Process) -> None:
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
-def test_trailers_without_end_are_cut_off(process: Process) -> None:
-    """Endless trailers get 431; no other limit covers trailers."""
-    chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\nx: "
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_request_with_a_bad_chunk_is_one_request(bundle: Path, at_once: bool) -> None:
+    """It has one id and one line in the log, and is counted once, as 400 of its route."""
+    head = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+    chunks = b'5\r\n{"inp\r\nnonsense\r\n'
+    with (
+        Process("--model", str(bundle), *FLAGS, "--access-log", "on") as process,
+        httpx2.Client(base_url=process.url) as client,
+    ):
+        answer = exchange(process.port, *([head + chunks] if at_once else [head, chunks]))
+        problem = _problem(answer)
+        assert (problem["status"], problem["code"]) == (400, "bad_request")
+        counted = [
+            metric(client, "sentiment_http_requests_total", route=route, method=method, status=code)
+            for route, method, code in (
+                ("/classify", "POST", "400"),
+                ("/classify", "POST", "499"),
+                ("unmatched", "other", "400"),
+            )
+        ]
+        assert counted == [1, 0, 0]
+        assert client.get("/models").status_code == 200
+        lines = map(json.loads, process.read_until("/models").splitlines())
+        requests = [line for line in lines if line["message"] == "request"]
+    assert [line["route"] for line in requests] == ["/classify", "/models"]
+    assert requests[0]["request_id"] == problem["request_id"]
+    assert requests[0]["status"] == 400
+
+
+@pytest.mark.parametrize(
+    "coding", [b"gzip, chunked", b"gzip", b"gzip\r\ntransfer-encoding: chunked"]
+)
+def test_only_chunks_are_a_transfer_coding(process: Process, coding: bytes) -> None:
+    """Another coding, alone or before the chunks, gets 501 (RFC 9112, section 6.1)."""
+    answer = exchange(process.port, HEAD + b"transfer-encoding: %b\r\n\r\n0\r\n\r\n" % coding)
+    assert answer.startswith(b"HTTP/1.1 501 ")
+    assert _problem(answer)["code"] == "unsupported_transfer_coding"
+
+
+LONG = b"a" * 100_000
+CHUNK = b"%x\r\n%b\r\n" % (len(BODY), BODY)
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        pytest.param([b"0\r\nx: ", *[b"a" * 1_000] * 100], id="trailers without end"),
+        pytest.param([CHUNK + b"0\r\nx: " + LONG + b"\r\n\r\n"], id="trailers at once"),
+        pytest.param(
+            [CHUNK.replace(b"\r", b";x=" + LONG + b"\r", 1) + b"0\r\n\r\n"],
+            id="an extension of a chunk, at once",
+        ),
+    ],
+)
+def test_framing_of_chunks_is_limited(process: Process, chunks: list[bytes]) -> None:
+    """Long trailers and extensions of chunks get 431; no other limit covers them."""
     with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
-        connection.sendall(chunked)
-        for _ in range(100):
-            connection.sendall(b"a" * 1_000)
+        for part in (HEAD + b"transfer-encoding: chunked\r\n\r\n", *chunks):
+            connection.sendall(part)
         assert connection.recv(65536).startswith(b"HTTP/1.1 431 ")
 
 

@@ -57,7 +57,7 @@ def test_a_signal_ends_it_with_success(bundle: Path, number: int) -> None:
 def test_sigterm_ends_a_start() -> None:
     """SIGTERM ends a process that is still starting, even as process 1 of a container."""
     code = (
-        "import sys, time, app.main; from app.cli import main; "
+        "import sys, time, app.main; from app.__main__ import main; "
         "app.main.create_app = lambda _: print('loading', flush=True) or time.sleep(60); "
         "sys.exit(main())"
     )

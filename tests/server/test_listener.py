@@ -12,7 +12,7 @@ import pytest
 
 from app.cli import main
 from app.errors import UserError
-from app.server.listener import Listener, bind
+from app.server.listener import BEGUN_A_TURN, Listener, bind
 from app.server.request_scheduler import STARTS_A_TURN, Turns
 from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import Process, exchange
@@ -41,6 +41,44 @@ def test_connections_that_wait_are_accepted_together() -> None:
         return turns
 
     assert asyncio.run(run()) < CONNECTIONS / 10
+
+
+def test_a_probe_does_not_wait_behind_a_flood_of_new_connections() -> None:
+    """Connections with a POST begin in turns; a probe that came after them all is answered first.
+
+    Each of the others begins as well, in order, and none is lost if the listener closes meanwhile.
+    """
+
+    async def run(*, closes: bool) -> list[bytes]:
+        begun: list[bytes] = []
+        received = asyncio.Event()
+
+        class Recorder(asyncio.Protocol):
+            def data_received(self, data: bytes) -> None:
+                begun.append(data)
+                if len(begun) == CONNECTIONS + 1:
+                    received.set()
+
+        site = bind("127.0.0.1", 0)
+        listener = Listener(site, lambda _: Recorder())
+        clients = _connections(site.getsockname())
+        for number, client in enumerate(clients):
+            client.sendall(b"POST %d" % number)
+        clients.append(socket.create_connection(site.getsockname(), timeout=30))
+        clients[-1].sendall(b"GET")
+        if closes:
+            await listener.close()
+        await received.wait()
+        await listener.close()
+        for client in clients:
+            client.close()
+        return begun
+
+    begun = asyncio.run(run(closes=False))
+    assert begun.index(b"GET") <= 2 * BEGUN_A_TURN
+    begun.remove(b"GET")
+    assert begun == [b"POST %d" % number for number in range(CONNECTIONS)]
+    assert len(asyncio.run(run(closes=True))) == CONNECTIONS + 1
 
 
 def test_a_listener_that_closes_takes_what_the_kernel_has_accepted() -> None:

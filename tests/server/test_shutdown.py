@@ -9,14 +9,23 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from tests.api.routes.test_stream import FLAGS
-from tests.support.serving import COMMAND, SLOW_COMMAND, Process, eventually, metric
+from tests.support.serving import (
+    COMMAND,
+    SLOW_COMMAND,
+    Process,
+    eventually,
+    free_port,
+    metric,
+    read_answer,
+)
+from tests.support.tiny_bundle import make_bundle
 
 BODY = json.dumps({"inputs": ["love", "worst"]})
 HEADERS = {"content-type": "application/json"}
@@ -130,6 +139,24 @@ def test_a_client_that_never_reads_cannot_hold_the_process(bundle: Path) -> None
     assert "Traceback" not in log
 
 
+def test_half_a_head_does_not_hold_the_process(bundle: Path) -> None:
+    """A client that has sent a part of a head and then nothing gets 503, on either port."""
+    metrics_port = free_port()
+    flags = ["--drain-ms", "600000", "--metrics-port", str(metrics_port), *FLAGS]
+    with Process("--model", str(bundle), *flags) as process, ExitStack() as stack:
+        connections = []
+        for port in (process.port, metrics_port):
+            connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+            connections.append(stack.enter_context(connection))
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nhost:")
+        process.signal(signal.SIGTERM)
+        code, log = process.wait()
+        for connection in connections:
+            status, body = read_answer(connection)
+            assert (status, json.loads(body)["code"]) == (503, "shutting_down")
+    assert (code, "Traceback" in log) == (0, False)
+
+
 def test_many_hangups_are_one_or_two_reloads(bundle: Path) -> None:
     """Hangups that come during a reload cause one more reload after it."""
     with (
@@ -148,30 +175,60 @@ def test_many_hangups_are_one_or_two_reloads(bundle: Path) -> None:
     assert log.count("loaded again") <= 4
 
 
+# SIGHUP arrives when the command is imported, and before and after the models are loaded.
+HANGUPS = """
+import os, signal, sys
+
+def hang_up():
+    os.kill(os.getpid(), signal.SIGHUP)
+
+class AtImport:
+    def find_spec(self, name, path, target=None):
+        if name == "app.cli":
+            hang_up()
+            import app.server.run as run
+            create = run.main.create_app
+            run.main.create_app = lambda settings: (hang_up(), create(settings), hang_up())[1]
+
+sys.meta_path.insert(0, AtImport())
+"""
+
+
 def test_a_hangup_does_not_end_a_start(bundle: Path) -> None:
-    """SIGHUP before or during the first load of the models does not end the process."""
-    hang_up = "import os, signal; import app.server.run as run; create = run.main.create_app; "
-    hang_up += "hup = lambda: os.kill(os.getpid(), signal.SIGHUP); "
-    hang_up += "run.main.create_app = lambda settings: (hup(), create(settings), hup())[1]; "
-    command = [*COMMAND[:2], hang_up + COMMAND[2]]
+    """SIGHUP while the command is imported or the models are loaded does not end the process."""
+    command = [*COMMAND[:2], HANGUPS + COMMAND[2]]
     with Process("--model", str(bundle), *FLAGS, command=command) as process:
         assert httpx2.get(f"{process.url}/health/ready").status_code == 200
         process.read_until("loaded again")
 
 
-@pytest.mark.parametrize(("load_s", "drain_ms"), [(1, 3_000), (60, 500)], ids=["soon", "late"])
-def test_a_load_that_is_under_way_does_not_hold_the_process(
-    bundle: Path, load_s: int, drain_ms: int
+# The C library's destructors have run when this process is still there for a second. A thread that
+# computes then crashes it.
+LATE_EXIT = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(libc.sleep, ctypes.c_void_p(1), None)
+"""
+
+
+@pytest.fixture(scope="module")
+def slow_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose model takes ONNX Runtime a second to load."""
+    return make_bundle(tmp_path_factory.mktemp("bundles") / "slow", additions=60_000)
+
+
+@pytest.mark.parametrize("drain_ms", [20_000, 300, 100, 0])
+def test_a_load_that_is_under_way_does_not_hold_or_crash_the_process(
+    slow_bundle: Path, drain_ms: int
 ) -> None:
     """SIGTERM during a reload drops the new model, whether or not it gets ready in time."""
-    slow = "import time, app.engine.loading as loading; load, loads = loading.load, []; "
-    slow += f"wait = {load_s}; loading.load = lambda *a, **k: "
-    slow += "(loads and time.sleep(wait), loads.append(1), load(*a, **k))[2]; "
-    command = [*COMMAND[:2], slow + COMMAND[2]]
-    flags = ["--drain-ms", str(drain_ms), *FLAGS]
-    with Process("--model", str(bundle), *flags, command=command) as process:
+    flags = ["--model", str(slow_bundle), "--drain-ms", str(drain_ms), *FLAGS]
+    command = [*COMMAND[:2], LATE_EXIT + COMMAND[2]]
+    with Process(*flags, command=command) as process:
+        threads = Path(f"/proc/{process.pid}/task")
+        before = len(list(threads.iterdir()))
         process.signal(signal.SIGHUP)
-        time.sleep(0.5)
+        eventually(lambda: len(list(threads.iterdir())) > before)
         process.signal(signal.SIGTERM)
         code, log = process.wait()
     assert (code, "Traceback" in log) == (0, False)

@@ -23,7 +23,7 @@ from app.server.listener import bind
 from app.server.run import Server
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-c", "import sys; from app.__main__ import main; sys.exit(main())"]
 SLOW_COMMAND = [
     sys.executable,
     "-c",

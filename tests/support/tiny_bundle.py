@@ -45,14 +45,17 @@ def make_bundle(
     name: str = "tiny",
     outputs: int = 3,
     labels: Sequence[str] = LABELS,
+    additions: int = 0,
     **config: Any,
 ) -> Path:
     """Write a bundle; ``config`` adds entries to config.json.
 
+    ``additions`` of zero to the logits make the model slow to load: 60,000 take about a second.
+
     The manifest fits the files if there are as many ``labels`` as ``outputs``.
     """
     (path / "onnx").mkdir(parents=True)
-    _write_model(path / "onnx/model.onnx", outputs)
+    _write_model(path / "onnx/model.onnx", outputs, additions)
     _tokenizer().save(str(path / "tokenizer.json"))
     _write_json(path / "tokenizer_config.json", {"model_max_length": MAX_TOKENS})
     described = {"id2label": dict(enumerate(labels)), "pad_token_id": 0}
@@ -120,7 +123,7 @@ def _tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _write_model(path: Path, outputs: int) -> None:
+def _write_model(path: Path, outputs: int, additions: int) -> None:
     table = np.array([[*logits, 0.0][:outputs] for logits in WORDS.values()], dtype=np.float32)
     constants: dict[str, np.ndarray[Any, np.dtype[Any]]] = {
         "table": table,
@@ -133,8 +136,10 @@ def _write_model(path: Path, outputs: int) -> None:
         helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.BOOL),
         helper.make_node("Unsqueeze", ["mask", "vector"], ["is_word"]),
         helper.make_node("Where", ["is_word", "vectors", "zero"], ["seen"]),
-        helper.make_node("ReduceSum", ["seen", "words"], ["logits"], keepdims=0),
+        helper.make_node("ReduceSum", ["seen", "words"], ["sum0"], keepdims=0),
+        *(helper.make_node("Add", [f"sum{n}", "zero"], [f"sum{n + 1}"]) for n in range(additions)),
     ]
+    nodes[-1].output[0] = "logits"
     inputs = [
         helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"])
         for name in ("input_ids", "attention_mask")

@@ -192,6 +192,8 @@ class StreamedAnswers(Response):
                     message = await receive()
             except TimeoutError:
                 message = _end(DeadlineExceeded(f"nothing arrived for {IDLE_S:g} s"))
+            except ServiceError as error:  # the body is not valid HTTP
+                message = _end(error)
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected("before its answers")
             more = message.get("more_body", False)

@@ -1,0 +1,18 @@
+"""The ``sentiment`` command: what must come before the imports of ``app.cli``, which take long."""
+
+import sys
+
+from app.server import signals
+
+
+def main() -> int:
+    """Run the command and return its exit code."""
+    if sys.argv[1:2] == ["serve"]:
+        signals.while_starting()
+    from app.cli import main as run
+
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
