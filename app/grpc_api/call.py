@@ -19,6 +19,7 @@ from app.engine.classifier import Classification
 from app.engine.predictions import Options
 from app.engine.text.pairs import Input
 from app.errors import DeadlineExceeded, InvalidRequest, PayloadTooLarge, ShuttingDown
+from app.grpc_api.limits import CallLimits
 from app.grpc_api.messages import Message, Method
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
@@ -56,6 +57,7 @@ class Call:
         method: Method,
         scope: Scope,
         context: Context,
+        limits: CallLimits,
         *,
         deadline: float,
         ends: float,
@@ -65,6 +67,7 @@ class Call:
         self.timing = ""  # the time that each stage took, in the form of the header server-timing
         self._scope = scope
         self._context = context
+        self.limits = limits
         self.deadline = deadline
         self._ends = ends
 
@@ -74,12 +77,19 @@ class Call:
         Raises:
             DeadlineExceeded: it did not arrive in time.
             PayloadTooLarge: it has too many bytes, or is missing.
-            Overloaded: the messages and bodies of all requests take too many bytes.
+            Overloaded: the messages and bodies of all requests take too many bytes, or others
+                came while this message was held back.
             InvalidRequest: its bytes are no such message.
         """
         try:
-            async with asyncio.timeout_at(self.deadline):
-                content = await self._context.read()
+            async with asyncio.timeout_at(self.deadline) as timer:
+
+                def give_up() -> None:
+                    if not timer.expired():
+                        timer.reschedule(0)
+
+                with self.limits.arriving(give_up):
+                    content = await self._context.read()
         except TimeoutError:
             raise DeadlineExceeded("the message did not arrive within the time allowed") from None
         if content is grpc.aio.EOF:
@@ -103,9 +113,10 @@ class Call:
         try:
             while True:
                 reading = loop.create_task(self._context.read())
-                await asyncio.wait(
-                    (reading, closing), timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED
-                )
+                with self.limits.arriving(reading.cancel):
+                    await asyncio.wait(
+                        (reading, closing), timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED
+                    )
                 if closing.done():
                     raise ShuttingDown("the service is shutting down; send the rest again")
                 if not reading.done():

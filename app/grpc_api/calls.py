@@ -15,7 +15,7 @@ from opentelemetry.context import attach, detach
 from opentelemetry.trace import set_span_in_context
 
 from app.api.middleware import identity
-from app.api.middleware.access import plain_address
+from app.api.middleware.access import OPEN, plain_address
 from app.api.middleware.observation import is_logged, log_request
 from app.api.middleware.request import last_resort
 from app.api.routing import UNMATCHED
@@ -27,7 +27,9 @@ from app.errors import (
     ServiceError,
     ShuttingDown,
 )
+from app.grpc_api.aio_server import UNKNOWN
 from app.grpc_api.call import Answers, Call, Context
+from app.grpc_api.limits import CallLimits
 from app.grpc_api.messages import METHODS
 from app.observability.traces import trace_id
 
@@ -63,19 +65,21 @@ class Calls:
     def __init__(self, service: Service, answers: Answers) -> None:
         self._service = service
         self._answers = answers
+        self.limits = CallLimits(service)
         self._logs = is_logged(service)
         for path in CLASSIFYING:
             for status in {200, *CODES} - {MethodNotAllowed.status}:
                 service.metrics.expect_request(path, GRPC, status)
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """The handler of a call, which gets its messages as bytes.
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        """The handler of each method by its path, and of all others; they get bytes.
 
         All calls are handled as streams. So the handler begins before the message has arrived, and
         a call without a key is refused before its message is read.
         """
-        path = handler_call_details.method
+        return {path: self._handler(path) for path in (*self._answers, UNKNOWN)}
 
+    def _handler(self, path: str) -> grpc.RpcMethodHandler:
         async def handle(requests: object, context: Context) -> None:
             await self._handle(path, context)
 
@@ -91,18 +95,27 @@ class Calls:
         span = tracer.request(scope, GRPC) if tracer else None
         token = attach(set_span_in_context(span)) if span else None
         metrics.requests_in_flight += 1
+        self.limits.calls += 1
         started = time.perf_counter()
         failure: ServiceError | None = None
         call: Call | None = None
         try:
             service.access.check(scope)
+            if path not in OPEN:
+                self.limits.check()
             if route == UNMATCHED:
                 raise MethodNotAllowed("no gRPC method has this name")
             asked = identity.deadline(scope, headers, longest_ms=service.settings.deadline_ms)
             left_s = context.time_remaining()
             ends = math.inf if left_s is None else asyncio.get_running_loop().time() + left_s
             call = Call(
-                service, METHODS[path], scope, context, deadline=min(asked, ends), ends=ends
+                service,
+                METHODS[path],
+                scope,
+                context,
+                self.limits,
+                deadline=min(asked, ends),
+                ends=ends,
             )
             await self._answer(call, context)
         except (Exception, asyncio.CancelledError) as error:
@@ -117,6 +130,7 @@ class Calls:
             context.set_trailing_metadata(_trailing(request_id, failure, timing))
             seconds = time.perf_counter() - started
             metrics.requests_in_flight -= 1
+            self.limits.calls -= 1
             status = failure.status if failure else 200
             trace = trace_id(span, headers)
             metrics.observe_request(route, GRPC, status, seconds, trace)

@@ -167,7 +167,7 @@ class Calls:
                 if output["datatype"] == "FP32":
                     found[output["name"]] = np.frombuffer(data, "<f4").tolist()
                 else:
-                    found[output["name"]] = unpack(data)
+                    found[output["name"]] = unpack(data, len(texts))
             return found == self._tensors(texts)
 
         route = "/v2/models/{name}/versions/{version}/infer"

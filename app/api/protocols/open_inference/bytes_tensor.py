@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterable
 
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, TooManyTexts
 
 _LENGTH = struct.Struct("<I")
 
@@ -14,15 +14,18 @@ def pack(texts: Iterable[str]) -> bytes:
     return b"".join(_LENGTH.pack(len(element)) + element for element in encoded)
 
 
-def unpack(data: bytes) -> list[str]:
+def unpack(data: bytes, max_texts: int) -> list[str]:
     """The texts of a tensor.
 
     Raises:
+        TooManyTexts: there are more than ``max_texts``. The rest is not looked at.
         InvalidRequest: a length points beyond the end of the data, or an element is not UTF-8.
     """
     texts: list[str] = []
     start = 0
     while start < len(data):
+        if len(texts) == max_texts:
+            raise TooManyTexts(f"there are more than the {max_texts} texts that are accepted")
         begin = start + _LENGTH.size
         if begin > len(data):
             raise InvalidRequest("the binary data ends in the middle of an element's length field")

@@ -8,10 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from app.api.body import read_bytes, validated
+from app.api.body import media_type, read_bytes, validated
 from app.api.inputs import NonEmpty, Text
 from app.api.protocols.common import whole
 from app.api.protocols.open_inference.bytes_tensor import unpack
+from app.api.service import Service
 from app.engine.predictions import Overflow
 from app.errors import InvalidRequest, UnsupportedMediaType
 
@@ -165,10 +166,10 @@ async def read_inference_request(request: Request) -> tuple[InferRequest, list[s
     """The request and its texts.
 
     Raises:
+        TooManyTexts: there are more texts than a request may have.
         UnsupportedMediaType, PayloadTooLarge, InvalidRequest, ClientDisconnected: as ``read_body``.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type not in _MEDIA_TYPES:
+    if media_type(request, b"content-type") not in _MEDIA_TYPES:
         raise UnsupportedMediaType(f"send {' or '.join(_MEDIA_TYPES[1:])}")
     content = await read_bytes(request)
     length = _json_length(request, content)
@@ -176,7 +177,12 @@ async def read_inference_request(request: Request) -> tuple[InferRequest, list[s
     body: JsonRequest | BinaryRequest
     if binary:
         body = await validated(request, document, BinaryRequest)
-        texts = _unpacked(binary, body.inputs[0].parameters.binary_data_size)
+        if len(binary) != (size := body.inputs[0].parameters.binary_data_size):
+            raise InvalidRequest(
+                f"inputs.0: binary_data_size is {size}, but {len(binary)} bytes follow the JSON; "
+                f"{JSON_LENGTH} gives the length of the JSON"
+            )
+        texts = unpack(binary, Service.of(request).settings.max_texts)
     else:
         body = await validated(request, document, JsonRequest)
         texts = body.inputs[0].data
@@ -198,12 +204,3 @@ def _json_length(request: Request, content: bytes) -> int:
             f"{len(content)} bytes"
         )
     return int(header)
-
-
-def _unpacked(binary: bytes, size: int) -> list[str]:
-    if len(binary) != size:
-        raise InvalidRequest(
-            f"inputs.0: binary_data_size is {size}, but {len(binary)} bytes follow the JSON; "
-            f"{JSON_LENGTH} gives the length of the JSON"
-        )
-    return unpack(binary)
