@@ -33,6 +33,7 @@ class Lifecycle:
         self.closing = asyncio.Event()  # set when long-lived streams must end
         self.stop_by = math.inf  # a time of time.monotonic: the end of the drain time
         self.results_lost = False  # time ran out before every accepted request had a result
+        self.failure = ""  # what the process cannot repair
         self.computing = False  # time ran out while a runner was still inside inference
 
     def restart(self) -> None:
@@ -56,6 +57,15 @@ class Lifecycle:
             raise NotReady("the service is starting")
         if self.stopping:
             raise ShuttingDown()
+
+    def check_recovers(self) -> None:
+        """Return unless something failed that the process cannot repair.
+
+        Raises:
+            NotReady: it must be restarted.
+        """
+        if self.failure:
+            raise NotReady(self.failure)
 
     def started(self) -> None:
         """Admit requests from now on, unless the service is already stopping."""

@@ -105,6 +105,7 @@ class ServedModels:
         Raises:
             NotReady: the process must be restarted.
         """
+        self._lifecycle.check_recovers()
         for classifier in self.classifiers.values():
             classifier.check_live()
 
@@ -115,6 +116,7 @@ class ServedModels:
             NotReady, ShuttingDown: the service is starting, failing or stopping.
         """
         self._lifecycle.check()
+        self._lifecycle.check_recovers()
         for classifier in self.classifiers.values():
             await classifier.check()
 

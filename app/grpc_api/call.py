@@ -26,8 +26,9 @@ from app.errors import (
     ShuttingDown,
 )
 from app.exchange import UNMATCHED, Exchange
+from app.grpc_api.limits import CallLimits
 from app.grpc_api.messages import METHODS, Message, Method
-from app.limits import plain_address
+from app.limits import HEALTH, OPEN, plain_address
 from app.service import Service
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
@@ -85,13 +86,13 @@ class Call(Exchange):
     """
 
     def __init__(
-        self, service: Service, path: str, answer: Answer | None, context: Context
+        self, limits: CallLimits, path: str, answer: Answer | None, context: Context
     ) -> None:
         """``answer`` is None if no method has this ``path``."""
         # Such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000
         host = unquote(context.peer()).partition(":")[2].rpartition(":")[0]
         super().__init__(
-            service,
+            limits.service,
             verb=GRPC,
             path=path,
             headers={
@@ -104,6 +105,7 @@ class Call(Exchange):
         left_s = context.time_remaining()
         self.ends = math.inf if left_s is None else self.arrived + left_s
         self.timing = ""  # the time that each stage took, in the form of the header server-timing
+        self.limits = limits
         self._answer_to = answer
         self._context = context
         self._failure: ServiceError | None = None
@@ -122,6 +124,8 @@ class Call(Exchange):
         return self._failure.status if self._failure else 200
 
     async def _answer(self) -> None:
+        if self.path not in HEALTH | OPEN:
+            self.limits.check()
         if self._answer_to is None:
             raise MethodNotAllowed("no gRPC method has this name")
         self.deadline = min(self.deadline, self.ends)
@@ -174,12 +178,19 @@ class Call(Exchange):
         Raises:
             DeadlineExceeded: it did not arrive in time.
             PayloadTooLarge: it has too many bytes, or is missing.
-            Overloaded: the messages and bodies of all requests take too many bytes.
+            Overloaded: the messages and bodies of all requests take too many bytes, or others
+                came while this message was held back.
             InvalidRequest: its bytes are no such message.
         """
         try:
-            async with asyncio.timeout_at(self.deadline):
-                content = await self._context.read()
+            async with asyncio.timeout_at(self.deadline) as timer:
+
+                def give_up() -> None:
+                    if not timer.expired():
+                        timer.reschedule(0)
+
+                with self.limits.arriving(give_up):
+                    content = await self._context.read()
         except TimeoutError:
             raise DeadlineExceeded("the message did not arrive within the time allowed") from None
         if content is grpc.aio.EOF:
@@ -203,9 +214,10 @@ class Call(Exchange):
         try:
             while True:
                 reading = loop.create_task(self._context.read())
-                await asyncio.wait(
-                    (reading, closing), timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED
-                )
+                with self.limits.arriving(reading.cancel):
+                    await asyncio.wait(
+                        (reading, closing), timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED
+                    )
                 if closing.done():
                     raise ShuttingDown("the service is shutting down; send the rest again")
                 if not reading.done():

@@ -3,7 +3,9 @@
 import grpc
 
 from app.errors import MethodNotAllowed
+from app.grpc_api.aio_server import UNKNOWN
 from app.grpc_api.call import CODES, GRPC, Answers, Call, Context
+from app.grpc_api.limits import CallLimits
 from app.service import Service
 
 # Their metric series exist before the first call, as those of HTTP's routes that classify.
@@ -21,21 +23,26 @@ class Calls:
     """
 
     def __init__(self, service: Service, answers: Answers) -> None:
-        self._service = service
+        self.limits = CallLimits(service)
         self._answers = answers
         for path in CLASSIFYING:
             for status in {200, *CODES} - {MethodNotAllowed.status}:
                 service.metrics.expect_request(path, GRPC, status)
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """The handler of a call, which gets its messages as bytes.
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        """The handler of each method by its path, and of all others; they get bytes.
 
         All calls are handled as streams. So the handler begins before the message has arrived, and
         a call without a key is refused before its message is read.
         """
-        path = handler_call_details.method
+        return {path: self._handler(path) for path in (*self._answers, UNKNOWN)}
 
+    def _handler(self, path: str) -> grpc.RpcMethodHandler:
         async def handle(requests: object, context: Context) -> None:
-            await Call(self._service, path, self._answers.get(path), context).run()
+            self.limits.calls += 1
+            try:
+                await Call(self.limits, path, self._answers.get(path), context).run()
+            finally:
+                self.limits.calls -= 1
 
         return grpc.stream_stream_rpc_method_handler(handle)

@@ -2,9 +2,17 @@
 
 from typing import Any
 
+from pydantic import BaseModel
+
 from app.api.answers import every_prediction
 from app.api.protocols.open_inference.bytes_tensor import unpack
-from app.api.protocols.open_inference.request import ALL_OUTPUTS, JsonRequest
+from app.api.protocols.open_inference.request import (
+    ALL_OUTPUTS,
+    JsonParameters,
+    JsonRequest,
+    OutputParameters,
+    RequestParameters,
+)
 from app.api.protocols.open_inference.response import VERSION, output_tensor, packed_values
 from app.api.protocols.open_inference.routes import SERVER, metadata_of, of_version
 from app.api.validation import checked
@@ -12,8 +20,6 @@ from app.engine.predictions import Options
 from app.errors import InvalidRequest, NotReady, ShuttingDown, TooManyTexts
 from app.grpc_api.call import Answers, Call
 from app.grpc_api.messages import Message
-
-_CONTENTS = {"BYTES": "bytes_contents", "FP32": "fp32_contents"}
 
 
 async def server_live(call: Call, request: Message) -> Message:
@@ -108,49 +114,58 @@ async def model_infer(call: Call, request: Message) -> Message:
 
 
 def _document(request: Message, max_texts: int) -> dict[str, Any]:
-    """The request in the protocol's JSON form, which has the same fields and the same rules."""
+    """The request in the protocol's JSON form, which has the same fields and the same rules.
+
+    A message of 2 MB may have a million items of each field. So their numbers are checked before
+    anything is made of them.
+    """
     raw = request.raw_input_contents
-    if raw and len(raw) != len(request.inputs):
+    if len(request.inputs) != 1:
+        raise InvalidRequest(f"inputs: there are {len(request.inputs)}; send one, named text")
+    if len(request.outputs) > len(ALL_OUTPUTS):
         raise InvalidRequest(
-            f"raw_input_contents has {len(raw)} items for {len(request.inputs)} inputs"
+            f"outputs: there are {len(request.outputs)}; at most {len(ALL_OUTPUTS)} are accepted"
         )
-    if raw and any(tensor.HasField("contents") for tensor in request.inputs):
+    if len(raw) > 1:
+        raise InvalidRequest(f"raw_input_contents has {len(raw)} items for 1 input")
+    (tensor,) = request.inputs
+    if raw and tensor.HasField("contents"):
         raise InvalidRequest("an input has contents beside raw_input_contents; send one of them")
     return {
-        "parameters": _parameters(request),
+        "parameters": _parameters(request, RequestParameters),
         "inputs": [
             {
                 "name": tensor.name,
                 "datatype": tensor.datatype,
-                "shape": list(tensor.shape),
-                "parameters": _parameters(tensor),
-                "data": unpack(raw[index], max_texts) if raw else _texts(tensor, index, max_texts),
+                "shape": list(tensor.shape[:3]),  # [n] or [n, 1]: a third number is one too many
+                "parameters": _parameters(tensor, JsonParameters),
+                "data": unpack(raw[0], max_texts) if raw else _texts(tensor, max_texts),
             }
-            for index, tensor in enumerate(request.inputs)
         ],
         "outputs": [
-            {"name": output.name, "parameters": _parameters(output)} for output in request.outputs
+            {"name": output.name, "parameters": _parameters(output, OutputParameters)}
+            for output in request.outputs
         ],
     }
 
 
-def _parameters(message: Message) -> dict[str, Any]:
-    # KServe's client sends the parameter of HTTP's binary form, which says nothing here.
+def _parameters(message: Message, known: type[BaseModel]) -> dict[str, Any]:
     return {
         name: getattr(value, value.WhichOneof("parameter_choice") or "", None)
-        for name, value in message.parameters.items()
-        if name != "binary_data_size"
+        # KServe's client sends the parameter of HTTP's binary form, which says nothing here.
+        for name in known.model_fields.keys() - {"binary_data_size"}
+        if name in message.parameters and (value := message.parameters[name])
     }
 
 
-def _texts(tensor: Message, index: int, max_texts: int) -> list[str]:
+def _texts(tensor: Message, max_texts: int) -> list[str]:
     contents = tensor.contents.bytes_contents
     if len(contents) > max_texts:
         raise TooManyTexts(f"there are {len(contents)} texts; at most {max_texts} are accepted")
     try:
         return [text.decode() for text in contents]
     except UnicodeDecodeError:
-        raise InvalidRequest(f"inputs.{index}: a text of bytes_contents is not UTF-8") from None
+        raise InvalidRequest("inputs.0: a text of bytes_contents is not UTF-8") from None
 
 
 ANSWERS: Answers = {

@@ -1,14 +1,45 @@
 """The gRPC server, in the same event loop as the HTTP server."""
 
+import asyncio
+import logging
+import os
 import time
+from contextlib import suppress
 
-import grpc
+# Its C library writes to standard error by itself, whoever reads it: a pipe that nobody empties
+# would stop all calls. Whoever looks for a fault in gRPC sets the variable.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
+from app.engine.machine.memory import keep_large_blocks_apart
 from app.errors import UserError
 from app.grpc_api import health, open_inference, reflection, tei
+from app.grpc_api.aio_server import AioServer
 from app.grpc_api.call import Answers
 from app.grpc_api.calls import Calls
+from app.grpc_api.limits import WINDOW_BYTES
 from app.service import Service
+
+# A client that does nothing for this long is disconnected, as over HTTP.
+IDLE_MS = 75_000
+# Connections end after an hour, so that clients spread over replicas that came later. Calls in
+# progress get ten minutes more.
+AGE_MS = 3_600_000
+AGE_GRACE_MS = 600_000
+# A client that vanished without a word is noticed.
+PING_MS = 60_000
+CONNECTIONS = 1_000  # and fewer where they would take more than --max-inflight-bytes at rest
+CONNECTION_BYTES = 32_768
+LEAST_CONNECTIONS = 64
+STREAMS = 256  # of one connection; clients let further calls wait
+# At shutdown: seconds without a call after which clients that stay connected are disconnected.
+QUIET_S = 0.5
+# gRPC holds a buffer for each connection, as large as what it last read at once, in blocks of this
+# size. On the heap, their pages would stay in memory although nothing is in them.
+LARGE_BYTES = 65_536
+# Seconds between two tries to open the port again.
+RETRY_S = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 class GrpcServer:
@@ -19,34 +50,95 @@ class GrpcServer:
     """
 
     def __init__(self, service: Service) -> None:
+        # gRPC's Python part logs metadata that it cannot decode, which may be a key. What fails is
+        # logged here and in ``Calls``.
+        logging.getLogger("grpc._cython.cygrpc").disabled = True
+        keep_large_blocks_apart(LARGE_BYTES)
         settings = service.settings
-        answers: Answers = {**health.ANSWERS, **open_inference.ANSWERS, **tei.ANSWERS}
+        answers: Answers = {**health.answers(service), **open_inference.ANSWERS, **tei.ANSWERS}
         if settings.docs == "on":
             answers = {**answers, **reflection.ANSWERS}
-        self._server = grpc.aio.server(
-            options=[
-                # Otherwise two services could listen on the same port, and share its calls.
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", settings.max_body_bytes),
-                ("grpc.max_metadata_size", settings.max_header_bytes),
-                ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
-            ]
-        )
-        self._server.add_generic_rpc_handlers([Calls(service, answers)])
+        self._service = service
+        self._calls = Calls(service, answers)
         host, port = settings.host, settings.grpc_port
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._server = self._bound()
+        self._keeping: asyncio.Task[None] | None = None
+
+    def _bound(self) -> AioServer:
+        server = AioServer(_options(self._service), self._calls.handlers())
         try:
-            self._server.add_insecure_port(self.address)
-        except RuntimeError:  # gRPC's log says why
-            raise UserError(f"cannot listen on {host} port {port} for gRPC") from None
+            server.bind(self.address)
+        except RuntimeError:  # gRPC does not say why
+            raise UserError(f"cannot listen on {self.address} for gRPC") from None
+        return server
 
     async def start(self) -> None:
-        """Accept calls."""
+        """Accept calls. If the server ends by itself, it is started again."""
+        await self._server.start()
+        self._keeping = asyncio.create_task(self._keep())
+
+    async def _keep(self) -> None:
+        while True:
+            error = await self._server.crashed
+            if self._service.lifecycle.stopping:
+                return
+            # Not the error's own text: it may quote what a client sent.
+            logger.error("gRPC ended with %s and is started again", type(error).__name__)
+            self._service.metrics.grpc_restarts.labels().value += 1
+            with suppress(Exception):  # the same error again
+                await self._server.shutdown(None)
+            await self._server.shutdown(None)
+            await self._start_again()
+
+    async def _start_again(self) -> None:
+        while True:
+            try:
+                self._server = self._bound()
+                break
+            except UserError as failure:
+                self._service.lifecycle.failure = str(failure)
+                await asyncio.sleep(RETRY_S)
+        self._service.lifecycle.failure = ""
         await self._server.start()
 
     async def stop(self, until: float) -> None:
         """Accept no more calls, and finish those in progress until ``until``.
 
-        New calls get UNAVAILABLE. ``until`` is on the clock ``time.monotonic``.
+        New calls get UNAVAILABLE. ``until`` is on the clock ``time.monotonic``. Clients that stay
+        connected without a call are disconnected.
         """
-        await self._server.stop(max(0.0, until - time.monotonic()))
+        if self._keeping is not None:
+            self._keeping.cancel()
+        stopping = asyncio.create_task(self._server.shutdown(max(0.0, until - time.monotonic())))
+        quiet_s = 0.0
+        while not stopping.done() and quiet_s < QUIET_S:
+            await asyncio.wait((stopping,), timeout=QUIET_S / 10)
+            quiet_s = 0.0 if self._calls.limits.calls else quiet_s + QUIET_S / 10
+        if not stopping.done():
+            await self._server.shutdown(0)
+        await stopping
+
+
+def _options(service: Service) -> list[tuple[str, int]]:
+    settings = service.settings
+    connections = min(
+        CONNECTIONS, max(LEAST_CONNECTIONS, service.inflight.limit // CONNECTION_BYTES)
+    )
+    return [
+        # Otherwise two services could listen on the same port, and share its calls.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", settings.max_body_bytes),
+        ("grpc.max_metadata_size", settings.max_header_bytes),
+        ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
+        # Otherwise each call may send up to 4 MB that nobody reads.
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.max_concurrent_streams", STREAMS),
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.max_connection_idle_ms", IDLE_MS),
+        ("grpc.max_connection_age_ms", AGE_MS),
+        ("grpc.max_connection_age_grace_ms", AGE_GRACE_MS),
+        ("grpc.keepalive_time_ms", PING_MS),
+        ("grpc.keepalive_timeout_ms", PING_MS // 3),
+    ]

@@ -1,0 +1,77 @@
+"""Bounds the memory of calls whose messages have not arrived: docs/grpc.md has the arithmetic.
+
+Bytes that have arrived as a whole message are counted in ``Service.inflight``. gRPC does not say
+how many of a message have come so far, so calls and messages are counted here, each for the most
+that it can take.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from app.errors import Overloaded
+from app.service import Service
+
+# What a client may send on a stream before it is read: the window with which HTTP/2 begins. A
+# client that does not answer our settings may use all of it, so a shorter one would not hold.
+WINDOW_BYTES = 65_535
+# However few bytes are allowed.
+LEAST_CALLS = 16
+LEAST_ARRIVING = 2
+
+
+class CallLimits:
+    """The calls in progress and the messages that are arriving, of one service."""
+
+    def __init__(self, service: Service) -> None:
+        settings, bytes_allowed = service.settings, service.inflight.limit // 2
+        self.service = service
+        self.most_calls = max(
+            LEAST_CALLS, bytes_allowed // (WINDOW_BYTES + settings.max_header_bytes)
+        )
+        self.most_arriving = max(LEAST_ARRIVING, bytes_allowed // settings.max_body_bytes)
+        self.calls = 0
+        # What gives up each message that is arriving. The oldest comes first.
+        self._arriving: dict[object, Callable[[], object]] = {}
+
+    def check(self) -> None:
+        """Return if the calls in progress are not too many.
+
+        Raises:
+            Overloaded: they are.
+        """
+        if self.calls > self.most_calls:
+            raise self._overloaded(f"{self.most_calls} gRPC calls are in progress")
+
+    def check_watching(self, watching: int) -> None:
+        """Return if one more call may wait for changes of the state, for which it needs no key.
+
+        Raises:
+            Overloaded: half of all calls that are accepted do so already.
+        """
+        if watching >= self.most_calls // 2:
+            raise self._overloaded(f"{watching} calls of Watch are in progress")
+
+    @contextmanager
+    def arriving(self, give_up: Callable[[], object]) -> Iterator[None]:
+        """Wait for a message in this context. ``give_up`` is called if it must end.
+
+        When there are too many, the one that began first is given up. A message that was sent at
+        once is complete before a few others begin. So clients that hold theirs back lose against
+        those that do not.
+
+        Raises:
+            Overloaded: this message was given up.
+        """
+        if len(self._arriving) >= self.most_arriving:
+            self._arriving.pop(next(iter(self._arriving)))()
+        key = object()
+        self._arriving[key] = give_up
+        try:
+            yield
+        finally:
+            if self._arriving.pop(key, None) is None:
+                raise self._overloaded(f"{self.most_arriving} later gRPC messages are arriving")
+
+    def _overloaded(self, detail: str) -> Overloaded:
+        self.service.models.classifier(None).count_rejection("inflight_bytes")
+        return Overloaded(f"{detail}, the most that are accepted", reason="inflight_bytes")

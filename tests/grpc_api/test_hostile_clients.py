@@ -1,0 +1,228 @@
+"""gRPC clients that break the rules end, hold up and fill nothing but their own calls."""
+
+import re
+import signal
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx2
+import pytest
+
+from app.errors import ServiceError
+from app.grpc_api.messages import METHODS
+from app.grpc_api.open_inference import _document
+from checks.soak.grpc_faults import (
+    INFER,
+    NOT_TEXT,
+    WATCH,
+    Connection,
+    hold_back,
+    message,
+    status_of,
+)
+from tests.support.serving import Process, eventually, free_port, metric
+
+FLAGS = ["--runners", "1", "--threads", "1", "--max-batch-tokens", "512"]
+PREDICT = METHODS["/tei.v1.Predict/Predict"]
+MB = 1 << 20
+KEY = b"Bearer the-key-of-the-tests"
+
+
+def predicted(port: int) -> bool:
+    """Whether an ordinary client gets an answer."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        request = PREDICT.request(inputs="good").SerializeToString()
+        return bool(channel.unary_unary(PREDICT.path)(request, timeout=20, wait_for_ready=True))
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that the process has."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text("utf-8"))
+    assert found
+    return int(found[1]) * 1024
+
+
+@pytest.fixture(scope="module")
+def served(bundle: Path) -> Iterator[tuple[Process, int]]:
+    """One service, and its port for gRPC. Messages may have 2 MB, and 16 MB together."""
+    port = free_port()
+    limit = ["--max-inflight-bytes", str(16 * MB), "--grpc-port", str(port)]
+    with Process("--model", str(bundle), *FLAGS, *limit) as process:
+        yield process, port
+
+
+def test_a_path_that_is_no_text_ends_only_its_call(served: tuple[Process, int]) -> None:
+    """It is an unknown method; a call of another client that is in progress goes on."""
+    process, port = served
+    with Connection(port) as other, Connection(port) as hostile:
+        watch = other.begin(WATCH)
+        other.send(watch, message(b""), end=True)
+        assert status_of(hostile, hostile.begin(NOT_TEXT)) == grpc.StatusCode.UNIMPLEMENTED.value[0]
+        assert predicted(port)
+        frame = other.read()
+        while frame is not None and frame.content != message(b"\x08\x01"):  # SERVING
+            assert not other.ended(frame, watch)
+            frame = other.read()
+        assert frame is not None
+    with httpx2.Client(base_url=process.url) as http:
+        assert metric(http, "sentiment_grpc_restarts_total") == 0
+
+
+# Without the guard against such paths, they end the server as they do in grpc.aio.
+UNGUARDED = """
+import sys
+from app.cli import main
+from app.grpc_api.aio_server import AioServer
+del AioServer._make_request_call_future
+{more}
+sys.exit(main())
+"""
+# And the port can be opened only once.
+ONCE = """
+bind, calls = AioServer.bind, []
+def bind_once(self, address):
+    calls.append(address)
+    if len(calls) > 1:
+        raise RuntimeError
+    bind(self, address)
+AioServer.bind = bind_once
+"""
+
+
+@pytest.mark.parametrize(("more", "status"), [("", 200), (ONCE, 503)])
+def test_a_server_that_ended_is_started_again_or_liveness_fails(
+    bundle: Path, more: str, status: int
+) -> None:
+    """Whatever ends it is logged and counted; if the port stays closed, probes say so."""
+    port = free_port()
+    command = [sys.executable, "-c", UNGUARDED.format(more=more)]
+    flags = ["--model", str(bundle), *FLAGS, "--grpc-port", str(port)]
+    with Process(*flags, command=command) as process, httpx2.Client(base_url=process.url) as http:
+        with Connection(port) as hostile:
+            hostile.begin(NOT_TEXT)
+            process.read_until("gRPC ended with UnicodeDecodeError and is started again")
+        if status == 200:
+            assert predicted(port)
+        for probe in ("/health/live", "/health/ready"):
+            eventually(lambda path=probe: http.get(path).status_code == status)  # type: ignore[misc]
+        assert metric(http, "sentiment_grpc_restarts_total") == 1
+        process.signal(signal.SIGTERM)
+        assert process.wait()[0] == 0
+
+
+def test_messages_that_are_held_back_take_little_memory(served: tuple[Process, int]) -> None:
+    """150 clients that hold back the last byte of 2 MB take a few of these together.
+
+    The calls that hold theirs back for the longest are refused, and others are answered.
+    """
+    process, port = served
+    assert predicted(port)
+    rest = resident(process.pid)
+    held = [hold_back(port, 2_000_000) for _ in range(150)]
+    assert predicted(port)
+    assert resident(process.pid) - rest < 64 * MB
+    codes = [status_of(connection, stream) for connection, stream in held[:100]]
+    assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}
+    for connection, _ in held:
+        connection.socket.close()
+
+
+MANY = 300_000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"inputs": [{}] * MANY},
+        {"inputs": [{}], "outputs": [{}] * MANY},
+        {"inputs": [{}], "raw_input_contents": [b""] * MANY},
+        {"inputs": [{}], "raw_input_contents": [bytes(4 * MANY)]},
+        {"inputs": [{"contents": {"bytes_contents": [b""] * MANY}}]},
+    ],
+)
+def test_items_are_counted_before_anything_is_made_of_them(fields: dict[str, Any]) -> None:
+    """A message of many empty items is refused, at no more cost than one of the most allowed."""
+    request = METHODS[INFER.decode()].request(**fields)
+    tracemalloc.start()
+    with pytest.raises(ServiceError):
+        _document(request, 1_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000
+
+
+def test_unknown_parameters_and_numbers_of_a_shape_are_not_looked_at() -> None:
+    """However many there are: they cost nothing."""
+    many = {f"{index}": {"bool_param": True} for index in range(MANY)}
+    tensor = {"shape": [1] * MANY, "parameters": many}
+    request = METHODS[INFER.decode()].request(
+        inputs=[tensor], outputs=[{"parameters": many}], parameters=many
+    )
+    tracemalloc.start()
+    document = _document(request, 1_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000
+    assert document["inputs"][0]["shape"] == [1, 1, 1]
+
+
+def test_the_log_has_only_our_lines_and_nothing_of_what_clients_send(bundle: Path) -> None:
+    """Neither gRPC's C library nor its Python part writes of metadata that is no text."""
+    port = free_port()
+    flags = ["--model", str(bundle), *FLAGS, "--grpc-port", str(port), "--log-format", "json"]
+    with Process(*flags) as process:
+        for metadata in (
+            (b"authorization", KEY + b"\xff"),
+            (b"some-bin", b"!!"),
+            (b"UPPER", b"x"),
+            (b"grpc-timeout", b"soon"),
+            (b"grpc-encoding", b"none-such"),
+        ):
+            with Connection(port) as hostile:
+                stream = hostile.begin(PREDICT.path.encode(), [metadata])
+                hostile.send(stream, message(b""), end=True)
+                status_of(hostile, stream)
+        with Connection(port) as hostile:
+            hostile.socket.sendall(b"\xff" * 100)
+            while hostile.read():
+                pass
+        process.signal(signal.SIGTERM)
+        code, log = process.wait()
+    assert code == 0
+    assert all(line.startswith('{"time"') for line in log.splitlines())
+    assert "the-key-of" not in log
+    assert "exception" not in log
+
+
+def test_calls_that_watch_are_limited(bundle: Path) -> None:
+    """They need no key, so they cannot take the places of all calls; and each is told the end."""
+    port = free_port()
+    flags = ["--model", str(bundle), *FLAGS, "--grpc-port", str(port)]
+    small = ["--max-body-bytes", "1000", "--max-inflight-bytes", "2000"]
+    with Process(*flags, *small) as process, Connection(port) as client:
+        streams = [client.begin(WATCH) for _ in range(9)]
+        for stream in streams:
+            client.send(stream, message(b""), end=True)
+        refused = status_of(client, streams[-1])
+        assert refused == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        assert predicted(port)
+        process.signal(signal.SIGTERM)
+        told = 0
+        while frame := client.read():
+            told += frame.content == message(b"\x08\x02")  # NOT_SERVING
+        assert told == 8
+        assert process.wait()[0] == 0
+
+
+def test_a_client_that_ignores_the_end_does_not_hold_it_up(bundle: Path) -> None:
+    """A client that stays connected without a call is disconnected long before --drain-ms."""
+    port = free_port()
+    flags = ["--model", str(bundle), *FLAGS, "--grpc-port", str(port), "--drain-ms", "600000"]
+    with Process(*flags) as process, Connection(port, polite=False) as client:
+        assert client.read()
+        process.signal(signal.SIGTERM)
+        assert process.wait()[0] == 0
