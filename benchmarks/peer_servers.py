@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO
 
 from benchmarks.peers.onnx_directory import onnx_fp32, onnx_int8
+from benchmarks.service import ROOT
 
-ROOT = Path(__file__).parent.parent
 START_SECONDS, STOP_SECONDS = 120, 10
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "2",

@@ -13,14 +13,13 @@ import signal
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE
 from benchmarks.conditions import conditions
-from benchmarks.service import Service
+from benchmarks.service import ROOT, Service
 from checks.soak import report
 from checks.soak.calls import Calls
 from checks.soak.faults import ADMIN_KEY, Faults
@@ -29,7 +28,6 @@ from checks.soak.traffic import FINAL_LOAD_S, Traffic
 from checks.soak.truth import Truth
 from checks.soak.watch import MEASURES, Sample, Watch
 
-ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "benchmarks/results/soak.json"
 PAGE = ROOT / "docs/reliability.md"
 TEXTS = 3_000

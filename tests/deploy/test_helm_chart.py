@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from app.config.settings import Settings
-from deploy.check import OVERLAYS, Object, load, render
-from deploy.helm.chart import CASES, CHART, chart_problems, rendered
+from checks.deploy.chart import CASES, CHART, chart_problems, rendered
+from checks.deploy.check import OVERLAYS, Object, load, render
 from deploy.prometheus.operator import prometheus_rule
 from tests.support.serving import ROOT
 

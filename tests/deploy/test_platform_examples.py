@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.config.settings import Settings
-from deploy.check import EXAMPLES, SCHEMAS, custom_schemas, load, violations
+from checks.deploy.check import EXAMPLES, SCHEMAS, custom_schemas, load, violations
 from tests.support.serving import ROOT
 
 DEPLOY = ROOT / "deploy"
