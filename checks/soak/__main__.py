@@ -20,7 +20,7 @@ import uvloop
 from app.engine.model.bundle import EMBEDDED_BUNDLE
 from benchmarks.conditions import conditions
 from benchmarks.service import ROOT, Service, free_port
-from checks.soak import report
+from checks.soak import grpc_abuse, report
 from checks.soak.calls import Calls
 from checks.soak.faults import Faults
 from checks.soak.tally import Tally
@@ -111,7 +111,8 @@ async def _ask(
     watching.cancel()
     await asyncio.sleep(REST_S)
     at_rest = watch.look()
-    await traffic.final_load(_terminate(service))
+    with grpc_abuse.ignores_goaway(traffic.grpc_port):
+        await traffic.final_load(_terminate(service))
     return capacity, at_rest
 
 

@@ -8,7 +8,7 @@ import signal
 import time
 from contextlib import AsyncExitStack
 
-from checks.soak import bodies, crowds, keys
+from checks.soak import bodies, crowds, grpc_abuse, keys
 from checks.soak.call import Call
 from checks.soak.calls import JSON
 from checks.soak.outcomes import CLOSED, CORRECT, DISCONNECTED, DONE, LOST, WRONG, Fault
@@ -54,6 +54,7 @@ class Faults:
             **bodies.faults(traffic.port, self._order),
             **keys.faults(traffic, self._order),
             **crowds.faults(traffic),
+            **grpc_abuse.faults(traffic),
         }
 
     async def run(self, until: float) -> None:

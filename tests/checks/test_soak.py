@@ -18,7 +18,7 @@ from app.config.settings import Settings
 from app.grpc_api.messages import METHODS
 from app.main import create_app
 from benchmarks.service import free_port
-from checks.soak import report
+from checks.soak import grpc_abuse, report
 from checks.soak.call import Call
 from checks.soak.calls import Calls
 from checks.soak.faults import Faults
@@ -175,6 +175,7 @@ def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Proc
         "requests an unknown path or model",
         "pipelines several requests",
         "reload by HTTP",
+        *grpc_abuse.faults(traffic),
     ]
 
     async def inflict() -> None:
