@@ -9,16 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 from app.config.settings import Settings
-from app.engine.model.bundle import EMBEDDED_BUNDLE
 from app.main import create_app
 from benchmarks import architectures, int8_speed, report
 from benchmarks.event_loop.client import send_slice
 from benchmarks.load import Load, run
 from benchmarks.subject import Goal
-from benchmarks.texts import PERCENTILES, TOKENS, texts_of, tweet_lengths
+from benchmarks.texts import PERCENTILES, TOKENS, tweet_lengths
 from tests.conftest import SET_BY_HAND
 from tests.support.serving import listening
 
@@ -111,16 +109,6 @@ def test_lengths_are_those_of_tweets() -> None:
         assert np.percentile(lengths, percent) == pytest.approx(tokens, abs=1)
     assert 400 < max(lengths) <= 512
     assert np.mean(np.array(lengths) > TOKENS[-1]) == pytest.approx(0.01, abs=0.003)
-
-
-@pytest.mark.parametrize("length", [5, 26, 512])
-def test_texts_have_the_length_asked_for(length: int) -> None:
-    """In tokens of the model's own tokenizer, special ones included."""
-    tokenizer = Tokenizer.from_file(str(EMBEDDED_BUNDLE / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    (text,) = texts_of(tokenizer, [length])
-    assert len(tokenizer.encode(text)) == length
 
 
 def test_the_report_has_goals_tables_and_conditions(

@@ -49,10 +49,3 @@ def test_ci_tests_each_python_that_the_package_names() -> None:
     """The classifiers and the matrix of the tests name the same versions."""
     named = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
     assert _workflow("ci.yml")["jobs"]["test"]["strategy"]["matrix"]["python"] == named
-
-
-def test_ci_and_release_build_every_image() -> None:
-    """Both workflows build the three images of the Dockerfile."""
-    for name in ("ci.yml", "release.yml"):
-        images = _workflow(name)["jobs"]["images"]["strategy"]["matrix"]["target"]
-        assert images == ["cpu", "gpu", "export"]
