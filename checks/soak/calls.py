@@ -256,7 +256,7 @@ class Calls:
     def read(self) -> Call:
         """GET a page, a description, a probe or the metrics."""
         route, words = self._order.choice(list(READ.items()))
-        sent = request("GET", self._path(route), **self._accepted())
+        sent = request("GET", self._path(route), b"", **self._accepted())
         return Call(f"GET {route}", sent, 8, lambda answer: words in answer.body.lower())
 
     def _post(

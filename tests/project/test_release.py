@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from deploy.release_notes import notes
+from tests.support.serving import ROOT
 
-ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TAG = f"v{PROJECT['version']}"
 
