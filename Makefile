@@ -51,12 +51,12 @@ check: install-dev ## Check formatting, lint, types and import rules
 
 .PHONY: deploy-check
 deploy-check: install-dev ## Lint the Dockerfile and the Helm chart, check Compose and Kubernetes files against their schemas
-	.venv/bin/python deploy/check.py
+	.venv/bin/python -m checks.deploy.check
 
 .PHONY: platform-check
 platform-check: install-dev platform-tools ## Call the service with the clients of hosting platforms, and with generated ones
-	.venv/bin/python checks/platforms/check.py
-	.venv/bin/python checks/platforms/generated_clients.py
+	.venv/bin/python -m checks.platforms.check
+	.venv/bin/python -m checks.platforms.generated_clients
 
 # For the generated clients. Those for Go import a package that Go loads where Debian's is missing.
 .PHONY: platform-tools

@@ -1,6 +1,6 @@
 """Installs and starts other projects' servers with the same checkpoint, to compare them with ours.
 
-Each has a separate virtual environment, which is made once from ``benchmarks/peers/*.txt``.
+Each has a separate virtual environment, which is made once from ``benchmarks/peers/packages.toml``.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,8 +20,9 @@ from pathlib import Path
 from typing import IO
 
 from benchmarks.peers.onnx_directory import onnx_fp32, onnx_int8
+from benchmarks.service import ROOT
 
-ROOT = Path(__file__).parent.parent
+PACKAGES = ROOT / "benchmarks/peers/packages.toml"
 START_SECONDS, STOP_SECONDS = 120, 10
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "2",
@@ -43,7 +45,7 @@ class PeerError(RuntimeError):
 class Peer:
     """A server: its name, how to start it and what to send.
 
-    ``environment`` names the file of pinned packages. ``command`` begins with a program that they
+    ``environment`` names the list of pinned packages. ``command`` begins with a program that they
     install; ``{port}``, ``{precision}`` and ``{model}`` are filled in. The model is the directory
     that ``prepare`` writes from the checkpoint; without ``prepare``, it is the checkpoint.
     ``request`` is the JSON of a request, with ``%s`` for the text.
@@ -108,13 +110,13 @@ def install(peer: Peer, home: Path) -> Path:
     Raises:
         PeerError: pip failed.
     """
-    pins = ROOT / "benchmarks" / "peers" / f"{peer.environment}.txt"
+    pins = tomllib.loads(PACKAGES.read_text(encoding="utf-8"))[peer.environment]
     directory = home / peer.environment
-    stamp, wanted = directory / "pins.sha256", hashlib.sha256(pins.read_bytes()).hexdigest()
+    stamp, wanted = directory / "pins.sha256", hashlib.sha256("\n".join(pins).encode()).hexdigest()
     if stamp.is_file() and stamp.read_text() == wanted:
         return directory
     subprocess.run([sys.executable, "-m", "venv", "--clear", directory], check=True)
-    command = (directory / "bin" / "python", "-m", "pip", "install", "--quiet", "-r", pins)
+    command = (directory / "bin" / "python", "-m", "pip", "install", "--quiet", *pins)
     pip = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if pip.returncode:
         raise PeerError(f"{peer.name} could not be installed:\n{_last_lines(pip.stdout)}")

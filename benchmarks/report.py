@@ -1,4 +1,4 @@
-"""Keep the results as JSON, and write them as tables (Markdown) and plots (PNG and SVG)."""
+"""Keep the results as JSON, and write them as tables (Markdown) and plots (SVG)."""
 
 import json
 from collections.abc import Iterable
@@ -145,6 +145,5 @@ def _axes(axes: Axes, x: str, y: str, *, log: bool) -> None:
 
 def _save(figure: Any, path: Path) -> None:
     figure.tight_layout()
-    for suffix in (".png", ".svg"):
-        figure.savefig(path.with_suffix(suffix), dpi=110)
+    figure.savefig(path.with_suffix(".svg"))
     plt.close(figure)

@@ -1,14 +1,18 @@
-"""Runs a server in a separate process and reads its CPU time and memory, and our metrics."""
+"""Runs a server in a separate process and reads its CPU time and memory, and our metrics.
+
+The checks use it as well.
+"""
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,17 +20,18 @@ from typing import Self
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+ROOT = Path(__file__).parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Server:
     """A server that logs its address to standard error. The end of the ``with`` block stops it.
 
-    ``python_path`` is put before the directories from which it imports modules.
+    ``variables`` are added to its environment.
     """
 
-    def __init__(self, *command: str, python_path: str | None = None) -> None:
-        environment = os.environ | ({"PYTHONPATH": python_path} if python_path else {})
+    def __init__(self, *command: str, variables: Mapping[str, str] | None = None) -> None:
+        environment = os.environ | dict(variables or {})
         started = time.perf_counter()
         self._process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env=environment
@@ -40,6 +45,7 @@ class Server:
             self._lines.append(line)
         self.start_seconds = time.perf_counter() - started
         self.port = int(address[1])
+        self.url = f"http://127.0.0.1:{self.port}"
         self.pid = self._process.pid
         # If nobody read the pipe, it would fill up and block the server.
         self._reading = threading.Thread(target=self._read_log, daemon=True)
@@ -105,11 +111,11 @@ class Service(Server):
         bundle: Path,
         *flags: str,
         program: Sequence[str] = (str(Path(sys.executable).with_name("sentiment")),),
-        python_path: str | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         where = ("--port", "0", "--model", str(bundle))
         command = (*program, "serve", *where, "--access-log", "off", *flags)
-        super().__init__(*command, python_path=python_path)
+        super().__init__(*command, variables=variables)
 
     def metrics(self) -> dict[str, float]:
         """The value of each metric, summed over its labels."""
@@ -139,7 +145,14 @@ class Service(Server):
         }
 
     def _samples(self) -> Iterator[Sample]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+        with urllib.request.urlopen(f"{self.url}/metrics") as answer:  # noqa: S310
             text = answer.read().decode()
         for family in text_string_to_metric_families(text):
             yield from family.samples
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

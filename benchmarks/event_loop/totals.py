@@ -33,10 +33,11 @@ def _ours_and_bare(plan: Plan) -> Iterator[Started]:
 
 def _ours_and_other(plan: Plan, path: str) -> Iterator[Started]:
     serve = plan.subject.serve
-    for where, before in ((path, "other tree: "), (None, "")):
-        computing = serve(*FLAGS, python_path=where)
+    other = {"PYTHONPATH": path}
+    for variables, before in ((other, "other tree: "), ({}, "")):
+        computing = serve(*FLAGS, variables=variables)
         yield Started(f"{before}ours", computing, "other tree: ours")
-        alone = serve(*FLAGS, python_path=where, program=ALONE)
+        alone = serve(*FLAGS, variables=variables, program=ALONE)
         yield Started(f"{before}ours, fixed logits", alone, "other tree: ours, fixed logits")
 
 

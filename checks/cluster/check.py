@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE
+from benchmarks.service import free_port
 from checks.cluster.ray_nodes import ENVIRONMENT, Cluster, Run, memory_mb, wait
-from tests.support import environments
-from tests.support.serving import free_port
+from checks.support import environments
 
 PACKAGES = Path(__file__).parent / "requirements/ray.txt"
 # The rows are divided into about so many parts; a part has at least one chunk of 2,000 rows.

@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.support.environments import ROOT
-from tests.support.serving import free_port
+from benchmarks.service import ROOT, free_port
 
 # The command with parts of the size that the first argument says.
 COMMAND = """

@@ -15,7 +15,7 @@ def rerun_with(module: str, packages: str) -> None:
     tests import, so nothing of them is imported there.
     """
     if find_spec(module) is None:
-        from tests.support.environments import python
+        from checks.support.environments import python
 
         interpreter = python(Path(__file__).parent / "requirements" / packages, service=True)
         variables = {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}

@@ -9,10 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from tests.support.environments import CACHE, InstallFailed, python
-from tests.support.serving import Process, free_port
+from app.engine.model.bundle import EMBEDDED_BUNDLE
+from benchmarks.service import Service, free_port
+from checks.support.environments import CACHE, InstallFailed, python
 
 HERE = Path(__file__).parent
 # The name of a platform is that of its script, ``call_<name>.py``, and of its requirements.
@@ -30,7 +29,7 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(unknown)}; the platforms are {', '.join(PLATFORMS)}")
     failed = False
     grpc_port = free_port()
-    with Process("--grpc-port", str(grpc_port), variables=VARIABLES) as service:
+    with Service(EMBEDDED_BUNDLE, "--grpc-port", str(grpc_port), variables=VARIABLES) as service:
         for name in names:
             problem = called(name, service.url, f"127.0.0.1:{grpc_port}")
             print(f"platform-check: {name}: {problem or 'ok'}", flush=True)

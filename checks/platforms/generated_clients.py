@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from tests.support.environments import CACHE, InstallFailed, python
-from tests.support.serving import Process
+from app.engine.model.bundle import EMBEDDED_BUNDLE
+from benchmarks.service import Service
+from checks.support.environments import CACHE, InstallFailed, python
 
 CALLS = Path(__file__).parent / "generated"
 REQUIREMENTS = Path(__file__).parent / "requirements"
@@ -45,7 +44,7 @@ def main() -> int:
     if unknown := [name for name in names if name not in GENERATORS]:
         parser.error(f"unknown: {', '.join(unknown)}; the generators are {', '.join(GENERATORS)}")
     failed = False
-    with Process() as service:
+    with Service(EMBEDDED_BUNDLE) as service:
         for name in names:
             problem = _problem(GENERATORS[name], service.url)
             print(f"platform-check: {name}: {problem or 'ok'}", flush=True)

@@ -1,7 +1,7 @@
 """What is kept of an exchange: the answers, without the parts that differ from run to run.
 
-A recording is a JSON file. Requests that have the same answers share an entry there, and each name
-has a line, so that a change of answers can be reviewed as a diff.
+A recording is a JSON file with a line for each answer, which names all requests that have it. So
+``git diff --word-diff`` shows a change of answers.
 """
 
 import gzip
@@ -104,8 +104,10 @@ def write(file: Path, recording: Recording) -> None:
     for name, one in recording.items():
         short = {**one, "answers": [shortened(answer) for answer in one["answers"]]}
         entries.setdefault(json.dumps(short), []).append(name)
-    content = [{"requests": names, **json.loads(entry)} for entry, names in entries.items()]
-    file.write_text(json.dumps(content, indent=1) + "\n", encoding="ascii")
+    lines = [
+        json.dumps({"requests": names, **json.loads(entry)}) for entry, names in entries.items()
+    ]
+    file.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="ascii")
 
 
 def read(file: Path) -> Recording:

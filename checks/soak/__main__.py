@@ -13,24 +13,23 @@ import signal
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE
 from benchmarks.conditions import conditions
-from benchmarks.service import Service
-from checks.soak import report
+from benchmarks.service import ROOT, Service, free_port
+from checks.soak import grpc_abuse, report
 from checks.soak.calls import Calls
-from checks.soak.faults import ADMIN_KEY, Faults
+from checks.soak.faults import Faults
 from checks.soak.tally import Tally
 from checks.soak.traffic import FINAL_LOAD_S, Traffic
 from checks.soak.truth import Truth
 from checks.soak.watch import MEASURES, Sample, Watch
+from checks.soak.wire import ADMIN_KEY, KEY
 
-ROOT = Path(__file__).parents[2]
-FIGURES = ROOT / "benchmarks/results/soak.json"
+FIGURES = ROOT / "checks/soak/results.json"
 PAGE = ROOT / "docs/reliability.md"
 TEXTS = 3_000
 WARM_UP = 0.2  # share of the whole time
@@ -51,18 +50,22 @@ def main() -> int:
     for done in truth.compute():
         if done % 1_000 == 0:
             print(f"computed the expected answers of {done} texts", flush=True)
-    with Service(EMBEDDED_BUNDLE, "--admin-keys", ADMIN_KEY) as service:
-        outcome = _soak(service, truth, options.minutes, options.seed)
+    grpc_port = free_port()
+    keys = {"SENTIMENT_API_KEYS": KEY, "SENTIMENT_ADMIN_KEYS": ADMIN_KEY}
+    with Service(EMBEDDED_BUNDLE, "--grpc-port", str(grpc_port), variables=keys) as service:
+        outcome = _soak(service, grpc_port, truth, options.minutes, options.seed)
     report.keep(outcome, FIGURES, PAGE)
     print(report.tables(outcome), *outcome["examples"], sep="\n")
     return 1 if outcome["failures"] or outcome["exit_code"] else 0
 
 
-def _soak(service: Service, truth: Truth, minutes: float, seed: int) -> dict[str, Any]:
+def _soak(
+    service: Service, grpc_port: int, truth: Truth, minutes: float, seed: int
+) -> dict[str, Any]:
     """Run traffic and faults until the server ends; returns the outcome."""
     calls = Calls(truth, random.Random(seed))
     tally, watch = Tally(), Watch(service.pid)
-    traffic = Traffic(service.port, calls, tally, random.Random(seed + 1))
+    traffic = Traffic(service.port, grpc_port, calls, tally, random.Random(seed + 1))
     faults = Faults(traffic, service.pid, truth.model.name, seed + 2)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         capacity, at_rest = runner.run(_ask(service, traffic, faults, watch, 60 * minutes))
@@ -108,7 +111,8 @@ async def _ask(
     watching.cancel()
     await asyncio.sleep(REST_S)
     at_rest = watch.look()
-    await traffic.final_load(_terminate(service))
+    with grpc_abuse.ignores_goaway(traffic.grpc_port):
+        await traffic.final_load(_terminate(service))
     return capacity, at_rest
 
 

@@ -1,20 +1,26 @@
 """Draws random requests to all routes, and checks that the answers are right to the last bit."""
 
+import gzip
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import brotli
 import numpy as np
 
 from app.api.protocols.open_inference.bytes_tensor import pack, unpack
 from app.engine.predictions import DEFAULTS, Options
+from checks.soak.call import Call, ranking, tensors
+from checks.soak.grpc_calls import GrpcCalls
 from checks.soak.truth import ODD, SENTENCES, WINDOWS, Truth
 from checks.soak.wire import Answer, request
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
+COMPRESSED = 0.15  # share of the bodies
+COMPRESS = {"gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress}
 # GET routes, with bytes that their answer must contain.
 READ = {
     "/health": b'"ready"',
@@ -26,7 +32,7 @@ READ = {
     "/": b"<!doctype html>",
     "/web/{name}": b"fetch(",
     "/docs": b"swagger",
-    "/docs/{name:path}": b"SwaggerUIBundle(",
+    "/docs/{name:path}": b"swagger ui",
     "/openapi.json": b'"/classify"',
     "/v1/models": b'"data"',
     "/v1/models/{name}": b'"ready"',
@@ -48,24 +54,14 @@ READ = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A request, its cost in tokens, and the check of its answer."""
-
-    route: str
-    request: bytes
-    tokens: int
-    sound: Callable[[Answer], bool]  # checks an answer with status 200
-    texts: int = 0  # the number of texts whose results are compared
-
-
 class Calls:
     """Draws requests. Most of them have a single text."""
 
     def __init__(self, truth: Truth, order: random.Random) -> None:
         self._truth = truth
         self._order = order
-        self._name = truth.model.name
+        self.name = truth.model.name
+        self.grpc = GrpcCalls(truth, order)
         self._drawn: dict[Callable[[], Call], float] = {
             self.one: 40,
             self.several: 10,
@@ -83,6 +79,11 @@ class Calls:
             self.tokenize: 2,
             self.stream: 2,
             self.read: 15,
+            self.grpc.infer: 6,
+            self.grpc.infer_raw: 6,
+            self.grpc.predict: 8,
+            self.grpc.predict_stream: 2,
+            self.grpc.read: 4,
         }
 
     def draw(self) -> Call:
@@ -125,7 +126,7 @@ class Calls:
         texts = self._texts(self._order.randint(1, 4))
         top = self._order.randint(1, 3)
         body = {"inputs": texts, "parameters": {"top_k": top}}
-        expected = [_ranking(self._truth.of(text)["scores"])[:top] for text in texts]
+        expected = [ranking(self._truth.of(text)["scores"])[:top] for text in texts]
         return self._post("/", body, texts, lambda answer: answer == expected)
 
     def predict(self) -> Call:
@@ -134,7 +135,7 @@ class Calls:
         raw = self._order.random() < 0.5
         values = [self._truth.of(text)["logits" if raw else "scores"] for text in texts]
         body = {"inputs": [[text] for text in texts], "raw_scores": raw}
-        expected = [_ranking(one) for one in values]
+        expected = [ranking(one) for one in values]
         return self._post("/predict", body, texts, lambda answer: answer == expected)
 
     def infer(self) -> Call:
@@ -144,7 +145,7 @@ class Calls:
 
         def sound(answer: Any) -> bool:
             found = {output["name"]: output["data"] for output in answer["outputs"]}
-            return found == self._tensors(texts)
+            return found == tensors(self._truth, texts)
 
         route = "/v2/models/{name}/infer"
         return self._post(route, {"inputs": [tensor]}, texts, sound)
@@ -168,7 +169,7 @@ class Calls:
                     found[output["name"]] = np.frombuffer(data, "<f4").tolist()
                 else:
                     found[output["name"]] = unpack(data, len(texts))
-            return found == self._tensors(texts)
+            return found == tensors(self._truth, texts)
 
         route = "/v2/models/{name}/versions/{version}/infer"
         sent = request(
@@ -207,7 +208,7 @@ class Calls:
             return [json.loads(line) for line in answer.body.splitlines()] == expected
 
         body = "".join(json.dumps(text) + "\n" for text in texts).encode()
-        sent = request("POST", "/invocations", body, content_type="application/jsonlines")
+        sent = self._sent("/invocations", body, "application/jsonlines")
         return Call("POST /invocations", sent, self._tokens(texts), sound, len(texts))
 
     def index(self) -> Call:
@@ -249,28 +250,44 @@ class Calls:
             return [json.loads(line) for line in answer.body.splitlines()] == expected
 
         body = "".join(lines).encode()
-        sent = request("POST", "/classify/stream", body, content_type=NDJSON)
+        sent = self._sent("/classify/stream", body, NDJSON)
         return Call("POST /classify/stream", sent, self._tokens(texts), sound, len(texts))
 
     def read(self) -> Call:
         """GET a page, a description, a probe or the metrics."""
         route, words = self._order.choice(list(READ.items()))
-        sent = request("GET", self._path(route))
+        sent = request("GET", self._path(route), b"", **self._accepted())
         return Call(f"GET {route}", sent, 8, lambda answer: words in answer.body.lower())
 
     def _post(
         self, route: str, body: Any, texts: Sequence[str], sound: Callable[[Any], bool]
     ) -> Call:
-        sent = request("POST", self._path(route), json.dumps(body).encode(), content_type=JSON)
+        sent = self._sent(self._path(route), json.dumps(body).encode(), JSON)
 
         def parsed_sound(answer: Answer) -> bool:
             return sound(json.loads(answer.body))
 
         return Call(f"POST {route}", sent, self._tokens(texts), parsed_sound, len(texts))
 
+    def _sent(self, path: str, body: bytes, content_type: str) -> bytes:
+        """A POST whose body and answer may be compressed."""
+        headers = {"content_type": content_type}
+        if self._order.random() < COMPRESSED:
+            encoding, compress = self._order.choice(list(COMPRESS.items()))
+            body, headers["content_encoding"] = compress(body), encoding
+        return request("POST", path, body, **headers, **self._accepted())
+
+    def _accepted(self) -> dict[str, str]:
+        """The header of a client that takes compressed answers, as often as bodies are so."""
+        if self._order.random() >= COMPRESSED:
+            return {}
+        return {"accept_encoding": self._order.choice(["gzip", "br"])}
+
     def _path(self, route: str) -> str:
-        name = "api.js" if route.startswith("/web") else self._name
-        return route.replace("{name}", name).replace("{version}", "1")
+        file = {"/web/{name}": "api.js", "/docs/{name:path}": "docs.js"}.get(route)
+        name = file or self.name
+        path = route.replace("{name:path}", name).replace("{name}", name)
+        return path.replace("{version}", "1")
 
     def _tokens(self, texts: Sequence[str]) -> int:
         return sum(map(self._truth.tokens, texts))
@@ -280,17 +297,3 @@ class Calls:
 
     def _long(self) -> str:
         return self._order.choice(self._truth.long)
-
-    def _tensors(self, texts: Sequence[str]) -> dict[str, list[Any]]:
-        found = [self._truth.of(text) for text in texts]
-        return {
-            "label": [one["label"] for one in found],
-            "score": [one["score"] for one in found],
-            "logits": [value for one in found for value in one["logits"].values()],
-            "scores": [value for one in found for value in one["scores"].values()],
-        }
-
-
-def _ranking(values: Mapping[str, float]) -> list[dict[str, Any]]:
-    ranked = sorted(values.items(), key=lambda item: -item[1])
-    return [{"label": label, "score": value} for label, value in ranked]

@@ -1,41 +1,24 @@
 """Clients that misbehave and other faults. Each fault returns what its client saw."""
 
 import asyncio
-import gzip
 import json
 import os
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable, Set
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
-from checks.soak.calls import JSON, Call
+from checks.soak import bodies, crowds, grpc_abuse, keys
+from checks.soak.call import Call
+from checks.soak.calls import JSON
+from checks.soak.outcomes import CLOSED, CORRECT, DISCONNECTED, DONE, LOST, WRONG, Fault
 from checks.soak.traffic import Traffic
-from checks.soak.wire import Answer, Connection, Lost, request
+from checks.soak.wire import ADMIN_KEY, Answer, Connection, Lost, request
 
-ADMIN_KEY = "key-of-the-soak"
 RATE = 1.5  # faults a second
 RELOAD = request("POST", "/models/{name}/reload", authorization=f"Bearer {ADMIN_KEY}")
-BOMB = gzip.compress(bytes(50_000_000))
 CROWD = 100
 IDLE = 20
-
-# What a client saw, if it was not a status.
-CORRECT, WRONG, LOST = "correct", "wrong", "no answer"
-CLOSED = "closed"  # the server closed the connection instead of answering
-DISCONNECTED = "disconnected"  # the client did
-DONE = "done"  # the fault has no answer
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A fault: its share of all faults, what it does, and what its client may see."""
-
-    share: float
-    inflict: Callable[[], Awaitable[str]]
-    expected: Set[str]
 
 
 class Faults:
@@ -59,7 +42,6 @@ class Faults:
             "sends a body above the limit": Fault(3, self._large_body, {"413"}),
             "sends an invalid request body": Fault(3, self._invalid_body, {"422", "429"}),
             "sends invalid Unicode": Fault(3, self._invalid_unicode, {"422", "429"}),
-            "sends a decompression bomb": Fault(2, self._bomb, {"413"}),
             "sends its body slowly": Fault(5, self._slow_body, answered),
             "never finishes its body": Fault(2, self._unfinished_body, {"504"}),
             "sets a timeout of 1 to 30 ms": Fault(5, self._short_timeout, {*answered, "504"}),
@@ -69,6 +51,10 @@ class Faults:
             "reload by HTTP": Fault(1, self._reload_by_http, {"200"}),
             "reload by SIGHUP": Fault(1, self._reload_by_sighup, {DONE}),
             "SIGSTOP for a second": Fault(0.5, self._stop_for_a_second, {DONE}),
+            **bodies.faults(traffic.port, self._order),
+            **keys.faults(traffic, self._order),
+            **crowds.faults(traffic),
+            **grpc_abuse.faults(traffic),
         }
 
     async def run(self, until: float) -> None:
@@ -169,10 +155,6 @@ class Faults:
     async def _invalid_unicode(self) -> str:
         body = self._order.choice([b'{"inputs": "\xff\xfe"}', rb'{"inputs": "\ud800"}'])
         return await self._status(request("POST", "/classify", body, content_type=JSON))
-
-    async def _bomb(self) -> str:
-        headers = {"content_type": JSON, "content_encoding": "gzip"}
-        return await self._status(request("POST", "/classify", BOMB, **headers))
 
     async def _slow_body(self) -> str:
         call = self._traffic.calls.several()

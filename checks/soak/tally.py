@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from checks.soak.calls import Call
+from checks.soak.call import Call
 from checks.soak.wire import Answer
 
 KEPT = 50  # examples of each kind of failure

@@ -10,9 +10,12 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from checks.soak.calls import Call, Calls
+from checks.soak.call import Call
+from checks.soak.calls import Calls
+from checks.soak.grpc_calls import PREDICT
+from checks.soak.grpc_wire import GrpcClient
 from checks.soak.tally import Tally
-from checks.soak.wire import Connection, Lost
+from checks.soak.wire import Answer, Connection, Lost
 
 LOAD = 0.6  # share of the capacity
 BURST = 3.0  # times LOAD
@@ -26,15 +29,19 @@ FINAL_LOAD_S = 2.0  # of closed-loop load before the signal
 
 
 class Traffic:
-    """Sends requests and checks every answer."""
+    """Sends requests and checks every answer. All methods must run in one event loop."""
 
-    def __init__(self, port: int, calls: Calls, tally: Tally, order: random.Random) -> None:
+    def __init__(
+        self, port: int, grpc_port: int, calls: Calls, tally: Tally, order: random.Random
+    ) -> None:
         self.port = port
+        self.grpc_port = grpc_port
         self.calls = calls
         self.tally = tally
         self._order = order
         self._late_until = 0.0
         self._unused: list[tuple[Connection, float]] = []  # in the order of their last use
+        self._grpc: GrpcClient | None = None
 
     async def capacity(self) -> float:
         """Tokens per second in a closed loop of several clients."""
@@ -68,12 +75,15 @@ class Traffic:
                 # After a pause of the server, do not send all the missed requests.
                 due = max(due, now - 1.0) + self._order.expovariate(rate / call.tokens)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
-        self.close()
+        await self.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the unused connections."""
         while self._unused:
             self._unused.pop()[0].close()
+        if self._grpc is not None:
+            await self._grpc.close()
+            self._grpc = None
 
     def may_be_late(self) -> None:
         """Allow late answers for some time, because of a burst or a pause."""
@@ -84,24 +94,37 @@ class Traffic:
         return time.monotonic() < self._late_until
 
     async def ask(self, call: Call) -> None:
-        """Send a request on a free connection, or on a new one."""
+        """Send a request on a free connection, or on a new one, and check its answer."""
         explained = self.explains_lateness()
         try:
-            connection = await self._connection()
-            answer = await connection.ask(call.request)
+            answer = await (self._call(call) if call.messages else self._request(call))
         except (Lost, OSError) as error:
             self.tally.lost(call, repr(error))
             return
         explained |= self.explains_lateness()
         self.tally.answered(call, answer, USUAL | {504} if explained else USUAL)
+
+    async def _request(self, call: Call) -> Answer:
+        connection = await self._connection()
+        answer = await connection.ask(call.request)
         if answer.closes:
             connection.close()
         else:
             self._unused.append((connection, time.monotonic()))
+        return answer
+
+    async def _call(self, call: Call) -> Answer:
+        self._grpc = self._grpc or GrpcClient(self.grpc_port)
+        return await self._grpc.ask(call.method, call.messages)
 
     async def final_load(self, end: Coroutine[Any, Any, None]) -> None:
-        """Run closed loops on kept and on new connections, while ``end`` sends the signal."""
-        asking = [self._until_refused(kept=number % 2 == 0) for number in range(CLIENTS)]
+        """Run closed loops on kept and on new connections, while ``end`` sends the signal.
+
+        One client in four uses gRPC.
+        """
+        http = CLIENTS - CLIENTS // 4
+        asking = [self._until_refused(kept=number % 2 == 0) for number in range(http)]
+        asking += [self._calls_until_refused() for _ in range(CLIENTS // 4)]
         await asyncio.gather(end, *asking)
 
     async def _until_refused(self, *, kept: bool) -> None:
@@ -122,6 +145,21 @@ class Traffic:
             if answer.closes or not kept:
                 connection.close()
                 connection = None
+
+    async def _calls_until_refused(self) -> None:
+        """Send gRPC calls until the server stops listening."""
+        client = GrpcClient(self.grpc_port)
+        while True:
+            call = replace(self.calls.grpc.predict(), route=f"gRPC {PREDICT}, until the end")
+            try:
+                answer = await client.ask(PREDICT, call.messages)
+            except OSError:
+                break
+            except Lost as error:
+                self.tally.lost(call, str(error))
+                break
+            self.tally.answered(call, answer, USUAL | {503})
+        await client.close()
 
     async def _connection(self) -> Connection:
         while self._unused and self._unused[0][1] < time.monotonic() - UNUSED_S:

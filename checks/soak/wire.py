@@ -1,9 +1,14 @@
 """A simple HTTP client that needs little CPU time, because it shares the CPUs with the server."""
 
 import asyncio
+import gzip
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
+
+import brotli
+
+KEY, ADMIN_KEY = "key-of-the-soak", "admin-key-of-the-soak"
 
 ANSWER_S = 120.0  # after this time, an answer counts as lost; under overload, streams wait long
 
@@ -14,11 +19,12 @@ class Lost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A complete answer."""
+    """A complete answer, decompressed. One of gRPC has ``messages`` or, in its body, an error."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    messages: tuple[bytes, ...] = ()
 
     @property
     def late(self) -> bool:
@@ -32,7 +38,11 @@ class Answer:
 
 
 def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
-    """The bytes of a request. Underscores in the names of headers become hyphens."""
+    """The bytes of a request with a valid key, unless ``authorization`` is given.
+
+    Underscores in the names of headers become hyphens.
+    """
+    headers = {"authorization": f"Bearer {KEY}"} | headers
     lines = [f"{method} {path} HTTP/1.1", "host: soak"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     if method == "POST":
@@ -48,9 +58,10 @@ class Connection:
         self._writer = writer
 
     @classmethod
-    async def open(cls, port: int) -> Self:
-        """Connect; raises ``OSError`` if the server does not listen."""
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+    async def open(cls, port: int, *, source: str = "") -> Self:
+        """Connect, from this address if given; raises ``OSError`` if the server does not listen."""
+        address = (source, 0) if source else None
+        return cls(*await asyncio.open_connection("127.0.0.1", port, local_addr=address))
 
     async def __aenter__(self) -> Self:
         return self
@@ -97,9 +108,15 @@ class Connection:
         pairs = (line.partition(":") for line in lines)
         headers = {name.lower(): value.strip() for name, _, value in pairs}
         if headers.get("transfer-encoding") == "chunked":
-            return Answer(status, headers, await self._chunks())
-        length = int(headers.get("content-length", 0))
-        return Answer(status, headers, await self._reader.readexactly(length))
+            body = await self._chunks()
+        else:
+            body = await self._reader.readexactly(int(headers.get("content-length", 0)))
+        match headers.get("content-encoding"):
+            case "gzip":
+                body = gzip.decompress(body)
+            case "br":
+                body = brotli.decompress(body)
+        return Answer(status, headers, body)
 
     async def _chunks(self) -> bytes:
         body = b""

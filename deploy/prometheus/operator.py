@@ -3,20 +3,20 @@
 ``python -m deploy.prometheus.operator`` writes it; kustomize cannot put files into an object.
 """
 
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from deploy.check import load
-from deploy.dockerfile import ROOT
-
-RULES = sorted((ROOT / "deploy/prometheus/rules").glob("*.yml"))
-OUTPUT = ROOT / "deploy/kubernetes/components/monitoring/prometheusrule.yaml"
+HERE = Path(__file__).parent
+RULES = sorted((HERE / "rules").glob("*.yml"))
+OUTPUT = HERE.parent / "kubernetes/components/monitoring/prometheusrule.yaml"
 HEADER = "# Written by `python -m deploy.prometheus.operator` from deploy/prometheus/rules.\n"
 
 
 def prometheus_rule() -> dict[str, Any]:
     """The object; it has the groups of all files, unchanged."""
+    files = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in RULES)
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -24,7 +24,7 @@ def prometheus_rule() -> dict[str, Any]:
             "name": "sentiment-service",
             "labels": {"app.kubernetes.io/name": "sentiment"},
         },
-        "spec": {"groups": [group for path in RULES for group in load(path)[0]["groups"]]},
+        "spec": {"groups": [group for file in files for group in file["groups"]]},
     }
 
 

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 from app.config.settings import Settings
-from app.engine.model.bundle import EMBEDDED_BUNDLE
 from app.main import create_app
 from benchmarks import architectures, int8_speed, report
 from benchmarks.event_loop.client import send_slice
 from benchmarks.load import Load, run
 from benchmarks.subject import Goal
-from benchmarks.texts import PERCENTILES, TOKENS, texts_of, tweet_lengths
+from benchmarks.texts import PERCENTILES, TOKENS, tweet_lengths
 from tests.conftest import SET_BY_HAND
 from tests.support.serving import listening
 
@@ -113,16 +111,6 @@ def test_lengths_are_those_of_tweets() -> None:
     assert np.mean(np.array(lengths) > TOKENS[-1]) == pytest.approx(0.01, abs=0.003)
 
 
-@pytest.mark.parametrize("length", [5, 26, 512])
-def test_texts_have_the_length_asked_for(length: int) -> None:
-    """In tokens of the model's own tokenizer, special ones included."""
-    tokenizer = Tokenizer.from_file(str(EMBEDDED_BUNDLE / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    (text,) = texts_of(tokenizer, [length])
-    assert len(tokenizer.encode(text)) == length
-
-
 def test_the_report_has_goals_tables_and_conditions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,8 +129,7 @@ def test_the_report_has_goals_tables_and_conditions(
     assert "| tiny | 123 | 1.23 | 5 | 2 |" in text
     assert "2026-01-02. a machine. some" in text
     assert json.loads((tmp_path / "results.json").read_text())["other"]["rows"] == [{"x": 2}]
-    for suffix in ("png", "svg"):
-        assert (tmp_path / f"connections.{suffix}").stat().st_size > 1_000
+    assert (tmp_path / "connections.svg").stat().st_size > 1_000
 
 
 @pytest.mark.parametrize("name", ["deberta-v3-small", "modernbert-base"])

@@ -9,23 +9,31 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 from app.config.settings import Settings
+from app.grpc_api.messages import METHODS
 from app.limits import ADMIN
 from app.main import create_app
-from checks.soak import report
-from checks.soak.calls import Call, Calls
-from checks.soak.faults import ADMIN_KEY, Faults
+from benchmarks.service import free_port
+from checks.soak import grpc_abuse, report
+from checks.soak.call import Call
+from checks.soak.calls import Calls
+from checks.soak.faults import Faults
+from checks.soak.grpc_wire import GrpcClient
 from checks.soak.tally import Tally
 from checks.soak.traffic import Traffic
 from checks.soak.truth import Truth
 from checks.soak.watch import MEASURES, Watch
-from checks.soak.wire import Answer, Connection
+from checks.soak.wire import ADMIN_KEY, KEY, Answer, Connection
 from tests.api.routes.test_stream import FLAGS
 from tests.conftest import SET_BY_HAND
 from tests.support.serving import ROOT, Process
+
+GRPC_PORT = free_port()
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +45,8 @@ def truth() -> Truth:
 @pytest.fixture(scope="module")
 def process() -> Iterator[Process]:
     """The embedded model, served."""
-    with Process(*FLAGS, "--admin-keys", ADMIN_KEY) as process:
+    keys = {"SENTIMENT_API_KEYS": KEY, "SENTIMENT_ADMIN_KEYS": ADMIN_KEY}
+    with Process(*FLAGS, "--grpc-port", str(GRPC_PORT), variables=keys) as process:
         yield process
 
 
@@ -51,21 +60,24 @@ def test_every_route_is_asked(calls: Calls) -> None:
     """A new route must find its place in the traffic."""
     app: FastAPI = create_app(Settings.model_validate(SET_BY_HAND))
     asked = {calls.draw().route for _ in range(3_000)}
-    for route in app.routes:
-        for method in route.methods:
+    for route in (route for route in app.routes if isinstance(route, APIRoute)):
+        for method in route.methods or ():
             if not (method == "POST" and route.path.startswith(ADMIN)):  # those are the faults
                 assert f"{method} {route.path}" in asked
+    for path in METHODS:
+        if not path.endswith(("/Watch", "/ServerReflectionInfo")):  # Watch is a fault
+            assert f"gRPC {path}" in asked
 
 
 def test_every_answer_is_the_texts_own_to_the_last_bit(calls: Calls, process: Process) -> None:
     """Whatever route it comes from, and in whatever company it was computed."""
     tally = Tally()
-    traffic = Traffic(process.port, calls, tally, random.Random(1))
+    traffic = Traffic(process.port, GRPC_PORT, calls, tally, random.Random(1))
 
     async def ask() -> None:
         for _ in range(3):
             await asyncio.gather(*(traffic.ask(calls.draw()) for _ in range(30)))
-        traffic.close()
+        await traffic.close()
         await asyncio.sleep(0)  # they close in the event loop's next turn
 
     asyncio.run(ask())
@@ -78,15 +90,30 @@ def test_one_wrong_digit_is_found(calls: Calls, process: Process) -> None:
     """In one number of an answer, on each route that gives some."""
 
     async def answer(call: Call) -> Answer:
+        if call.messages:
+            client = GrpcClient(GRPC_PORT)
+            try:
+                return await client.ask(call.method, call.messages)
+            finally:
+                await client.close()
         async with await Connection.open(process.port) as connection:
             return await connection.ask(call.request)
 
     makers = [calls.one, calls.several, calls.passage, calls.windows, calls.hugging_face]
     makers += [calls.predict, calls.infer, calls.infer_binary, calls.vllm, calls.explain]
+    makers += [
+        calls.grpc.infer,
+        calls.grpc.infer_raw,
+        calls.grpc.predict,
+        calls.grpc.predict_stream,
+    ]
     for make in [*makers, calls.stream]:
         call = make()
         sound = asyncio.run(answer(call))
         assert call.sound(sound)
+        if call.messages:
+            assert not call.sound(_other_bit(call, sound)), call.route
+            continue
         changed = bytearray(sound.body)
         if make == calls.infer_binary:
             changed[-4] ^= 1  # the lowest bit of the last number
@@ -94,6 +121,25 @@ def test_one_wrong_digit_is_found(calls: Calls, process: Process) -> None:
             *_, number = re.finditer(rb"\d\.\d{6}", sound.body)
             changed[number.end() - 1] ^= 1  # its sixth place: 0 and 1, 2 and 3, ...
         assert not call.sound(replace(sound, body=bytes(changed))), call.route
+
+
+def _other_bit(call: Call, answer: Answer) -> Answer:
+    """The gRPC answer with another lowest bit in one of its numbers."""
+    response = METHODS[call.method].response.FromString(answer.messages[-1])
+    if call.method.endswith("ModelInfer") and response.raw_output_contents:
+        raw = bytearray(response.raw_output_contents[-1])
+        raw[-4] ^= 1
+        response.raw_output_contents[-1] = bytes(raw)
+    else:
+        infers = call.method.endswith("ModelInfer")
+        last = response.outputs[-1].contents.fp32_contents if infers else response.predictions
+        before = np.float32(last[-1] if infers else last[-1].score)
+        after = float(np.nextafter(before, np.float32(9)))
+        if infers:
+            last[-1] = after
+        else:
+            last[-1].score = after
+    return replace(answer, messages=(*answer.messages[:-1], response.SerializeToString()))
 
 
 def test_what_must_not_happen_is_a_failure(calls: Calls) -> None:
@@ -110,7 +156,7 @@ def test_what_must_not_happen_is_a_failure(calls: Calls) -> None:
 def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Process) -> None:
     """What clients see of those that break nothing is what they should."""
     tally = Tally()
-    traffic = Traffic(process.port, calls, tally, random.Random(1))
+    traffic = Traffic(process.port, GRPC_PORT, calls, tally, random.Random(1))
     faults = Faults(traffic, process.pid, "minilm-l6-tweet-sentiment", seed=1)
     asked = [
         "sends bytes that are not HTTP",
@@ -118,9 +164,19 @@ def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Proc
         "sends an invalid request body",
         "sends invalid Unicode",
         "sends a decompression bomb",
+        "sends thousands of empty gzip members",
+        "sends half of a compressed body",
+        "sends damaged compressed data",
+        "sends an unknown content-encoding",
+        "guesses keys",
+        "guesses admin keys",
+        "guesses keys over gRPC",
+        "sends no key",
+        "50 clients read the open pages",
         "requests an unknown path or model",
         "pipelines several requests",
         "reload by HTTP",
+        *grpc_abuse.faults(traffic),
     ]
 
     async def inflict() -> None:

@@ -7,13 +7,18 @@ import pty
 import shlex
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from app.cli import _parser, main
 from app.config.settings import Settings, flag
 from tests.support.serving import COMMAND, ROOT, environment
+
+Pipes = tuple["subprocess.Popen[bytes]", IO[bytes], IO[bytes], IO[bytes]]
 
 
 def _classify(
@@ -27,6 +32,18 @@ def _classify(
         capture_output=True,
         timeout=60,
     )
+
+
+@contextmanager
+def _answering(bundle: Path) -> Iterator[Pipes]:
+    """The command with its three pipes, after it has answered its first line and waits for more."""
+    command = [*COMMAND, "classify", "--model", str(bundle)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes) as process:  # type: ignore[call-overload]
+        process.stdin.write(b"love\n" * 1_000)
+        process.stdin.flush()
+        assert process.stdout.readline() == b"positive\t0.9756\tlove\n"
+        yield process, process.stdin, process.stdout, process.stderr
 
 
 def test_texts_as_arguments(bundle: Path) -> None:
@@ -85,24 +102,11 @@ def test_order_survives_batches_of_like_length(bundle: Path) -> None:
 
 def test_a_reader_that_stops_ends_it_quietly(bundle: Path) -> None:
     """With `| head`, the command ends at once, with exit code 0 and no error message."""
-    with subprocess.Popen(
-        [*COMMAND, "classify", "--model", str(bundle)],
-        cwd=ROOT,
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-        assert process.stderr
-        process.stdin.write(b"love\n" * 1_000)
-        process.stdin.flush()
-        assert process.stdout.readline() == b"positive\t0.9756\tlove\n"
-        process.stdout.close()
-        process.stdin.write(b"love\n" * 10_000)
-        process.stdin.close()
-        assert process.stderr.read() == b""
+    with _answering(bundle) as (process, given, answers, errors):
+        answers.close()
+        given.write(b"love\n" * 10_000)
+        given.close()
+        assert errors.read() == b""
         assert process.wait(30) == 0
 
 
@@ -124,23 +128,10 @@ def test_a_full_disk_is_one_line(bundle: Path) -> None:
 
 def test_ctrl_c_ends_with_130_and_no_traceback(bundle: Path) -> None:
     """Ctrl-C while it waits for more input."""
-    with subprocess.Popen(
-        [*COMMAND, "classify", "--model", str(bundle)],
-        cwd=ROOT,
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-        assert process.stderr
-        process.stdin.write(b"love\n" * 1_000)
-        process.stdin.flush()
-        assert process.stdout.readline()
+    with _answering(bundle) as (process, _, _, errors):
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
-        assert process.stderr.read() == b""
+        assert errors.read() == b""
 
 
 def test_a_terminal_without_texts_is_wrong_usage(bundle: Path) -> None:
@@ -203,17 +194,6 @@ def test_the_examples_of_help_are_valid(capsys: pytest.CaptureFixture[str]) -> N
         "classify",
         "classify",
     ]
-
-
-def test_help_of_classify(capsys: pytest.CaptureFixture[str]) -> None:
-    """It shows every flag, the kinds of files and the columns that are written."""
-    with pytest.raises(SystemExit) as exited:
-        main(["classify", "--help"])
-    assert exited.value.code == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    flags = ["--input", "--output", "--column", "--resume", "--json", "--url", "--model"]
-    for word in (*flags, ".txt .csv .jsonl .ndjson .parquet", "'predicted_'", "SENTIMENT_API_KEY"):
-        assert word in shown
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from app.extras import EXTRAS
-from tests.support.serving import environment
+from tests.support.serving import ROOT, environment
 
-ROOT = Path(__file__).parents[2]
 RUN = """
 import importlib.abc, sys
 class Hidden(importlib.abc.MetaPathFinder):

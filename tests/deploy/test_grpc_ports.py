@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from app.config.settings import Settings
-from deploy.check import Object, load, render, violations
-from deploy.helm.chart import rendered
+from checks.deploy.chart import rendered
+from checks.deploy.check import Object, load, render, violations
 from tests.support.serving import ROOT
 
 KUBERNETES = ROOT / "deploy/kubernetes"

@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.config.settings import Settings
-from deploy.check import EXAMPLES, SCHEMAS, custom_schemas, load, violations
+from checks.deploy.check import load
 from tests.support.serving import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -92,22 +92,6 @@ def test_knative_lets_no_request_wait_outside_of_the_service() -> None:
     """A limit in Knative's proxy would be a second queue, without deadlines and batches."""
     (knative,) = (one for one in KSERVE if "containerConcurrency" in one["spec"]["predictor"])
     assert knative["spec"]["predictor"]["containerConcurrency"] == 0
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_examples_fit_the_schemas_of_their_kinds(path: Path) -> None:
-    """A custom resource is valid, and with an unknown field it is not."""
-    (one,) = load(path)
-    assert (one["apiVersion"], one["kind"]) in custom_schemas()
-    assert list(violations("example", [one])) == []
-    one["spec"]["unknown"] = 1
-    assert "unknown" in "".join(violations("example", [one]))
-
-
-def test_every_schema_says_what_it_is_made_from() -> None:
-    """A schema names the project, its version and the licence."""
-    for path in SCHEMAS:
-        assert re.search(r'^\{"\$comment":"[\w ]+ [\d.]+, Apache-2.0; ', path.read_text("utf-8"))
 
 
 def test_azure_sends_requests_at_the_same_time() -> None:

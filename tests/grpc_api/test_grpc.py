@@ -18,10 +18,11 @@ import pytest
 from app.cli import main
 from app.config.settings import Settings
 from app.errors import OutOfMemory, ServiceError
-from app.grpc_api.calls import CODES, Calls
+from app.grpc_api.call import CODES, Calls
 from app.grpc_api.messages import METHODS, POOL, SERVICES
 from app.service import Service
-from tests.support.serving import SLOW_COMMAND, Process, environment, free_port
+from benchmarks.service import free_port
+from tests.support.serving import SLOW_COMMAND, Process, environment
 
 KEY = (("authorization", "Bearer the-key-of-the-tests"),)
 FLAGS = ["--runners", "1", "--threads", "1", "--max-batch-tokens", "512"]

@@ -15,6 +15,7 @@ import pytest
 from app.errors import ServiceError
 from app.grpc_api.messages import METHODS
 from app.grpc_api.open_inference import _document
+from benchmarks.service import free_port
 from checks.soak.grpc_faults import (
     INFER,
     NOT_TEXT,
@@ -24,7 +25,7 @@ from checks.soak.grpc_faults import (
     message,
     status_of,
 )
-from tests.support.serving import Process, eventually, free_port, metric
+from tests.support.serving import Process, eventually, metric
 
 FLAGS = ["--runners", "1", "--threads", "1", "--max-batch-tokens", "512"]
 PREDICT = METHODS["/tei.v1.Predict/Predict"]

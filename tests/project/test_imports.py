@@ -5,7 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.serving import ROOT
+
 EXPORT_ONLY = {"torch", "transformers", "optimum", "onnx", "sklearn"}
 
 

@@ -5,14 +5,14 @@ import subprocess
 import sys
 import tomllib
 from email import message_from_bytes
-from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[2]
+from tests.support.serving import ROOT
+
 LOCKS = ROOT / "requirements"
 SERVING_LOCKS = ["cpu.txt", "gpu.txt", "files.txt", "grpc.txt", "build.txt"]
 EXPORT_ONLY = {"torch", "transformers", "optimum", "optimum-onnx", "onnx", "scikit-learn", "scipy"}

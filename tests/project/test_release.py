@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from deploy.release_notes import notes
+from tests.support.serving import ROOT
 
-ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TAG = f"v{PROJECT['version']}"
 
@@ -49,10 +49,3 @@ def test_ci_tests_each_python_that_the_package_names() -> None:
     """The classifiers and the matrix of the tests name the same versions."""
     named = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
     assert _workflow("ci.yml")["jobs"]["test"]["strategy"]["matrix"]["python"] == named
-
-
-def test_ci_and_release_build_every_image() -> None:
-    """Both workflows build the three images of the Dockerfile."""
-    for name in ("ci.yml", "release.yml"):
-        images = _workflow(name)["jobs"]["images"]["strategy"]["matrix"]["target"]
-        assert images == ["cpu", "gpu", "export"]

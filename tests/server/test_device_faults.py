@@ -17,9 +17,10 @@ from fastapi.testclient import TestClient
 
 from app.engine.batching.report import BatchReport
 from app.grpc_api.messages import METHODS
+from benchmarks.service import free_port
 from tests.conftest import Serve
 from tests.engine.model.test_device_errors import ARENA_MEMORY, ILLEGAL_ADDRESS
-from tests.support.serving import Process, free_port, metric
+from tests.support.serving import Process, metric
 from tests.support.tiny_bundle import different_texts, make_bundle
 
 MODEL = {"model": "tiny"}

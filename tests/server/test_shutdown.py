@@ -15,13 +15,13 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from benchmarks.service import free_port
 from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import (
     COMMAND,
     SLOW_COMMAND,
     Process,
     eventually,
-    free_port,
     metric,
     read_answer,
 )

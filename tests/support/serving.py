@@ -169,13 +169,6 @@ class Process:
         return self._process.returncode, log
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment without settings of the service, but for ``changes``."""
     ours = ("SENTIMENT_", "SAGEMAKER_", "AIP_", "AZUREML_")

@@ -37,7 +37,7 @@ def test_lines_are_counted_while_they_are_read(serve: Serve) -> None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": pieces.pop(), "more_body": True}
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: Any) -> None:
         sent.append(message)
 
     scope: dict[str, Any] = {

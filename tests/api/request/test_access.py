@@ -14,9 +14,10 @@ from fastapi.testclient import TestClient
 from app import limits as access
 from app.cli import main
 from app.config.settings import Settings
+from benchmarks.service import free_port
 from tests.api.routes.test_stream import FLAGS
 from tests.conftest import Serve
-from tests.support.serving import COMMAND, ROOT, Process, environment, free_port, metric
+from tests.support.serving import COMMAND, ROOT, Process, environment, metric
 
 KEYS = "first-key-1,second-key-2"
 PROTECTED = [

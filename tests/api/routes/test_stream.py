@@ -438,7 +438,7 @@ def test_a_stream_that_is_cancelled_after_its_end_says_no_more(client: TestClien
             cast(asyncio.Task[None], asyncio.current_task()).cancel()
 
     async def answer() -> None:
-        scope = {"method": "POST", "path": "/", "headers": [], "client": None}
+        scope: dict[str, Any] = {"method": "POST", "path": "/", "headers": [], "client": None}
         exchange = HttpExchange(service, app.router, scope, receive, send)
         await StreamedAnswers(exchange, None, DEFAULTS, decoder(""))(scope, receive, send)
 

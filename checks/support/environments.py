@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.service import ROOT
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sentiment-checks"
 # What the service runs on.
 SERVICE = [ROOT / "requirements" / name for name in ("cpu.txt", "files.txt", "build.txt")]

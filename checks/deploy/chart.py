@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from deploy.dockerfile import ROOT
+from benchmarks.service import ROOT
 
 CHART = ROOT / "deploy/helm/sentiment"
 # Values that together use every template and every branch.

@@ -3,7 +3,7 @@
 Run it with ``make deploy-check``.
 
 Objects are checked against the schemas of Kubernetes, and custom resources against those in
-deploy/schemas. Unknown fields are errors.
+checks/deploy/schemas. Unknown fields are errors.
 """
 
 import json
@@ -16,15 +16,13 @@ from typing import Any
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from deploy.dockerfile import ROOT
-from deploy.helm import chart
+from benchmarks.service import ROOT
+from checks.deploy import chart
 
 KUBERNETES = "1.34"
 OVERLAYS = sorted((ROOT / "deploy/kubernetes/overlays").iterdir())
 EXAMPLES = [*sorted((ROOT / "deploy/kserve").iterdir()), ROOT / "deploy/cloud-run/service.yaml"]
-SCHEMAS = sorted((ROOT / "deploy/schemas").glob("*.json"))
+SCHEMAS = sorted((Path(__file__).parent / "schemas").glob("*.json"))
 
 Object = dict[str, Any]
 

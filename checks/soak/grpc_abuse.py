@@ -1,0 +1,100 @@
+"""Hostile gRPC clients. After each of them, an ordinary call must be answered as ever."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from checks.soak import grpc_faults
+from checks.soak.grpc_wire import GrpcClient
+from checks.soak.outcomes import CORRECT, WRONG, Fault
+from checks.soak.traffic import Traffic
+from checks.soak.wire import KEY
+
+AUTHORIZATION = (b"authorization", f"Bearer {KEY}".encode())
+NOT_UTF8 = [(b"authorization", b"Bearer \xff\xfe"), (b"x-request-id", b"\xc3\x28")]
+HOLD_S = 2.0  # how long a client keeps what it has opened
+WAIT_S = 5.0  # for the server's frames
+Act = Callable[[int], None]
+
+
+def faults(traffic: Traffic) -> dict[str, Fault]:
+    """What each hostile client does."""
+    acts: dict[str, Act] = {
+        "calls a gRPC path that is not UTF-8": _bad_path,
+        "sends gRPC metadata that is not UTF-8": _bad_metadata,
+        "holds back the last byte of gRPC messages": _held_back,
+        "opens 500 Watch streams": _watch_flood,
+    }
+    return {
+        name: Fault(1, partial(_inflict, traffic, act), {CORRECT, "429"})
+        for name, act in acts.items()
+    }
+
+
+@contextmanager
+def ignores_goaway(port: int) -> Iterator[None]:
+    """A client whose stream stays open although the server says goodbye."""
+    with grpc_faults.Connection(port, polite=False) as connection:
+        connection.send(connection.begin(grpc_faults.WATCH), grpc_faults.message(b""), end=True)
+        yield
+
+
+async def _inflict(traffic: Traffic, act: Act) -> str:
+    await asyncio.to_thread(act, traffic.grpc_port)
+    call = traffic.calls.grpc.predict()
+    client = GrpcClient(traffic.grpc_port)
+    try:
+        answer = await client.ask(call.method, call.messages)
+    finally:
+        await client.close()
+    if answer.status != 200:
+        return str(answer.status)
+    return CORRECT if traffic.tally.checked(call, answer) else WRONG
+
+
+def _connection(port: int) -> Any:
+    connection = grpc_faults.Connection(port)
+    connection.socket.settimeout(WAIT_S)
+    return connection
+
+
+def _bad_path(port: int) -> None:
+    with _connection(port) as connection:
+        connection.begin(b"/\xff\xfe", [AUTHORIZATION])
+        _read_all(connection)
+
+
+def _bad_metadata(port: int) -> None:
+    with _connection(port) as connection, suppress(OSError):
+        for _ in range(100):
+            stream = connection.begin(grpc_faults.INFER, NOT_UTF8)
+            connection.send(stream, grpc_faults.message(b""), end=True)
+        _read_all(connection)
+
+
+def _held_back(port: int) -> None:
+    with ExitStack() as stack:
+        for _ in range(20):
+            with suppress(OSError):  # the server may refuse or close it
+                connection = stack.enter_context(_connection(port))
+                stream = connection.begin(grpc_faults.INFER, [AUTHORIZATION])
+                connection.send(stream, grpc_faults.message(bytes(1_000_000))[:-1])
+        time.sleep(HOLD_S)
+
+
+def _watch_flood(port: int) -> None:
+    with _connection(port) as connection, suppress(OSError):
+        for _ in range(500):
+            stream = connection.begin(grpc_faults.WATCH)
+            connection.send(stream, grpc_faults.message(b""), end=True)
+        time.sleep(HOLD_S)
+
+
+def _read_all(connection: Any) -> None:
+    """Read until the server closes the connection or has nothing more to say."""
+    with suppress(TimeoutError):
+        while connection.read():
+            pass
