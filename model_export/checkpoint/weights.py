@@ -19,7 +19,10 @@ from app.errors import UserError
 from model_export.checkpoint.layout import shards
 
 Shape = tuple[int, ...]
-TRAINERS_PREFIXES = ("module.", "model.")
+# Of DataParallel and DistributedDataParallel, of Lightning, and of torch.compile.
+TRAINERS_PREFIXES = ("module.", "model.", "_orig_mod.")
+# Name parts that PEFT gives to the weights of an adapter, and to those that it stands beside.
+ADAPTER = ("lora_", ".base_layer.", "base_model.model.")
 # Name parts of entries that old or pre-trained checkpoints hold and classifiers never read.
 NEVER_READ = ("position_ids", "pooler.", "lm_head.", "cls.", "vocab_")
 # Types whose values are the weights themselves. Integers and 8-bit floats are quantized: without
@@ -84,8 +87,14 @@ def check_fit(
                 f"{list(expected[name])}: {cause} in config.json is probably from another "
                 "checkpoint"
             )
+    adapter = next((key for key in fitted.unused if any(part in key for part in ADAPTER)), None)
+    if adapter is not None:
+        raise UserError(
+            f"{where} holds {adapter}, a weight of an adapter (PEFT, such as LoRA): merge the "
+            "adapter first (merge_and_unload), and save the whole model"
+        )
     if fitted.missing:
-        raise UserError(_what_is_missing(fitted.missing, where))
+        raise UserError(_what_is_missing(fitted, where))
     extra = [key for key in fitted.unused if NUMBERED_LAYER.search(key) and not _never_read(key)]
     if extra:
         raise UserError(
@@ -144,15 +153,23 @@ def read_tensors(weights: Path, device: str = "cpu") -> Iterator[tuple[str, str,
     no memory. On the device ``meta``, pickled tensors have no contents and none are read.
 
     Raises:
-        UserError: a file is missing, damaged, or holds more than plain tensors.
+        UserError: a file is missing, damaged, holds more than plain tensors, or lacks a tensor
+            that the index names.
     """
-    for file in shards(weights):
+    for file, listed in shards(weights).items():
         path = weights.with_name(file)
         if not path.is_file():
             raise UserError(f"{weights} names {file}, which is missing: copy or download it again")
         read = _safetensors(path) if path.suffix == ".safetensors" else _pickled(path, device)
+        lacking = set(listed)
         for name, tensor in read:
+            lacking.discard(str(name))
             yield file, str(name), tensor
+        if lacking:
+            raise UserError(
+                f"{path} lacks {min(lacking)}, which {weights.name} says is in it: copy or "
+                "download both again"
+            )
 
 
 def _safetensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -197,7 +214,15 @@ def _spellings(name: str, base_prefix: str) -> Iterator[str]:
         name = name.removeprefix(prefix)
 
 
-def _what_is_missing(missing: list[str], where: str) -> str:
+def _what_is_missing(fitted: Fit, where: str) -> str:
+    missing = fitted.missing
+    prefixes = {key.partition(".")[0] for key in fitted.unused if not _never_read(key)}
+    if not fitted.names and len(prefixes) == 1:
+        return (
+            f"the names of all weights of {where} begin with {prefixes.pop()}, and {missing[0]} is "
+            "expected, for example: save the state dict of the classifier alone, without what was "
+            "built around it"
+        )
     listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     if any("classifier" in name or "pooler" in name for name in missing):
         return (

@@ -43,16 +43,16 @@ def labelled(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def four_of_five_right(made: Exported, tmp_path: Path) -> Path:
-    """A labelled file; its labels are those of the model for four texts of five."""
+def mostly_right(made: Exported, tmp_path: Path) -> Path:
+    """A labelled file; its labels are those of the model for six texts of seven."""
     examples = [
         Example("en", LABELS[0], f"{CORPUS[row % len(CORPUS)]} {row}") for row in range(100)
     ]
     rows = []
     for row, label in enumerate(predict(made.model("int8"), examples)):
         other = LABELS[(LABELS.index(label) + 1) % 3]
-        rows.append(f"en\t{label if row % 5 else other}\t{examples[row].text}\n")
-    path = tmp_path / "four-of-five.tsv"
+        rows.append(f"en\t{label if row % 7 else other}\t{examples[row].text}\n")
+    path = tmp_path / "mostly-right.tsv"
     path.write_text("".join(rows), encoding="utf-8")
     return path
 
@@ -61,13 +61,13 @@ def test_an_export_says_what_it_wrote(
     made: Exported,
     tmp_path: Path,
     labelled: Path,
-    four_of_five_right: Path,
+    mostly_right: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Exit code 0, the bundle is there, and its options were heard."""
     output = tmp_path / "out"
     words = [str(made.source), "--output", str(output), "--precision", "int8"]
-    words += ["--evaluate", str(labelled), "--calibrate", str(four_of_five_right)]
+    words += ["--evaluate", str(labelled), "--calibrate", str(mostly_right)]
     assert main([*words, "--preprocessing", "tweet"]) == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines()[-1] == f"wrote {output}"
@@ -202,7 +202,11 @@ Words = Callable[[Exported, Path], list[str]]
         ),
         (lambda made, tmp: ["evaluate", str(tmp), str(tmp / "labelled.tsv")], "not a bundle"),
         (lambda made, tmp: ["calibrate", str(tmp), str(tmp / "labelled.tsv")], "not a bundle"),
-        (lambda made, tmp: ["calibrate", str(made.bundle), str(tmp / "none")], "cannot read"),
+        (lambda made, tmp: ["calibrate", str(tmp / "no"), "labelled.tsv"], "there is no directory"),
+        (
+            lambda made, tmp: ["calibrate", str(made.bundle), str(tmp / "none")],
+            "none: No such file or directory; give a TSV file of labelled texts",
+        ),
         (lambda made, tmp: ["evaluate", str(made.bundle), str(tmp / "none")], "cannot read"),
         (lambda made, tmp: ["evaluate", str(made.bundle), str(tmp / "malformed")], "malformed:1"),
         (

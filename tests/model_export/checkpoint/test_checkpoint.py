@@ -167,6 +167,16 @@ def _without_classifier(path: Path) -> None:
     save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
 
 
+def _adapter_only(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "adapter_model.safetensors")
+    (path / "config.json").rename(path / "adapter_config.json")
+
+
+def _as_in_a_hub_cache(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors").symlink_to("../../blobs/0a1b")
+
+
 def _config_is(text: str) -> Callable[[Path], object]:
     return lambda path: (path / "config.json").write_text(text)
 
@@ -177,6 +187,12 @@ def _config_is(text: str) -> Callable[[Path], object]:
         pytest.param(lambda p: (p / "config.json").unlink(), "no config.json", id="no config"),
         pytest.param(
             lambda p: (p / "model.safetensors").unlink(), "has no weights", id="no weights"
+        ),
+        pytest.param(_adapter_only, "holds an adapter of PEFT.*merge the adapter first", id="PEFT"),
+        pytest.param(
+            _as_in_a_hub_cache,
+            r"model\.safetensors is a link to .*blobs/0a1b, which is missing: download",
+            id="a link to nothing",
         ),
         pytest.param(
             lambda p: (p / "vocab.txt").unlink(), "lacks its tokenizer", id="no tokenizer"

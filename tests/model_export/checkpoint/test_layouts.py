@@ -199,7 +199,8 @@ def _old(name: str) -> str:
         pytest.param(_old, id="gamma and beta"),
         pytest.param(lambda name: f"module.{name}", id="module."),
         pytest.param(lambda name: f"model.{name}", id="model."),
-        pytest.param(lambda name: f"module.model.{_old(name)}", id="all of it"),
+        pytest.param(lambda name: f"_orig_mod.{name}", id="_orig_mod."),
+        pytest.param(lambda name: f"module._orig_mod.model.{_old(name)}", id="all of it"),
         pytest.param(
             lambda name: name.removeprefix("bert.").removeprefix("roberta."), id="no prefix"
         ),
@@ -240,6 +241,11 @@ def _set(name: str, tensor: torch.Tensor) -> Callable[[dict[str, torch.Tensor]],
     return lambda weights: weights.update({name: tensor})
 
 
+def _rename(weights: dict[str, torch.Tensor], rename: Callable[[str], str]) -> None:
+    for name in list(weights):
+        weights[rename(name)] = weights.pop(name)
+
+
 def _drop(part: str) -> Callable[[dict[str, torch.Tensor]], None]:
     def drop(weights: dict[str, torch.Tensor]) -> None:
         for name in [name for name in weights if part in name]:
@@ -276,6 +282,23 @@ def _drop(part: str) -> Callable[[dict[str, torch.Tensor]], None]:
             r"holds roberta\.encoder\.layer\.2\.output\.dense\.bias.*number of layers",
             id="one layer more",
         ),
+        pytest.param(
+            lambda weights: _rename(weights, lambda name: f"net.{name}"),
+            r"names of all weights of model\.safetensors begin with net, .*save the state dict of",
+            id="a prefix of one's own",
+        ),
+        pytest.param(
+            lambda weights: _rename(
+                weights, lambda name: name.replace("query.", "query.base_layer.")
+            ),
+            r"query\.base_layer\..*, a weight of an adapter .*merge the adapter first",
+            id="LoRA, not merged",
+        ),
+        pytest.param(
+            _set("roberta.encoder.layer.0.attention.self.query.lora_A.weight", torch.zeros(2, 48)),
+            r"query\.lora_A\.weight, a weight of an adapter .*merge the adapter first",
+            id="LoRA, in the older form",
+        ),
     ],
 )
 def test_weights_that_do_not_fit_the_config(
@@ -291,13 +314,28 @@ def test_weights_that_do_not_fit_the_config(
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    """A copy that stopped half-way lacks a file that the index names."""
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        ((), r"names model-00001-of-00001\.safetensors, which is missing"),
+        (
+            ("a",),
+            r"00001\.safetensors lacks b, which model\.safetensors\.index\.json says is in it",
+        ),
+    ],
+)
+def test_what_an_index_names_and_is_not_there_is_named(
+    tmp_path: Path, held: tuple[str, ...], says: str
+) -> None:
+    """A copy that stopped half-way lacks a file; a shard of another checkpoint lacks tensors."""
     source = make_checkpoint(tmp_path / "made", "bert")
-    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    shard = "model-00001-of-00001.safetensors"
+    index = {"weight_map": {"a": shard, "b": shard}}
     (source / "model.safetensors").unlink()
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match=r"model-00001-of-00001\.safetensors, which is missing"):
+    if held:
+        save_file({name: torch.zeros(1) for name in held}, source / shard)
+    with pytest.raises(UserError, match=says):
         load_checkpoint(source)
 
 

@@ -96,6 +96,16 @@ def test_logits_that_no_temperature_fits_are_refused(scale: int, says: str) -> N
         calibrate(scale * np.eye(3)[gold], gold, "log", "0123abc")
 
 
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_a_temperature_that_makes_scores_worse_is_refused(loss: str) -> None:
+    """Scores that are right already are worse with a temperature fitted on other texts."""
+    logits, gold = _calibrated_logits()
+    with pytest.raises(
+        UserError, match=r"no temperature makes the scores better .* ECE 0\.0000 → 0"
+    ):
+        calibrate(logits, gold, loss, "0123abc")  # type: ignore[arg-type]
+
+
 def _labelled(path: Path, rows: int = 120, labels: tuple[str, ...] = tuple(LABELS)) -> Path:
     """Texts of the tiny model. Its label is right for three of four."""
     lines = []
