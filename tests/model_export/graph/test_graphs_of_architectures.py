@@ -167,7 +167,10 @@ def test_no_module_differs_in_fp32(graphs: Graphs) -> None:
 
 
 def test_fp16_is_valid_and_keeps_sums_in_fp32(graphs: Graphs) -> None:
-    """ONNX's checker accepts the file, and softmax and layer norms read fp32."""
+    """ONNX's checker accepts the file; softmax and layer norms read fp32, the logits are fp32.
+
+    No weight overflows: a mask's lowest float32 becomes fp16's lowest, not minus infinity.
+    """
     model = onnx.load(graphs.files["fp16"])
     onnx.checker.check_model(model, full_check=True)
     inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
@@ -177,3 +180,8 @@ def test_fp16_is_valid_and_keeps_sums_in_fp32(graphs: Graphs) -> None:
             assert types[node.input[0]] == TensorProto.FLOAT
         elif node.op_type == "MatMul" and "rotary" not in node.name:
             assert types[node.output[0]] == TensorProto.FLOAT16
+    assert model.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
+    weights = [w for w in model.graph.initializer if w.data_type == TensorProto.FLOAT16]
+    assert all(np.isfinite(onnx.numpy_helper.to_array(weight)).all() for weight in weights)
+    size = {precision: graphs.files[precision].stat().st_size for precision in WRITERS}
+    assert size["fp16"] < 0.75 * size["fp32"]

@@ -8,7 +8,7 @@ import pytest
 
 from app.engine.model.bundle import MANIFEST, Bundle, sha256
 from app.errors import UserError
-from model_export.bundle_calibration import CalibrationTexts, calibrate_bundle
+from model_export.bundle_calibration import calibrate_bundle
 from model_export.cli import main
 from model_export.model_card import model_card
 from model_export.quality.calibration import (
@@ -182,11 +182,3 @@ def test_a_multi_label_model_is_refused(tmp_path: Path) -> None:
     path = make_bundle(tmp_path / "tiny", problem_type="multi_label_classification")
     with pytest.raises(UserError, match="multi-label"):
         calibrate_bundle(path, _labelled(tmp_path / "labelled.tsv"), "log")
-
-
-def test_texts_are_known_by_the_digest_of_their_file(tmp_path: Path) -> None:
-    """The record names the file's content, not its place."""
-    file = _labelled(tmp_path / "labelled.tsv", rows=100)
-    texts = CalibrationTexts.read(file, LABELS)
-    assert len(texts.examples) == 100
-    assert texts.sha256 == sha256(file)
