@@ -52,13 +52,13 @@ class Fit:
     @property
     def renamed(self) -> dict[str, str]:
         """Name in the files -> name in the model, where the two differ."""
-        return {found: name for name, found in self.names.items() if found != name}
+        return {key: name for name, key in self.names.items() if key != name}
 
 
-def fit(expected: Mapping[str, Shape], found: Mapping[str, Shape], base_prefix: str) -> Fit:
+def fit(expected: Mapping[str, Shape], in_files: Mapping[str, Shape], base_prefix: str) -> Fit:
     """Match names; exact matches win. ``base_prefix`` is the encoder's, such as ``roberta``."""
     names: dict[str, str] = {}
-    for name in sorted(found, key=lambda name: (name not in expected, name)):
+    for name in sorted(in_files, key=lambda name: (name not in expected, name)):
         spelled = next((s for s in _spellings(name, base_prefix) if s in expected), None)
         if spelled is not None and spelled not in names:
             names[spelled] = name
@@ -66,12 +66,12 @@ def fit(expected: Mapping[str, Shape], found: Mapping[str, Shape], base_prefix: 
     return Fit(
         names={name: names[name] for name in expected if name in names},
         missing=[name for name in expected if name not in names],
-        unused=[name for name in found if name not in read],
+        unused=[name for name in in_files if name not in read],
     )
 
 
 def check_fit(
-    fitted: Fit, expected: Mapping[str, Shape], found: Mapping[str, Shape], where: str
+    fitted: Fit, expected: Mapping[str, Shape], in_files: Mapping[str, Shape], where: str
 ) -> None:
     """Check that the weights make up the model that config.json describes.
 
@@ -80,10 +80,10 @@ def check_fit(
             model lacks. The message names the weight and the likely cause.
     """
     for name, key in fitted.names.items():
-        if tuple(expected[name]) != tuple(found[key]):
+        if tuple(expected[name]) != tuple(in_files[key]):
             cause = next((c for part, c in CAUSES.items() if part in name), "hidden_size")
             raise UserError(
-                f"{key} is {list(found[key])} in {where}, but config.json asks for "
+                f"{key} is {list(in_files[key])} in {where}, but config.json asks for "
                 f"{list(expected[name])}: {cause} in config.json is probably from another "
                 "checkpoint"
             )
@@ -126,9 +126,9 @@ def load_weights(model: Any, weights: Path) -> Fit:
     """
     tensors = {name: tensor for _, name, tensor in read_tensors(weights)}
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    fitted = fit(expected, found, model.base_model_prefix)
-    check_fit(fitted, expected, found, weights.name)
+    in_files = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    fitted = fit(expected, in_files, model.base_model_prefix)
+    check_fit(fitted, expected, in_files, weights.name)
     check_dtypes(fitted, {key: dtype_name(tensor) for key, tensor in tensors.items()}, weights.name)
     taken = {name: tensors[key].to(torch.float32) for name, key in fitted.names.items()}
     for name, tensor in taken.items():

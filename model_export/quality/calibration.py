@@ -77,8 +77,8 @@ def best_temperature(logits: Floats, gold: Indices, loss: CalibrationLoss) -> fl
     last = len(TEMPERATURES) - 1
     near = int(np.argmin([lost(temperature) for temperature in TEMPERATURES]))
     between = TEMPERATURES[max(near - 1, 0)], TEMPERATURES[min(near + 1, last)]
-    found = minimize_scalar(lost, bounds=between, method="bounded", options={"xatol": 1e-5})
-    return float(found.x)
+    minimum = minimize_scalar(lost, bounds=between, method="bounded", options={"xatol": 1e-5})
+    return float(minimum.x)
 
 
 def expected_calibration_error(logits: Floats, gold: Indices) -> float:
