@@ -231,38 +231,35 @@ def test_weights_that_do_not_fit_the_config(
     assert "\n" not in str(caught.value)
 
 
+SHARD = "model-00001-of-00001.safetensors"
+
+
 @pytest.mark.parametrize(
-    ("held", "says"),
+    ("names", "held", "says"),
     [
-        ((), r"names model-00001-of-00001\.safetensors, which is missing"),
+        ([SHARD], [], rf"names {SHARD}, which is missing"),
         (
-            ("a",),
-            r"00001\.safetensors lacks b, which model\.safetensors\.index\.json says is in it",
+            [SHARD, SHARD],
+            ["a"],
+            rf"{SHARD} lacks b, which model\.safetensors\.index\.json says is in it",
         ),
+        (["../../etc/passwd"], [], "not files in its own directory"),
+        (["/etc/passwd"], [], "not files in its own directory"),
+        ([3], [], "not files in its own directory"),
     ],
 )
-def test_what_an_index_names_and_is_not_there_is_named(
-    tmp_path: Path, held: tuple[str, ...], says: str
+def test_what_an_index_names_wrongly_is_named(
+    tmp_path: Path, names: list[object], held: list[str], says: str
 ) -> None:
-    """A copy that stopped half-way lacks a file; a shard of another checkpoint lacks tensors."""
+    """A copy that stopped half-way lacks a file, a shard of another checkpoint lacks tensors, and
+    a file elsewhere is never read."""
     source = make_checkpoint(tmp_path / "made", "bert")
-    shard = "model-00001-of-00001.safetensors"
-    index = {"weight_map": {"a": shard, "b": shard}}
     (source / "model.safetensors").unlink()
+    index = {"weight_map": dict(zip("ab", names, strict=False))}
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
     if held:
-        save_file({name: torch.zeros(1) for name in held}, source / shard)
+        save_file({name: torch.zeros(1) for name in held}, source / SHARD)
     with pytest.raises(UserError, match=says):
-        load_checkpoint(source)
-
-
-@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", 3])
-def test_an_index_names_files_beside_it_only(tmp_path: Path, name: object) -> None:
-    """A checkpoint cannot have files read that are not its own."""
-    source = make_checkpoint(tmp_path / "made", "bert")
-    (source / "model.safetensors").unlink()
-    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(UserError, match="not files in its own directory"):
         load_checkpoint(source)
 
 
