@@ -464,7 +464,7 @@ def test_a_full_disk_is_named_and_nothing_stays_there(tmp_path: Path, kilobytes:
     disk = tmp_path / "disk"
     disk.mkdir()
     code = "import sys; from model_export.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, source, "--output", "out"]
+    command: list[str | Path] = [sys.executable, "-c", code, source, "--output", "out"]
     run = run_on_small_disk(disk, kilobytes, *command)
     assert run.returncode == 1, run.stderr
     (line,) = run.stderr.splitlines()

@@ -344,7 +344,8 @@ def test_a_full_disk_is_named_and_the_saves_are_kept(
     disk = tmp_path / "disk"
     disk.mkdir()
     code = "import sys; from model_export.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "finetune", base, "--train", *recipe.train]
+    command: list[str | Path] = [sys.executable, "-c", code, "finetune", base]
+    command += ["--train", *recipe.train]
     command += ["--validation", recipe.validation, "--output", "out", "--seeds", "0"]
     run = run_on_small_disk(disk, kilobytes, *command)
     assert run.returncode == 1, run.stdout
