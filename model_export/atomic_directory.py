@@ -5,6 +5,7 @@ tell it from one that a killed export left behind. Whoever looks for such direct
 one, holds a lock on the parent directory for this short time.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -17,6 +18,9 @@ from pathlib import Path
 from app.errors import UserError
 
 PARTIAL, OLD = ".partial", ".old"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+# A write that did not fit has taken all but the last blocks of the disk.
+LEAST_FREE_BYTES = 2**20
 
 
 @contextmanager
@@ -24,7 +28,7 @@ def atomic_directory(output: Path) -> Iterator[Path]:
     """Yield a temporary directory to fill; rename it to ``output``, or remove it on an error.
 
     Raises:
-        UserError: another process is writing to ``output``.
+        UserError: another process is writing to ``output``, or its disk is full.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -34,7 +38,8 @@ def atomic_directory(output: Path) -> Iterator[Path]:
             stack.enter_context(_locked(directory))
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
             directory.chmod(0o755)
-        yield directory
+        with full_disk_named(directory):
+            yield directory
         with _locked(output.parent):
             if output.exists():
                 old = directory.with_suffix(OLD)
@@ -43,6 +48,31 @@ def atomic_directory(output: Path) -> Iterator[Path]:
                 shutil.rmtree(old)
             else:
                 directory.rename(output)
+
+
+@contextmanager
+def full_disk_named(directory: Path) -> Iterator[None]:
+    """Name the disk if what is done in this context fails because the disk is full.
+
+    The libraries that write weights and graphs have words of their own for that, and some of them
+    notice only when they read the file again. Use this inside of what removes files after an
+    error, because the disk has room again then.
+
+    Raises:
+        UserError: the disk of ``directory`` is full.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        free = shutil.disk_usage(directory).free
+        if getattr(error, "errno", None) not in FULL and free >= LEAST_FREE_BYTES:
+            raise
+        raise UserError(
+            f"there is too little room on the disk of {directory.parent} ({free / 1e6:.1f} MB are "
+            "free): free some space there, or choose an --output on another disk"
+        ) from error
 
 
 @contextmanager
@@ -72,7 +102,7 @@ def _remove_leftovers(output: Path) -> None:
                 shutil.rmtree(partial)
         except BlockingIOError:
             raise UserError(
-                f"another export is writing to {output}; wait for its end, or choose another "
+                f"another command is writing to {output}; wait for its end, or choose another "
                 "--output"
             ) from None
 

@@ -12,7 +12,7 @@ from app.engine.model.model import Model
 from app.errors import UserError
 from model_export.model_card import calibration_section, model_card
 from model_export.quality.calibration import calibrate
-from model_export.quality.evaluation import infer
+from model_export.quality.evaluation import logits_of_examples
 from model_export.quality.labelled import Example, read_examples
 
 # With fewer texts, the temperature would depend more on the choice of the texts than on the model.
@@ -40,10 +40,10 @@ class CalibrationTexts:
                 f"{path} holds {len(examples)} labelled texts; calibration needs at least "
                 f"{LEAST_TEXTS}"
             )
-        found = {example.label for example in examples}
-        if len(found) == 1:
+        used = {example.label for example in examples}
+        if len(used) == 1:
             raise UserError(
-                f"all texts of {path} are labelled {found.pop()!r}; calibration needs texts of at "
+                f"all texts of {path} are labelled {used.pop()!r}; calibration needs texts of at "
                 "least two labels"
             )
         return cls(examples, sha256(path))
@@ -65,7 +65,7 @@ def calibrated(
     variants = {}
     for precision, variant in bundle.manifest.variants.items():
         model = Model.load(bundle, device="cpu", precision=precision, threads=0)
-        calibration = calibrate(infer(model, texts.examples), gold, loss, texts.sha256)
+        calibration = calibrate(logits_of_examples(model, texts.examples), gold, loss, texts.sha256)
         say(f"{precision}: {calibration.line()}")
         variants[precision] = variant.model_copy(update={"calibration": calibration})
     return bundle.manifest.model_copy(update={"variants": variants})

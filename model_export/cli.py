@@ -87,16 +87,12 @@ def _describe(words: list[str]) -> None:
 
 
 def _evaluate(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        "sentiment-export evaluate",
-        description=(
-            "Print accuracy, macro recall, macro F1, the confusion matrix, and the expected "
-            "calibration error (ECE) and log loss of the scores, of every variant of a bundle on "
-            "labelled texts."
-        ),
+    parser = _parser_for_labelled_texts(
+        "evaluate",
+        "Print accuracy, macro recall, macro F1, the confusion matrix, and the expected "
+        "calibration error (ECE) and log loss of the scores, of every variant of a bundle on "
+        "labelled texts.",
     )
-    parser.add_argument("bundle", type=Path, help="bundle directory")
-    parser.add_argument("file", type=Path, help=LABELLED)
     options = parser.parse_args(words)
 
     from app.engine.model.model import Model
@@ -111,16 +107,12 @@ def _evaluate(words: list[str]) -> None:
 
 
 def _calibrate(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        "sentiment-export calibrate",
-        description=(
-            "Fit the temperature of every variant of a bundle on labelled texts that the model "
-            "was not trained on, and write it to manifest.json and README.md. Scores change, "
-            "labels and logits do not."
-        ),
+    parser = _parser_for_labelled_texts(
+        "calibrate",
+        "Fit the temperature of every variant of a bundle on labelled texts that the model was "
+        "not trained on, and write it to manifest.json and README.md. Scores change, labels and "
+        "logits do not.",
     )
-    parser.add_argument("bundle", type=Path, help="bundle directory")
-    parser.add_argument("file", type=Path, help=LABELLED)
     parser.add_argument(
         "--loss",
         choices=get_args(CalibrationLoss),
@@ -136,6 +128,13 @@ def _calibrate(words: list[str]) -> None:
 
     calibrate_bundle(options.bundle, options.file, options.loss)
     print(f"wrote {options.bundle / MANIFEST}")
+
+
+def _parser_for_labelled_texts(command: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(f"sentiment-export {command}", description=description)
+    parser.add_argument("bundle", type=Path, help="bundle directory")
+    parser.add_argument("file", type=Path, help=LABELLED)
+    return parser
 
 
 def _unexpected(error: Exception) -> str:

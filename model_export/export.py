@@ -22,7 +22,7 @@ from app.engine.model.bundle import (
 )
 from app.engine.model.model import Model
 from app.errors import ServiceError, UserError
-from model_export.atomic_directory import atomic_directory
+from model_export.atomic_directory import atomic_directory, full_disk_named
 from model_export.bundle_calibration import CalibrationTexts, calibrated
 from model_export.checkpoint.checkpoint import Checkpoint
 from model_export.checkpoint.source import origin
@@ -34,7 +34,7 @@ from model_export.graph.variants import (
     write_int8,
 )
 from model_export.model_card import model_card
-from model_export.output import ONNX_FILES, check_output
+from model_export.output import ONNX_FILES, check_bundle_output
 from model_export.quality.accuracy_gate import AccuracyGate
 from model_export.quality.evaluation import NO_SINGLE_LABEL
 from model_export.quality.labelled import MAX_ACCURACY_LOSS, Example
@@ -72,11 +72,11 @@ def export(
     Raises:
         UserError: the architecture is not supported, a variant differs from the checkpoint by
             more than its tolerance, ``output`` holds something other than a bundle, there are
-            labelled texts for a multi-label checkpoint, one of them cannot be classified, or no
-            temperature fits. Also raised after the other variants were written, if a variant was
-            left out.
+            labelled texts for a multi-label checkpoint, one of them cannot be classified, no
+            temperature fits, or the disk is full. Also raised after the other variants were
+            written, if a variant was left out.
     """
-    output = check_output(output)
+    output = check_bundle_output(output)
     if (examples or calibration_texts) and checkpoint.multi_label:
         raise UserError(f"{checkpoint.path} {NO_SINGLE_LABEL}")
     gate = AccuracyGate(examples, max_accuracy_loss)
@@ -85,7 +85,7 @@ def export(
     with atomic_directory(output) as directory:
         (directory / "onnx").mkdir()
         _write_side_files(checkpoint, directory)
-        with tempfile.TemporaryDirectory(dir=directory) as work:
+        with tempfile.TemporaryDirectory(dir=directory) as work, full_disk_named(directory):
             say("exporting the graph")
             plain = export_graph(checkpoint, Path(work))
             passes = {p: WRITERS[p](plain, directory / ONNX_FILES[p]) for p in made}
@@ -104,7 +104,7 @@ def export(
         (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
         (directory / "README.md").write_text(model_card(manifest), encoding="utf-8")
         _serve_once(directory, next(iter(manifest.variants)))
-        check_output(output)  # something may have been put there meanwhile
+        check_bundle_output(output)  # something may have been put there meanwhile
     if gate.refused:
         raise UserError(
             f"{output} was written with {', '.join(manifest.variants)}: {gate.verdict()}"
@@ -176,7 +176,7 @@ def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
     tokenizer.backend_tokenizer.enable_truncation(
         checkpoint.max_tokens, direction=tokenizer.truncation_side
     )
-    with tempfile.TemporaryDirectory(dir=directory) as work:
+    with tempfile.TemporaryDirectory(dir=directory) as work, full_disk_named(directory):
         tokenizer.save_pretrained(work)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copyfile(Path(work) / name, directory / name)

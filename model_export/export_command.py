@@ -7,7 +7,7 @@ from typing import get_args
 
 from app.engine.model.bundle import Precision
 from app.engine.text.preprocessing import Preprocessing
-from model_export.output import check_output
+from model_export.output import check_bundle_output
 from model_export.quality.labelled import MAX_ACCURACY_LOSS, read_examples
 
 EXPORTED: tuple[Precision, ...] = ("fp32", "int8", "fp16")
@@ -114,7 +114,7 @@ def export_command(words: list[str]) -> None:
     from model_export.checkpoint.source import find_checkpoint
     from model_export.export import export
 
-    check_output(options.output)
+    check_bundle_output(options.output)
     path = find_checkpoint(options.source, options.revision)
     checkpoint = load_checkpoint(
         path, options.preprocessing, options.labels, longest=options.max_tokens

@@ -1,4 +1,4 @@
-"""The directory that an export writes: the files of a bundle, and what is never replaced."""
+"""The directory that a command writes, and what is never replaced."""
 
 import json
 from contextlib import suppress
@@ -21,28 +21,17 @@ BUNDLE_FILES = {
 }
 
 
-def check_output(output: Path) -> Path:
+def check_bundle_output(output: Path) -> Path:
     """The absolute path of ``output``, if an export may write there.
 
     It may if nothing is there, or an empty directory, or a bundle and nothing else.
 
     Raises:
         UserError: the export would delete something that is not a bundle's, which the message
-            names, or the path is a loop of links or not valid UTF-8.
+            names; or see ``check_new_output``.
     """
-    try:
-        with suppress(FileNotFoundError):
-            output.stat()  # a loop of links is an error here; in resolve, it depends on Python
-        output = output.resolve()
-        str(output).encode()
-    except UnicodeEncodeError:
-        raise UserError(
-            f"the path {str(output)!a} is not valid UTF-8: choose another --output"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{output} cannot be followed: {first_line(error)}") from error
-    occupied = any(output.iterdir()) if output.is_dir() else output.exists()
-    if occupied and not _is_bundle(output):
+    output = _resolved(output)
+    if _is_occupied(output) and not _is_bundle(output):
         raise UserError(f"{output} exists and is not a bundle; choose another --output")
     held = [path for folder in (output, output / "onnx") for path in folder.glob("*")]
     names = {str(path.relative_to(output)) for path in held} - {"onnx"}
@@ -53,6 +42,37 @@ def check_output(output: Path) -> Path:
             "not part of a bundle. Move it away, or choose another --output"
         )
     return output
+
+
+def check_new_output(output: Path) -> Path:
+    """The absolute path of ``output``, if nothing or an empty directory is there.
+
+    Raises:
+        UserError: something is there, or the path is a loop of links or not valid UTF-8.
+    """
+    output = _resolved(output)
+    if _is_occupied(output):
+        raise UserError(f"{output} exists and is not replaced; choose another --output")
+    return output
+
+
+def _resolved(output: Path) -> Path:
+    try:
+        with suppress(FileNotFoundError):
+            output.stat()  # a loop of links is an error here; in resolve, it depends on Python
+        output = output.resolve()
+        str(output).encode()
+        return output
+    except UnicodeEncodeError:
+        raise UserError(
+            f"the path {str(output)!a} is not valid UTF-8: choose another --output"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{output} cannot be followed: {first_line(error)}") from error
+
+
+def _is_occupied(output: Path) -> bool:
+    return any(output.iterdir()) if output.is_dir() else output.exists()
 
 
 def _is_bundle(output: Path) -> bool:

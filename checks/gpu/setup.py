@@ -17,7 +17,6 @@ class Size:
     tokens: tuple[int, ...] = (8, 32, 128)  # of a text
     batches: tuple[int, ...] = (1, 8, 32, 128)  # texts in a batch
     cell_seconds: float = 0.3  # for each length and batch size
-    rounds: int = 7  # of comparisons
     independence_texts: int = 2_000
     parity_texts: int = 100
     # More different texts than wait at the same time would need minutes to make. Equal texts that
@@ -48,7 +47,6 @@ TINY = Size(
     tokens=(8, 16),
     batches=(1, 4),
     cell_seconds=0.01,
-    rounds=3,
     independence_texts=60,
     parity_texts=8,
     service_texts=64,
@@ -83,7 +81,3 @@ class Setup:
     def bundle(self, shape: str) -> Path:
         """The bundle of a shape, which the step ``bundles`` makes."""
         return self.work / f"{shape}-bundle"
-
-    def fusions(self, shape: str) -> Path:
-        """The directory with a bundle of fp16 for each choice of fusions."""
-        return self.work / f"{shape}-fusions"

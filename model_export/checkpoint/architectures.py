@@ -57,9 +57,9 @@ def full_attention(config: Any) -> int:
 class Architecture:
     """One model type of transformers that has a sequence classifier.
 
-    ``layers`` says whether the graph passes find its encoder layers. If they do not, they leave
-    attention as it was exported, and change what is between. ``max_tokens`` takes the
-    model's config and returns how many tokens have a position, special tokens included.
+    ``layers`` is true if ``find_layers`` recognises its encoder layers; ``padding.py`` then also
+    changes attention. Otherwise ``rows.py`` leaves attention as it was exported. ``max_tokens``
+    takes the model's config and returns how many tokens have a position, special ones included.
     """
 
     name: str

@@ -118,6 +118,6 @@ def _is_dropout(name: str, value: object) -> bool:
 
 
 def _wrong(where: str, name: str, value: object, accepted: str) -> UserError:
-    found = json.dumps(value, default=str)
-    shown = found if len(found) <= 40 else f"{found[:40]}..."
+    text = json.dumps(value, default=str)
+    shown = text if len(text) <= 40 else f"{text[:40]}..."
     return UserError(f"{where}: {name} in config.json is {shown}; it must be {accepted}")

@@ -61,14 +61,14 @@ def describe(path: Path, preprocessing: Preprocessing | None = None) -> Descript
     architecture = ARCHITECTURES[config.model_type]
     tensors = list_tensors(path / weights)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {tensor.name: tensor.shape for tensor in tensors}
-    fitted = fit(expected, found, model.base_model_prefix)
+    in_files = {tensor.name: tensor.shape for tensor in tensors}
+    fitted = fit(expected, in_files, model.base_model_prefix)
     read_as = {key: name for name, key in fitted.names.items()}
     made_from = architecture.tokenizer_files(present)
     tokenizer = read_tokenizer(path, present, made_from)
     limit = _attempt(problems, lambda: max_tokens(config))
     _attempt(problems, lambda: check_task(entries, str(path)))
-    _attempt(problems, lambda: check_fit(fitted, expected, found, weights))
+    _attempt(problems, lambda: check_fit(fitted, expected, in_files, weights))
     dtypes = {tensor.name: tensor.dtype for tensor in tensors}
     _attempt(problems, lambda: check_dtypes(fitted, dtypes, weights))
     loaded = _attempt(problems, lambda: load_tokenizer(path))

@@ -35,23 +35,23 @@ def read_labels(
             empty, repeated or cannot be shown in a line, or ``named`` has another number of
             labels. The message begins with ``where``.
     """
-    found = output_names(config, where)
-    _check_head(config.get("problem_type"), len(found), where)
-    numbered = sorted(found) == list(range(len(found)))
+    names = output_names(config, where)
+    _check_head(config.get("problem_type"), len(names), where)
+    numbered = sorted(names) == list(range(len(names)))
     if named is not None:
-        if numbered and len(named) != len(found):
+        if numbered and len(named) != len(names):
             raise UserError(
-                f"{where} has {len(found)} outputs: give as many different labels to --labels"
+                f"{where} has {len(names)} outputs: give as many different labels to --labels"
             )
         _check_names(named, f"--labels for {where}")
         return list(named)
     if not numbered:
-        ids = ", ".join(map(str, sorted(found)[:10]))
+        ids = ", ".join(map(str, sorted(names)[:10]))
         raise UserError(
             f"{where}: id2label in config.json has the ids {ids}; they must be 0, 1, 2 and so on, "
             "without gaps: name all outputs with --labels"
         )
-    return _check_names([found[index] for index in range(len(found))], where)
+    return _check_names([names[index] for index in range(len(names))], where)
 
 
 def canonical_labels(labels: list[str]) -> list[str]:
@@ -63,11 +63,13 @@ def canonical_labels(labels: list[str]) -> list[str]:
     lower = [label.lower() for label in labels]
     if lower == NUMBERED:
         return SENTIMENTS
-    found = [next((name for name in SENTIMENTS if word in SPELLINGS[name]), "") for word in lower]
-    distinct = len(set(found)) == len(found)
-    return (
-        found if distinct and {"negative", "positive"} <= set(found) <= set(SENTIMENTS) else labels
-    )
+    sentiments = [
+        next((name for name in SENTIMENTS if word in SPELLINGS[name]), "") for word in lower
+    ]
+    distinct = len(set(sentiments)) == len(sentiments)
+    if distinct and {"negative", "positive"} <= set(sentiments) <= set(SENTIMENTS):
+        return sentiments
+    return labels
 
 
 def known_spellings(labels: Sequence[str]) -> dict[str, str]:

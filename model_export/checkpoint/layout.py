@@ -9,6 +9,7 @@ from app.errors import UserError
 from model_export.checkpoint.architectures import ARCHITECTURES
 
 CONFIG_FILE = "config.json"
+ADAPTER_FILE = "adapter_config.json"
 # Files that the tokenizers of the architectures may use; each may be absent.
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -53,9 +54,14 @@ def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
         UserError: config or weights are missing; the message names ``where``.
     """
     held = set(names)
+    weights = next((name for name in WEIGHT_FILES if name in held), None)
+    if ADAPTER_FILE in held and (weights is None or CONFIG_FILE not in held):
+        raise UserError(
+            f"{where} holds an adapter of PEFT without its model: merge the adapter first "
+            "(merge_and_unload), and save the whole model"
+        )
     if CONFIG_FILE not in held:
         raise UserError(f"{where} has no {CONFIG_FILE}, so it is not a checkpoint")
-    weights = next((name for name in WEIGHT_FILES if name in held), None)
     if weights is None:
         other = sorted(n for n in held if n.endswith((".h5", ".msgpack", ".ckpt.index", ".onnx")))
         instead = f"; {', '.join(other[:3])} cannot be read" if other else ""
@@ -69,10 +75,18 @@ def choose_local_files(path: Path) -> tuple[list[str], str]:
     """The same as ``choose_files`` for a local checkpoint directory, whose files are there.
 
     Raises:
-        UserError: config or weights are missing, or one of the files is a pointer of Git LFS.
+        UserError: config or weights are missing, one of the files is a pointer of Git LFS, or a
+            link leads nowhere.
     """
-    side_files, weights = choose_files((f.name for f in path.iterdir() if f.is_file()), str(path))
+    held = (file.name for file in path.iterdir() if file.is_file() or file.is_symlink())
+    side_files, weights = choose_files(held, str(path))
     chosen = [*side_files, weights]
+    for name in chosen:  # in a hub's cache, the files are links
+        if not (path / name).exists():
+            raise UserError(
+                f"{path / name} is a link to {(path / name).readlink()}, which is missing: "
+                "download or copy the checkpoint again"
+            )
     pointers = [name for name in chosen if _is_pointer(path / name)]
     if weights not in pointers:
         pointers += [name for name in shards(path / weights) if _is_pointer(path / name)]
@@ -106,18 +120,23 @@ def read_json(path: Path) -> dict[str, Any]:
     return held
 
 
-def shards(weights: Path) -> list[str]:
-    """Names of the files that hold the tensors: ``weights`` itself, or the shards of an index.
+def shards(weights: Path) -> dict[str, list[str]]:
+    """The files that hold the tensors: ``weights`` itself, or the shards of an index.
+
+    Returns:
+        The tensors that the index says are in each file; none are said of ``weights`` itself.
 
     Raises:
         UserError: the index cannot be read, or names a file outside its directory.
     """
     if not weights.name.endswith(".index.json"):
-        return [weights.name]
+        return {weights.name: []}
+    listed: dict[str, list[str]] = {}
     try:
-        names = set(json.loads(weights.read_text(encoding="utf-8"))["weight_map"].values())
+        for tensor, name in json.loads(weights.read_text(encoding="utf-8"))["weight_map"].items():
+            listed.setdefault(name, []).append(tensor)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"cannot read {weights}: {error!r}") from error
-    if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+    if not listed or any(not isinstance(name, str) or Path(name).name != name for name in listed):
         raise UserError(f"{weights} names shards that are not files in its own directory")
-    return sorted(names)
+    return dict(sorted(listed.items()))

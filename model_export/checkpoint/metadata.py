@@ -33,11 +33,11 @@ def list_tensors(weights: Path) -> list[TensorInfo]:
     Raises:
         UserError: a file is missing, damaged, or holds more than plain tensors.
     """
-    found = {
+    tensors = {
         name: TensorInfo(name, tuple(tensor.shape), dtype_name(tensor), file)
         for file, name, tensor in read_tensors(weights, device="meta")
     }
-    return [found[name] for name in sorted(found)]
+    return [tensors[name] for name in sorted(tensors)]
 
 
 def read_tokenizer(path: Path, present: list[str], source: TokenizerFiles | None) -> dict[str, Any]:

@@ -19,7 +19,10 @@ from app.errors import UserError
 from model_export.checkpoint.layout import shards
 
 Shape = tuple[int, ...]
-TRAINERS_PREFIXES = ("module.", "model.")
+# Of DataParallel and DistributedDataParallel, of Lightning, and of torch.compile.
+TRAINERS_PREFIXES = ("module.", "model.", "_orig_mod.")
+# Name parts that PEFT gives to the weights of an adapter, and to those that it stands beside.
+ADAPTER = ("lora_", ".base_layer.", "base_model.model.")
 # Name parts of entries that old or pre-trained checkpoints hold and classifiers never read.
 NEVER_READ = ("position_ids", "pooler.", "lm_head.", "cls.", "vocab_")
 # Types whose values are the weights themselves. Integers and 8-bit floats are quantized: without
@@ -49,13 +52,13 @@ class Fit:
     @property
     def renamed(self) -> dict[str, str]:
         """Name in the files -> name in the model, where the two differ."""
-        return {found: name for name, found in self.names.items() if found != name}
+        return {key: name for name, key in self.names.items() if key != name}
 
 
-def fit(expected: Mapping[str, Shape], found: Mapping[str, Shape], base_prefix: str) -> Fit:
+def fit(expected: Mapping[str, Shape], in_files: Mapping[str, Shape], base_prefix: str) -> Fit:
     """Match names; exact matches win. ``base_prefix`` is the encoder's, such as ``roberta``."""
     names: dict[str, str] = {}
-    for name in sorted(found, key=lambda name: (name not in expected, name)):
+    for name in sorted(in_files, key=lambda name: (name not in expected, name)):
         spelled = next((s for s in _spellings(name, base_prefix) if s in expected), None)
         if spelled is not None and spelled not in names:
             names[spelled] = name
@@ -63,12 +66,12 @@ def fit(expected: Mapping[str, Shape], found: Mapping[str, Shape], base_prefix: 
     return Fit(
         names={name: names[name] for name in expected if name in names},
         missing=[name for name in expected if name not in names],
-        unused=[name for name in found if name not in read],
+        unused=[name for name in in_files if name not in read],
     )
 
 
 def check_fit(
-    fitted: Fit, expected: Mapping[str, Shape], found: Mapping[str, Shape], where: str
+    fitted: Fit, expected: Mapping[str, Shape], in_files: Mapping[str, Shape], where: str
 ) -> None:
     """Check that the weights make up the model that config.json describes.
 
@@ -77,15 +80,21 @@ def check_fit(
             model lacks. The message names the weight and the likely cause.
     """
     for name, key in fitted.names.items():
-        if tuple(expected[name]) != tuple(found[key]):
+        if tuple(expected[name]) != tuple(in_files[key]):
             cause = next((c for part, c in CAUSES.items() if part in name), "hidden_size")
             raise UserError(
-                f"{key} is {list(found[key])} in {where}, but config.json asks for "
+                f"{key} is {list(in_files[key])} in {where}, but config.json asks for "
                 f"{list(expected[name])}: {cause} in config.json is probably from another "
                 "checkpoint"
             )
+    adapter = next((key for key in fitted.unused if any(part in key for part in ADAPTER)), None)
+    if adapter is not None:
+        raise UserError(
+            f"{where} holds {adapter}, a weight of an adapter (PEFT, such as LoRA): merge the "
+            "adapter first (merge_and_unload), and save the whole model"
+        )
     if fitted.missing:
-        raise UserError(_what_is_missing(fitted.missing, where))
+        raise UserError(_what_is_missing(fitted, where))
     extra = [key for key in fitted.unused if NUMBERED_LAYER.search(key) and not _never_read(key)]
     if extra:
         raise UserError(
@@ -117,9 +126,9 @@ def load_weights(model: Any, weights: Path) -> Fit:
     """
     tensors = {name: tensor for _, name, tensor in read_tensors(weights)}
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    fitted = fit(expected, found, model.base_model_prefix)
-    check_fit(fitted, expected, found, weights.name)
+    in_files = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    fitted = fit(expected, in_files, model.base_model_prefix)
+    check_fit(fitted, expected, in_files, weights.name)
     check_dtypes(fitted, {key: dtype_name(tensor) for key, tensor in tensors.items()}, weights.name)
     taken = {name: tensors[key].to(torch.float32) for name, key in fitted.names.items()}
     for name, tensor in taken.items():
@@ -144,15 +153,23 @@ def read_tensors(weights: Path, device: str = "cpu") -> Iterator[tuple[str, str,
     no memory. On the device ``meta``, pickled tensors have no contents and none are read.
 
     Raises:
-        UserError: a file is missing, damaged, or holds more than plain tensors.
+        UserError: a file is missing, damaged, holds more than plain tensors, or lacks a tensor
+            that the index names.
     """
-    for file in shards(weights):
+    for file, listed in shards(weights).items():
         path = weights.with_name(file)
         if not path.is_file():
             raise UserError(f"{weights} names {file}, which is missing: copy or download it again")
         read = _safetensors(path) if path.suffix == ".safetensors" else _pickled(path, device)
+        lacking = set(listed)
         for name, tensor in read:
+            lacking.discard(str(name))
             yield file, str(name), tensor
+        if lacking:
+            raise UserError(
+                f"{path} lacks {min(lacking)}, which {weights.name} says is in it: copy or "
+                "download both again"
+            )
 
 
 def _safetensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -197,7 +214,15 @@ def _spellings(name: str, base_prefix: str) -> Iterator[str]:
         name = name.removeprefix(prefix)
 
 
-def _what_is_missing(missing: list[str], where: str) -> str:
+def _what_is_missing(fitted: Fit, where: str) -> str:
+    missing = fitted.missing
+    prefixes = {key.partition(".")[0] for key in fitted.unused if not _never_read(key)}
+    if not fitted.names and len(prefixes) == 1:
+        return (
+            f"the names of all weights of {where} begin with {prefixes.pop()}, and {missing[0]} is "
+            "expected, for example: save the state dict of the classifier alone, without what was "
+            "built around it"
+        )
     listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     if any("classifier" in name or "pooler" in name for name in missing):
         return (

@@ -51,17 +51,6 @@ class EncoderLayer:
         return next(v for v in operands if v is not None and v is not self.attention_output.output)
 
     @property
-    def context(self) -> ir.Value:
-        """The result of attention before the output projection, [..., hidden]."""
-        return self.attention_output.input
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """The layer's linear layers."""
-        attention = (self.query, self.key, self.value, self.attention_output)
-        return (*attention, self.intermediate, self.output)
-
-    @property
     def heads(self) -> int:
         """Number of attention heads; ``drop_padding`` makes it unreadable."""
         batch_sequence_heads_width = producer(self.head_reshapes[0].inputs[1], "Concat")

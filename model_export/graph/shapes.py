@@ -11,14 +11,14 @@ def hidden_states(model: ir.Model) -> dict[ir.Value, int | None]:
     tables with three axes, such as DeBERTa's relative positions [1, positions, features].
     """
     ShapeInferencePass()(model)
-    found = {
+    states = {
         value: size if isinstance(size := value.shape[2], int) else None
         for node in model.graph
         for value in node.outputs
         if value.shape is not None and len(value.shape) == 3 and not isinstance(value.shape[0], int)
     }
     forget_shapes(model)
-    return found
+    return states
 
 
 def forget_shapes(model: ir.Model) -> None:

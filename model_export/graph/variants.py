@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from optimum.exporters.onnx import onnx_export_from_model
 from app.engine.model.device import CPU
 from model_export.checkpoint.checkpoint import Checkpoint
 from model_export.graph.encoder_layers import find_layers
-from model_export.graph.fusions import DEFAULT_FUSIONS, check_names, fuse
 from model_export.graph.linear import Linear, NotRecognised
 from model_export.graph.passes.first_token import keep_first_token
 from model_export.graph.passes.half_precision import to_half_precision
@@ -84,28 +83,22 @@ def write_int8(plain: Path, target: Path) -> list[str]:
     return [*passes, "int8 with a scale per token", "int8 embedding"]
 
 
-def write_fp16(plain: Path, target: Path, fusions: Collection[str] = DEFAULT_FUSIONS) -> list[str]:
+def write_fp16(plain: Path, target: Path) -> list[str]:
     """Write fp16 for CUDA: half precision, except where it is too coarse.
 
-    Padding is kept, unless ``fusions`` say otherwise. Dropping it needs the number of real tokens,
-    which only the GPU knows, and the CPU would have to wait for it in the middle of the graph.
-    ``fusions`` are names of ``FUSIONS``; those that the graph has no place for change nothing.
-
-    Raises:
-        UserError: there is no fusion of that name.
+    Padding is kept. Dropping it needs the number of real tokens, which only the GPU knows, and the
+    CPU would have to wait for it in the middle of the graph.
     """
-    check_names(fusions)
-    model, passes = _load(plain), []
+    model = _load(plain)
+    passes: list[str] = []
     try:
         keep_first_token(model)
         passes = [LAST_LAYER_SHORTENED]
     except NotRecognised:
         model = _load(plain)
-    model, in_fp32 = fuse(model, fusions, "fp32")
     to_half_precision(model)
-    model, in_fp16 = fuse(model, fusions, "fp16")
     _save(model, target)
-    return [*passes, *in_fp32, "half precision", *in_fp16]
+    return [*passes, "half precision"]
 
 
 def _without_padding(plain: Path) -> tuple[ir.Model, list[str], list[Linear] | None]:

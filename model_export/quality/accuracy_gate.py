@@ -6,7 +6,7 @@ from typing import Any
 
 from app.engine.model.bundle import Precision
 from app.engine.model.model import Model
-from model_export.quality.evaluation import compare, predict
+from model_export.quality.evaluation import compare, predicted_labels
 from model_export.quality.labelled import Example
 from model_export.quality.scores import Scores
 
@@ -36,7 +36,7 @@ class AccuracyGate:
         """
         if not self._examples:
             return None
-        labels = predict(model, self._examples)
+        labels = predicted_labels(model, self._examples)
         scores = compare(self._examples, labels, model.labels)
         if self._fp32 is None:
             self._fp32, self._fp32_labels = scores, labels

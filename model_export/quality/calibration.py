@@ -29,7 +29,7 @@ def calibrate(logits: Floats, gold: Indices, loss: CalibrationLoss, sha256: str)
     """Fit a temperature; ``sha256`` is the digest of the labelled file.
 
     Raises:
-        UserError: no temperature fits.
+        UserError: no temperature fits, or, cross-validated, the ECE or the log loss is worse.
     """
     if (logits.argmax(axis=1) == gold).all():
         raise UserError(
@@ -51,7 +51,7 @@ def calibrate(logits: Floats, gold: Indices, loss: CalibrationLoss, sha256: str)
     def compared(figure: Figure) -> BeforeAfter:
         return BeforeAfter(before=figure(logits, gold), after=figure(held_out, gold))
 
-    return Calibration(
+    fitted = Calibration(
         temperature=temperature,
         loss=loss,
         texts=len(gold),
@@ -60,6 +60,12 @@ def calibrate(logits: Floats, gold: Indices, loss: CalibrationLoss, sha256: str)
         ece=compared(expected_calibration_error),
         log_loss=compared(log_loss),
     )
+    if fitted.ece.after > fitted.ece.before or fitted.log_loss.after > fitted.log_loss.before:
+        raise UserError(
+            "no temperature makes the scores better on texts that it was not fitted on: "
+            f"{fitted.line()}; leave the model as it is, or calibrate on more texts"
+        )
+    return fitted
 
 
 def best_temperature(logits: Floats, gold: Indices, loss: CalibrationLoss) -> float:
@@ -71,8 +77,8 @@ def best_temperature(logits: Floats, gold: Indices, loss: CalibrationLoss) -> fl
     last = len(TEMPERATURES) - 1
     near = int(np.argmin([lost(temperature) for temperature in TEMPERATURES]))
     between = TEMPERATURES[max(near - 1, 0)], TEMPERATURES[min(near + 1, last)]
-    found = minimize_scalar(lost, bounds=between, method="bounded", options={"xatol": 1e-5})
-    return float(found.x)
+    minimum = minimize_scalar(lost, bounds=between, method="bounded", options={"xatol": 1e-5})
+    return float(minimum.x)
 
 
 def expected_calibration_error(logits: Floats, gold: Indices) -> float:

@@ -25,7 +25,7 @@ def evaluate(model: Model, examples: Sequence[Example]) -> Scores:
         UserError: a text cannot be classified (the message names its row), or the model is
             multi-label, while the examples have one label each.
     """
-    logits = infer(model, examples)
+    logits = logits_of_examples(model, examples)
     gold = np.array([model.labels.index(example.label) for example in examples])
     return replace(
         compare(examples, _names(model, logits), model.labels),
@@ -40,16 +40,16 @@ def compare(examples: Sequence[Example], predicted: Sequence[str], labels: list[
     return score(gold, predicted, labels, groups)
 
 
-def predict(model: Model, examples: Sequence[Example]) -> list[str]:
+def predicted_labels(model: Model, examples: Sequence[Example]) -> list[str]:
     """The predicted label of every example, in the same order.
 
     Raises:
         UserError: see ``evaluate``.
     """
-    return _names(model, infer(model, examples))
+    return _names(model, logits_of_examples(model, examples))
 
 
-def infer(model: Model, examples: Sequence[Example]) -> NDArray[np.float32]:
+def logits_of_examples(model: Model, examples: Sequence[Example]) -> NDArray[np.float32]:
     """The logits [examples, labels] of the examples, in the same order.
 
     Raises:
@@ -64,16 +64,16 @@ def infer(model: Model, examples: Sequence[Example]) -> NDArray[np.float32]:
         except ServiceError as error:
             raise UserError(f"labelled text {row}: {error.detail}") from error
     by_length = sorted(range(len(encodings)), key=lambda index: len(encodings[index]))
-    found = np.empty((len(examples), len(model.labels)), dtype=np.float32)
+    logits = np.empty((len(examples), len(model.labels)), dtype=np.float32)
     with tqdm(total=len(examples), desc=model.precision, unit="text", disable=None) as progress:
         for rows in batches(by_length, TEXTS_PER_BATCH):
             answers = model.infer([encodings[row] for row in rows])
-            for row, logits in zip(rows, answers, strict=True):
-                if isinstance(logits, ServiceError):
-                    raise UserError(f"labelled text {row + 1}: {logits.detail}")
-                found[row] = logits
+            for row, answer in zip(rows, answers, strict=True):
+                if isinstance(answer, ServiceError):
+                    raise UserError(f"labelled text {row + 1}: {answer.detail}")
+                logits[row] = answer
             progress.update(len(rows))
-    return found
+    return logits
 
 
 def _names(model: Model, logits: NDArray[np.float32]) -> list[str]:

@@ -34,8 +34,12 @@ def read_examples(path: Path, labels: list[str]) -> list[Example]:
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise UserError(f"cannot read {path} as UTF-8 text: {error}") from error
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path}: {error.strerror}; give a TSV file of labelled texts"
+        ) from error
     spellings = known_spellings(labels)
     examples = []
     for number, line in enumerate(lines, start=1):

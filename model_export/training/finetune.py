@@ -14,11 +14,13 @@ from transformers import AutoTokenizer, BertweetTokenizer
 
 from app.engine.text.preprocessing import Preprocessing
 from app.errors import UserError
+from model_export.atomic_directory import atomic_directory, full_disk_named
 from model_export.checkpoint.checkpoint import max_tokens
 from model_export.checkpoint.config import read_config
 from model_export.checkpoint.labels import SENTIMENTS
 from model_export.checkpoint.layout import check_directory, choose_local_files
 from model_export.checkpoint.model_config import model_config
+from model_export.output import check_new_output
 from model_export.quality.labelled import Example, read_examples
 from model_export.quality.scores import Scores
 from model_export.training import unfinished
@@ -38,9 +40,10 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
 
     Raises:
         UserError: ``base`` is not a checkpoint that can be exported, a labelled file cannot be
-            read, a label has no training text, no validation text is left, or the saves are of
-            another training.
+            read, a label has no training text, no validation text is left, the saves are of
+            another training, something is at ``output``, or the disk is full.
     """
+    output = check_new_output(output)
     check_directory(recipe.base)
     choose_local_files(recipe.base)
     # What is not exported is not trained either.
@@ -58,15 +61,14 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     work = output.with_name(output.name + ".training")
     unfinished.start_or_resume(work, recipe)
 
-    averaged, runs = _train_every_seed(recipe, train_set, validation_set, work, say)
+    with full_disk_named(work):
+        averaged, runs = _train_every_seed(recipe, train_set, validation_set, work, say)
     model = load_base(recipe.base)
     model.load_state_dict(averaged)
     scores = evaluate(model, validation_set, recipe.batch_size)
     say(f"average of {len(recipe.seeds)} seeds\n{scores.table()}")
 
     model.config.preprocessing = preprocessing
-    model.save_pretrained(output)
-    tokenizer.save_pretrained(output)
     record = {
         "recipe": recipe.as_dict(),
         "train_texts": len(train),
@@ -74,7 +76,12 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
         "runs": runs,
         "averaged": scores.as_dict(),
     }
-    (output / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    with atomic_directory(output) as directory:
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+        text = json.dumps(record, indent=2) + "\n"
+        (directory / "training.json").write_text(text, encoding="utf-8")
+        check_new_output(output)  # something may have been put there meanwhile
     unfinished.remove(work)
     return scores
 

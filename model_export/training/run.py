@@ -111,8 +111,11 @@ class Run:
             "rng": torch.get_rng_state(),
         }
         partial = self._state_path.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self._state_path)
+        try:
+            torch.save(state, partial)
+            partial.replace(self._state_path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def _resume(self) -> None:
         if not self._state_path.exists():

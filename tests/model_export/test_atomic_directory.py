@@ -55,7 +55,7 @@ def test_an_export_at_work_is_left_alone(tmp_path: Path) -> None:
     """Of two at once to the same place, the later is refused, and the first loses nothing."""
     output = tmp_path / "out"
     process, name = _start(output)
-    with pytest.raises(UserError, match=f"another export is writing to {output}; wait"):
+    with pytest.raises(UserError, match=f"another command is writing to {output}; wait"):
         _fill(output, "next")
     assert (tmp_path / name / "half").read_text() == "written"
     process.communicate(input="")

@@ -33,14 +33,7 @@ def run(
     opened: ort.InferenceSession, encodings: Sequence[Encoding], output: str = "logits"
 ) -> np.ndarray:
     """One output for a batch, padded to its longest text."""
-    feeds = feeds_of(encodings, [node.name for node in opened.get_inputs()])
-    (array,) = opened.run([output], feeds)
-    assert isinstance(array, np.ndarray)
-    return array
-
-
-def feeds_of(encodings: Sequence[Encoding], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The inputs of these names for a batch, padded to its longest text."""
+    names = [node.name for node in opened.get_inputs()]
     pad = 0 if "token_type_ids" in names else 1
     shape = (len(encodings), max(map(len, encodings)))
     feeds = {name: np.zeros(shape, np.int64) for name in ("attention_mask", "token_type_ids")}
@@ -48,7 +41,9 @@ def feeds_of(encodings: Sequence[Encoding], names: Sequence[str]) -> dict[str, n
     for row, encoding in enumerate(encodings):
         feeds["input_ids"][row, : len(encoding)] = encoding.ids
         feeds["attention_mask"][row, : len(encoding)] = 1
-    return {name: feeds[name] for name in names}
+    (array,) = opened.run([output], {name: feeds[name] for name in names})
+    assert isinstance(array, np.ndarray)
+    return array
 
 
 def random_encodings(seed: int, texts: int = 5) -> list[Encoding]:

@@ -14,7 +14,6 @@ import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self, cast
 from urllib.parse import unquote, urlsplit
 
@@ -89,12 +88,7 @@ class Hub:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._closing.set()
         for server, thread in zip(self._servers, self._threads, strict=True):
             server.shutdown()

@@ -179,6 +179,10 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         raw = from_json((path / MANIFEST).read_bytes())
     except FileNotFoundError:
+        if not path.exists():
+            raise UserError(
+                f"there is no directory {path}; give the directory of a bundle"
+            ) from None
         raise UserError(
             f"{path} is not a bundle: it has no {MANIFEST} (sentiment-export makes one)"
         ) from None

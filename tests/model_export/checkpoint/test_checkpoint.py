@@ -13,9 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoModelForSequenceClassification,
     BigBirdConfig,
-    GPT2Config,
     RobertaConfig,
 )
 
@@ -23,8 +21,7 @@ from app.engine.model.bundle import sha256
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint, max_tokens
 from model_export.checkpoint.describe import describe
-from model_export.export import export
-from tests.support.checkpoints import ARCHITECTURES, MAX_TOKENS, make_checkpoint, silent
+from tests.support.checkpoints import MAX_TOKENS, make_checkpoint
 
 
 def _configure(path: Path, **changes: Any) -> None:
@@ -32,21 +29,6 @@ def _configure(path: Path, **changes: Any) -> None:
     config = json.loads((path / "config.json").read_text()) | changes
     kept = {name: value for name, value in config.items() if value is not None}
     (path / "config.json").write_text(json.dumps(kept))
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_safetensors_and_pickled_weights_are_the_same_model(
-    tmp_path: Path, architecture: str
-) -> None:
-    """Whatever form the weights come in, logits are equal but for where memory is aligned."""
-    forms = [
-        load_checkpoint(make_checkpoint(tmp_path / str(pickled), architecture, pickled=pickled))
-        for pickled in (False, True)
-    ]
-    ids = [5, 17, 9, 30, 6]
-    torch.testing.assert_close(forms[0].logits(ids), forms[1].logits(ids), rtol=0, atol=1e-5)
-    assert "model.safetensors" in forms[0].files
-    assert "pytorch_model.bin" in forms[1].files
 
 
 def test_what_a_checkpoint_is_loaded_as(tmp_path: Path) -> None:
@@ -63,17 +45,6 @@ def test_what_a_checkpoint_is_loaded_as(tmp_path: Path) -> None:
         name: sha256(path / name)
         for name in ("config.json", "merges.txt", "model.safetensors", "vocab.json")
     }
-
-
-def test_entries_that_the_classifier_does_not_use_are_no_obstacle(tmp_path: Path) -> None:
-    """Old files carry ``position_ids`` and a pooler."""
-    path = make_checkpoint(tmp_path / "made", "roberta")
-    weights = load_file(path / "model.safetensors")
-    before = load_checkpoint(path).logits([5, 6, 7])
-    weights["roberta.embeddings.position_ids"] = torch.arange(MAX_TOKENS + 2)[None]
-    weights["roberta.pooler.dense.bias"] = torch.zeros(3)
-    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    assert torch.equal(load_checkpoint(path).logits([5, 6, 7]), before)
 
 
 def test_how_the_model_was_run_is_no_obstacle(tmp_path: Path) -> None:
@@ -167,6 +138,16 @@ def _without_classifier(path: Path) -> None:
     save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
 
 
+def _adapter_only(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "adapter_model.safetensors")
+    (path / "config.json").rename(path / "adapter_config.json")
+
+
+def _as_in_a_hub_cache(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors").symlink_to("../../blobs/0a1b")
+
+
 def _config_is(text: str) -> Callable[[Path], object]:
     return lambda path: (path / "config.json").write_text(text)
 
@@ -177,6 +158,12 @@ def _config_is(text: str) -> Callable[[Path], object]:
         pytest.param(lambda p: (p / "config.json").unlink(), "no config.json", id="no config"),
         pytest.param(
             lambda p: (p / "model.safetensors").unlink(), "has no weights", id="no weights"
+        ),
+        pytest.param(_adapter_only, "holds an adapter of PEFT.*merge the adapter first", id="PEFT"),
+        pytest.param(
+            _as_in_a_hub_cache,
+            r"model\.safetensors is a link to .*blobs/0a1b, which is missing: download",
+            id="a link to nothing",
         ),
         pytest.param(
             lambda p: (p / "vocab.txt").unlink(), "lacks its tokenizer", id="no tokenizer"
@@ -216,21 +203,6 @@ def test_a_source_that_is_no_directory(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="is not a directory"):
         load_checkpoint(tmp_path / name)
-
-
-def test_a_generative_architecture_is_refused(tmp_path: Path) -> None:
-    """GPT-2 reads its last token and looks ahead of none, so it has no place in a bundle."""
-    path = make_checkpoint(tmp_path / "gpt", "roberta")
-    vocabulary = json.loads((path / "config.json").read_text())["vocab_size"] + 1
-    config = GPT2Config(
-        vocab_size=vocabulary, n_embd=32, n_layer=1, n_head=2, n_positions=64, num_labels=3
-    )
-    config.pad_token_id = 1
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(path)
-    with pytest.raises(UserError, match="unsupported architecture") as caught:
-        export(load_checkpoint(path), tmp_path / "bundle", say=silent)
-    assert "\n" not in str(caught.value)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["gpt"]
 
 
 @pytest.mark.parametrize(

@@ -254,16 +254,6 @@ def test_a_tokenizer_that_does_not_load_is_listed(
     assert str(caught.value) == problem
 
 
-class _Bomb:
-    """Makes a directory when it is unpickled."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.mkdir, (self.target,)
-
-
 @pytest.mark.parametrize(
     "name", ["config.json", "model.safetensors", "pytorch_model.bin", "tokenizer.json"]
 )
@@ -275,27 +265,3 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=name) as caught:
         describe(path)
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_an_architecture_that_transformers_lacks(tmp_path: Path) -> None:
-    """One line names the architecture that is refused, or the path that is not a directory."""
-    path = make_checkpoint(tmp_path / "made", "bert")
-    (path / "config.json").write_text('{"model_type": "other"}')
-    with pytest.raises(UserError, match="unsupported architecture other"):
-        describe(path)
-    with pytest.raises(UserError, match="not a directory"):
-        describe(path / "config.json")
-
-
-def test_code_in_a_pickle_is_never_run(tmp_path: Path) -> None:
-    """A pickle with more than tensors is refused, and a shard that is missing named."""
-    path = make_checkpoint(tmp_path / "made", "bert", pickled=True)
-    torch.save({"bomb": _Bomb(tmp_path / "exploded")}, path / "pytorch_model.bin")
-    with pytest.raises(UserError, match="never run"):
-        describe(path)
-    assert not (tmp_path / "exploded").exists()
-    _shard(path, {"a": torch.zeros(1), "b": torch.zeros(1)})
-    (path / "pytorch_model.bin").unlink()
-    (path / "pytorch_model-2.bin").unlink()
-    with pytest.raises(UserError, match=r"pytorch_model-2\.bin, which is missing"):
-        describe(path)

@@ -12,14 +12,8 @@ from app.engine.text.encoding import Encoding
 from model_export.graph.encoder_layers import find_layers
 from model_export.graph.linear import NotRecognised
 from model_export.graph.passes.first_token import keep_first_token
-from tests.support.checkpoints import ARCHITECTURES, HIDDEN_SIZE, exported
+from tests.support.checkpoints import HIDDEN_SIZE
 from tests.support.graphs import random_encodings, run, session
-
-
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A graph that no pass has seen."""
-    return exported(tmp_path_factory.getbasetemp(), request.param).plain
 
 
 def _shortened(plain: Path) -> ir.Model:

@@ -44,7 +44,7 @@ class Parts:
         for number, layer in enumerate(find_layers(model.graph)):
             parts = {
                 "hidden": layer.hidden,
-                "context": layer.context,
+                "context": layer.attention_output.input,
                 "attended": layer.attention_norm.outputs[0],
                 "widened": layer.output.input,
                 "output": layer.output_norm.outputs[0],

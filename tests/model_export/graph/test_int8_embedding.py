@@ -9,14 +9,8 @@ from safetensors.numpy import load_file
 
 from app.errors import UserError
 from model_export.graph.passes.int8_embedding import quantize_word_embedding
-from tests.support.checkpoints import ARCHITECTURES, Exported, exported
+from tests.support.checkpoints import Exported
 from tests.support.graphs import random_encodings, run, session
-
-
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """One of the three architectures."""
-    return exported(tmp_path_factory.getbasetemp(), request.param)
 
 
 def _quantized(plain: Path) -> ir.Model:

@@ -10,14 +10,7 @@ from model_export.graph.encoder_layers import find_layers
 from model_export.graph.linear import NotRecognised
 from model_export.graph.passes.first_token import keep_first_token
 from model_export.graph.passes.padding import drop_padding
-from tests.support.checkpoints import ARCHITECTURES, HIDDEN_SIZE, exported
-from tests.support.graphs import encoding_of, name_of, random_encodings, run, session
-
-
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A graph that no pass has seen."""
-    return exported(tmp_path_factory.getbasetemp(), request.param).plain
+from tests.support.graphs import random_encodings, run, session
 
 
 def _shortened(plain: Path, *, padded: bool) -> ir.Model:
@@ -36,17 +29,6 @@ def test_logits_are_the_same_to_the_last_bit(plain: Path, optimised: bool) -> No
     for seed in range(10):
         encodings = random_encodings(seed)
         assert run(before, encodings).tobytes() == run(after, encodings).tobytes()
-
-
-def test_rows_are_the_real_tokens(plain: Path) -> None:
-    """A batch of 4, 9 and 7 tokens has 20 rows, not 27; after the last attention, one a text."""
-    model = _shortened(plain, padded=False)
-    watched = [layer.intermediate.output for layer in find_layers(model.graph)]
-    model.graph.outputs.extend(watched)
-    opened = session(model)
-    encodings = [encoding_of(list(range(5, 5 + length))) for length in (4, 9, 7)]
-    shapes = [run(opened, encodings, output=name_of(value)).shape for value in watched]
-    assert shapes == [(20, 2 * HIDDEN_SIZE), (3, 2 * HIDDEN_SIZE)]
 
 
 @pytest.mark.parametrize(

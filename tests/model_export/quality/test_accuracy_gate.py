@@ -13,24 +13,18 @@ from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.export import export
 from model_export.quality import accuracy_gate
 from model_export.quality.accuracy_gate import AccuracyGate
-from model_export.quality.evaluation import predict
+from model_export.quality.evaluation import predicted_labels
 from model_export.quality.labelled import Example
-from tests.support.checkpoints import CORPUS, Exported, exported, silent
+from tests.support.checkpoints import CORPUS, Exported, silent
 
 LABELS = ["negative", "neutral", "positive"]
 # All that fp32 says is right, in two languages.
 ROWS = 200
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """A bundle with fp32 and int8; not to be changed."""
-    return exported(tmp_path_factory.getbasetemp(), "bert")
-
-
 def _examples(model: Model) -> list[Example]:
     texts = [f"{CORPUS[row % len(CORPUS)]} {row}" for row in range(ROWS)]
-    right = predict(model, [Example("", LABELS[0], text) for text in texts])
+    right = predicted_labels(model, [Example("", LABELS[0], text) for text in texts])
     groups = ["en" if row % 2 else "es" for row in range(ROWS)]
     return [Example(*row) for row in zip(groups, right, texts, strict=True)]
 
@@ -45,7 +39,7 @@ def _mistaken(monkeypatch: pytest.MonkeyPatch, wrong: int) -> None:
                 found[row] = next(label for label in LABELS if label != found[row])
         return found
 
-    monkeypatch.setattr(accuracy_gate, "predict", predicted)
+    monkeypatch.setattr(accuracy_gate, "predicted_labels", predicted)
 
 
 @pytest.mark.parametrize(
@@ -58,17 +52,17 @@ def _mistaken(monkeypatch: pytest.MonkeyPatch, wrong: int) -> None:
     ],
 )
 def test_a_variant_may_lose_so_much(
-    made: Exported,
+    bert: Exported,
     monkeypatch: pytest.MonkeyPatch,
     wrong: int,
     max_loss: float,
     says: str | None,
 ) -> None:
     """Accuracy, macro recall and agreement each have a limit; fp32 itself always passes."""
-    gate = AccuracyGate(_examples(made.model("fp32")), max_loss)
+    gate = AccuracyGate(_examples(bert.model("fp32")), max_loss)
     _mistaken(monkeypatch, wrong)
     for precision in ("fp32", "int8"):
-        gate.scored(made.model(precision), silent)
+        gate.scored(bert.model(precision), silent)
     assert list(gate.refused) == (["int8"] if says else [])
     if says:
         with pytest.raises(UserError, match=says):
@@ -76,47 +70,49 @@ def test_a_variant_may_lose_so_much(
 
 
 def test_a_loss_of_exactly_the_limit_is_allowed(
-    made: Exported, monkeypatch: pytest.MonkeyPatch
+    bert: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """55 of 100 right, then 54: the difference of the shares is a little above 0.01."""
     gold = ["negative"] * 55 + ["neutral"] * 45
     by_precision = {"fp32": 55 * ["negative"], "int8": 54 * ["negative"] + ["positive"]}
     found = {name: right + 45 * ["positive"] for name, right in by_precision.items()}
     assert 0.55 - 0.54 > 0.01
-    monkeypatch.setattr(accuracy_gate, "predict", lambda model, examples: found[model.precision])
+    monkeypatch.setattr(
+        accuracy_gate, "predicted_labels", lambda model, examples: found[model.precision]
+    )
     refused = {}
     for limit in (0.01, 0.0099):
         gate = AccuracyGate([Example("en", label, "x") for label in gold], limit)
         for precision in ("fp32", "int8"):
-            gate.scored(made.model(precision), silent)
+            gate.scored(bert.model(precision), silent)
         refused[limit] = list(gate.refused)
     assert refused == {0.01: [], 0.0099: ["int8"]}
 
 
 def test_a_variant_that_loses_is_not_written(
-    made: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bert: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest is, whole; the command fails all the same, since not all was written."""
-    examples = _examples(made.model("fp32"))
+    examples = _examples(bert.model("fp32"))
     _mistaken(monkeypatch, 20)
     output = tmp_path / "out"
     with pytest.raises(
         UserError, match=r"out was written with fp32: int8 was left out because it loses"
     ):
-        export(load_checkpoint(made.source), output, examples=examples, say=silent)
+        export(load_checkpoint(bert.source), output, examples=examples, say=silent)
     assert list(Bundle.open(output).manifest.variants) == ["fp32"]
     assert [path.name for path in (output / "onnx").iterdir()] == ["model.onnx"]
 
 
 def test_nothing_is_written_where_nothing_is_left(
-    made: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bert: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """int8 alone was asked for, so there is no bundle, and no fp32 that nobody wanted."""
-    examples = _examples(made.model("fp32"))
+    examples = _examples(bert.model("fp32"))
     _mistaken(monkeypatch, 20)
     with pytest.raises(UserError, match="no bundle was written: int8 was left out"):
         export(
-            load_checkpoint(made.source),
+            load_checkpoint(bert.source),
             tmp_path / "out",
             precisions=["int8"],
             examples=examples,
@@ -126,15 +122,15 @@ def test_nothing_is_written_where_nothing_is_left(
 
 
 def test_scores_are_recorded_by_group(
-    made: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bert: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Per language and their mean, and how often the labels are fp32's; also without fp32."""
     # Logits of a random model are often level, so that rounding picks another label.
     monkeypatch.setattr(accuracy_gate, "LEAST_AGREEMENT", 0.8)
-    examples = _examples(made.model("fp32"))
+    examples = _examples(bert.model("fp32"))
     said: list[str] = []
     export(
-        load_checkpoint(made.source),
+        load_checkpoint(bert.source),
         tmp_path / "out",
         precisions=["int8"],
         examples=examples,
@@ -156,10 +152,10 @@ def test_scores_are_recorded_by_group(
 
 
 def test_one_label_a_text_cannot_score_a_multi_label_model(
-    made: Exported, monkeypatch: pytest.MonkeyPatch
+    bert: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its best label alone says little, so it is refused instead of scored wrongly."""
-    model = made.model("fp32")
+    model = bert.model("fp32")
     monkeypatch.setattr(model, "multi_label", True)
     with pytest.raises(UserError, match="is multi-label"):
-        predict(model, [Example("en", "negative", "x")])
+        predicted_labels(model, [Example("en", "negative", "x")])

@@ -8,7 +8,7 @@ import pytest
 
 from app.engine.model.bundle import MANIFEST, Bundle, sha256
 from app.errors import UserError
-from model_export.bundle_calibration import CalibrationTexts, calibrate_bundle
+from model_export.bundle_calibration import calibrate_bundle
 from model_export.cli import main
 from model_export.model_card import model_card
 from model_export.quality.calibration import (
@@ -96,6 +96,16 @@ def test_logits_that_no_temperature_fits_are_refused(scale: int, says: str) -> N
         calibrate(scale * np.eye(3)[gold], gold, "log", "0123abc")
 
 
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_a_temperature_that_makes_scores_worse_is_refused(loss: str) -> None:
+    """Scores that are right already are worse with a temperature fitted on other texts."""
+    logits, gold = _calibrated_logits()
+    with pytest.raises(
+        UserError, match=r"no temperature makes the scores better .* ECE 0\.0000 → 0"
+    ):
+        calibrate(logits, gold, loss, "0123abc")  # type: ignore[arg-type]
+
+
 def _labelled(path: Path, rows: int = 120, labels: tuple[str, ...] = tuple(LABELS)) -> Path:
     """Texts of the tiny model. Its label is right for three of four."""
     lines = []
@@ -172,11 +182,3 @@ def test_a_multi_label_model_is_refused(tmp_path: Path) -> None:
     path = make_bundle(tmp_path / "tiny", problem_type="multi_label_classification")
     with pytest.raises(UserError, match="multi-label"):
         calibrate_bundle(path, _labelled(tmp_path / "labelled.tsv"), "log")
-
-
-def test_texts_are_known_by_the_digest_of_their_file(tmp_path: Path) -> None:
-    """The record names the file's content, not its place."""
-    file = _labelled(tmp_path / "labelled.tsv", rows=100)
-    texts = CalibrationTexts.read(file, LABELS)
-    assert len(texts.examples) == 100
-    assert texts.sha256 == sha256(file)

@@ -16,21 +16,9 @@ from model_export.graph.linear import array_of
 from model_export.graph.variants import write_fp16
 from model_export.output import ONNX_FILES
 from model_export.quality.layer_parity import TOLERANCE, layer_parity
-from tests.support.checkpoints import ARCHITECTURES, LAYERS, Exported, exported
+from tests.support.checkpoints import LAYERS, Exported
 
 IDS = [5, 17, 9, 30, 41, 17, 8, 6]
-
-
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """One of the architectures."""
-    return exported(tmp_path_factory.getbasetemp(), request.param)
-
-
-@pytest.fixture(scope="module")
-def roberta(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """A RoBERTa, to be damaged."""
-    return exported(tmp_path_factory.getbasetemp(), "roberta")
 
 
 def _variant(made: Exported, precision: Precision) -> Path:
@@ -206,19 +194,3 @@ def test_a_value_of_another_width_is_refused(tmp_path: Path, roberta: Exported) 
         UserError, match=r"layer\.0\.output\.LayerNorm is 48 wide in PyTorch and 96"
     ):
         layer_parity(load_checkpoint(roberta.source), tmp_path / "model.onnx", "fp32", IDS)
-
-
-def test_int8_keeps_the_names_of_the_linear_layers(made: Exported) -> None:
-    """What replaces a linear layer is found under its name, and no name is given twice."""
-    layers = find_layers(ir.load(_variant(made, "fp32")).graph)
-    graph = ir.load(_variant(made, "int8")).graph
-    values = [str(value.name) for node in graph for value in node.outputs]
-    assert len(set(values)) == len(values)
-    nodes = [str(node.name) for node in graph]
-    assert len(set(nodes)) == len(nodes)
-    for layer in layers:
-        linears = (layer.query, layer.key, layer.value, layer.attention_output)
-        for linear in (*linears, layer.intermediate, layer.output):
-            assert linear.output.name in values
-            scope = str(linear.output.name).rpartition("/")[0]
-            assert f"{scope}/MatMulIntegerToFloat" in nodes

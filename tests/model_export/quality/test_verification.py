@@ -26,23 +26,17 @@ Infer = list[Logits | InferenceFailed]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """One architecture is as good as another here."""
-    return exported(tmp_path_factory.getbasetemp(), "roberta")
-
-
-@pytest.fixture(scope="module")
-def checkpoint(made: Exported) -> Checkpoint:
+def checkpoint(roberta: Exported) -> Checkpoint:
     """The reference."""
-    return load_checkpoint(made.source)
+    return load_checkpoint(roberta.source)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_faithful_variant_passes(
-    made: Exported, checkpoint: Checkpoint, precision: Precision
+    roberta: Exported, checkpoint: Checkpoint, precision: Precision
 ) -> None:
     """The figures of the manifest are its real ones, within what is allowed."""
-    parity = verify(made.model(precision), checkpoint)
+    parity = verify(roberta.model(precision), checkpoint)
     assert 0 < parity.max_abs_logit_diff <= TOLERANCE[precision]
     assert LABEL_AGREEMENT[precision] <= parity.label_agreement <= 1
     assert parity.samples >= 40
@@ -64,7 +58,7 @@ def test_pairs_are_compared_where_the_model_takes_them(
 
 
 def test_texts_run_from_one_word_to_beyond_the_limit(
-    made: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    roberta: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone and in padded batches, the shortest and the longest possible are among them."""
     seen: list[list[Encoding]] = []
@@ -75,7 +69,7 @@ def test_texts_run_from_one_word_to_beyond_the_limit(
         return infer(model, encodings)
 
     monkeypatch.setattr(Model, "infer", watched)
-    verify(made.model("fp32"), checkpoint)
+    verify(roberta.model("fp32"), checkpoint)
     encodings = [encoding for batch in seen for encoding in batch]
     assert min(map(len, encodings)) <= 5
     assert max(map(len, encodings)) == MAX_TOKENS
@@ -111,14 +105,14 @@ def _wrong(change: float, *, batched_only: bool = False) -> object:
 @pytest.mark.parametrize("batched_only", [False, True])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_variant_that_departs_is_refused_by_name(
-    made: Exported,
+    roberta: Exported,
     checkpoint: Checkpoint,
     monkeypatch: pytest.MonkeyPatch,
     precision: Precision,
     batched_only: bool,
 ) -> None:
     """Logits beyond the tolerance, alone or only in batches, end the export."""
-    model = made.model(precision)
+    model = roberta.model(precision)
     monkeypatch.setattr(Model, "infer", _wrong(TOLERANCE[precision] * 2, batched_only=batched_only))
     with pytest.raises(
         UserError, match=f"the {precision} model differs too much .* by up"
@@ -129,7 +123,7 @@ def test_a_variant_that_departs_is_refused_by_name(
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_large_logits_have_a_larger_tolerance(
-    made: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, precision: Precision
+    roberta: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, precision: Precision
 ) -> None:
     """A hundred times the logits may differ by a hundred times as much, if the labels agree."""
     logits, infer = Checkpoint.logits, Model.infer
@@ -140,13 +134,13 @@ def test_large_logits_have_a_larger_tolerance(
         return [100 * row for row in rows if not isinstance(row, InferenceFailed)]
 
     monkeypatch.setattr(Model, "infer", larger)
-    parity = verify(made.model(precision), checkpoint)
+    parity = verify(roberta.model(precision), checkpoint)
     assert precision == "fp32" or parity.max_abs_logit_diff > TOLERANCE[precision]
 
 
 @pytest.mark.parametrize("labels", [1, 3])
 def test_each_label_of_a_multi_label_model_is_a_decision(
-    made: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, labels: int
+    roberta: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, labels: int
 ) -> None:
     """Each label counts, as being over 0.5 or not: the best one, any other, or the only one."""
     logits, infer = Checkpoint.logits, Model.infer
@@ -159,7 +153,7 @@ def test_each_label_of_a_multi_label_model_is_a_decision(
         return [row[:labels] * signs for row in rows if not isinstance(row, InferenceFailed)]
 
     monkeypatch.setattr(Model, "infer", first_labels)
-    model = made.model("fp32")
+    model = roberta.model("fp32")
     assert verify(model, checkpoint).label_agreement == 1.0
     monkeypatch.setitem(TOLERANCE, "fp32", 1e6)
     signs[0] = -1
@@ -168,22 +162,22 @@ def test_each_label_of_a_multi_label_model_is_a_decision(
 
 
 def test_labels_that_disagree_are_refused(
-    made: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    roberta: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small differences do not excuse another label."""
     monkeypatch.setitem(TOLERANCE, "fp32", 1e6)
-    model = made.model("fp32")
+    model = roberta.model("fp32")
     monkeypatch.setattr(Model, "infer", _wrong(100.0))
     with pytest.raises(UserError, match=r"label agreement 0\.\d+ .*\(at least 1\.0 is required\)"):
         verify(model, checkpoint)
 
 
 def test_logits_that_are_no_numbers_are_refused(
-    made: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    roberta: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text that the served model fails on is no parity."""
     failed = InferenceFailed("the model gave no finite logits for this text")
-    model = made.model("fp32")
+    model = roberta.model("fp32")
     monkeypatch.setattr(Model, "infer", lambda model, encodings: [failed] * len(encodings))
     with pytest.raises(UserError, match=r"exported model fails on a text: .*no finite logits"):
         verify(model, checkpoint)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from model_export.training.recipe import Recipe
 from model_export.training.training_data import tokenise, without_leaks
 from tests.support.bertweet import make_bertweet
 from tests.support.checkpoints import make_checkpoint, silent
+from tests.support.small_disk import run_on_small_disk
 
 Weights = dict[str, torch.Tensor]
 WORDS = {"negative": ["bad", "worse", "late"], "neutral": ["bus", "desk", "soup"]}
@@ -331,6 +333,39 @@ def test_the_saves_are_removed_at_the_end(
     (line,) = [line for line in said if " MB" in line]
     assert str(saves / "seed-0.pt") in line
     assert float(line.split()[-2]) == pytest.approx(size / 1e6, rel=0.3)
+
+
+@pytest.mark.parametrize("kilobytes", [10_000, 22_000])
+def test_a_full_disk_is_named_and_the_saves_are_kept(
+    recipe: Recipe, tmp_path: Path, kilobytes: int
+) -> None:
+    """One line that names the disk; no half file is left, neither of a save nor of the result."""
+    base = make_checkpoint(tmp_path / "base", "bert", vocab_size=30_000)  # 6 MB
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    code = "import sys; from model_export.cli import main; sys.exit(main())"
+    command: list[str | Path] = [sys.executable, "-c", code, "finetune", base]
+    command += ["--train", *recipe.train]
+    command += ["--validation", recipe.validation, "--output", "out", "--seeds", "0"]
+    run = run_on_small_disk(disk, kilobytes, *command)
+    assert run.returncode == 1, run.stdout
+    line = run.stderr.splitlines()[-1]
+    assert line.startswith(f"sentiment-export: there is too little room on the disk of {disk} (0.")
+    assert run.stdout.splitlines()[-1] == "left behind: out.training"
+
+
+@pytest.mark.parametrize("what", ["the base", "a checkpoint", "a file"])
+def test_nothing_is_overwritten(copied: Recipe, tmp_path: Path, what: str) -> None:
+    """The output may be an empty directory; a checkpoint there, such as the base, is refused."""
+    output = copied.base if what == "the base" else tmp_path / "out"
+    if what == "a checkpoint":
+        shutil.copytree(copied.base, output)
+    elif what == "a file":
+        output.touch()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="exists and is not replaced; choose another --output"):
+        finetune(copied, output, say=silent)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_texts_that_are_cut_are_counted(recipe: Recipe, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from model_export.graph.encoder_layers import find_layers
 from model_export.graph.linear import NotRecognised, array_of, is_exact_gelu
-from tests.support.checkpoints import ARCHITECTURES, HEADS, HIDDEN_SIZE, LAYERS, Exported, exported
+from tests.support.checkpoints import HEADS, HIDDEN_SIZE, LAYERS, Exported
 
 LAYER = (
     "attention.self.query",
@@ -29,12 +29,6 @@ DISTILBERTS_LAYER = (
     "ffn.lin1",
     "ffn.lin2",
 )
-
-
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """One of the architectures."""
-    return exported(tmp_path_factory.getbasetemp(), request.param)
 
 
 def test_layers_heads_and_width_are_found(made: Exported) -> None:

@@ -1,6 +1,6 @@
 """The README.md of a bundle."""
 
-from app.engine.model.bundle import Manifest, Parity, Source, Variant
+from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle, Manifest, Parity, Source, Variant
 from model_export.model_card import model_card
 
 
@@ -41,6 +41,18 @@ def test_it_says_what_the_manifest_knows() -> None:
     assert "- Text normalisation before tokenising: tweet" in lines
     assert "| int8 | `onnx/model_int8.onnx` | 125.0 | 0.012 | 97.7% | 44 |" in lines
     assert "| int8 | 0.7000 | 0.7654 | 0.7500 | 2000 |" in lines
+
+
+def test_the_embedded_models_card_has_the_figures_of_its_manifest() -> None:
+    """It was written by hand: ECE and log loss, before and after, stand in its comparison."""
+    record = Bundle.open(EMBEDDED_BUNDLE).manifest.variants["int8"].calibration
+    assert record is not None
+    lines = (EMBEDDED_BUNDLE / "README.md").read_text(encoding="utf-8").splitlines()
+    rows = {cells[0]: cells for line in lines if len(cells := line.strip("| ").split(" | ")) == 9}
+    before, after = rows["none"], rows["**temperature, Brier score**"]
+    for cells, moment in ((before, "before"), (after, "after")):
+        assert cells[2] == f"{getattr(record.ece, moment):.4f}"
+        assert cells[5] == f"{getattr(record.log_loss, moment):.4f}"
 
 
 def test_a_variant_without_figures_has_no_row() -> None:
