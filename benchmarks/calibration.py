@@ -22,7 +22,7 @@ from scipy.special import log_softmax, softmax
 from sklearn.metrics import recall_score
 
 from app.engine.model.bundle import Bundle
-from app.engine.model.model import Model
+from app.engine.model.load import load_model
 from model_export.quality.calibration import BINS, FOLDS, Indices, brier_score, log_loss
 from model_export.quality.evaluation import infer
 from model_export.quality.labelled import read_examples
@@ -67,10 +67,12 @@ def main() -> None:
     options = parser.parse_args()
 
     bundle = Bundle.open(options.bundle)
-    model = Model.load(bundle, device="cpu", precision="auto", threads=0)
+    model = load_model(bundle, device="cpu", precision="auto", threads=0)
     examples = read_examples(options.file, model.labels)
     logits = infer(model, examples).astype(np.float64)
-    tokens = np.array([model.encode(example.text).tokens for example in examples], dtype=np.float64)
+    tokens = np.array(
+        [model.tokenizer.encode(example.text).tokens for example in examples], dtype=np.float64
+    )
     gold = np.array([model.labels.index(example.label) for example in examples])
 
     print(

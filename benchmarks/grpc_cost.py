@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.model.model import Model
+from app.engine.model.load import load_model
 from app.grpc_api.messages import message
 from benchmarks.conditions import conditions
 from benchmarks.service import Service
@@ -32,8 +32,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     rounds: int = parser.parse_args().rounds
     bundle = Bundle.open(EMBEDDED_BUNDLE)
-    model = Model.load(bundle, device="cpu", precision="int8", threads=1)
-    texts = texts_of(model.tokenizer, tweet_lengths(TEXTS))
+    model = load_model(bundle, device="cpu", precision="int8", threads=1)
+    texts = texts_of(model.tokenizer.library, tweet_lengths(TEXTS))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

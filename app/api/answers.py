@@ -12,14 +12,14 @@ from app.api.service import Service
 from app.api.work import note_asked, note_done
 from app.engine.classifier import Classification
 from app.engine.model.model import Model
-from app.engine.predictions import DEFAULTS, Options
 from app.engine.results import Outcome, Prediction
+from app.engine.text.encoded_text import DEFAULTS, TextOptions
 from app.engine.text.pairs import Input
 from app.errors import ServiceError, TooManyTexts
 
 
 async def classify_texts(
-    request: Request, texts: Sequence[Input], *, model: str | None, options: Options = DEFAULTS
+    request: Request, texts: Sequence[Input], *, model: str | None, options: TextOptions = DEFAULTS
 ) -> Classification:
     """Classify the texts of a request. The work is cancelled if the client disconnects.
 
@@ -102,8 +102,7 @@ class JsonAnswer(Response):
 
 def timing(done: Classification) -> dict[str, str]:
     """The header that says where the time went, in milliseconds."""
+    stages = done.stages.items()
     return {
-        "server-timing": f"tokenize;dur={done.tokenize_seconds * 1000:.2f}, "
-        f"queue;dur={done.queue_seconds * 1000:.2f}, "
-        f"inference;dur={done.inference_seconds * 1000:.2f}"
+        "server-timing": ", ".join([f"{stage};dur={spent * 1000:.2f}" for stage, spent in stages])
     }

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-from app.engine.classifier import STAGES, Classification
+from app.engine.classifier import Classification
 from app.engine.results import Outcome
 from app.errors import ServiceError
 
@@ -40,5 +40,4 @@ def note_done(work: Work | None, done: Classification, outcomes: Iterable[Outcom
     """Note the tokens of the texts, and the time of each stage."""
     if work is not None:
         work.add_tokens(outcomes)
-        seconds = done.tokenize_seconds, done.queue_seconds, done.inference_seconds
-        work.stages = dict(zip(STAGES, seconds, strict=True))
+        work.stages = done.stages

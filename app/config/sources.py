@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from app.config import platforms
-from app.config.platforms import Found
+from app.config.platforms import PlatformValue
 from app.config.settings import Settings, flag
 
 # Pydantic's words, and ours.
@@ -50,15 +50,15 @@ def sources(settings: Settings, flags: Mapping[str, Any]) -> str:
     )
 
 
-def _from_platform(flags: Mapping[str, Any]) -> dict[str, Found]:
+def _from_platform(flags: Mapping[str, Any]) -> dict[str, PlatformValue]:
     return {
         name: one
-        for name, one in platforms.found(os.environ).items()
+        for name, one in platforms.platform_settings(os.environ).items()
         if name not in flags and not _is_set(name)
     }
 
 
-def _source(name: str, flags: Mapping[str, Any], platform: Mapping[str, Found]) -> str:
+def _source(name: str, flags: Mapping[str, Any], platform: Mapping[str, PlatformValue]) -> str:
     """The flag, the variable or the mount that gives a setting its value."""
     if name in flags:
         return flag(name)

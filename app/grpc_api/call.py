@@ -16,7 +16,7 @@ from app.api.routes.stream import IDLE_S
 from app.api.service import Service
 from app.api.work import Work, note_asked, note_done
 from app.engine.classifier import Classification
-from app.engine.predictions import Options
+from app.engine.text.encoded_text import TextOptions
 from app.engine.text.pairs import Input
 from app.errors import DeadlineExceeded, InvalidRequest, PayloadTooLarge, ShuttingDown
 from app.grpc_api.messages import Message, Method
@@ -120,7 +120,12 @@ class Call:
                 reading.cancel()
 
     async def classify(
-        self, texts: Sequence[Input], options: Options, *, deadline: float, model: str | None = None
+        self,
+        texts: Sequence[Input],
+        options: TextOptions,
+        *,
+        deadline: float,
+        model: str | None = None,
     ) -> Classification:
         """Classify texts; the same as ``classify_texts`` does for HTTP.
 

@@ -1,11 +1,11 @@
 """Metrics and traces of one model, from what the engine reports about its work."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from app.engine.batching.report import BatchReport
-from app.engine.classifier import STAGES
 from app.engine.model.model import Model
+from app.engine.observer import STAGES
 from app.engine.results import Outcome
 from app.errors import OUTCOMES, REJECTIONS, ServiceError
 from app.observability.metrics import Metrics
@@ -96,9 +96,12 @@ class ModelObserver:
         """The span context of the current request; None if it is not traced."""
         return current_tag() if self._tracer is not None else None
 
-    def stages(self, stages: Sequence[tuple[str, float]], *, begun_ns: int, tag: object) -> None:
-        """Record the stages of a request; each is a name and its seconds."""
-        for stage, seconds in stages:
+    def stages(self, stages: Mapping[str, float], *, begun_ns: int, tag: object) -> None:
+        """Record the seconds of a request's stages. If nothing was computed, only the first."""
+        tokenize, queue, inference = STAGES
+        if not (stages[queue] or stages[inference]):
+            stages = {tokenize: stages[tokenize]}
+        for stage, seconds in stages.items():
             self._metrics.stage_seconds.labels(self._name, stage).observe(seconds)
         if self._tracer is not None and tag is not None:
             self._tracer.stages(self._name, begun_ns, stages)

@@ -11,7 +11,7 @@ TIMEOUT_S = 4
 
 def main() -> int:
     """Ask the service that listens on the port of the environment."""
-    found = platforms.found(os.environ).get("port")
+    found = platforms.platform_settings(os.environ).get("port")
     port = os.environ.get("SENTIMENT_PORT") or (found.value if found else 8000)
     # Not urllib, which would use a proxy that is set in the environment.
     service = http.client.HTTPConnection("127.0.0.1", int(port), timeout=TIMEOUT_S)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.engine.model.bundle import MANIFEST, Bundle
-from app.engine.model.model import Model
+from app.engine.model.load import load_model
 from checks.gpu.bundles import ALL, NONE, write_fusions
 from model_export.graph.fusions import FUSIONS
 from tests.support.checkpoints import exported
@@ -30,5 +30,5 @@ def test_each_choice_of_fusions_is_a_bundle(
     assert {tuple(one.manifest.variants) for one in bundles.values()} == {("fp16",)}
     digests = {one.manifest.variants["fp16"].sha256 for one in bundles.values()}
     assert len(digests) == len(bundles)
-    model = Model.load(bundles[NONE], device="cpu", precision="fp16", threads=1)
-    assert len(model.infer([model.encode("so good")])) == 1
+    model = load_model(bundles[NONE], device="cpu", precision="fp16", threads=1)
+    assert len(model.infer([model.tokenizer.encode("so good")])) == 1

@@ -97,7 +97,7 @@ class Body:
 def no_room(service: Service) -> Overloaded:
     """Count a request that was refused because bodies take too many bytes; its error."""
     inflight = service.inflight
-    service.models.classifier(None).count_rejection("inflight_bytes")
+    service.models.classifier(None).observer.rejection("inflight_bytes")
     return Overloaded(
         f"request bodies in flight take {inflight.taken} of the {inflight.limit} bytes allowed",
         reason="inflight_bytes",

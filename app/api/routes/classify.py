@@ -17,8 +17,8 @@ from app.api.openapi.schemas import (
 from app.api.routing import DirectRoute
 from app.api.service import Service
 from app.api.work import note_asked, note_done
-from app.engine.predictions import Options
 from app.engine.results import item
+from app.engine.text.encoded_text import TextOptions
 
 router = APIRouter(tags=["classification"], route_class=DirectRoute)
 
@@ -48,7 +48,7 @@ async def answer(request: Request, body: ClassifyRequest) -> Response:
     """
     single = not isinstance(body.inputs, list)
     texts = as_list(body.inputs)
-    options = Options(body.overflow, body.split, body.language)
+    options = TextOptions(body.overflow, body.split, body.language)
     done = await classify_texts(request, texts, model=body.model, options=options)
     if error := whole_failure(done.outcomes, single=single):
         raise error

@@ -21,7 +21,7 @@ from app.api.routes.stream_group import StreamGroup
 from app.api.routing import StreamRoute
 from app.api.service import Service
 from app.api.work import Work, note_asked
-from app.engine.predictions import Options, Overflow
+from app.engine.text.encoded_text import Overflow, TextOptions
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -103,7 +103,7 @@ async def classify_stream(request: Request) -> Response:
     return StreamedAnswers(
         service,
         model,
-        Options(overflow=overflow),
+        TextOptions(overflow=overflow),
         decoder(request.headers.get("content-encoding", "")),
         note_asked(request.scope, service.models.classifier(model).model.name, 0),
     )
@@ -116,7 +116,7 @@ class StreamedAnswers(Response):
         self,
         service: Service,
         model: str | None,
-        options: Options,
+        options: TextOptions,
         body: Decoder,
         work: Work | None = None,
     ) -> None:

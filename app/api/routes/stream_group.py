@@ -9,8 +9,9 @@ from app.api.ndjson import Line, answer_line
 from app.api.service import Service
 from app.api.work import Work
 from app.engine.classifier import Classifier
-from app.engine.predictions import Options
+from app.engine.observer import CountingFailures
 from app.engine.results import Outcome
+from app.engine.text.encoded_text import TextOptions
 from app.engine.text.pairs import Input
 from app.errors import ServiceError, ShuttingDown, TooManyTexts
 
@@ -26,7 +27,7 @@ class StreamGroup:
         lines: Sequence[Line],
         service: Service,
         model: str | None,
-        options: Options,
+        options: TextOptions,
         work: Work | None,
     ) -> None:
         self.admitted = asyncio.Event()
@@ -45,7 +46,9 @@ class StreamGroup:
             outcomes = await self._outcomes(texts)
         finally:
             self.admitted.set()
-        self._classifier.count(line.text for line in lines if isinstance(line.text, ServiceError))
+        self._classifier.observer.predictions(
+            line.text for line in lines if isinstance(line.text, ServiceError)
+        )
         if self._work is not None:
             self._work.texts += len(lines)
             self._work.add_tokens(outcomes)
@@ -64,11 +67,11 @@ class StreamGroup:
         if not texts:
             return []
         try:
-            with self._classifier.counting_failures(len(texts)):
+            with CountingFailures(self._classifier.observer, len(texts)):
                 outcomes = await self._across_reloads(texts)
         except ServiceError as error:
             return [error] * len(texts)
-        self._classifier.count(outcomes)
+        self._classifier.observer.predictions(outcomes)
         return outcomes
 
     async def _across_reloads(self, texts: Sequence[Input]) -> Sequence[Outcome]:

@@ -14,7 +14,7 @@ from app.api.service import Service
 from app.api.work import note_asked
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.results import item
-from app.engine.tokens import tokens_steps
+from app.engine.text.tokens import tokens_steps
 from app.errors import ServiceError
 
 router = APIRouter(tags=["classification"], route_class=DirectRoute)
@@ -42,7 +42,7 @@ async def tokenize(request: Request) -> Response:
     model = service.models.classifier(body.model).model
     noted = note_asked(request.scope, model.name, len(texts))
     steps = tokens_steps(
-        model,
+        model.tokenizer,
         texts,
         special=body.add_special_tokens,
         max_chars=service.settings.max_text_chars,

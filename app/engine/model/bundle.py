@@ -1,6 +1,7 @@
 """A bundle on disk: its manifest, its files, and the check that they fit together."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -92,7 +93,7 @@ class Variant(DataFile):
         return self.bytes + (self.data.bytes if self.data is not None else 0)
 
 
-class Source(_Record):
+class CheckpointSource(_Record):
     """Where the checkpoint came from. ``files`` maps the names of its files to their SHA-256."""
 
     repo_id: str | None = None
@@ -109,7 +110,7 @@ class Manifest(_Record):
 
     format_version: Literal[1]
     name: str = Field(min_length=1)
-    source: Source
+    source: CheckpointSource
     architecture: str
     labels: list[str] = Field(min_length=1)
     max_tokens: int = Field(gt=2)
@@ -167,6 +168,11 @@ class Bundle:
         if variant.data is not None:
             _check_digest(self.path, variant.data.file, variant.data.sha256)
         return _check_digest(self.path, variant.file, variant.sha256)
+
+
+def bundles_to_use(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """The bundles of the setting ``model``, or the embedded one if it names none."""
+    return tuple(paths) or (EMBEDDED_BUNDLE,)
 
 
 def sha256(path: Path) -> str:

@@ -95,7 +95,7 @@ class _Candidate:
         if model.provider == CPU and threads == 1 and _step(time.thread_time) < FINE_CLOCK_SECONDS:
             self._clock = time.thread_time
         self._pool = ThreadPoolExecutor(runners)
-        ids = model.encode("measured " * TEXT_TOKENS).ids[:TEXT_TOKENS]
+        ids = model.tokenizer.encode("measured " * TEXT_TOKENS).ids[:TEXT_TOKENS]
         self._text = Encoding(ids, len(ids))
 
     def run(self, texts: int) -> float:

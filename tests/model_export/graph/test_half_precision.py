@@ -41,7 +41,7 @@ def test_logits_are_those_of_pytorch(made: Exported, half: Path) -> None:
     assert half.stat().st_size < 0.7 * variant.bytes
 
     model.session = ort.InferenceSession(half, providers=["CPUExecutionProvider"])
-    encodings = [model.encode(text) for text in CORPUS]
+    encodings = [model.tokenizer.encode(text) for text in CORPUS]
     for encoding, found in zip(encodings, model.infer(encodings), strict=True):
         assert not isinstance(found, InferenceFailed)
         assert found.dtype == np.float32

@@ -144,7 +144,7 @@ async def _classified(
             texts.append(InvalidRequest(error.detail))  # a new error, without stack frames
     good = [text for text in texts if not isinstance(text, ServiceError)]
     bad = [text for text in texts if isinstance(text, ServiceError)]
-    Service.of(request).models.classifier(None).count(bad)
+    Service.of(request).models.classifier(None).observer.predictions(bad)
     found = iter((await classify_texts(request, good, model=None)).outcomes if good else ())
     outcomes = [text if isinstance(text, ServiceError) else next(found) for text in texts]
     for outcome in outcomes:

@@ -20,7 +20,7 @@ from app.api.routing import DirectRoute
 from app.api.service import Service
 from app.engine.classifier import Classifier
 from app.engine.model.model import Model
-from app.engine.predictions import Options
+from app.engine.text.encoded_text import TextOptions
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 
 router = APIRouter(prefix="/v2", tags=["compatibility"])
@@ -151,7 +151,7 @@ async def model_ready(request: Request) -> ModelReady:
     """Succeeds while you can send traffic for this model."""
     classifier = served(request)
     Service.of(request).lifecycle.check()
-    await classifier.check()
+    await classifier.health.check_ready()
     return {"name": classifier.model.name, "ready": True}
 
 
@@ -172,7 +172,7 @@ async def infer(request: Request) -> Response:
     """
     name = served(request).model.name
     body, texts = await read_inference_request(request)
-    options = Options(body.parameters.overflow)
+    options = TextOptions(body.parameters.overflow)
     done = await classify_texts(request, texts, model=name, options=options)
     return infer_response(body, done.model, every_prediction(done.outcomes), timing(done))
 
