@@ -28,7 +28,7 @@ def load_settings(flags: dict[str, Any]) -> Settings:
     """
     platform = _from_platform(flags)
     try:
-        return Settings(**{name: one.value for name, one in platform.items()} | flags)
+        return Settings(**{name: given.value for name, given in platform.items()} | flags)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
@@ -52,8 +52,8 @@ def sources(settings: Settings, flags: Mapping[str, Any]) -> str:
 
 def _from_platform(flags: Mapping[str, Any]) -> dict[str, PlatformValue]:
     return {
-        name: one
-        for name, one in platforms.platform_settings(os.environ).items()
+        name: given
+        for name, given in platforms.platform_settings(os.environ).items()
         if name not in flags and not _is_set(name)
     }
 

@@ -154,7 +154,8 @@ def test_live_batches_may_be_larger_than_measured_only_on_a_cpu(
     measured = TEXT_TOKENS * max(map(int, cost["seconds"]))
     plan.budget.tokens = measured
     tried = {plan.budget.next(waiting=10**6) for _ in range(100)}
-    assert tried == {measured // 2, measured} | ({measured * 2} if provider == CPU else set())
+    half = max(TEXT_TOKENS, measured // 2)  # a noisy machine may measure one size only
+    assert tried == {half, measured} | ({measured * 2} if provider == CPU else set())
 
 
 def test_another_gpu_is_measured_again(
