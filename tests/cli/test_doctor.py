@@ -142,7 +142,7 @@ def test_a_comparison_that_fails_is_a_problem(
 ) -> None:
     """If the CPU cannot compute the logits, the other findings are still written."""
     gpu(WORKING)
-    load = vars(doctor)["load_model"]
+    load: Callable[..., Model] = vars(doctor)["load_model"]
 
     def not_on_cpu(bundle: Any, *, device: str, **options: Any) -> Model:
         if device == "cpu":

@@ -209,12 +209,12 @@ def _check_digest(bundle: Path, name: str, expected: str) -> Path:
     if not path.is_relative_to(bundle.resolve()):
         raise UserError(f"bundle {bundle} names a file outside itself: {name}")
     try:
-        found = sha256(path)
+        digest = sha256(path)
     except OSError as error:
         raise UserError(f"bundle {bundle} lacks {name}: {error.strerror}") from error
-    if found != expected:
+    if digest != expected:
         raise UserError(
-            f"bundle {bundle}: {name} is damaged or was changed (SHA-256 {found[:12]}…, "
+            f"bundle {bundle}: {name} is damaged or was changed (SHA-256 {digest[:12]}…, "
             f"the manifest says {expected[:12]}…): copy or export it again"
         )
     return path
