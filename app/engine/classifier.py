@@ -15,12 +15,11 @@ from app.engine.batching.cache import ResultCache
 from app.engine.batching.fair_queue import LOOK_AHEAD
 from app.engine.batching.pending import Answer
 from app.engine.batching.report import BatchReport
-from app.engine.explanation import contributions, without_each, word_spans
 from app.engine.health import Health
 from app.engine.model.model import Model
-from app.engine.observer import STAGES, CountingFailures, Observer
+from app.engine.observer import STAGES, CountingFailures, Gauges, Observer
 from app.engine.predictions import Scored, outcomes_of, score_batch
-from app.engine.results import Outcome, Prediction, Word
+from app.engine.results import Outcome
 from app.engine.text.encoded_text import (
     CHARS_PER_TEXT,
     DEFAULTS,
@@ -34,7 +33,7 @@ from app.engine.text.encoding import Encoding
 from app.engine.text.pairs import Input
 from app.engine.tuning.plan import ServingPlan
 from app.engine.worker import Worker
-from app.errors import DeadlineExceeded, ServiceError, TextTooLong, TooManyTexts
+from app.errors import DeadlineExceeded, ServiceError
 from app.lifecycle import Lifecycle
 
 # Requests of up to this many characters are tokenised on the event loop. This takes 0.3 ms for
@@ -106,12 +105,14 @@ class Classifier:
                 settings.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
             )
         observer.watch(
-            queue_texts=lambda: self._batcher.queued_texts,
-            queue_tokens=lambda: self._batcher.queued_tokens,
-            runners_stuck=lambda: self._batcher.runners.stuck,
-            device_lost=lambda: self._batcher.device_lost is not None,
-            cache_bytes=lambda: self._cache.size if self._cache is not None else 0,
-            ready=lambda: self.health.good and not lifecycle.stopping,
+            Gauges(
+                queue_texts=lambda: self._batcher.queued_texts,
+                queue_tokens=lambda: self._batcher.queued_tokens,
+                runners_stuck=lambda: self._batcher.runners.stuck,
+                device_lost=lambda: self._batcher.device_lost is not None,
+                cache_bytes=lambda: self._cache.size if self._cache is not None else 0,
+                model_ready=lambda: self.health.good and not lifecycle.stopping,
+            )
         )
 
     @property
@@ -138,33 +139,6 @@ class Classifier:
             done = await self.attempt(texts, options, deadline=deadline)
         self.observer.predictions(done.outcomes)
         return done
-
-    async def explain(
-        self, text: str, *, deadline: float
-    ) -> tuple[Classification, Prediction, list[Word]]:
-        """Classify one text, and compute what each of its words contributes.
-
-        Raises:
-            TextTooLong: the text has too many characters or words, or its copies that each lack
-                a word have too many tokens together.
-            ServiceError: the text could not be classified, or ``classify`` would raise the error.
-        """
-        with CountingFailures(self.observer, 1):
-            spans = word_spans(text)
-            texts = [text, *without_each(text, spans)]
-            try:
-                done = await self.attempt(texts, DEFAULTS, deadline=deadline)
-            except TooManyTexts as error:
-                raise TextTooLong(
-                    f"the text and its {len(spans)} copies, each without one word, are too long: "
-                    f"{error}"
-                ) from None
-            whole, *without = done.outcomes
-            if isinstance(whole, ServiceError):
-                raise whole
-            words = contributions(whole, spans, without, multi_label=self.model.multi_label)
-        self.observer.predictions([whole])
-        return done, whole, words
 
     def check_admission(self, *, timeout_s: float) -> None:
         """Return if the queue would admit one more token.

@@ -5,6 +5,7 @@ The engine itself does not depend on metrics or traces.
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from app.engine.batching.report import BatchReport
@@ -15,22 +16,25 @@ from app.errors import ClientDisconnected, ServiceError
 STAGES = ("tokenize", "queue", "inference")
 
 
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """Functions that give the current values of what a classifier has."""
+
+    queue_texts: Callable[[], float]
+    queue_tokens: Callable[[], float]
+    runners_stuck: Callable[[], float]
+    device_lost: Callable[[], float]
+    cache_bytes: Callable[[], float]
+    model_ready: Callable[[], float]
+
+
 class Observer(Protocol):
     """Gets the reports of a classifier.
 
     All methods are called on the event loop, except ``batch``: a runner's thread calls it.
     """
 
-    def watch(
-        self,
-        *,
-        queue_texts: Callable[[], float],
-        queue_tokens: Callable[[], float],
-        runners_stuck: Callable[[], float],
-        device_lost: Callable[[], float],
-        cache_bytes: Callable[[], float],
-        ready: Callable[[], float],
-    ) -> None:
+    def watch(self, gauges: Gauges) -> None:
         """Keep these functions, and call them whenever their current values are needed."""
 
     def tag(self) -> object:

@@ -17,6 +17,7 @@ from app.api.openapi.schemas import (
 from app.api.routing import DirectRoute
 from app.api.service import Service
 from app.api.work import note_asked, note_done
+from app.engine import explanation
 from app.engine.results import item
 from app.engine.text.encoded_text import TextOptions
 
@@ -78,7 +79,7 @@ async def explain(request: Request) -> Response:
     body = await read_body(request, ExplainRequest)
     classifier = Service.of(request).models.classifier(body.model)
     noted = note_asked(request.scope, classifier.model.name, 1)
-    explaining = classifier.explain(body.inputs, deadline=request.state.deadline)
+    explaining = explanation.explain(classifier, body.inputs, deadline=request.state.deadline)
     done, whole, words = await while_connected(request, explaining)
     note_done(noted, done, [whole])
     response: ExplainResponse = {
