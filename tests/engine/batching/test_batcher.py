@@ -8,7 +8,18 @@ import pytest
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.report import BatchReport
 from app.errors import DeadlineExceeded, InferenceFailed, ServiceError
-from tests.support.batching import Clock, Gate, ask, batching, capitals, jump, kinds, queued, until
+from tests.support.batching import (
+    PATIENCE_S,
+    Clock,
+    Gate,
+    ask,
+    batching,
+    capitals,
+    jump,
+    kinds,
+    queued,
+    until,
+)
 
 # Batching
 
@@ -145,6 +156,25 @@ async def test_equal_texts_of_a_hanging_runner_fail(quick: None, clock: Clock) -
         assert batcher.runners.stuck == 1
         gate.open()
         await until(lambda: batcher.runners.complete)
+
+
+async def test_the_time_of_a_shared_row_counts_for_each_request(clock: Clock) -> None:
+    """Each request of a shared row has its inference time and is named in the batch's report."""
+    reports: list[BatchReport] = []
+    gate = Gate(clock.ten_tokens_a_second)
+    async with batching(gate, key=str, on_batch=reports.append) as batcher:
+        first = await queued(batcher, "first")
+        await gate.entered()
+        tasks = [
+            asyncio.create_task(batcher.submit(["x" * 20], timeout_s=PATIENCE_S, tag=tag))
+            for tag in ("one", "two")
+        ]
+        await asyncio.sleep(0)
+        gate.open()
+        answers = await asyncio.gather(*tasks)
+        await first
+    assert [answer.inference_seconds for answer in answers] == [pytest.approx(2.0)] * 2
+    assert reports[1].tags == ("one", "two")
 
 
 # Reports

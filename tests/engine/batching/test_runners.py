@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from app.engine.batching.admission import CAUTION
+from app.engine.batching.admission import CAUTION, Admission
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.fair_queue import FairQueue
@@ -87,6 +87,34 @@ async def test_a_thread_that_cannot_be_started_is_tried_again(
         assert not batcher.runners.complete
         assert await ask(batcher, "a") == ["A"]
         assert batcher.runners.complete
+
+
+async def test_the_batch_of_a_lost_runner_fails(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost runner's batch fails at once; the next runner computes the waiting texts."""
+    gate = Gate()
+    async with batching(gate) as batcher:
+        first = await queued(batcher, "a", "b")
+        await gate.entered()
+        waiting = await queued(batcher, "c")
+        raising(monkeypatch, Admission, "learn", MemoryError, 1)
+        gate.open()
+        assert kinds(await first) == [InferenceFailed] * 2
+        assert await waiting == ["C"]
+
+
+async def test_without_hope_nothing_waits(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If runners are lost again and again, texts fail, until a batch succeeds."""
+    async with batching(runners=2) as batcher:
+        with monkeypatch.context() as patch:
+            raising(patch, FairQueue, "take_batch", MemoryError, 10**9)
+            assert kinds(await ask(batcher, "a", "b")) == [NotReady] * 2
+            assert batcher.runners.hopeless
+            assert batcher.failing
+        assert await ask(batcher, "c") == ["C"]
+        assert not batcher.runners.hopeless
+        await until(lambda: batcher.runners.complete)
 
 
 async def test_a_batch_that_hangs_fails_before_its_deadline(
