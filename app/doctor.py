@@ -15,10 +15,12 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from app.config.settings import Settings
+from app.engine.loading import load_as_set
 from app.engine.machine.cpu import available_cpus, cpu_name, vector_flags
 from app.engine.machine.gpu import CUDA, CudaState, cuda_state
-from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.model.bundle import Bundle, bundles_to_use
 from app.engine.model.device import CPU
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.model.parity import decided, tolerance
 from app.engine.model.session import int8_kernels
@@ -78,7 +80,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         "CPU", True, f"{cpu_name()} ({vector_flags()}), {cpus}, int8 kernels {int8_kernels()}"
     )
     yield _gpu(settings, cuda_state())
-    for path in settings.model or (EMBEDDED_BUNDLE,):
+    for path in bundles_to_use(settings.model):
         yield from _model(path, settings)
 
 
@@ -90,11 +92,11 @@ def _runtime() -> Finding:
         except importlib.metadata.PackageNotFoundError:
             continue
     providers = ", ".join(name.removesuffix("ExecutionProvider") for name in _providers())
-    found = f"{' and '.join(installed) or 'onnxruntime'}, with the providers {providers}"
+    packages = f"{' and '.join(installed) or 'onnxruntime'}, with the providers {providers}"
     if len(installed) > 1:
         cure = "both packages write the same files: uninstall both, then install one of them"
-        return Finding("runtime", False, found, cure)
-    return Finding("runtime", True, found)
+        return Finding("runtime", False, packages, cure)
+    return Finding("runtime", True, packages)
 
 
 def _providers() -> list[str]:
@@ -104,7 +106,7 @@ def _providers() -> list[str]:
 
 def _gpu(settings: Settings, state: CudaState) -> Finding:
     if not state.problem:
-        gpus = "; ".join(f"{one.name}, {one.memory_bytes / 2**30:.0f} GiB" for one in state.gpus)
+        gpus = "; ".join(f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in state.gpus)
         driver = f"driver {state.driver or 'of unknown version'} for CUDA {state.driver_cuda}"
         return Finding("GPU", True, f"{gpus}; {driver}, the runtime needs {state.runtime_cuda}")
     if settings.device == "cpu":
@@ -118,14 +120,7 @@ def _model(path: Path, settings: Settings) -> Iterator[Finding]:
     """Load the model, compute a batch, and compare a GPU with the CPU."""
     try:
         started = time.perf_counter()
-        bundle = Bundle.open(path)
-        model = Model.load(
-            bundle,
-            device=settings.device,
-            precision=settings.precision,
-            threads=1,
-            gpu_memory_mb=settings.gpu_memory_mb,
-        )
+        model = load_as_set(path, settings, threads=1)
         loaded = time.perf_counter()
         # By each copy of the model: they take turns.
         logits = np.stack([_logits(model) for _ in range(model.device.copies)])
@@ -149,24 +144,25 @@ def _model(path: Path, settings: Settings) -> Iterator[Finding]:
     )
     if model.provider != CPU:
         try:
-            yield _parity(bundle, model, logits)
+            yield _parity(model, logits)
         except UserError as error:  # of the variant for the CPU
             yield Finding("parity", False, str(error))
 
 
-def _parity(bundle: Bundle, model: Model, found: NDArray[np.float32]) -> Finding:
+def _parity(model: Model, logits: NDArray[np.float32]) -> Finding:
     """Compare the logits of each GPU with those of the CPU, in fp32 if the bundle has it.
 
-    ``found`` has the shape [GPUs, texts, labels].
+    ``logits`` has the shape [GPUs, texts, labels].
 
     Raises:
         UserError: the CPU cannot compute them.
     """
+    bundle = Bundle.open(model.path)
     precision = "fp32" if "fp32" in bundle.manifest.variants else model.precision
-    expected = _logits(Model.load(bundle, device="cpu", precision=precision, threads=0))
-    difference = float(np.abs(found - expected).max())
+    expected = _logits(load_model(bundle, device="cpu", precision=precision, threads=0))
+    difference = float(np.abs(logits - expected).max())
     allowed = tolerance(model.precision, expected)
-    changed = int((found.argmax(2) != expected.argmax(1))[:, decided(expected)].any(0).sum())
+    changed = int((logits.argmax(2) != expected.argmax(1))[:, decided(expected)].any(0).sum())
     said = (
         f"logits differ from {precision} on the CPU by up to {difference:.2g} (allowed: "
         f"{allowed:.2g}), and {changed} of {len(TEXTS)} labels differ"
@@ -182,7 +178,7 @@ def _logits(model: Model, texts: Sequence[str] = TEXTS) -> NDArray[np.float32]:
     Raises:
         UserError: some of them are not finite.
     """
-    results = model.infer([model.encode(text) for text in texts])
+    results = model.infer([model.tokenizer.encode(text) for text in texts])
     rows = [result for result in results if not isinstance(result, InferenceFailed)]
     if len(rows) < len(results):
         raise UserError(f"{model.name}: the model gives no finite logits")

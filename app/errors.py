@@ -12,10 +12,7 @@ class UserError(Exception):
 
 
 class CannotContinue(UserError):
-    """What a command has done so far cannot be continued by the same command.
-
-    The message says what must change first.
-    """
+    """A command cannot go on from what an earlier run saved. The message says what must change."""
 
 
 class DeviceLost(Exception):
@@ -55,9 +52,9 @@ class ServiceError(Exception):
     status: ClassVar[int]
     code: ClassVar[str]
     title: ClassVar[str]
-    # Whether texts can end with it; it is counted for each of them then.
+    # Whether the outcome of a text can be this error. If so, metrics count such texts.
     ends_texts: ClassVar[bool] = True
-    # As what the request counts among those that were not admitted.
+    # The reason under which metrics count the request as not admitted; None: it is not counted.
     rejection: str | None = None
 
     def __init__(self, detail: str, *, retry_after_s: float | None = None) -> None:

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from opentelemetry.context import attach, detach
 from opentelemetry.trace import set_span_in_context
 
-from app.engine.classifier import STAGES, Classification
-from app.engine.predictions import DEFAULTS, Options
+from app.engine.classifier import Classification
 from app.engine.results import Outcome
+from app.engine.text.encoded_text import DEFAULTS, TextOptions
 from app.engine.text.pairs import Input
 from app.errors import (
     InferenceFailed,
@@ -56,8 +56,7 @@ class Work:
 
     def add_stages(self, done: Classification) -> None:
         """Set the time of each stage."""
-        seconds = done.tokenize_seconds, done.queue_seconds, done.inference_seconds
-        self.stages = dict(zip(STAGES, seconds, strict=True))
+        self.stages = done.stages
 
 
 class Exchange(ABC):
@@ -146,7 +145,7 @@ class Exchange(ABC):
         texts: Sequence[Input],
         *,
         model: str | None,
-        options: Options = DEFAULTS,
+        options: TextOptions = DEFAULTS,
         deadline: float | None = None,
     ) -> Classification:
         """Classify texts of the request, by its deadline or an own one.
@@ -214,7 +213,7 @@ class Exchange(ABC):
     def no_room(self) -> Overloaded:
         """Count this request as refused, because bodies take too many bytes; its error."""
         inflight = self.service.inflight
-        self.service.models.classifier(None).count_rejection("inflight_bytes")
+        self.service.models.classifier(None).observer.rejection("inflight_bytes")
         return Overloaded(
             f"request bodies in flight take {inflight.taken} of the {inflight.limit} bytes allowed",
             reason="inflight_bytes",

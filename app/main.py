@@ -24,7 +24,7 @@ from app.config import platforms
 from app.config.platforms import VertexRoutes
 from app.config.settings import Settings
 from app.engine.loading import load_all
-from app.engine.model.bundle import EMBEDDED_BUNDLE
+from app.engine.model.bundle import bundles_to_use
 from app.errors import (
     BadRequest,
     ClientDisconnected,
@@ -72,7 +72,7 @@ def create_app(settings: Settings) -> FastAPI:
     service = Service(settings, health_route=chosen.health)
     if settings.otlp_endpoint:
         require_sdk()
-    paths = settings.model or (EMBEDDED_BUNDLE,)
+    paths = bundles_to_use(settings.model)
     loaded = load_all(paths, settings, service.cpus)
 
     @asynccontextmanager

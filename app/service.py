@@ -13,7 +13,7 @@ from app.engine.machine.cpu import available_cpus
 from app.engine.machine.memory import available_memory
 from app.engine.model.model import Model
 from app.engine.served_models import ServedModels
-from app.engine.tuning.plan import Plan
+from app.engine.tuning.plan import ServingPlan
 from app.engine.worker import Worker
 from app.lifecycle import Lifecycle
 from app.limits import Access, InflightBytes
@@ -72,7 +72,7 @@ class Service:
             self.lifecycle.started()
             yield
 
-    def _classifier_of(self, model: Model, plan: Plan) -> Classifier:
+    def _classifier_of(self, model: Model, plan: ServingPlan) -> Classifier:
         observer = ModelObserver(self.metrics, self.tracer, model, version=self.version)
         return Classifier(
             model, plan, self.settings, observer, worker=self.worker, lifecycle=self.lifecycle

@@ -20,7 +20,9 @@ class Ideal:
     """A model and its texts. The constructor finds the fastest number of runners and threads."""
 
     def __init__(self, model: Model, texts: Sequence[str], cpus: int) -> None:
-        self._encodings = sorted((model.encode(text) for text in texts), key=len, reverse=True)
+        self._encodings = sorted(
+            (model.tokenizer.encode(text) for text in texts), key=len, reverse=True
+        )
         self._models = {model.threads: model}
         candidates = [
             (runners, threads, tokens)
@@ -68,7 +70,7 @@ def lone_ms(model: Model, texts: Sequence[str]) -> list[float]:
     """Milliseconds of a plain ``session.run`` for each text; its arrays are made beforehand."""
     milliseconds = []
     for text in texts:
-        feeds = model.feeds([model.encode(text)])
+        feeds = model.feeds([model.tokenizer.encode(text)])
         started = time.perf_counter()
         model.session.run(None, feeds)
         milliseconds.append((time.perf_counter() - started) * 1000)

@@ -126,8 +126,8 @@ def _probe(port: int, seconds: float) -> dict[str, list[tuple[float, float]]]:
 def mixed(subject: Subject, rounds: int) -> Iterator[Row | Goal]:
     """Interactive requests beside a bulk client, and without it at the same total load."""
     ratios, rows = [], []
-    long = texts_of(subject.model.tokenizer, [subject.model.max_tokens] * 8)
-    tokens = statistics.mean(len(subject.model.encode(text)) for text in subject.texts)
+    long = texts_of(subject.model.tokenizer.library, [subject.model.max_tokens] * 8)
+    tokens = statistics.mean(len(subject.model.tokenizer.encode(text)) for text in subject.texts)
     with subject.serve() as service:
         run(subject.load(service, subject.connections, seconds=1.0))
         for _ in range(rounds):

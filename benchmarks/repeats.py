@@ -27,7 +27,7 @@ def repeats(subject: Subject, rounds: int) -> Iterator[Row | Goal]:
     The CPU time of the server says more while other programs use the machine.
     """
     for count, texts in product(POPULAR, (1, 16)):
-        tokenizer = subject.model.tokenizer
+        tokenizer = subject.model.tokenizer.library
         popular = texts_of(tokenizer, tweet_lengths(count, seed=rounds), seed=rounds)
         rates: dict[str, list[float]] = {DIFFERENT: [], SHARED: [], CACHED: []}
         costs: dict[str, list[float]] = {DIFFERENT: [], SHARED: [], CACHED: []}

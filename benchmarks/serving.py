@@ -57,7 +57,7 @@ def against_ideal(subject: Subject, rounds: int, goals: dict[int, float]) -> Ite
 def sweep(subject: Subject) -> Iterator[Row | Goal]:
     """Throughput and latency by the number of connections, with one text per request."""
     # More texts than wait at the same time: equal ones would be computed once.
-    texts = texts_of(subject.model.tokenizer, tweet_lengths(8 * max(CONCURRENCIES)))
+    texts = texts_of(subject.model.tokenizer.library, tweet_lengths(8 * max(CONCURRENCIES)))
     with subject.serve() as service:
         for connections in CONCURRENCIES:
             before, cpu, lag = service.metrics(), service.cpu_seconds(), service.lag_buckets()
@@ -78,7 +78,7 @@ def sweep(subject: Subject) -> Iterator[Row | Goal]:
 
 def lone(subject: Subject, rounds: int, most: float | None) -> Iterator[Row | Goal]:
     """One request at a time, with the service tuned for latency."""
-    texts = [text for text in subject.texts if len(subject.model.encode(text)) < 48][:64]
+    texts = [text for text in subject.texts if len(subject.model.tokenizer.encode(text)) < 48][:64]
     ratios, bare, medians = [], [], []
     with subject.serve("--target-latency-ms", "1") as service:
         threads = max(1, int(available_cpus()))
@@ -126,7 +126,7 @@ def growth(subject: Subject) -> Iterator[Row | Goal]:
     """Throughput and memory by the length of texts."""
     with subject.serve() as service:
         for length in LENGTHS:
-            wanted = texts_of(subject.model.tokenizer, [length] * 64)
+            wanted = texts_of(subject.model.tokenizer.library, [length] * 64)
             outcome = run(subject.load(service, 32, wanted=wanted))
             yield {
                 "model": subject.name,
@@ -140,7 +140,7 @@ def growth(subject: Subject) -> Iterator[Row | Goal]:
 def depth(subject: Subject) -> Iterator[Row | Goal]:
     """Latency and memory by the depth of the queue."""
     # More texts than wait at the same time: equal ones would be computed once.
-    texts = texts_of(subject.model.tokenizer, tweet_lengths(2 * max(DEPTHS)))
+    texts = texts_of(subject.model.tokenizer.library, tweet_lengths(2 * max(DEPTHS)))
     with subject.serve() as service:
         for connections in DEPTHS:
             outcome = run(subject.load(service, connections, wanted=texts, warm_up_seconds=3.0))

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from app.engine.machine.cpu import available_cpus
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle, Precision
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from benchmarks.ideal import Ideal
 from benchmarks.load import Load, Outcome, run
@@ -58,12 +59,12 @@ class Subject:
     def model(self) -> Model:
         """The model in this process."""
         bundle = Bundle.open(self.bundle)
-        return Model.load(bundle, device="cpu", precision=self.precision, threads=1)
+        return load_model(bundle, device="cpu", precision=self.precision, threads=1)
 
     @cached_property
     def texts(self) -> list[str]:
         """As long as tweets are."""
-        return texts_of(self.model.tokenizer, tweet_lengths(self.count))
+        return texts_of(self.model.tokenizer.library, tweet_lengths(self.count))
 
     @cached_property
     def ideal(self) -> Ideal:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from app.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, Manifest, sha256
-from app.engine.model.model import Model
+from app.engine.model.load import load_model
 from app.errors import UserError
 from model_export.model_card import calibration_section, model_card
 from model_export.quality.calibration import calibrate
@@ -64,7 +64,7 @@ def calibrated(
     gold = np.array([labels.index(example.label) for example in texts.examples])
     variants = {}
     for precision, variant in bundle.manifest.variants.items():
-        model = Model.load(bundle, device="cpu", precision=precision, threads=0)
+        model = load_model(bundle, device="cpu", precision=precision, threads=0)
         calibration = calibrate(logits_of_examples(model, texts.examples), gold, loss, texts.sha256)
         say(f"{precision}: {calibration.line()}")
         variants[precision] = variant.model_copy(update={"calibration": calibration})

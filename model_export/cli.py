@@ -95,14 +95,14 @@ def _evaluate(words: list[str]) -> None:
     )
     options = parser.parse_args(words)
 
-    from app.engine.model.model import Model
+    from app.engine.model.load import load_model
     from model_export.quality.evaluation import evaluate
     from model_export.quality.labelled import read_examples
 
     bundle = Bundle.open(options.bundle)
     examples = read_examples(options.file, bundle.manifest.labels)
     for precision in bundle.manifest.variants:
-        model = Model.load(bundle, device="auto", precision=precision, threads=0)
+        model = load_model(bundle, device="auto", precision=precision, threads=0)
         print(f"{precision}: {evaluate(model, examples).table()}")
 
 

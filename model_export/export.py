@@ -13,14 +13,14 @@ from app.engine.model.bundle import (
     MANIFEST,
     SIDE_FILES,
     Bundle,
+    CheckpointSource,
     DataFile,
     Manifest,
     Precision,
-    Source,
     Variant,
     sha256,
 )
-from app.engine.model.model import Model
+from app.engine.model.load import load_model
 from app.errors import ServiceError, UserError
 from model_export.atomic_directory import atomic_directory, full_disk_named
 from model_export.bundle_calibration import CalibrationTexts, calibrated
@@ -123,7 +123,7 @@ def _verified(
     """Verify and score the variant; returns the manifest with its parity and accuracy."""
     variant = manifest.variants[precision]
     bundle = Bundle(directory, manifest, checkpoint.model.config.to_dict())
-    model = Model.load(bundle, device="cpu", precision=precision, threads=0)
+    model = load_model(bundle, device="cpu", precision=precision, threads=0)
     parity = verify(model, checkpoint)
     say(
         f"{precision}: {variant.total_bytes / 1e6:.1f} MB, logits within "
@@ -156,8 +156,8 @@ def _serve_once(directory: Path, precision: Precision) -> None:
     Raises:
         UserError: the service could not load the bundle, or would fail on the text.
     """
-    model = Model.load(Bundle.open(directory), device="cpu", precision=precision, threads=0)
-    (logits,) = model.infer([model.encode(TEXTS[0])])
+    model = load_model(Bundle.open(directory), device="cpu", precision=precision, threads=0)
+    (logits,) = model.infer([model.tokenizer.encode(TEXTS[0])])
     if isinstance(logits, ServiceError):
         raise UserError(f"the bundle cannot be served: {logits.detail}")
 
@@ -194,7 +194,7 @@ def _manifest(
     return Manifest(
         format_version=FORMAT_VERSION,
         name=name,
-        source=Source(
+        source=CheckpointSource(
             repo_id=hub[0] if hub else None,
             path=None if hub else checkpoint.path.resolve().name,
             revision=hub[1] if hub else None,

@@ -76,8 +76,7 @@ class JsonAnswer(Response):
 
 def timing(done: Classification) -> dict[str, str]:
     """The header that says where the time went, in milliseconds."""
+    stages = done.stages.items()
     return {
-        "server-timing": f"tokenize;dur={done.tokenize_seconds * 1000:.2f}, "
-        f"queue;dur={done.queue_seconds * 1000:.2f}, "
-        f"inference;dur={done.inference_seconds * 1000:.2f}"
+        "server-timing": ", ".join([f"{stage};dur={spent * 1000:.2f}" for stage, spent in stages])
     }

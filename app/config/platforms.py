@@ -29,7 +29,7 @@ ROUTE = re.compile(r"/[\w.~:@/-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Found:
+class PlatformValue:
     """The value that a platform gives a setting, and the variable or directory that says so."""
 
     value: Any
@@ -44,7 +44,7 @@ class VertexRoutes:
     predict: str | None
 
 
-def found(environment: Mapping[str, str]) -> dict[str, Found]:
+def platform_settings(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
     """What the platform says, by the name of the setting. The values are not validated."""
     return _port(environment) | _model(environment) | _sagemaker(environment)
 
@@ -76,33 +76,37 @@ def unused_mounts(environment: Mapping[str, str]) -> list[str]:
     return reasons
 
 
-def _port(environment: Mapping[str, str]) -> dict[str, Found]:
+def _port(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
     for name in PORT_VARIABLES:
         if environment.get(name):
-            return {"port": Found(environment[name], name)}
+            return {"port": PlatformValue(environment[name], name)}
     theirs = (name for name in environment if name.startswith("SAGEMAKER_") and environment[name])
     variable = next(theirs, None)
     if variable or SAGEMAKER_MOUNT.is_dir():
-        return {"port": Found(SAGEMAKER_PORT, variable or f"SageMaker's {SAGEMAKER_MOUNT} exists")}
+        return {
+            "port": PlatformValue(
+                SAGEMAKER_PORT, variable or f"SageMaker's {SAGEMAKER_MOUNT} exists"
+            )
+        }
     return {}
 
 
-def _model(environment: Mapping[str, str]) -> dict[str, Found]:
+def _model(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
     for mount in _mounts(environment):
         if bundles := _bundles(mount):
-            return {"model": Found(bundles, f"{mount} has {MANIFEST}")}
+            return {"model": PlatformValue(bundles, f"{mount} has {MANIFEST}")}
     return {}
 
 
-def _sagemaker(environment: Mapping[str, str]) -> dict[str, Found]:
+def _sagemaker(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
     settings = {}
     megabytes = environment.get("SAGEMAKER_MAX_PAYLOAD_IN_MB", "")
     if megabytes not in ("", "0"):  # 0 means: no limit, in chunks; then our own limit stays
         value = int(megabytes) * 2**20 if megabytes.isdecimal() else megabytes
-        settings["max_body_bytes"] = Found(value, "SAGEMAKER_MAX_PAYLOAD_IN_MB")
+        settings["max_body_bytes"] = PlatformValue(value, "SAGEMAKER_MAX_PAYLOAD_IN_MB")
     if environment.get("SAGEMAKER_BATCH", "").lower() == "true":
-        settings["deadline_ms"] = Found(BATCH_DEADLINE_MS, "SAGEMAKER_BATCH")
-        settings["max_texts"] = Found(BATCH_TEXTS, "SAGEMAKER_BATCH")
+        settings["deadline_ms"] = PlatformValue(BATCH_DEADLINE_MS, "SAGEMAKER_BATCH")
+        settings["max_texts"] = PlatformValue(BATCH_TEXTS, "SAGEMAKER_BATCH")
     return settings
 
 

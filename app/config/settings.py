@@ -1,23 +1,12 @@
-"""The service's settings. app/config/sources.py says where their values come from."""
+"""The service's settings: ``formats.py`` reads their values, ``sources.py`` finds them."""
 
-import hashlib
 import os
-import re
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, StrictBytes, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-# SHA-256 of each key, in hexadecimal. They are bytes so that they cannot be mistaken for keys,
-# which are strings.
-KeyDigests = Annotated[tuple[StrictBytes, ...], NoDecode]
-
-API_KEY = re.compile(r"[!-+\--~]{8,256}")  # printable ASCII without the comma, which separates keys
-ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
-MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
-DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3}(,[0-9]{1,3})*)?")
-RATE = re.compile(r"[1-9]\d*/(second|minute|hour|day)")
+from app.config.formats import DeviceName, Directory, KeyDigests, Names, Origins, Paths, Rate
 
 
 class Settings(BaseSettings):
@@ -30,14 +19,14 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SENTIMENT_", frozen=True)
 
-    model: Annotated[tuple[Path, ...], NoDecode] = Field(
+    model: Paths = Field(
         default=(),
         description="bundle to load, a directory that sentiment-export wrote; to serve several, "
         f"repeat the option (in the environment, separate them by '{os.pathsep}'); requests that "
         "name no model go to the first [default: what a platform has mounted, such as "
         "/mnt/models, else the embedded model]",
     )
-    served_name: Annotated[tuple[str, ...], NoDecode] = Field(
+    served_name: Names = Field(
         default=(),
         description="name under which requests and metrics know the model, in the place of its "
         "bundle's name; for several models, repeat the option in their order (in the environment, "
@@ -51,7 +40,7 @@ class Settings(BaseSettings):
         description="port to listen on; 0 means: any free port; if not set, AIP_HTTP_PORT, "
         "SAGEMAKER_BIND_TO_PORT or PORT of the platform",
     )
-    device: str = Field(
+    device: DeviceName = Field(
         default="auto",
         description="where to compute: 'cpu', 'cuda' (the first GPU) or GPUs by their numbers, "
         "such as 'cuda:1' or 'cuda:0,1', each with a copy of the model; auto means: on the first "
@@ -81,7 +70,7 @@ class Settings(BaseSettings):
         description="maximum tokens in one batch, padding included (texts x longest text); "
         "0 means: measured at start and, if no target latency is set, corrected under load",
     )
-    cache_dir: Path | None = Field(
+    cache_dir: Directory = Field(
         default=None,
         description="directory that keeps the measurements for the next start; if not set, the "
         "user's cache directory is used, if there is one",
@@ -148,12 +137,12 @@ class Settings(BaseSettings):
         "/v2/repository/models/{name}/load; like --api-keys, set them in the environment; without "
         "keys, only the signal SIGHUP reloads models",
     )
-    rate_limit: str = Field(
+    rate_limit: Rate = Field(
         default="",
         description="maximum requests of each key (without keys, of each address), such as "
         "'600/minute'; further requests get 429; each replica counts by itself",
     )
-    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+    cors_origins: Origins = Field(
         default=(),
         description="origins whose web pages may use the service, such as 'https://example.org', "
         "separated by ','; '*' means: all origins",
@@ -194,19 +183,6 @@ class Settings(BaseSettings):
         # An empty value means: not set. A socket would listen on all addresses.
         return value or cls.model_fields["host"].default
 
-    @field_validator("device")
-    @classmethod
-    def _check_device(cls, value: str) -> str:
-        if not DEVICE.fullmatch(value):
-            raise ValueError(
-                "must be 'auto', 'cpu', 'cuda', or 'cuda:' and the numbers of GPUs, such as "
-                "'cuda:1' or 'cuda:0,1'"
-            )
-        numbers = [*map(int, value.partition(":")[2].split(","))] if ":" in value else []
-        if len(set(numbers)) < len(numbers):
-            raise ValueError("name each GPU once")
-        return value
-
     @field_validator("max_inflight_bytes")
     @classmethod
     def _holds_a_body(cls, value: int, info: ValidationInfo) -> int:
@@ -225,66 +201,15 @@ class Settings(BaseSettings):
             raise ValueError("give another port than that of the metrics (--metrics-port)")
         return value
 
-    @field_validator("cache_dir", mode="before")
+    @field_validator("served_name")
     @classmethod
-    def _expand_home(cls, value: Any) -> Any:
-        try:
-            return Path(value).expanduser() if value else None  # empty means: not set
-        except RuntimeError:
-            raise ValueError("no home directory was found for '~'; give an absolute path") from None
-
-    @field_validator("model", mode="before")
-    @classmethod
-    def _split_paths(cls, value: Any) -> Any:
-        return tuple(filter(None, value.split(os.pathsep))) if isinstance(value, str) else value
-
-    @field_validator("served_name", mode="before")
-    @classmethod
-    def _split_names(cls, value: Any, info: ValidationInfo) -> Any:
-        names = _listed(value) if isinstance(value, str) else tuple(value)
-        if not all(MODEL_NAME.fullmatch(name) for name in names):
-            raise ValueError("a name must be up to 128 letters, digits, '.', '_' and '-'")
+    def _names_each_model(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         models = len(info.data.get("model", ())) or 1
         if len(names) not in (0, models):
             raise ValueError(f"give as many names as models: {models}")
         if len(set(names)) < len(names):
             raise ValueError("give each model another name")
         return names
-
-    @field_validator("cors_origins", mode="before")
-    @classmethod
-    def _split_origins(cls, value: Any) -> Any:
-        origins = _listed(value) if isinstance(value, str) else value
-        if not all(ORIGIN.fullmatch(origin) for origin in origins):
-            raise ValueError(
-                "an origin must be a scheme and a host, such as https://example.org, or '*'"
-            )
-        return origins
-
-    @field_validator("api_keys", "admin_keys", mode="before")
-    @classmethod
-    def _digest_keys(cls, value: Any) -> Any:
-        if not isinstance(value, str):  # digests, from settings that were validated before
-            return value
-        keys = _listed(value)
-        if value and not keys:  # "," by mistake must not let everyone in
-            raise ValueError("give at least one key")
-        if not all(API_KEY.fullmatch(key) for key in keys):
-            raise ValueError("a key must be 8 to 256 printable ASCII characters without spaces")
-        return tuple(hashlib.sha256(key.encode()).hexdigest().encode() for key in keys)
-
-    @field_validator("rate_limit")
-    @classmethod
-    def _check_rate(cls, value: str) -> str:
-        if value and not RATE.fullmatch(value):
-            raise ValueError(
-                "a rate must be a number per second, minute, hour or day, such as 600/minute"
-            )
-        return value
-
-
-def _listed(value: str) -> tuple[str, ...]:
-    return tuple(filter(None, (part.strip() for part in value.split(","))))
 
 
 def flag(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from app.config import platforms
-from app.config.platforms import Found
+from app.config.platforms import PlatformValue
 from app.config.settings import Settings, flag
 from app.errors import plain_words
 
@@ -20,7 +20,7 @@ def load_settings(flags: dict[str, Any]) -> Settings:
     """
     platform = _from_platform(flags)
     try:
-        return Settings(**{name: one.value for name, one in platform.items()} | flags)
+        return Settings(**{name: given.value for name, given in platform.items()} | flags)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
@@ -41,15 +41,15 @@ def sources(settings: Settings, flags: Mapping[str, Any]) -> str:
     )
 
 
-def _from_platform(flags: Mapping[str, Any]) -> dict[str, Found]:
+def _from_platform(flags: Mapping[str, Any]) -> dict[str, PlatformValue]:
     return {
-        name: one
-        for name, one in platforms.found(os.environ).items()
+        name: given
+        for name, given in platforms.platform_settings(os.environ).items()
         if name not in flags and not _is_set(name)
     }
 
 
-def _source(name: str, flags: Mapping[str, Any], platform: Mapping[str, Found]) -> str:
+def _source(name: str, flags: Mapping[str, Any], platform: Mapping[str, PlatformValue]) -> str:
     """The flag, the variable or the mount that gives a setting its value."""
     if name in flags:
         return flag(name)

@@ -8,12 +8,43 @@ of a text is the same each time.
 import re
 from collections.abc import Sequence
 
+from app.engine.classifier import Classification, Classifier
+from app.engine.observer import CountingFailures
 from app.engine.results import Outcome, Prediction, Word
-from app.errors import EmptyText, ServiceError, TextTooLong
+from app.engine.text.encoded_text import DEFAULTS
+from app.errors import EmptyText, ServiceError, TextTooLong, TooManyTexts
 
 MAX_WORDS = 128
 MAX_CHARS = 4_000
 WORD = re.compile(r"\S+")
+
+
+async def explain(
+    classifier: Classifier, text: str, *, deadline: float
+) -> tuple[Classification, Prediction, list[Word]]:
+    """Classify one text, and compute what each of its words contributes.
+
+    Raises:
+        TextTooLong: the text has too many characters or words, or its copies that each lack
+            a word have too many tokens together.
+        ServiceError: the text could not be classified, or ``Classifier.classify`` would raise it.
+    """
+    with CountingFailures(classifier.observer, 1):
+        spans = word_spans(text)
+        texts = [text, *without_each(text, spans)]
+        try:
+            done = await classifier.attempt(texts, DEFAULTS, deadline=deadline)
+        except TooManyTexts as error:
+            raise TextTooLong(
+                f"the text and its {len(spans)} copies, each without one word, are too long: "
+                f"{error}"
+            ) from None
+        whole, *without = done.outcomes
+        if isinstance(whole, ServiceError):
+            raise whole
+        words = contributions(whole, spans, without, multi_label=done.model.multi_label)
+    classifier.observer.predictions([whole])
+    return done, whole, words
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:

@@ -10,16 +10,18 @@ from pathlib import Path
 from app.config.settings import Settings
 from app.engine.machine.gpu import CUDA
 from app.engine.model.bundle import Bundle
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.text.tokenizer_threads import use_idle_cpus
-from app.engine.tuning.plan import Plan, tune
+from app.engine.tuning.plan import ServingPlan, tune
 from app.engine.worker import Steps
 from app.errors import ServiceError, UserError, first_line
 
-WARM_UP_TEXTS = (1, 8)
+WARM_UP_TEXT = "The first batch pays for memory that the next ones find ready."
+WARM_UP_BATCHES = (1, 8)  # texts
 
 # A model, and the plan for its runners and batches.
-Loaded = tuple[Model, Plan]
+Loaded = tuple[Model, ServingPlan]
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +43,27 @@ def load_all(paths: Iterable[Path], settings: Settings, cpus: float) -> dict[str
     return loaded
 
 
+def load_as_set(path: Path, settings: Settings, *, threads: int, name: str | None = None) -> Model:
+    """Open the bundle's model on the device and in the precision of the settings.
+
+    Raises:
+        UserError: the bundle or the device cannot be used.
+    """
+    return load_model(
+        Bundle.open(path),
+        device=settings.device,
+        precision=settings.precision,
+        threads=threads,
+        gpu_memory_mb=settings.gpu_memory_mb,
+        name=name,
+    )
+
+
 def load(
     path: Path,
     settings: Settings,
     cpus: float,
-    plan: Plan | None = None,
+    plan: ServingPlan | None = None,
     *,
     name: str | None = None,
 ) -> Loaded:
@@ -59,19 +77,11 @@ def load(
         UserError: the bundle cannot be served.
     """
     threads = plan.threads if plan is not None else 1
-    model = Model.load(
-        Bundle.open(path),
-        device=settings.device,
-        precision=settings.precision,
-        threads=threads,
-        gpu_memory_mb=settings.gpu_memory_mb,
-    )
-    if name is not None:
-        model.name = name
-    encoding = model.encode("The first batch pays for memory that the next ones find ready.")
+    model = load_as_set(path, settings, threads=threads, name=name)
+    encoding = model.tokenizer.encode(WARM_UP_TEXT)
     with _computing(path):
         # Each size once on each copy of the model, which take turns.
-        sizes = [texts for texts in WARM_UP_TEXTS for _ in range(model.device.copies)]
+        sizes = [texts for texts in WARM_UP_BATCHES for _ in range(model.device.copies)]
         results = [result for texts in sizes for result in model.infer([encoding] * texts)]
     if any(isinstance(result, ServiceError) for result in results):
         raise UserError(f"{path}: the model gives no finite logits")
@@ -85,7 +95,8 @@ def load(
         plan = replace(plan, budget=plan.budget.again())
     if model.provider == CUDA:
         # The runners and the event loop use the other CPUs. On the CPU provider, none is idle.
-        model.texts.divides_lists = use_idle_cpus(int(cpus) - plan.runners * plan.threads - 1)
+        idle = int(cpus) - plan.runners * plan.threads - 1
+        model.tokenizer.texts.divides_lists = use_idle_cpus(idle)
     return model.with_threads(plan.threads), plan
 
 
@@ -102,7 +113,7 @@ def _computing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def load_again(old: Model, settings: Settings, cpus: float, plan: Plan) -> Steps[Loaded]:
+def load_again(old: Model, settings: Settings, cpus: float, plan: ServingPlan) -> Steps[Loaded]:
     """Load the bundle of ``old``, as a job for a worker. The whole load is one step."""
     yield
     name = old.name if old.name in settings.served_name else None

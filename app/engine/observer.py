@@ -3,11 +3,29 @@
 The engine itself does not depend on metrics or traces.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from app.engine.batching.report import BatchReport
 from app.engine.results import Outcome
+from app.errors import ClientDisconnected, ServiceError
+
+# The stages of a request in the engine, in their order.
+STAGES = ("tokenize", "queue", "inference")
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """Functions that give the current values of what a classifier has."""
+
+    queue_texts: Callable[[], float]
+    queue_tokens: Callable[[], float]
+    runners_stuck: Callable[[], float]
+    device_lost: Callable[[], float]
+    cache_bytes: Callable[[], float]
+    model_ready: Callable[[], float]
 
 
 class Observer(Protocol):
@@ -16,23 +34,14 @@ class Observer(Protocol):
     All methods are called on the event loop, except ``batch``: a runner's thread calls it.
     """
 
-    def watch(
-        self,
-        *,
-        queue_texts: Callable[[], float],
-        queue_tokens: Callable[[], float],
-        runners_stuck: Callable[[], float],
-        device_lost: Callable[[], float],
-        cache_bytes: Callable[[], float],
-        ready: Callable[[], float],
-    ) -> None:
+    def watch(self, gauges: Gauges) -> None:
         """Keep these functions, and call them whenever their current values are needed."""
 
     def tag(self) -> object:
         """A tag that links the reports of batches to the current request, or None."""
 
-    def stages(self, stages: Sequence[tuple[str, float]], *, begun_ns: int, tag: object) -> None:
-        """The stages of a request, in their order, each with its name and its seconds.
+    def stages(self, stages: Mapping[str, float], *, begun_ns: int, tag: object) -> None:
+        """The seconds of each of a request's ``STAGES``. If nothing was computed, two are 0.
 
         ``begun_ns`` is when the first stage began, as Unix time in nanoseconds.
         """
@@ -60,3 +69,24 @@ class Observer(Protocol):
 
     def batch(self, report: BatchReport) -> None:
         """A batch is done."""
+
+
+class CountingFailures:
+    """A context that counts so many failed texts if it raises an error or is cancelled."""
+
+    # A class, because contextlib's generator takes several times as long.
+    __slots__ = ("_observer", "_texts")
+
+    def __init__(self, observer: Observer, texts: int) -> None:
+        self._observer, self._texts = observer, texts
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ServiceError):
+            self._observer.failure(error.code, self._texts)
+            if error.rejection:
+                self._observer.rejection(error.rejection)
+        elif isinstance(error, asyncio.CancelledError):
+            self._observer.failure(ClientDisconnected.code, self._texts)

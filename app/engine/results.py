@@ -1,8 +1,7 @@
-"""The results of the engine, as plain dicts. Descriptions and docstrings appear in OpenAPI."""
+"""The results of the engine, as plain dicts. ``app/api/openapi/results.py`` describes them."""
 
-from typing import Annotated, NotRequired, TypeVar
+from typing import NotRequired, TypeVar
 
-from pydantic import Field
 from typing_extensions import TypedDict
 
 from app.errors import ServiceError
@@ -13,45 +12,33 @@ Result = TypeVar("Result")
 class ItemError(TypedDict):
     """Why one text of a list has no prediction."""
 
-    code: Annotated[str, Field(description="the kind of error, for programs")]
-    message: Annotated[str, Field(description="what was wrong, and what is accepted")]
+    code: str
+    message: str
 
 
 class FailedItem(TypedDict):
     """Takes the place of a prediction that could not be made."""
 
-    error: Annotated[ItemError, Field(description="why there is no prediction")]
+    error: ItemError
 
 
 class LabelScores(TypedDict):
     """The model's result for one text, or for a part of it."""
 
-    label: Annotated[str, Field(description="the label with the highest score")]
-    score: Annotated[float, Field(description="its score")]
-    scores: Annotated[
-        dict[str, float],
-        Field(
-            description="softmax of the logits (sigmoid for a multi-label checkpoint); the logits "
-            "of a calibrated model are divided by its temperature first"
-        ),
-    ]
-    logits: Annotated[
-        dict[str, float], Field(description="what the model computed, never calibrated")
-    ]
-    tokens: Annotated[
-        int, Field(description="tokens of the text, special ones included, before truncation")
-    ]
-    truncated: Annotated[bool, Field(description="whether the end of the text was cut off")]
-    windows: NotRequired[
-        Annotated[int, Field(description="number of classified windows, if overflow is window")]
-    ]
+    label: str
+    score: float
+    scores: dict[str, float]
+    logits: dict[str, float]  # never calibrated
+    tokens: int  # special ones included, before truncation
+    truncated: bool
+    windows: NotRequired[int]
 
 
 class Span(TypedDict):
     """A part of a text. Positions count characters (Unicode code points)."""
 
-    start: Annotated[int, Field(description="position of the first character, from 0")]
-    end: Annotated[int, Field(description="position of the character after the last one")]
+    start: int
+    end: int  # the position after the last character
 
 
 class Sentence(Span, LabelScores):
@@ -65,20 +52,13 @@ class FailedSentence(Span, FailedItem):
 class Prediction(LabelScores):
     """The model's result for one text."""
 
-    sentences: NotRequired[
-        Annotated[
-            list[Sentence | FailedSentence],
-            Field(description="the sentences in order, if split is set"),
-        ]
-    ]
+    sentences: NotRequired[list[Sentence | FailedSentence]]
 
 
 class Word(Span):
     """A word of a text, and what it contributes to the text's label."""
 
-    contribution: Annotated[
-        float, Field(description="how much lower the label's score is without this word")
-    ]
+    contribution: float  # how much lower the label's score is without the word
 
 
 # The result for one text: a prediction, or the error that says why there is none.

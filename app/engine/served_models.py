@@ -14,7 +14,7 @@ from app.engine.classifier import Classifier
 from app.engine.loading import Loaded, load_again
 from app.engine.machine.memory import give_back_memory
 from app.engine.model.model import Model
-from app.engine.tuning.plan import Plan
+from app.engine.tuning.plan import ServingPlan
 from app.engine.worker import Worker
 from app.errors import InvalidBundle, ModelNotFound, ServiceError, UserError
 from app.lifecycle import Lifecycle
@@ -37,7 +37,7 @@ class ServedModels:
         settings: Settings,
         lifecycle: Lifecycle,
         cpus: float,
-        classifier_of: Callable[[Model, Plan], Classifier],
+        classifier_of: Callable[[Model, ServingPlan], Classifier],
     ) -> None:
         self._settings = settings
         self._lifecycle = lifecycle
@@ -107,7 +107,7 @@ class ServedModels:
         """
         self._lifecycle.check_recovers()
         for classifier in self.classifiers.values():
-            classifier.check_live()
+            classifier.health.check_live()
 
     async def check_ready(self) -> None:
         """Return if every model answers.
@@ -118,7 +118,7 @@ class ServedModels:
         self._lifecycle.check()
         self._lifecycle.check_recovers()
         for classifier in self.classifiers.values():
-            await classifier.check()
+            await classifier.health.check_ready()
 
     @property
     def loading(self) -> bool:
@@ -191,8 +191,10 @@ class ServedModels:
         self._lifecycle.close()
         timeout_s = max(0.0, until - time.monotonic())
         classifiers = [*self.classifiers.values(), *self._retiring]
-        finished = await asyncio.gather(*(one.retire(timeout_s) for one in classifiers))
-        self._lifecycle.computing = any(one.computing for one in classifiers)
+        finished = await asyncio.gather(
+            *(classifier.retire(timeout_s) for classifier in classifiers)
+        )
+        self._lifecycle.computing = any(classifier.computing for classifier in classifiers)
         return all(finished)
 
     async def end(self) -> None:

@@ -15,19 +15,13 @@ from app.config.settings import Settings
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.inference import out_of_memory
 from app.engine.batching.isolation import infer_each
+from app.engine.loading import load_as_set
 from app.engine.machine.cpu import available_cpus, ways_to_share
 from app.engine.machine.gpu import CUDA
-from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
-from app.engine.model.model import Model
-from app.engine.predictions import (
-    EncodedText,
-    Scored,
-    encode,
-    encodings,
-    infer,
-    predict,
-)
+from app.engine.model.bundle import MANIFEST, bundles_to_use, sha256
+from app.engine.predictions import Scored, outcomes_of, score_batch
 from app.engine.results import item
+from app.engine.text.encoded_text import EncodedText, encode, encodings
 from app.engine.text.encoding import Encoding
 from app.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from app.errors import OutOfMemory, ServiceError, UserError, first_line
@@ -67,18 +61,12 @@ class LocalClassifier:
         Raises:
             UserError: the bundle or the device cannot be used.
         """
-        path = settings.model[0] if settings.model else EMBEDDED_BUNDLE
+        path = bundles_to_use(settings.model)[0]
         cpus = available_cpus()
         *_, (runners, threads) = ways_to_share(
             cpus, runners=settings.runners, threads=settings.threads
         )
-        model = Model.load(
-            Bundle.open(path),
-            device=settings.device,
-            precision=settings.precision,
-            threads=threads,
-            gpu_memory_mb=settings.gpu_memory_mb,
-        )
+        model = load_as_set(path, settings, threads=threads)
         if model.provider == CUDA:
             runners = settings.runners or RUNNERS_PER_GPU * model.device.copies
         max_tokens = settings.max_batch_tokens or MIN_BATCH_TOKENS
@@ -119,7 +107,7 @@ class LocalClassifier:
     def _tokenize(self, chunk: Chunk, runners: Executor) -> _TokenizedChunk:
         """Tokenise the chunk's texts and hand their batches to the runners."""
         texts = [text for text in chunk.texts if isinstance(text, str)]
-        encoded = encode(self._model, texts, max_chars=self._max_chars)
+        encoded = encode(self._model.tokenizer, texts, max_chars=self._max_chars)
         to_infer = encodings(encoded)
         order = sorted(range(len(to_infer)), key=lambda index: len(to_infer[index]), reverse=True)
         batches = [
@@ -135,7 +123,7 @@ class LocalClassifier:
             if part is batch:
                 self._check_model()
 
-        return infer_each(partial(infer, self._model), batch, on_failure=on_failure)
+        return infer_each(partial(score_batch, self._model), batch, on_failure=on_failure)
 
     def _check_model(self) -> None:
         """Stop the run if the model fails on a plain text too. Else only some texts are at fault.
@@ -144,7 +132,7 @@ class LocalClassifier:
             UserError: the model failed.
         """
         try:
-            infer(self._model, [self._model.encode("a")])
+            score_batch(self._model, [self._model.tokenizer.encode("a")])
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise UserError(f"the model fails on every text: {first_line(error)}") from error
 
@@ -161,7 +149,7 @@ class LocalClassifier:
         advance(len(chunk.texts) - len(sorted_results))  # the texts that failed before
         numbered = sorted(zip(tokenized.order, sorted_results, strict=True), key=itemgetter(0))
         results = [result for _, result in numbered]
-        predictions = iter(predict(self._model, tokenized.encoded, results))
+        predictions = iter(outcomes_of(self._model, tokenized.encoded, results))
         return chunk, [
             item(next(predictions) if isinstance(text, str) else text) for text in chunk.texts
         ]

@@ -13,7 +13,14 @@ import ray
 from numpy.typing import NDArray
 
 from app.config.settings import Settings
-from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, SIDE_FILES, Bundle, sha256
+from app.engine.model.bundle import (
+    EMBEDDED_BUNDLE,
+    MANIFEST,
+    SIDE_FILES,
+    Bundle,
+    bundles_to_use,
+    sha256,
+)
 from app.errors import CannotContinue, UserError
 from app.files.actor_share import Share
 from app.files.local import LocalClassifier
@@ -59,7 +66,7 @@ class Job:
     def classifier(self) -> LocalClassifier:
         """Load the model on this node: from the same path if the same bundle is there."""
         measure = self.settings.device == "cuda"
-        path = self.settings.model[0] if self.settings.model else EMBEDDED_BUNDLE
+        path = bundles_to_use(self.settings.model)[0]
         manifest = path / MANIFEST
         if not self.settings.model or (manifest.is_file() and sha256(manifest) == self.manifest):
             return LocalClassifier(self.settings, measure=measure)

@@ -24,7 +24,7 @@ import ray.data
 from ray.exceptions import RayError
 
 from app.config.settings import Settings
-from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
+from app.engine.model.bundle import MANIFEST, Bundle, bundles_to_use, sha256
 from app.errors import CannotContinue, UserError
 from app.files import parts
 from app.files.actor_share import Share, actor_share
@@ -75,7 +75,7 @@ def classify(options: RayOptions, settings: Settings) -> None:
     directory = Directory(options.output)
     directory.check_is_outside(options.input)
     check_output(directory, resume=options.resume)
-    bundle = Bundle.open(settings.model[0] if settings.model else EMBEDDED_BUNDLE)
+    bundle = Bundle.open(bundles_to_use(settings.model)[0])
     with connected(options.address):
         share = actor_share(settings, ray.nodes())
         plan = Plan(_parts(files, options.column), _identity(options, settings, bundle))

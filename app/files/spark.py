@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import NullType, StringType, StructType
 
 from app.config.settings import Settings
-from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
+from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, bundles_to_use, sha256
 from app.errors import UserError
 from app.files.arrow import result_arrays, result_schema, texts
 from app.files.local import LocalClassifier
@@ -75,7 +75,7 @@ def classify(
         UserError: the bundle cannot be used, or the DataFrame has no such column of texts.
     """
     settings = settings or Settings()
-    path = settings.model[0] if settings.model else EMBEDDED_BUNDLE
+    path = bundles_to_use(settings.model)[0]
     labels = Bundle.open(path).manifest.labels
     digest = sha256(path / MANIFEST)
     # Spark does not distinguish the cases of letters in the names of columns.

@@ -73,5 +73,5 @@ class CallLimits:
                 raise self._overloaded(f"{self.most_arriving} later gRPC messages are arriving")
 
     def _overloaded(self, detail: str) -> Overloaded:
-        self.service.models.classifier(None).count_rejection("inflight_bytes")
+        self.service.models.classifier(None).observer.rejection("inflight_bytes")
         return Overloaded(f"{detail}, the most that are accepted", reason="inflight_bytes")

@@ -16,7 +16,7 @@ from app.api.protocols.open_inference.request import (
 from app.api.protocols.open_inference.response import VERSION, output_tensor, packed_values
 from app.api.protocols.open_inference.routes import SERVER, metadata_of, of_version
 from app.api.validation import checked
-from app.engine.predictions import Options
+from app.engine.text.encoded_text import TextOptions
 from app.errors import InvalidRequest, NotReady, ShuttingDown, TooManyTexts
 from app.grpc_api.call import Answers, Call
 from app.grpc_api.messages import Message
@@ -52,7 +52,7 @@ async def model_ready(call: Call, request: Message) -> Message:
     try:
         classifier = of_version(call.service, request.name, request.version or VERSION)
         call.service.lifecycle.check()
-        await classifier.check()
+        await classifier.health.check_ready()
     except (NotReady, ShuttingDown):
         ready = False
     return call.method.response(ready=ready)
@@ -95,7 +95,7 @@ async def model_infer(call: Call, request: Message) -> Message:
         raise InvalidRequest(
             f"inputs.0: shape says {body.inputs[0].shape} texts; there are {len(texts)}"
         )
-    options = Options(body.parameters.overflow)
+    options = TextOptions(body.parameters.overflow)
     done = await call.classify(texts, model=model.name, options=options)
     predictions = every_prediction(done.outcomes)
     names = [output.name for output in body.outputs or ALL_OUTPUTS]

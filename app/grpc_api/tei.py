@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from app.api.answers import every_prediction
 from app.api.protocols.common import ranking, tokens_computed
-from app.engine.predictions import Options
+from app.engine.text.encoded_text import TextOptions
 from app.errors import ServiceError
 from app.grpc_api.call import Answers, Call, Received
 from app.grpc_api.messages import Message, message
@@ -94,7 +94,7 @@ async def _answered(call: Call, received: Received) -> Message:
 
 async def _predict(call: Call, request: Message, *, deadline: float, started: float) -> Message:
     # TEI's field truncate is false unless it is set.
-    options = Options("truncate" if request.truncate else "error")
+    options = TextOptions("truncate" if request.truncate else "error")
     done = await call.classify([request.inputs], model=None, options=options, deadline=deadline)
     predictions = every_prediction(done.outcomes)
     values = predictions[0]["logits" if request.raw_scores else "scores"]
@@ -104,9 +104,9 @@ async def _predict(call: Call, request: Message, *, deadline: float, started: fl
             compute_chars=len(request.inputs),
             compute_tokens=tokens_computed(done.model, predictions),
             total_time_ns=round((time.perf_counter() - started) * 1e9),
-            tokenization_time_ns=round(done.tokenize_seconds * 1e9),
-            queue_time_ns=round(done.queue_seconds * 1e9),
-            inference_time_ns=round(done.inference_seconds * 1e9),
+            tokenization_time_ns=round(done.stages["tokenize"] * 1e9),
+            queue_time_ns=round(done.stages["queue"] * 1e9),
+            inference_time_ns=round(done.stages["inference"] * 1e9),
         ),
     )
 

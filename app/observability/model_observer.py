@@ -1,11 +1,12 @@
 """Metrics and traces of one model, from what the engine reports about its work."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 
 from app.engine.batching.report import BatchReport
-from app.engine.classifier import STAGES
 from app.engine.model.model import Model
+from app.engine.observer import STAGES, Gauges
 from app.engine.results import Outcome
 from app.errors import OUTCOMES, REJECTIONS, ServiceError
 from app.observability.metrics import Metrics
@@ -38,37 +39,19 @@ class ModelObserver:
         self._batch_tokens = metrics.batch_tokens.labels(name)
         self._padding_ratio = metrics.padding_ratio.labels(name)
         self._loop_lag = metrics.loop_lag.labels(name)
-        self._queue_texts = metrics.queue_texts.labels(name)
-        self._queue_tokens = metrics.queue_tokens.labels(name)
-        self._runners_stuck = metrics.runners_stuck.labels(name)
         self._runners_lost = metrics.runners_lost.labels(name)
         self._stalled = metrics.stalled_batches.labels(name)
         self._out_of_memory = metrics.out_of_memory.labels(name)
-        self._device_lost = metrics.device_lost.labels(name)
         self._cache_hits = metrics.cache_hits.labels(name)
         self._cache_misses = metrics.cache_misses.labels(name)
-        self._cache_bytes = metrics.cache_bytes.labels(name)
         self._texts_shared = metrics.texts_shared.labels(name)
-        self._ready = metrics.model_ready.labels(name)
         metrics.show_model(name, model.revision or "", model.precision, model.provider, version)
 
-    def watch(
-        self,
-        *,
-        queue_texts: Callable[[], float],
-        queue_tokens: Callable[[], float],
-        runners_stuck: Callable[[], float],
-        device_lost: Callable[[], float],
-        cache_bytes: Callable[[], float],
-        ready: Callable[[], float],
-    ) -> None:
+    def watch(self, gauges: Gauges) -> None:
         """Set the functions that give the values of the gauges at each scrape."""
-        self._queue_texts.set_function(queue_texts)
-        self._queue_tokens.set_function(queue_tokens)
-        self._runners_stuck.set_function(runners_stuck)
-        self._device_lost.set_function(device_lost)
-        self._cache_bytes.set_function(cache_bytes)
-        self._ready.set_function(ready)
+        for gauge in fields(gauges):  # they are named like the metrics
+            series = getattr(self._metrics, gauge.name).labels(self._name)
+            series.set_function(getattr(gauges, gauge.name))
 
     def predictions(self, outcomes: Iterable[Outcome]) -> None:
         """Count texts by what became of each."""
@@ -96,9 +79,12 @@ class ModelObserver:
         """The span context of the current request; None if it is not traced."""
         return current_tag() if self._tracer is not None else None
 
-    def stages(self, stages: Sequence[tuple[str, float]], *, begun_ns: int, tag: object) -> None:
-        """Record the stages of a request; each is a name and its seconds."""
-        for stage, seconds in stages:
+    def stages(self, stages: Mapping[str, float], *, begun_ns: int, tag: object) -> None:
+        """Record the seconds of a request's stages. If nothing was computed, only the first."""
+        tokenize, queue, inference = STAGES
+        if not (stages[queue] or stages[inference]):
+            stages = {tokenize: stages[tokenize]}
+        for stage, seconds in stages.items():
             self._metrics.stage_seconds.labels(self._name, stage).observe(seconds)
         if self._tracer is not None and tag is not None:
             self._tracer.stages(self._name, begun_ns, stages)

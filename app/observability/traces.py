@@ -6,7 +6,7 @@ does nothing while no span is recorded.
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
@@ -67,9 +67,9 @@ class Tracer:
             span.set_status(trace.StatusCode.ERROR)
         span.end()
 
-    def stages(self, model: str, begun_ns: int, stages: Iterable[tuple[str, float]]) -> None:
+    def stages(self, model: str, begun_ns: int, stages: Mapping[str, float]) -> None:
         """Record the stages of the current request, one after the other, with their seconds."""
-        for name, seconds in stages:
+        for name, seconds in stages.items():
             span = self._tracer.start_span(
                 name, start_time=begun_ns, attributes={"sentiment.model": model}
             )

@@ -28,11 +28,11 @@ SEAMS = (
     ("app.engine.batching.batcher", "MicroBatcher.check_admission", BATCHER),
     ("app.engine.batching.batcher", "MicroBatcher.submit", BATCHER),
     ("app.engine.batching.batcher", "MicroBatcher._deliver", BATCHER),
-    ("app.engine.classifier", "Classifier.count", METRICS),
+    ("app.observability.model_observer", "ModelObserver.predictions", METRICS),
     ("app.observability.model_observer", "ModelObserver.stages", METRICS),
     ("app.observability.model_observer", "ModelObserver.lag", METRICS),
     ("app.observability.metrics", "Metrics.observe_request", METRICS),
-    ("app.engine.predictions", "predict", ANSWER),
+    ("app.engine.predictions", "outcomes_of", ANSWER),
     ("app.api.answers", "timing", ANSWER),
     ("app.api.answers", "JsonAnswer.__init__", ANSWER),
     (UVICORN, "RequestResponseCycle.send", ANSWER),  # with the system call

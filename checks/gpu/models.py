@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.model.bundle import Bundle, Precision
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
 from benchmarks.texts import texts_of, tweet_lengths
@@ -25,14 +26,14 @@ def precisions(path: Path) -> list[Precision]:
 
 def load(path: Path, precision: Precision, device: Device) -> Model:
     """Open the variant of the bundle at ``path``; on a CPU, with one thread per core."""
-    return Model.load(Bundle.open(path), device=device, precision=precision, threads=0)
+    return load_model(Bundle.open(path), device=device, precision=precision, threads=0)
 
 
 def of_tokens(model: Model, tokens: int, texts: int) -> list[Encoding]:
     """Different texts of equal length: random token ids between the special tokens."""
-    first, *_, last = model.encode("some words").ids
+    first, *_, last = model.tokenizer.encode("some words").ids
     generator = random.Random(tokens)
-    highest = model.tokenizer.get_vocab_size() - 1
+    highest = model.tokenizer.library.get_vocab_size() - 1
     return [
         Encoding([first, *(generator.randint(5, highest) for _ in range(tokens - 2)), last], tokens)
         for _ in range(texts)
@@ -42,7 +43,10 @@ def of_tokens(model: Model, tokens: int, texts: int) -> list[Encoding]:
 def like_tweets(model: Model, texts: int, *, seed: int = 0) -> list[Encoding]:
     """Texts of common words, as long as tweets are."""
     lengths = [min(length, model.max_tokens) for length in tweet_lengths(texts, seed=seed)]
-    return [model.encode(text) for text in texts_of(model.tokenizer, lengths, seed=seed)]
+    return [
+        model.tokenizer.encode(text)
+        for text in texts_of(model.tokenizer.library, lengths, seed=seed)
+    ]
 
 
 def logits(model: Model, batch: Sequence[Encoding]) -> NDArray[np.float32]:

@@ -21,7 +21,7 @@ def run(setup: Setup) -> Iterator[Row]:
         precision = precisions(bundle)[-1]
         model = load(bundle, precision, "cpu")
         lengths = [min(n, model.max_tokens) for n in tweet_lengths(setup.size.service_texts)]
-        texts = texts_of(model.tokenizer, lengths)
+        texts = texts_of(model.tokenizer.library, lengths)
         flags = ("--device", setup.device, "--precision", precision)
         with Service(bundle, *flags, "--max-queue-tokens", QUEUE_TOKENS) as service:
             plan = next(line for line in service.log.splitlines() if "runners" in line)

@@ -11,7 +11,7 @@ import brotli
 import numpy as np
 
 from app.api.protocols.open_inference.bytes_tensor import pack, unpack
-from app.engine.predictions import DEFAULTS, Options
+from app.engine.text.encoded_text import DEFAULTS, TextOptions
 from checks.soak.call import Call, ranking, tensors
 from checks.soak.grpc_calls import GrpcCalls
 from checks.soak.truth import ODD, SENTENCES, WINDOWS, Truth
@@ -109,7 +109,7 @@ class Calls:
         return self.classify([self._long()], WINDOWS)
 
     def classify(
-        self, texts: Sequence[str], options: Options = DEFAULTS, *, single: bool = False
+        self, texts: Sequence[str], options: TextOptions = DEFAULTS, *, single: bool = False
     ) -> Call:
         """POST /classify with these texts."""
         body: dict[str, Any] = {"inputs": texts[0] if single else texts}
@@ -232,7 +232,7 @@ class Calls:
     def tokenize(self) -> Call:
         """POST /tokenize."""
         texts = self._texts(self._order.randint(1, 4))
-        expected = [self._truth.model.encode(text).ids for text in texts]
+        expected = [self._truth.model.tokenizer.encode(text).ids for text in texts]
         return self._post(
             "/tokenize",
             {"inputs": texts},

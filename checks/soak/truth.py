@@ -10,14 +10,15 @@ from pydantic_core import to_json
 from app.config.settings import Settings
 from app.engine.explanation import contributions, without_each, word_spans
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.model.model import Model
-from app.engine.predictions import DEFAULTS, Options, encode, encodings, infer, predict
+from app.engine.model.load import load_model
+from app.engine.predictions import outcomes_of, score_batch
 from app.engine.results import Outcome, Prediction, item
+from app.engine.text.encoded_text import DEFAULTS, TextOptions, encode, encodings
 from benchmarks.texts import texts_of, tweet_lengths
 
 LONG_TOKENS = (200, 511, 512, 513, 900, 1_500)
-SENTENCES = Options(split="sentences")
-WINDOWS = Options(overflow="window")
+SENTENCES = TextOptions(split="sentences")
+WINDOWS = TextOptions(overflow="window")
 # Texts that the tokenizer treats specially, or that are refused.
 ODD = (
     "@someone said http://example.org/x is great",
@@ -36,11 +37,11 @@ class Truth:
 
     def __init__(self, texts: int, seed: int) -> None:
         bundle = Bundle.open(EMBEDDED_BUNDLE)
-        self.model = Model.load(bundle, device="cpu", precision="int8", threads=1)
+        self.model = load_model(bundle, device="cpu", precision="int8", threads=1)
         self._max_chars = Settings().max_text_chars
-        self._known: dict[tuple[str, Options], Any] = {}
+        self._known: dict[tuple[str, TextOptions], Any] = {}
         self._explained: dict[str, Any] = {}
-        tokenizer = self.model.tokenizer
+        tokenizer = self.model.tokenizer.library
         tweets = texts_of(tokenizer, tweet_lengths(texts, seed=seed), seed=seed)
         self.tweets = list(dict.fromkeys(tweets))
         # Long texts are made of words, because the tokenizer cuts texts off at the model's limit.
@@ -50,7 +51,7 @@ class Truth:
         self.passages = list(sentences)
         self.short = [text for text in self.tweets if len(text.split()) <= 8][:40]
 
-    def of(self, text: str, options: Options = DEFAULTS) -> Any:
+    def of(self, text: str, options: TextOptions = DEFAULTS) -> Any:
         """A text's item of ``results``: its prediction or its error."""
         key = text, options
         if key not in self._known:
@@ -85,10 +86,10 @@ class Truth:
         for text in self.short:
             self.explanation(text)
 
-    def _outcome(self, text: str, options: Options = DEFAULTS) -> Outcome:
-        encoded = encode(self.model, [text], max_chars=self._max_chars, options=options)
-        results = [infer(self.model, [one])[0] for one in encodings(encoded)]
-        (outcome,) = predict(self.model, encoded, results)
+    def _outcome(self, text: str, options: TextOptions = DEFAULTS) -> Outcome:
+        encoded = encode(self.model.tokenizer, [text], max_chars=self._max_chars, options=options)
+        results = [score_batch(self.model, [one])[0] for one in encodings(encoded)]
+        (outcome,) = outcomes_of(self.model, encoded, results)
         return outcome
 
     def _sentences(self, order: random.Random) -> str:

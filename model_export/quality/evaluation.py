@@ -60,7 +60,7 @@ def logits_of_examples(model: Model, examples: Sequence[Example]) -> NDArray[np.
     encodings = []
     for row, example in enumerate(examples, start=1):
         try:
-            encodings.append(model.encode(example.text))
+            encodings.append(model.tokenizer.encode(example.text))
         except ServiceError as error:
             raise UserError(f"labelled text {row}: {error.detail}") from error
     by_length = sorted(range(len(encodings)), key=lambda index: len(encodings[index]))

@@ -56,7 +56,7 @@ def verify(model: Model, checkpoint: Checkpoint) -> Parity:
     logits = [checkpoint.logits(encoding.ids) for encoding in encodings]
     if model.text_pairs:
         pairs = [*starmap(TextPair, pairwise(TEXTS)), TextPair(" ".join(TEXTS * 30), TEXTS[-1])]
-        encodings += [model.encode(pair) for pair in pairs]
+        encodings += [model.tokenizer.encode(pair) for pair in pairs]
         logits += [checkpoint.pair_logits(pair) for pair in pairs]
     expected = np.stack(logits)
     alone = [result for encoding in encodings for result in model.infer([encoding])]
@@ -103,8 +103,8 @@ def _encodings(model: Model) -> list[Encoding]:
     """Real texts, and one long text cut to 3, 4, 8, 16, ... tokens, at most ``LONGEST``."""
     paragraph = " ".join(TEXTS)
     repeated = " ".join([paragraph] * (model.max_tokens // 100 + 1))
-    encodings = [model.encode(text) for text in (*TEXTS, paragraph[:400], paragraph)]
-    ids = model.encode(repeated).ids  # longer than max_tokens, so cut to exactly that
+    encodings = [model.tokenizer.encode(text) for text in (*TEXTS, paragraph[:400], paragraph)]
+    ids = model.tokenizer.encode(repeated).ids  # longer than max_tokens, so cut to exactly that
     longest = min(len(ids), LONGEST)
     sizes = [3, *(2**power for power in range(2, 10) if 2**power < longest), longest - 1, longest]
     return encodings + [Encoding([*ids[: size - 1], ids[-1]], size) for size in sizes]

@@ -12,12 +12,14 @@ import pytest
 
 from app import doctor
 from app.cli import main
-from app.engine.machine.gpu import CUDA, CudaState, Gpu
+from app.engine import loading
+from app.engine.machine.gpu import CUDA, CudaGpu, CudaState
 from app.engine.model.device import CPU, Device
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.errors import UserError
 
-WORKING = CudaState("580.65.06", "13.0", "13.0", (Gpu("NVIDIA Test", 80 * 2**30),))
+WORKING = CudaState("580.65.06", "13.0", "13.0", (CudaGpu("NVIDIA Test", 80 * 2**30),))
 BROKEN = CudaState(problem="no NVIDIA driver is found", cure="install the driver")
 
 Lines = list[str]
@@ -34,6 +36,12 @@ def ask(bundle: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple
     return run
 
 
+def load_with(monkeypatch: pytest.MonkeyPatch, load: Callable[..., Model]) -> None:
+    """Let ``load`` take the place of ``load_model``."""
+    for module in (doctor, loading):
+        monkeypatch.setattr(module, "load_model", load)
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Install the package for GPUs, with this state of CUDA and this error of its logits."""
@@ -41,7 +49,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def install(state: CudaState, error: float = 0.0) -> None:
         monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
         monkeypatch.setattr(doctor, "cuda_state", lambda: state)
-        load = Model.load
+        load = load_model
         infer: Any = Model.infer
 
         def on_gpu(bundle: Any, *, device: str, **options: Any) -> Model:
@@ -53,7 +61,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             shift = error * (model.provider == CUDA) * np.array([1, 0, -1], np.float32)
             return [row + shift for row in infer(model, encodings)]
 
-        monkeypatch.setattr(Model, "load", on_gpu)
+        load_with(monkeypatch, on_gpu)
         monkeypatch.setattr(Model, "infer", with_error)
 
     return install
@@ -108,7 +116,7 @@ def test_each_gpu_is_compared_with_the_cpu(
 ) -> None:
     """Wrong logits of only the second GPU are a problem."""
     gpu(WORKING)
-    load: Any = Model.load
+    load: Any = vars(doctor)["load_model"]
     infer: Any = Model.infer
     batches = []
 
@@ -122,7 +130,7 @@ def test_each_gpu_is_compared_with_the_cpu(
         batches.append(len(encodings))
         return [row + (len(batches) == 2) for row in infer(model, encodings)]
 
-    monkeypatch.setattr(Model, "load", on_two_gpus)
+    load_with(monkeypatch, on_two_gpus)
     monkeypatch.setattr(Model, "infer", wrong_on_the_second)
     code, lines = ask()
     assert code == 1
@@ -134,14 +142,14 @@ def test_a_comparison_that_fails_is_a_problem(
 ) -> None:
     """If the CPU cannot compute the logits, the other findings are still written."""
     gpu(WORKING)
-    load = Model.load
+    load: Callable[..., Model] = vars(doctor)["load_model"]
 
     def not_on_cpu(bundle: Any, *, device: str, **options: Any) -> Model:
         if device == "cpu":
             raise UserError("model.onnx is damaged")
         return load(bundle, device=device, **options)
 
-    monkeypatch.setattr(Model, "load", not_on_cpu)
+    load_with(monkeypatch, not_on_cpu)
     code, lines = ask("--json")
     findings = json.loads("".join(lines))
     assert code == 1

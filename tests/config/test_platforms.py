@@ -61,8 +61,10 @@ def test_a_bad_port_names_its_variable(monkeypatch: pytest.MonkeyPatch, name: st
 
 def test_sagemaker_is_known_by_its_directory(mounts: list[Path]) -> None:
     """SageMaker sets no variable for its port 8080, so its directory or other variables decide."""
-    assert platforms.found({"SAGEMAKER_BATCH": "true"})["port"].value == 8080
-    assert platforms.found({"SAGEMAKER_BATCH": "true", "PORT": "1"})["port"].value == "1"
+    assert platforms.platform_settings({"SAGEMAKER_BATCH": "true"})["port"].value == 8080
+    assert (
+        platforms.platform_settings({"SAGEMAKER_BATCH": "true", "PORT": "1"})["port"].value == "1"
+    )
     mounts[0].mkdir(parents=True)
     assert load_settings({}).port == 8080
 
@@ -103,13 +105,13 @@ def test_a_mount_may_hold_directories_of_bundles(tmp_path: Path) -> None:
     """Azure ML mounts the registered folder inside AZUREML_MODEL_DIR. Several are all served."""
     for name in ("b", "a"):
         _put_bundle(tmp_path / "azure" / name)
-    found = platforms.found({platforms.AZURE_MODEL_VARIABLE: str(tmp_path / "azure")})
+    found = platforms.platform_settings({platforms.AZURE_MODEL_VARIABLE: str(tmp_path / "azure")})
     assert found["model"].value == (tmp_path / "azure/a", tmp_path / "azure/b")
 
 
 def test_without_a_mount_the_embedded_model_is_served() -> None:
     """Nothing is decided for a machine of no platform, and the log says so."""
-    assert platforms.found({}) == {}
+    assert platforms.platform_settings({}) == {}
     settings = load_settings({})
     assert (settings.model, settings.port) == ((), 8000)
     assert sources(settings, {}) == "port 8000 (default); model the embedded one (default)"

@@ -18,7 +18,8 @@ import pytest
 from app.cli import main
 from app.config.settings import Settings
 from app.errors import OutOfMemory, ServiceError
-from app.grpc_api.call import CODES, Calls
+from app.grpc_api.call import CODES
+from app.grpc_api.calls import Calls
 from app.grpc_api.messages import METHODS, POOL, SERVICES
 from app.service import Service
 from benchmarks.service import free_port

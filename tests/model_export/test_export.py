@@ -18,6 +18,7 @@ from optimum.onnxruntime import ORTModelForSequenceClassification
 from transformers import AutoTokenizer
 
 from app.engine.model.bundle import FORMAT_VERSION, Bundle, Manifest, Precision, sha256
+from app.engine.model.load import load_model
 from app.engine.model.model import Logits, Model
 from app.engine.text.encoding import Encoding
 from app.errors import InferenceFailed, UserError
@@ -131,7 +132,7 @@ def test_other_loaders_find_their_settings(made: Exported) -> None:
     assert config["model_max_length"] == MAX_TOKENS
     loaded = AutoTokenizer.from_pretrained(made.bundle)
     text = "what a lovely afternoon"
-    assert loaded(text)["input_ids"] == made.model("fp32").encode(text).ids
+    assert loaded(text)["input_ids"] == made.model("fp32").tokenizer.encode(text).ids
 
 
 @pytest.mark.parametrize(
@@ -186,10 +187,10 @@ def test_a_multi_label_checkpoint_stays_one(tmp_path: Path, labels: list[str]) -
     with pytest.raises(UserError, match="source is multi-label and cannot be scored"):
         export(checkpoint, tmp_path / "out", examples=examples, say=_fail(AssertionError()))
     export(checkpoint, tmp_path / "out", precisions=["fp32"], say=silent)
-    model = Model.load(Bundle.open(tmp_path / "out"), device="cpu", precision="fp32", threads=1)
+    model = load_model(Bundle.open(tmp_path / "out"), device="cpu", precision="fp32", threads=1)
     assert model.multi_label
     assert model.labels == labels
-    (logits,) = model.infer([model.encode("what a lovely afternoon")])
+    (logits,) = model.infer([model.tokenizer.encode("what a lovely afternoon")])
     assert not isinstance(logits, InferenceFailed)
     np.testing.assert_allclose(model.scores(logits), 1 / (1 + np.exp(-logits)), rtol=1e-5)
 
@@ -492,8 +493,8 @@ def test_weights_beyond_one_file_go_into_another(
         assert f"| `{variant.file}` | {size} |" in (tmp_path / "large/README.md").read_text()
         found = []
         for bundle in bundles:
-            model = Model.load(bundle, device="cpu", precision=precision, threads=1)
-            found.append(model.infer([model.encode("what a lovely afternoon")])[0])
+            model = load_model(bundle, device="cpu", precision=precision, threads=1)
+            found.append(model.infer([model.tokenizer.encode("what a lovely afternoon")])[0])
         np.testing.assert_array_equal(found[0], found[1])
     with (tmp_path / "large/onnx/model.onnx_data").open("r+b") as file:
         file.write(b"changed")
@@ -511,7 +512,7 @@ def test_optimum_and_transformers_load_the_bundle(made: Exported, name: str) -> 
     model = made.model("fp32" if name == "model.onnx" else "int8")
     for text in CORPUS[:4]:
         expected = other(**tokenizer(text, return_tensors="np")).logits[0]
-        (found,) = model.infer([model.encode(text)])
+        (found,) = model.infer([model.tokenizer.encode(text)])
         assert not isinstance(found, InferenceFailed)
         np.testing.assert_allclose(found, expected, atol=1e-5)
         assert other.config.id2label[int(expected.argmax())] == LABELS[int(found.argmax())]

@@ -1,6 +1,13 @@
 """The README.md of a bundle."""
 
-from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle, Manifest, Parity, Source, Variant
+from app.engine.model.bundle import (
+    EMBEDDED_BUNDLE,
+    Bundle,
+    CheckpointSource,
+    Manifest,
+    Parity,
+    Variant,
+)
 from model_export.model_card import model_card
 
 
@@ -10,7 +17,7 @@ def _manifest(**source: str) -> Manifest:
     return Manifest(
         format_version=1,
         name="moods",
-        source=Source(files={}, **source),
+        source=CheckpointSource(files={}, **source),
         architecture="RobertaForSequenceClassification",
         labels=["negative", "neutral", "positive"],
         max_tokens=512,

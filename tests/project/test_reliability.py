@@ -33,4 +33,6 @@ def test_every_row_names_its_test() -> None:
 def test_a_test_that_a_row_names_exists(file: str, test: str) -> None:
     """Under that name in that file: the page cannot rot."""
     tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
-    assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert test in {
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }

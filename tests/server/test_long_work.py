@@ -16,7 +16,7 @@ import pytest
 import sentencex
 
 from app.api.json_document import MAX_VALUES, parse
-from app.engine.model.model import Model
+from app.engine.text.input_tokenizer import InputTokenizer
 from app.errors import InvalidRequest
 from tests.api.routes.test_stream import FLAGS
 from tests.conftest import Serve
@@ -97,14 +97,14 @@ def test_sentences_are_not_looked_for_when_the_client_has_left(service: Process)
 def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The texts of each call of the tokenizer, which is slowed down."""
     calls: list[list[str]] = []
-    encode_batch = Model.encode_batch
+    encode_batch = InputTokenizer.encode_batch
 
-    def note(model: Model, texts: Sequence[str]) -> Any:
+    def note(tokenizer: InputTokenizer, texts: Sequence[str]) -> Any:
         calls.append(list(texts))
         time.sleep(0.02)
-        return encode_batch(model, texts)
+        return encode_batch(tokenizer, texts)
 
-    monkeypatch.setattr(Model, "encode_batch", note)
+    monkeypatch.setattr(InputTokenizer, "encode_batch", note)
     return calls
 
 

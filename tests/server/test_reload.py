@@ -22,7 +22,9 @@ from fastapi.testclient import TestClient
 
 from app.api.protocols.open_inference.request import EXAMPLE
 from app.config.settings import Settings
+from app.engine import loading
 from app.engine.classifier import Classifier
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.main import create_app
 from tests.api.routes.test_stream import FLAGS, HEAD
@@ -333,14 +335,14 @@ def test_a_model_that_was_replaced_is_freed(
 ) -> None:
     """After reloads, only the last model stays in memory; all others are freed."""
     loaded: list[weakref.ref[Model]] = []
-    load = Model.load
+    load = load_model
 
     def note(*arguments: Any, **options: Any) -> Model:
         model = load(*arguments, **options)
         loaded.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(Model, "load", note)
+    monkeypatch.setattr(loading, "load_model", note)
     client = serve(model=(bundle,), admin_keys="admin-key-1")
     for _ in range(3):
         assert _reload(client).status_code == 200

@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from app.engine.model.bundle import Bundle, Precision
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from model_export.checkpoint import architectures as known
 from model_export.checkpoint.checkpoint import load_checkpoint
@@ -162,7 +163,7 @@ class Exported:
 
     def model(self, precision: Precision, *, threads: int = 1) -> Model:
         """Load a variant of the bundle as the service would."""
-        return Model.load(
+        return load_model(
             Bundle.open(self.bundle), device="cpu", precision=precision, threads=threads
         )
 

@@ -9,7 +9,7 @@ from typing import get_args
 
 from app.engine.model import model as model_module
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.model.model import Model
+from app.engine.model.load import load_model
 from app.engine.model.session import Int8Kernels, int8_kernels
 
 TEXTS = (
@@ -25,8 +25,8 @@ def logits(kernels: Int8Kernels) -> list[list[float]]:
     """Of each text, in a session with these kernels."""
     vars(model_module)["int8_kernels"] = lambda: kernels
     bundle = Bundle.open(EMBEDDED_BUNDLE)
-    model = Model.load(bundle, device="cpu", precision="int8", threads=1)
-    found = [model.infer([model.encode(text)])[0] for text in TEXTS]
+    model = load_model(bundle, device="cpu", precision="int8", threads=1)
+    found = [model.infer([model.tokenizer.encode(text)])[0] for text in TEXTS]
     return [[float(value) for value in row] for row in found]  # type: ignore[union-attr]
 
 

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from app.api.openapi.results import describe_results
 from app.api.problems import MEDIA_TYPE as PROBLEM
 
 REFERENCE = "#/components/schemas/{model}"
@@ -40,6 +41,7 @@ def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str
                 name = ".".join([kind, *error["examples"]])
                 _add(name, answer, errors)
                 answers[status] = {"$ref": f"#/components/responses/{name}"}
+    describe_results(schemas)
     document["paths"] = _plain(document["paths"])
     components["schemas"] = dict(sorted(_plain(schemas).items()))
     return document

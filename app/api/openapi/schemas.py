@@ -19,10 +19,10 @@ from typing_extensions import TypedDict
 from app.api.inputs import Text, Texts
 from app.engine.model.bundle import Calibration, Parity, Precision
 from app.engine.model.session import Int8Kernels
-from app.engine.predictions import Overflow, Split
 from app.engine.results import FailedItem, Prediction, Word
+from app.engine.text.encoded_text import Overflow, Split
 from app.engine.text.preprocessing import Preprocessing
-from app.engine.tokens import Tokens
+from app.engine.text.tokens import Tokens
 
 LANGUAGE_TAG = re.compile("[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}")  # BCP 47
 

@@ -25,8 +25,8 @@ from app.api.routing import Route
 from app.api.validation import ByField
 from app.engine.classifier import Classification
 from app.engine.machine.gpu import CUDA
-from app.engine.predictions import Options
 from app.engine.results import Prediction
+from app.engine.text.encoded_text import TextOptions
 from app.engine.text.pairs import Input
 from app.errors import (
     DeadlineExceeded,
@@ -143,7 +143,7 @@ async def predict(request: HttpRequest) -> Response:
     body = cast(PredictRequest, body)
     started = time.perf_counter()
     texts = as_list(body.inputs)
-    options = Options("error" if body.truncate is False else "truncate")
+    options = TextOptions("error" if body.truncate is False else "truncate")
     done = await request.exchange.classify(texts, model=None, options=options)
     predictions = every_prediction(done.outcomes)
     batch = [ranking(one["logits" if body.raw_scores else "scores"]) for one in predictions]
@@ -162,9 +162,9 @@ def _headers(
     seconds = {
         "x-compute-time": time.perf_counter() - started,
         "x-total-time": time.perf_counter() - started,
-        "x-tokenization-time": done.tokenize_seconds,
-        "x-queue-time": done.queue_seconds,
-        "x-inference-time": done.inference_seconds,
+        "x-tokenization-time": done.stages["tokenize"],
+        "x-queue-time": done.stages["queue"],
+        "x-inference-time": done.stages["inference"],
     }
     return {
         "x-compute-type": "gpu" if done.model.provider == CUDA else "cpu",

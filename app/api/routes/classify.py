@@ -15,8 +15,9 @@ from app.api.openapi.schemas import (
     ExplainResponse,
 )
 from app.api.routing import Route
-from app.engine.predictions import Options
+from app.engine import explanation
 from app.engine.results import item
+from app.engine.text.encoded_text import TextOptions
 
 router = APIRouter(tags=["classification"], route_class=Route)
 
@@ -46,7 +47,7 @@ async def answer(request: HttpRequest, body: ClassifyRequest) -> Response:
     """
     single = not isinstance(body.inputs, list)
     texts = as_list(body.inputs)
-    options = Options(body.overflow, body.split, body.language)
+    options = TextOptions(body.overflow, body.split, body.language)
     done = await request.exchange.classify(texts, model=body.model, options=options)
     if error := whole_failure(done.outcomes, single=single):
         raise error
@@ -77,7 +78,7 @@ async def explain(request: HttpRequest) -> Response:
     exchange = request.exchange
     classifier = exchange.service.models.classifier(body.model)
     exchange.asks(classifier.model.name, 1)
-    explaining = classifier.explain(body.inputs, deadline=exchange.deadline)
+    explaining = explanation.explain(classifier, body.inputs, deadline=exchange.deadline)
     done, whole, words = await exchange.while_connected(explaining)
     exchange.classified(done, [whole])
     response: ExplainResponse = {

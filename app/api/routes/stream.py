@@ -20,7 +20,7 @@ from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, text_example
 from app.api.routes.stream_group import StreamGroup
 from app.api.routing import StreamRoute
-from app.engine.predictions import Options, Overflow
+from app.engine.text.encoded_text import Overflow, TextOptions
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -101,7 +101,7 @@ async def classify_stream(request: HttpRequest) -> Response:
     model = request.query_params.get("model")
     body = decoder(request.headers.get("content-encoding", ""))
     exchange.asks(exchange.service.models.classifier(model).model.name, 0)
-    return StreamedAnswers(exchange, model, Options(overflow=overflow), body)
+    return StreamedAnswers(exchange, model, TextOptions(overflow=overflow), body)
 
 
 class StreamedAnswers(Response):
@@ -111,7 +111,7 @@ class StreamedAnswers(Response):
         self,
         exchange: HttpExchange,
         model: str | None,
-        options: Options,
+        options: TextOptions,
         body: Decoder,
     ) -> None:
         super().__init__(

@@ -8,8 +8,9 @@ from functools import partial
 from app.api.answers import in_places
 from app.api.ndjson import Line, answer_line
 from app.engine.classifier import Classifier
-from app.engine.predictions import Options
+from app.engine.observer import CountingFailures
 from app.engine.results import Outcome
+from app.engine.text.encoded_text import TextOptions
 from app.engine.text.pairs import Input
 from app.errors import ServiceError, ShuttingDown, TooManyTexts
 from app.exchange import Exchange
@@ -26,7 +27,7 @@ class StreamGroup:
         lines: Sequence[Line],
         exchange: Exchange,
         model: str | None,
-        options: Options,
+        options: TextOptions,
     ) -> None:
         self.admitted = asyncio.Event()
         self.lines = lines
@@ -43,7 +44,9 @@ class StreamGroup:
             results = await self._outcomes([t for t in texts if not isinstance(t, ServiceError)])
         finally:
             self.admitted.set()
-        self._classifier.count(text for text in texts if isinstance(text, ServiceError))
+        self._classifier.observer.predictions(
+            text for text in texts if isinstance(text, ServiceError)
+        )
         outcomes = in_places(texts, results)
         self._exchange.asks(self._classifier.model.name, len(texts))
         if self._exchange.work is not None:
@@ -59,11 +62,11 @@ class StreamGroup:
         if not texts:
             return []
         try:
-            with self._classifier.counting_failures(len(texts)):
+            with CountingFailures(self._classifier.observer, len(texts)):
                 outcomes = await self._across_reloads(texts)
         except ServiceError as error:
             return [error] * len(texts)
-        self._classifier.count(outcomes)
+        self._classifier.observer.predictions(outcomes)
         return outcomes
 
     async def _across_reloads(self, texts: Sequence[Input]) -> Sequence[Outcome]:

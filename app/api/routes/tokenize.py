@@ -12,7 +12,7 @@ from app.api.openapi.schemas import TokenizeRequest, TokenizeResponse
 from app.api.routing import Route
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.results import item
-from app.engine.tokens import tokens_steps
+from app.engine.text.tokens import tokens_steps
 from app.errors import ServiceError
 
 router = APIRouter(tags=["classification"], route_class=Route)
@@ -40,7 +40,7 @@ async def tokenize(request: HttpRequest) -> Response:
     model = service.models.classifier(body.model).model
     exchange.asks(model.name, len(texts))
     steps = tokens_steps(
-        model,
+        model.tokenizer,
         texts,
         special=body.add_special_tokens,
         max_chars=service.settings.max_text_chars,

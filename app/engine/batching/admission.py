@@ -1,4 +1,10 @@
-"""Decide which requests enter the queue, by its limit and by the predicted wait."""
+"""Decide which requests enter the queue, by its limit and by the predicted wait.
+
+``MicroBatcher.submit`` decides. The same question is asked before that, to save work that would be
+in vain: before a long body is read, before texts are tokenised, and after each step of tokenising
+a long list. Without these checks, refusing a request would cost a third more, or far more for a
+long one. None of them can stand for another, because meanwhile other requests fill the queue.
+"""
 
 from collections.abc import Callable
 

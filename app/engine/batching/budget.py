@@ -31,9 +31,8 @@ class TokenBudget:
     ``most``, when full batches of the new size compute more tokens per second than those of the
     current size. ``on_change`` is then called with the new budget, on a runner's thread.
 
-    Every budget is lowered when memory runs out. From then on it only falls, or returns to the
-    lowered value, and ``on_change`` is not called any more: it would keep a budget that only
-    this process needs.
+    Every budget is lowered when memory runs out in a batch. After that it never exceeds the lowered
+    value, and ``on_change`` is not called any more, because the next start may have more memory.
     """
 
     def __init__(

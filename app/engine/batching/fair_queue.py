@@ -46,8 +46,8 @@ class FairQueue(Generic[E]):
 
     def __init__(self) -> None:
         self._waiting: list[E] = []  # sorted by turn
-        # The waiting entries of each key. After an error, some may be missing here; they then get
-        # a result of their own. An entry that is here always waits.
+        # The waiting entries by their keys. After an error such as MemoryError, a waiting entry may
+        # be missing here; it is then computed by itself. No entry is here that does not wait.
         self._equals: dict[Hashable, dict[E, None]] = {}
         self._tokens = 0
         self._virtual_time = 0

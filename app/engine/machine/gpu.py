@@ -47,7 +47,7 @@ _INIT_ERRORS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class CudaGpu:
     """A GPU that CUDA can see. Its number is its place in ``CudaState.gpus``."""
 
     name: str
@@ -66,7 +66,7 @@ class CudaState:
     driver: str = ""
     driver_cuda: str = ""
     runtime_cuda: str = ""
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[CudaGpu, ...] = ()
     problem: str = ""
     cure: str = ""
 
@@ -107,7 +107,7 @@ def cuda_state(library: str = LIBCUDA, root: Path = Path("/")) -> CudaState:
     return replace(state, problem=problem, cure=cure)
 
 
-def _ask_driver(library: str, root: Path) -> tuple[str, tuple[Gpu, ...]]:
+def _ask_driver(library: str, root: Path) -> tuple[str, tuple[CudaGpu, ...]]:
     """The newest CUDA that the driver supports, and the GPUs that it shows.
 
     Raises:
@@ -129,13 +129,13 @@ def _ask_driver(library: str, root: Path) -> tuple[str, tuple[Gpu, ...]]:
     return version, tuple(_gpu(cuda, index) for index in range(count.value))
 
 
-def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
+def _gpu(cuda: ctypes.CDLL, index: int) -> CudaGpu:
     device, memory = ctypes.c_int(), ctypes.c_size_t()
     name = ctypes.create_string_buffer(256)
     cuda.cuDeviceGet(ctypes.byref(device), index)
     cuda.cuDeviceGetName(name, len(name), device)
     cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
-    return Gpu(name.value.decode(errors="replace"), memory.value)
+    return CudaGpu(name.value.decode(errors="replace"), memory.value)
 
 
 def _no_library(error: OSError, library: str, root: Path) -> tuple[str, str]:

@@ -20,7 +20,7 @@ def fill(
     pad_token_id: int,
     typed: bool,
 ) -> None:
-    """Write the encodings into ``inputs``: arrays of their ``batch_shape``, whatever they hold.
+    """Write the encodings into ``inputs``, and overwrite what these arrays of ``batch_shape`` held.
 
     ``typed`` says whether encodings can have the token type 1.
     """

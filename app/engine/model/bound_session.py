@@ -63,8 +63,8 @@ class BoundSession:
         address = buffers.logits.data_ptr()
         self._binding.bind_output(self._output, *self._place, np.float32, logits, address)
         self._session.run_with_iobinding(self._binding, self._options)
-        found: NDArray[np.float32] = self._binding.copy_outputs_to_cpu()[0]
-        return found
+        computed: NDArray[np.float32] = self._binding.copy_outputs_to_cpu()[0]
+        return computed
 
 
 class _Buffers:
@@ -112,13 +112,13 @@ class BoundSessions:
         options: ort.RunOptions,
     ) -> None:
         self._options = options
-        self._replicas = [_Replica(*one) for one in zip(sessions, gpus, strict=True)]
+        self._replicas = [*map(_Replica, sessions, gpus)]
         self._lock = Lock()  # protects the replicas' attributes
 
     def run(self, texts: int, tokens: int, fill: Fill) -> NDArray[np.float32]:
         """The same as ``BoundSession.run``."""
         with self._lock:
-            replica = min(self._replicas, key=lambda one: (one.running, one.begun))
+            replica = min(self._replicas, key=lambda replica: (replica.running, replica.begun))
             replica.running += 1
             replica.begun += 1
             bound = replica.idle.pop() if replica.idle else None

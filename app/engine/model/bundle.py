@@ -1,6 +1,7 @@
 """A bundle on disk: its manifest, its files, and the check that they fit together."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -92,7 +93,7 @@ class Variant(DataFile):
         return self.bytes + (self.data.bytes if self.data is not None else 0)
 
 
-class Source(_Record):
+class CheckpointSource(_Record):
     """Where the checkpoint came from. ``files`` maps the names of its files to their SHA-256."""
 
     repo_id: str | None = None
@@ -109,7 +110,7 @@ class Manifest(_Record):
 
     format_version: Literal[1]
     name: str = Field(min_length=1)
-    source: Source
+    source: CheckpointSource
     architecture: str
     labels: list[str] = Field(min_length=1)
     max_tokens: int = Field(gt=2)
@@ -169,6 +170,11 @@ class Bundle:
         return _check_digest(self.path, variant.file, variant.sha256)
 
 
+def bundles_to_use(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """The bundles of the setting ``model``, or the embedded one if it names none."""
+    return tuple(paths) or (EMBEDDED_BUNDLE,)
+
+
 def sha256(path: Path) -> str:
     """The file's SHA-256 as lower-case hex."""
     with path.open("rb") as file:
@@ -207,12 +213,12 @@ def _check_digest(bundle: Path, name: str, expected: str) -> Path:
     if not path.is_relative_to(bundle.resolve()):
         raise UserError(f"bundle {bundle} names a file outside itself: {name}")
     try:
-        found = sha256(path)
+        digest = sha256(path)
     except OSError as error:
         raise UserError(f"bundle {bundle} lacks {name}: {error.strerror}") from error
-    if found != expected:
+    if digest != expected:
         raise UserError(
-            f"bundle {bundle}: {name} is damaged or was changed (SHA-256 {found[:12]}…, "
+            f"bundle {bundle}: {name} is damaged or was changed (SHA-256 {digest[:12]}…, "
             f"the manifest says {expected[:12]}…): copy or export it again"
         )
     return path

@@ -94,4 +94,6 @@ def open_sessions(
     path: Path, providers: Sequence[Provider], *, threads: int, kernels: Int8Kernels | None
 ) -> list[ort.InferenceSession]:
     """Open a session of the same file with each provider; see ``open_session``."""
-    return [open_session(path, one, threads=threads, kernels=kernels) for one in providers]
+    return [
+        open_session(path, provider, threads=threads, kernels=kernels) for provider in providers
+    ]

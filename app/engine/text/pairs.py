@@ -55,7 +55,7 @@ class PairTokenizer:
         self._before = slice(origin.index(0))
         self._between = slice(last_of_first, origin.index(1))
         self._after = slice(last_of_second, None)
-        self._special = sum(one is None for one in origin)
+        self._special = origin.count(None)
         self._room = max_tokens - self._special
         self._from_left = tokenizer.truncation["direction"] == "left"
         self._has_types = has_types and self._sample.type_ids[origin.index(1)] == 1

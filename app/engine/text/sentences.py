@@ -64,11 +64,11 @@ def _windows(text: str, language: str) -> Iterator[tuple[list[Span], bool]]:
     while start < len(text):
         window = text[start : start + WINDOW_CHARS]
         is_whole = start + len(window) == len(text)
-        if not is_whole and (ends := [found.end() for found in PARAGRAPH_END.finditer(window)]):
+        if not is_whole and (ends := [match.end() for match in PARAGRAPH_END.finditer(window)]):
             window, is_whole = window[: ends[-1]], True
         pieces = [
-            (start + found["start_index"], start + found["end_index"])
-            for found in sentencex.get_sentence_boundaries(language, window)
+            (start + piece["start_index"], start + piece["end_index"])
+            for piece in sentencex.get_sentence_boundaries(language, window)
         ]
         if is_whole:
             yield pieces, False

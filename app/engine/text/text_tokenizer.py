@@ -1,7 +1,6 @@
 """Tokenises single texts. ``pairs.py`` does the same for pairs of texts."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import tokenizers
 from tokenizers import Tokenizer
@@ -9,7 +8,7 @@ from tokenizers import Tokenizer
 from app.engine.text.encoding import Encoding
 from app.engine.text.tokenizer_threads import MIN_TEXTS
 from app.engine.text.word_cache import WordCache
-from app.errors import EmptyText, UserError
+from app.errors import EmptyText
 
 
 class TextTokenizer:
@@ -55,17 +54,3 @@ class TextTokenizer:
         overflow = tuple(part.ids for part in encoding.overflowing)
         tokens = len(ids) + sum(len(part) - self._repeated for part in overflow)
         return Encoding(ids, tokens, overflow)
-
-
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Read ``tokenizer.json``, without its padding.
-
-    Raises:
-        UserError: the library cannot read it.
-    """
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises plain Exception
-        raise UserError(f"cannot load {path}: {error}") from error
-    tokenizer.no_padding()
-    return tokenizer

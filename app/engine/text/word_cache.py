@@ -55,12 +55,12 @@ class WordCache:
         example, or holds a word that depends on its neighbours.
         """
         cut = [self._words(text) for text in texts]
-        found = [self._joined(words) for words in cut]
-        left = [words for words, ids in zip(cut, found, strict=True) if ids is None]
+        joined = [self._joined(words) for words in cut]
+        left = [words for words, ids in zip(cut, joined, strict=True) if ids is None]
         if unknown := {word for words in left for word in words if word not in self._ids}:
             self._learn([w for w in unknown - self._dependent if len(w) <= MAX_WORD_CHARS])
-            found = [ids or self._joined(words) for words, ids in zip(cut, found, strict=True)]
-        return found
+            joined = [ids or self._joined(words) for words, ids in zip(cut, joined, strict=True)]
+        return joined
 
     def _words(self, text: str) -> list[str]:
         """The words of the text. There are none if it cannot be cut into words."""
@@ -86,15 +86,15 @@ class WordCache:
         if len(self._ids) + len(self._dependent) + len(words) > MAX_WORDS:
             self._ids.clear()
             self._dependent.clear()
-        found = dict(zip(words, self._tokenised(words), strict=True))
+        learnt = dict(zip(words, self._tokenised(words), strict=True))
         # Only printable ASCII never affects its neighbours. A combining mark at the start of a
         # word, for example, changes the space before it.
         others = [word for word in words if not (word.isascii() and word.isprintable())]
-        dependent = self._dependent_among(others, found) if others else ()
+        dependent = self._dependent_among(others, learnt) if others else ()
         for word in dependent:
-            del found[word]
+            del learnt[word]
         self._dependent.update(dependent)
-        self._ids.update(found)
+        self._ids.update(learnt)
 
     def _dependent_among(self, words: Sequence[str], ids: Mapping[str, list[int]]) -> list[str]:
         """Those of the words that change between two other words, or change these."""

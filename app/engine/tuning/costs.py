@@ -88,14 +88,14 @@ class _Candidate:
 
     def __init__(self, model: Model, runners: int, threads: int) -> None:
         self.batches = CUDA_BATCHES if model.provider == CUDA else BATCHES
-        self.found: dict[int, list[float]] = defaultdict(list)  # by texts; 0: one text alone
+        self.rounds: dict[int, list[float]] = defaultdict(list)  # by texts; 0: one text alone
         self._model = model.with_threads(threads)
         self._runners, self._threads = runners, threads
         self._clock: Callable[[], float] = time.perf_counter
         if model.provider == CPU and threads == 1 and _step(time.thread_time) < FINE_CLOCK_SECONDS:
             self._clock = time.thread_time
         self._pool = ThreadPoolExecutor(runners)
-        ids = model.encode("measured " * TEXT_TOKENS).ids[:TEXT_TOKENS]
+        ids = model.tokenizer.encode("measured " * TEXT_TOKENS).ids[:TEXT_TOKENS]
         self._text = Encoding(ids, len(ids))
 
     def run(self, texts: int) -> float:
@@ -123,9 +123,9 @@ class _Candidate:
 
     def cost(self) -> Cost:
         """The cost that the rounds so far give."""
-        least = {texts: min(figures) for texts, figures in self.found.items()}
-        spread = max(median(self.found[texts]) / least[texts] - 1 for texts in least)
-        if len(self.found[0]) < ENOUGH_ROUNDS:
+        least = {texts: min(figures) for texts, figures in self.rounds.items()}
+        spread = max(median(self.rounds[texts]) / least[texts] - 1 for texts in least)
+        if len(self.rounds[0]) < ENOUGH_ROUNDS:
             spread = max(spread, UNKNOWN_SPREAD)
         alone = least.pop(0)
         return Cost(self._runners, self._threads, least, alone, spread)
@@ -155,7 +155,7 @@ def _take_turns(candidates: Sequence[_Candidate], seconds: float) -> None:
             return
         for texts in (0, *sizes):
             for candidate in candidates:
-                candidate.found[texts].append(candidate.run(texts))
+                candidate.rounds[texts].append(candidate.run(texts))
 
 
 def _affordable(candidates: Sequence[_Candidate], seconds: float) -> list[int]:

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ServingPlan:
     """The runners, threads and budget that a model is served with, and the reason."""
 
     runners: int
@@ -80,7 +80,7 @@ class _Kept(BaseModel):
     max_batch_tokens: PositiveInt | None = None
 
 
-def tune(model: Model, settings: Settings, cpus: float) -> Plan:
+def tune(model: Model, settings: Settings, cpus: float) -> ServingPlan:
     """The plan with the settings' runners, threads and budget. What is not set is measured."""
     if model.provider == CUDA:
         runners = settings.runners or RUNNERS_PER_GPU * model.device.copies
@@ -89,7 +89,7 @@ def tune(model: Model, settings: Settings, cpus: float) -> Plan:
         ways = ways_to_share(cpus, runners=settings.runners, threads=settings.threads)
     if len(ways) == 1 and settings.max_batch_tokens:
         tokens = settings.max_batch_tokens
-        return Plan(*ways[0], tokens, TokenBudget(tokens), "as set")
+        return ServingPlan(*ways[0], tokens, TokenBudget(tokens), "as set")
     key = _key(model, cpus, ways)
     file = _file(settings, key)
     kept = _read(file, key)
@@ -116,7 +116,7 @@ def tune(model: Model, settings: Settings, cpus: float) -> Plan:
             most=most,
             on_change=partial(_correct, file, kept),
         )
-    return Plan(cost.runners, cost.threads, tokens, budget, reason)
+    return ServingPlan(cost.runners, cost.threads, tokens, budget, reason)
 
 
 def choose(costs: Sequence[Cost], target_s: float) -> tuple[Cost, int]:

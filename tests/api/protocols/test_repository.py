@@ -54,7 +54,7 @@ def test_the_index_says_which_models_answer(
     async def fail(self: object) -> None:
         raise NotReady("inference keeps failing")
 
-    monkeypatch.setattr("app.engine.classifier.Classifier.check", fail)
+    monkeypatch.setattr("app.engine.health.Health.check_ready", fail)
     (item,) = client.post("/v2/repository/index").json()
     assert (item["state"], item["reason"]) == ("UNAVAILABLE", "inference keeps failing")
 

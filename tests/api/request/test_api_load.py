@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from app.config.settings import Settings
 from app.engine.batching.budget import TokenBudget
 from app.engine.model.model import Model
+from app.engine.text.input_tokenizer import InputTokenizer
 from app.main import create_app
 from tests.conftest import Serve
 from tests.support.serving import Gate, eventually, listening, metric
@@ -174,15 +175,15 @@ def test_much_text_is_tokenised_beside_the_event_loop(
     """During long tokenising others are answered, and the deadline counts from the start."""
     client = serve(deadline_ms=100)
     begun, go_on = threading.Event(), threading.Event()
-    encode = Model.encode_batch
+    encode = InputTokenizer.encode_batch
 
-    def slow(model: Model, texts: list[str]) -> list[Any]:
+    def slow(tokenizer: InputTokenizer, texts: list[str]) -> list[Any]:
         if len(texts[0]) > 1_000:
             begun.set()
             assert go_on.wait(30)
-        return encode(model, texts)
+        return encode(tokenizer, texts)
 
-    monkeypatch.setattr(Model, "encode_batch", slow)
+    monkeypatch.setattr(InputTokenizer, "encode_batch", slow)
     large = pool.submit(_post, client, "love " * 5_000)
     assert begun.wait(30)
     assert _post(client, "love").status_code == 200
@@ -200,7 +201,7 @@ def test_what_is_turned_away_is_not_tokenised(
     waiting = [pool.submit(_post, client, ["worst", "worst"]) for _ in range(2)]
     eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 12)
     with monkeypatch.context() as patch:
-        patch.setattr(Model, "encode_batch", lambda *_: pytest.fail("tokenised"))
+        patch.setattr(InputTokenizer, "encode_batch", lambda *_: pytest.fail("tokenised"))
         assert _post(client, "love").status_code == 429
     gate.open.set()
     assert [request.result().status_code for request in (running, *waiting)] == [200] * 3

@@ -29,12 +29,13 @@ STALLING_COMMAND = [
 import sys, time
 from app.cli import main
 from app.engine.model.model import Model
-encode_batch = Model.encode_batch
+from app.engine.text.input_tokenizer import InputTokenizer
+encode_batch = InputTokenizer.encode_batch
 def stall(self, texts):
     if "stall" in texts:
         time.sleep(1)
     return encode_batch(self, texts)
-Model.encode_batch = stall
+InputTokenizer.encode_batch = stall
 sys.exit(main())
 """,
 ]

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.engine.model.bundle import Bundle
-from app.engine.model.model import Model
+from app.engine.model.load import load_model
 from app.engine.text.sentences import sentence_spans
 from tests.conftest import Serve
 from tests.support.serving import Gate, metric
@@ -29,9 +29,11 @@ def _classify(
 
 def test_windows_overlap_and_cover_every_token(bundle: Path) -> None:
     """Each window begins with the last quarter of the one before; together they cover the text."""
-    model = Model.load(Bundle.open(bundle), device="cpu", precision="auto", threads=1)
+    model = load_model(Bundle.open(bundle), device="cpu", precision="auto", threads=1)
     for words in range(1, 80):
-        encoding = model.encode(" ".join(["love", "worst", "it"][n % 3] for n in range(words)))
+        encoding = model.tokenizer.encode(
+            " ".join(["love", "worst", "it"][n % 3] for n in range(words))
+        )
         whole = [[4, 5, 3][n % 3] for n in range(words)]
         assert encoding.tokens == words + 2
         assert encoding.truncated == (words + 2 > MAX_TOKENS)

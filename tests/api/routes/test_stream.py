@@ -25,7 +25,7 @@ from app.api.http_exchange import HttpExchange
 from app.api.ndjson import Line, LineReader
 from app.api.routes.stream import StreamedAnswers
 from app.config.settings import Settings
-from app.engine.predictions import DEFAULTS
+from app.engine.text.encoded_text import DEFAULTS
 from app.errors import Overloaded, PayloadTooLarge
 from app.main import create_app
 from tests.conftest import SET_BY_HAND, Serve

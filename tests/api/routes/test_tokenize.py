@@ -7,8 +7,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.model.model import Model
-from app.engine.tokens import tokens_steps
+from app.engine.model.load import load_model
+from app.engine.text.tokens import tokens_steps
 from app.engine.worker import finish
 from tests.conftest import Serve
 from tests.support.checkpoints import CORPUS, exported
@@ -127,7 +127,7 @@ def test_the_tokens_are_those_that_are_classified(
     """The ids are those of the encoding that is inferred, in every kind of tokenizer."""
     if architecture == "embedded":
         bundle = Bundle.open(EMBEDDED_BUNDLE)
-        model = Model.load(bundle, device="cpu", precision="int8", threads=1)
+        model = load_model(bundle, device="cpu", precision="int8", threads=1)
     else:
         model = exported(tmp_path_factory.getbasetemp(), architecture).model("fp32")
     texts = [
@@ -137,14 +137,16 @@ def test_the_tokens_are_those_that_are_classified(
         "  @anna\n(http://x)  ",
         "e\u0301te\u0301 👩🏽‍🚀",
     ]
-    steps = tokens_steps(model, texts, special=True, max_chars=50_000, max_tokens=10_000)
+    steps = tokens_steps(model.tokenizer, texts, special=True, max_chars=50_000, max_tokens=10_000)
     for text, found in zip(texts, finish(steps), strict=True):
         assert isinstance(found, dict)
-        encoding = model.encode(text)
+        encoding = model.tokenizer.encode(text)
         assert found["ids"] == encoding.ids
         assert (found["count"], found["truncated"]) == (encoding.tokens, encoding.truncated)
         lists = (found["tokens"], found["offsets"], found["sequence_ids"])
         assert {len(one) for one in lists} == {len(encoding)}
-        assert found["tokens"] == [model.tokenizer.id_to_token(token) for token in encoding.ids]
+        assert found["tokens"] == [
+            model.tokenizer.library.id_to_token(token) for token in encoding.ids
+        ]
         ends = [end for _, end in found["offsets"]]
         assert max(ends) <= len(found["text"])

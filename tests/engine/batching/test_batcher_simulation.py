@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from typing import Any, Literal, NamedTuple
@@ -932,15 +932,18 @@ def check_what_waits_at_once_is_computed_once(record: Record) -> None:
             begun[text.kind] = batch.started
 
 
-CHECKS = (
+EVERYWHERE = (
     check_nothing_is_raised_where_nobody_looks,
-    check_every_item_gets_its_own_answer,
     check_each_text_is_computed_once,
+    check_the_budget_is_kept,
+)
+CHECKS = (
+    *EVERYWHERE,
+    check_every_item_gets_its_own_answer,
     check_submit_returns_the_moment_it_can,
     check_what_came_in_time_is_kept,
     check_the_seconds_add_up,
     check_texts_of_one_length_start_in_turn,
-    check_the_budget_is_kept,
     check_the_queue_is_bounded,
     check_nothing_is_computed_in_vain,
     check_the_wait_is_bounded,
@@ -952,36 +955,54 @@ CHECKS = (
     check_drain,
     check_the_reports,
 )
+CHECKS_OF_RUNNERS = (
+    *EVERYWHERE,
+    check_nobody_is_stranded,
+    check_the_lost_are_replaced,
+    check_the_stuck_are_known,
+)
 
 
-def check_all(record: Record) -> None:
-    for check in CHECKS:
+def check_all(scenario: Scenario, checks: Sequence[Callable[[Record], None]] = CHECKS) -> Record:
+    record = Record(scenario)
+    for check in checks:
         check(record)
+    return record
 
 
 # Tests
 
 # What makes a scenario patient: nobody gives up.
 patient: dict[str, Any] = {"timeouts": st.just(ENOUGH_S), "departures": st.just(math.inf)}
+# Runners hang or are lost, while clients have no deadline.
+faulty_runners: dict[str, Any] = {
+    "timeouts": st.just(math.inf),
+    "departures": departures,
+    "fates": st.sampled_from([*["good"] * 8, "culprit", "hangs"]),
+    "hangs": st.sampled_from([2 * KNOWN_AFTER_S, ENOUGH_S]),
+    "losses": st.frozensets(st.integers(0, 20), max_size=8),
+    "drains": st.just([]),
+}
+few_lengths = st.lists(st.sampled_from([1, 2, 10]), max_size=20)
+ordinary = settings(deadline=None)
 
 
 @settings(deadline=None, max_examples=300)
 @given(scenarios())
 def test_anything(scenario: Scenario) -> None:
     """All checks hold with deadlines, departures, failures, refusals and shutdown at once."""
-    check_all(Record(scenario))
+    check_all(scenario)
 
 
-@settings(deadline=None)
+@ordinary
 @given(scenarios(**patient, drains=st.just([]), outages=st.just((0.0, 0.0))))
 def test_patient_clients(scenario: Scenario) -> None:
     """If no client gives up, every admitted text is computed, and its wait is bounded."""
-    record = Record(scenario)
-    check_all(record)
+    record = check_all(scenario)
     assert set(record.batch_of) == set(record.visit_of)
 
 
-@settings(deadline=None)
+@ordinary
 @given(
     scenarios(
         **patient,
@@ -994,10 +1015,10 @@ def test_patient_clients(scenario: Scenario) -> None:
 )
 def test_newcomers(scenario: Scenario) -> None:
     """If texts arrive as fast as they are served, neither new texts nor a list are starved."""
-    check_all(Record(scenario))
+    check_all(scenario)
 
 
-@settings(deadline=None)
+@ordinary
 @given(
     scenarios(
         **patient,
@@ -1008,10 +1029,10 @@ def test_newcomers(scenario: Scenario) -> None:
 )
 def test_failures_in_large_batches(scenario: Scenario) -> None:
     """If many texts share a batch and many fail, each gets its own result or error."""
-    check_all(Record(scenario))
+    check_all(scenario)
 
 
-@settings(deadline=None)
+@ordinary
 @given(
     scenarios(
         lengths=st.lists(st.just(5), min_size=1, max_size=4),
@@ -1022,44 +1043,25 @@ def test_failures_in_large_batches(scenario: Scenario) -> None:
 )
 def test_a_crowd_before_a_small_queue(scenario: Scenario) -> None:
     """If too much arrives, the admitted requests fit, and the refused ones did not."""
-    check_all(Record(scenario))
+    check_all(scenario)
 
 
-@settings(deadline=None)
+@ordinary
 @given(scenarios(**patient, drains=st.lists(early_drain, min_size=1, max_size=3)))
 def test_shutdown(scenario: Scenario) -> None:
     """Drain ends a busy batcher in time, called once, or again while the first call waits."""
-    check_all(Record(scenario))
+    check_all(scenario)
 
 
-@settings(deadline=None)
-@given(
-    scenarios(
-        timeouts=st.just(math.inf),
-        departures=departures,
-        fates=st.sampled_from([*["good"] * 8, "culprit", "hangs"]),
-        hangs=st.sampled_from([2 * KNOWN_AFTER_S, ENOUGH_S]),
-        losses=st.frozensets(st.integers(0, 20), max_size=8),
-        drains=st.just([]),
-    )
-)
+@ordinary
+@given(scenarios(**faulty_runners))
 def test_runners_that_hang_or_are_lost(scenario: Scenario) -> None:
     """Whatever happens to the runners, no client without a deadline waits for ever."""
-    record = Record(scenario)
-    for check in (
-        check_nothing_is_raised_where_nobody_looks,
-        check_every_item_gets_its_own_answer,
-        check_each_text_is_computed_once,
-        check_the_budget_is_kept,
-        check_nobody_is_stranded,
-        check_each_text_is_answered_or_told_why,
-        check_the_lost_are_replaced,
-        check_the_stuck_are_known,
-    ):
-        check(record)
+    own = (check_every_item_gets_its_own_answer, check_each_text_is_answered_or_told_why)
+    check_all(scenario, (*CHECKS_OF_RUNNERS, *own))
 
 
-@settings(deadline=None)
+@ordinary
 @given(
     scenarios(
         lengths=st.lists(st.integers(1, 20), max_size=20),
@@ -1070,26 +1072,20 @@ def test_runners_that_hang_or_are_lost(scenario: Scenario) -> None:
 )
 def test_memory_that_runs_out(scenario: Scenario) -> None:
     """Every text is computed in a batch that fits; only what is too long alone fails."""
-    record = Record(scenario)
-    for check in (
-        check_nothing_is_raised_where_nobody_looks,
-        check_every_item_gets_its_own_answer,
-        check_each_text_is_computed_once,
-        check_submit_returns_the_moment_it_can,
-        check_the_budget_is_kept,
-        check_the_queue_is_bounded,
-        check_nothing_is_computed_in_vain,
-        check_no_runner_idles_while_a_text_waits,
-        check_the_queue_holds_what_waits,
-        check_refusals,
-        check_drain,
-        check_only_what_is_too_long_fails,
-        check_the_budget_falls_for_good,
-    ):
-        check(record)
+    others = {  # they count a batch as one call, or a text that fails as a culprit
+        check_what_came_in_time_is_kept,
+        check_the_seconds_add_up,
+        check_texts_of_one_length_start_in_turn,
+        check_the_wait_is_bounded,
+        check_runners_share_what_waits,
+        check_only_culprits_fail,
+        check_the_reports,
+    }
+    own = (check_only_what_is_too_long_fails, check_the_budget_falls_for_good)
+    check_all(scenario, (*(check for check in CHECKS if check not in others), *own))
 
 
-@settings(deadline=None)
+@ordinary
 @given(
     scenarios(
         **patient,
@@ -1103,8 +1099,7 @@ def test_memory_that_runs_out(scenario: Scenario) -> None:
 )
 def test_a_device_that_is_lost(scenario: Scenario) -> None:
     """Every text gets one result or error, and nothing is tried again on the lost device."""
-    record = Record(scenario)
-    for check in (
+    checks = (
         check_nothing_is_raised_where_nobody_looks,
         check_every_item_gets_its_own_answer,
         check_the_budget_is_kept,
@@ -1113,61 +1108,36 @@ def test_a_device_that_is_lost(scenario: Scenario) -> None:
         check_drain,
         check_no_call_follows_a_lost_device,
         check_what_the_device_computed_is_kept,
-    ):
-        check(record)
+    )
+    check_all(scenario, checks)
 
 
 @settings(deadline=None, max_examples=200)
 @given(
     scenarios(
-        lengths=st.lists(st.sampled_from([1, 2, 10]), max_size=20),
+        lengths=few_lengths,
         fates=st.sampled_from([*["good"] * 6, "culprit", "refused"]),
         repeats=True,
     )
 )
 def test_equal_texts(scenario: Scenario) -> None:
     """With many equal texts, each is answered at the right moment, and none is computed twice."""
-    record = Record(scenario)
-    for check in (
-        check_nothing_is_raised_where_nobody_looks,
+    checks = (
         check_every_item_gets_an_equal_texts_answer,
         check_what_waits_at_once_is_computed_once,
-        check_each_text_is_computed_once,
-        check_the_budget_is_kept,
         check_nothing_is_computed_in_vain,
         check_no_runner_idles_while_a_text_waits,
         check_only_culprits_fail,
         check_drain,
-    ):
-        check(record)
-
-
-@settings(deadline=None)
-@given(
-    scenarios(
-        timeouts=st.just(math.inf),
-        departures=departures,
-        lengths=st.lists(st.sampled_from([1, 2, 10]), max_size=20),
-        fates=st.sampled_from([*["good"] * 8, "culprit", "hangs"]),
-        hangs=st.sampled_from([2 * KNOWN_AFTER_S, ENOUGH_S]),
-        losses=st.frozensets(st.integers(0, 20), max_size=8),
-        drains=st.just([]),
-        repeats=True,
     )
-)
+    check_all(scenario, (*EVERYWHERE, *checks))
+
+
+@ordinary
+@given(scenarios(**{**faulty_runners, "lengths": few_lengths}, repeats=True))
 def test_equal_texts_where_runners_hang_or_are_lost(scenario: Scenario) -> None:
     """Whatever happens to the runners, no client with equal texts waits for ever."""
-    record = Record(scenario)
-    for check in (
-        check_nothing_is_raised_where_nobody_looks,
-        check_every_item_gets_an_equal_texts_answer,
-        check_each_text_is_computed_once,
-        check_the_budget_is_kept,
-        check_nobody_is_stranded,
-        check_the_lost_are_replaced,
-        check_the_stuck_are_known,
-    ):
-        check(record)
+    check_all(scenario, (*CHECKS_OF_RUNNERS, check_every_item_gets_an_equal_texts_answer))
 
 
 # The simulation itself

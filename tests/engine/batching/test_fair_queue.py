@@ -54,48 +54,21 @@ def queue_of(*requests: list[Entry]) -> FairQueue[Entry]:
 
 @anytime
 @given(requests, budgets)
-def test_every_entry_comes_out_once(lists: list[list[int]], budget: int) -> None:
-    """Each waiting entry comes out in exactly one batch, and the counts return to zero."""
-    added = [entries(*request) for request in lists]
-    queue = queue_of(*added)
-    assert len(queue) == sum(map(len, lists))
-    assert queue.tokens == sum(map(sum, lists))
-
-    taken = [entry for batch in take_all(queue, max_tokens=budget) for entry in batch]
-
-    expected = [entry for request in added for entry in request]
-    assert len(taken) == len(expected)
-    assert set(taken) == set(expected)
-    assert (len(queue), queue.tokens) == (0, 0)
-
-
-@anytime
-@given(requests, budgets)
-def test_batches_stay_within_the_padded_budget(lists: list[list[int]], budget: int) -> None:
-    """Count × longest never exceeds the budget, unless a single entry exceeds it alone."""
-    for batch in take_all(queue_of(*(entries(*request) for request in lists)), max_tokens=budget):
-        assert len(batch) == 1 or len(batch) * max(entry.tokens for entry in batch) <= budget
-
-
-@anytime
-@given(requests, budgets)
-def test_padding_is_bounded(lists: list[list[int]], budget: int) -> None:
-    """The share of padding in a batch never exceeds the allowed share."""
-    for batch in take_all(queue_of(*(entries(*request) for request in lists)), max_tokens=budget):
-        padded = len(batch) * max(entry.tokens for entry in batch)
-        assert padded - sum(entry.tokens for entry in batch) <= MAX_PADDING * padded
-
-
-@anytime
-@given(requests, budgets)
-def test_the_leader_is_whose_turn_it_is(lists: list[list[int]], budget: int) -> None:
-    """The entry with the earliest turn leads each batch, so no entry is passed over for ever."""
+def test_all_come_out_in_good_batches(lists: list[list[int]], budget: int) -> None:
+    """Each entry comes out once. Each batch keeps the budget, unless it is a single entry, and the
+    limit of padding. The entry with the earliest turn leads it, so none is passed over for ever."""
     added = [entries(*request) for request in lists]
     queue = queue_of(*added)
     waiting = {entry for request in added for entry in request}
     while batch := take(queue, max_tokens=budget):
         assert batch[0] is min(waiting, key=lambda entry: entry.turn)
-        waiting.difference_update(batch)
+        padded = len(batch) * max(entry.tokens for entry in batch)
+        assert len(batch) == 1 or padded <= budget
+        assert padded - sum(entry.tokens for entry in batch) <= MAX_PADDING * padded
+        for entry in batch:
+            waiting.remove(entry)  # each comes out once
+        assert (len(queue), queue.tokens) == (len(waiting), sum(one.tokens for one in waiting))
+    assert waiting == set()
 
 
 @anytime
@@ -192,31 +165,6 @@ def test_expired_entries_are_dropped() -> None:
     assert (len(queue), queue.tokens) == (0, 0)
 
 
-def test_nothing_is_taken_when_all_expired() -> None:
-    """If all entries have expired, there is no batch, and the queue is empty afterwards."""
-    queue = queue_of(entries(*[10] * 400, deadline=5.0))
-    assert take(queue, now=6.0) == []
-    assert (len(queue), queue.tokens) == (0, 0)
-
-
-@anytime
-@given(requests, budgets, st.data())
-def test_removed_entries_never_come_out(
-    lists: list[list[int]], budget: int, data: st.DataObject
-) -> None:
-    """Removed entries never come out; the other entries come out as before."""
-    added = [entry for request in lists for entry in entries(*request)]
-    queue = queue_of(added)
-    taken_before = take(queue, max_tokens=budget)
-    removed = [entry for entry in added if data.draw(st.booleans())]
-    queue.remove(removed)
-
-    remaining = set(added) - set(taken_before) - set(removed)
-    assert len(queue) == len(remaining)
-    assert queue.tokens == sum(entry.tokens for entry in remaining)
-    assert {entry for batch in take_all(queue) for entry in batch} == remaining
-
-
 class Fragile(Entry):
     """An entry that raises once all such entries were read a given number of times."""
 
@@ -297,14 +245,6 @@ def test_an_expired_entry_shares_no_row() -> None:
     assert (len(queue), queue.tokens) == (400, 4000)
 
 
-def test_a_removed_entry_shares_no_row() -> None:
-    """If one of several equal entries is removed, the others are still one row."""
-    first, second, third = request = equals("a", 3)
-    queue = queue_of(request)
-    queue.remove([second])
-    assert take_rows(queue) == [[first, third]]
-
-
 def test_an_emptied_queue_keeps_no_keys() -> None:
     """Keys are forgotten with their entries: when taken, removed, expired or cleared."""
     queue = queue_of(equals("a", 2), equals("b", 2), equals("c", 2, deadline=1.0), equals("d", 2))
@@ -326,13 +266,14 @@ def test_an_emptied_queue_keeps_no_keys() -> None:
 def test_rows_hold_all_equal_entries(
     lists: list[list[tuple[int, int]]], budget: int, data: st.DataObject
 ) -> None:
-    """Each waiting entry comes out once, with all that equal it, and batches keep the budget."""
+    """Each entry that still waits, whatever was taken and removed before, comes out once, with all
+    that equal it, and batches keep the budget."""
     added = [[Entry(key[0], math.inf, key) for key in request] for request in lists]
     queue = queue_of(*added)
     everything = [entry for request in added for entry in request]
     removed = {entry for entry in everything if data.draw(st.booleans())}
+    waiting = set(everything) - set(take(queue, max_tokens=budget)) - removed
     queue.remove(removed)
-    waiting = set(everything) - removed
     while rows := take_rows(queue, max_tokens=budget):
         assert rows[0][0] is min(waiting, key=lambda entry: entry.turn)
         for row in rows:

@@ -11,7 +11,7 @@ import pytest
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.stream_gate import BYTES_PER_TOKEN, LEAST_GROUPS, StreamGate
 from app.errors import ServiceError, ShuttingDown, TooManyTexts
-from tests.engine.batching.test_batcher import Gate, ask, batching, queued, run
+from tests.support.batching import Gate, ask, batching, queued
 
 
 class Group:
@@ -43,122 +43,94 @@ def _admitted(groups: list[Group]) -> list[bool]:
     return [group.admitted.is_set() for group in groups]
 
 
-def test_groups_pass_in_the_order_in_which_they_came() -> None:
+async def test_groups_pass_in_the_order_in_which_they_came() -> None:
     """A group that does not fit holds back later groups, even those that would fit."""
-
-    async def scenario() -> None:
-        infer, gate = Gate(), StreamGate(lambda: 10)
-        async with batching(infer, max_batch_tokens=4) as batcher:
-            groups = await _come(gate, batcher, "aaaa", "bbbb", "cccc", "d")
-            assert _admitted(groups) == [True, True, False, False]
-            await infer.entered()
-            infer.open(1)
-            assert await groups[0].task == ["AAAA"]
-            await _settle()
-            assert _admitted(groups) == [True] * 4
-            infer.open()
-            assert [await group.task for group in groups[1:]] == [["BBBB"], ["CCCC"], ["D"]]
-
-    run(scenario())
+    infer, gate = Gate(), StreamGate(lambda: 10)
+    async with batching(infer, max_batch_tokens=4) as batcher:
+        groups = await _come(gate, batcher, "aaaa", "bbbb", "cccc", "d")
+        assert _admitted(groups) == [True, True, False, False]
+        await infer.entered()
+        infer.open(1)
+        assert await groups[0].task == ["AAAA"]
+        await _settle()
+        assert _admitted(groups) == [True] * 4
+        infer.open()
+        assert [await group.task for group in groups[1:]] == [["BBBB"], ["CCCC"], ["D"]]
 
 
-def test_a_group_waits_for_a_queue_that_others_have_filled() -> None:
+async def test_a_group_waits_for_a_queue_that_others_have_filled() -> None:
     """A group waits as long as the queue is full; it is neither refused nor does it expire."""
-
-    async def scenario() -> None:
-        infer, gate = Gate(), StreamGate(lambda: 10)
-        async with batching(infer, max_queue_tokens=20) as batcher:
-            first = await queued(batcher, "first")
-            await infer.entered()
-            others = [await queued(batcher, text) for text in ("x" * 10, "y" * 10)]
-            (group,) = await _come(gate, batcher, "aaaa")
-            await asyncio.sleep(0.05)  # it asks again
-            assert not group.admitted.is_set()
-            infer.open()
-            assert await group.task == ["AAAA"]
-            await asyncio.gather(first, *others)
-
-    run(scenario())
+    infer, gate = Gate(), StreamGate(lambda: 10)
+    async with batching(infer, max_queue_tokens=20) as batcher:
+        first = await queued(batcher, "first")
+        await infer.entered()
+        others = [await queued(batcher, text) for text in ("x" * 10, "y" * 10)]
+        (group,) = await _come(gate, batcher, "aaaa")
+        await asyncio.sleep(0.05)  # it asks again
+        assert not group.admitted.is_set()
+        infer.open()
+        assert await group.task == ["AAAA"]
+        await asyncio.gather(first, *others)
 
 
-def test_the_closed_gate_turns_back_who_waits_and_nobody_else() -> None:
+async def test_the_closed_gate_turns_back_who_waits_and_nobody_else() -> None:
     """Closing the gate refuses waiting and later groups at once; admitted ones are computed."""
-
-    async def scenario() -> None:
-        infer, gate = Gate(), StreamGate(lambda: 10)
-        async with batching(infer) as batcher:
-            inside, *waiting = await _come(gate, batcher, "aaaa", "b" * 8, "c" * 8, "d" * 8)
-            gate.close()
-            waiting += await _come(gate, batcher, "e")
-            await _settle()
-            for group in waiting:
-                assert isinstance(group.task.exception(), ShuttingDown)
-                assert not group.admitted.is_set()
-            infer.open()
-            assert await inside.task == ["AAAA"]
-
-    run(scenario())
+    infer, gate = Gate(), StreamGate(lambda: 10)
+    async with batching(infer) as batcher:
+        inside, *waiting = await _come(gate, batcher, "aaaa", "b" * 8, "c" * 8, "d" * 8)
+        gate.close()
+        waiting += await _come(gate, batcher, "e")
+        await _settle()
+        for group in waiting:
+            assert isinstance(group.task.exception(), ShuttingDown)
+            assert not group.admitted.is_set()
+        infer.open()
+        assert await inside.task == ["AAAA"]
 
 
-def test_a_group_that_is_cancelled_leaves_its_place() -> None:
+async def test_a_group_that_is_cancelled_leaves_its_place() -> None:
     """A cancelled group leaves its place, whether it waits for results, room or its turn."""
-
-    async def scenario() -> None:
-        infer, gate = Gate(), StreamGate(lambda: 10)
-        async with batching(infer) as batcher:
-            *leaving, last = await _come(gate, batcher, "a" * 8, "b" * 8, "c" * 8, "d" * 8)
-            for group in leaving:
-                group.task.cancel()
-            await _settle()
-            assert last.admitted.is_set()
-            infer.open()
-            assert await last.task == ["D" * 8]
-
-    run(scenario())
+    infer, gate = Gate(), StreamGate(lambda: 10)
+    async with batching(infer) as batcher:
+        *leaving, last = await _come(gate, batcher, "a" * 8, "b" * 8, "c" * 8, "d" * 8)
+        for group in leaving:
+            group.task.cancel()
+        await _settle()
+        assert last.admitted.is_set()
+        infer.open()
+        assert await last.task == ["D" * 8]
 
 
-def test_what_never_fits_is_refused_and_what_fits_alone_is_admitted() -> None:
+async def test_what_never_fits_is_refused_and_what_fits_alone_is_admitted() -> None:
     """A group that can never fit is refused at once and does not wait at the gate."""
-
-    async def scenario() -> None:
-        gate = StreamGate(lambda: 10)
-        async with batching(max_queue_tokens=40) as batcher:
-            huge, large = await _come(gate, batcher, "a" * 21, "b" * 20)
-            with pytest.raises(TooManyTexts):
-                await huge.task
-            assert await large.task == ["B" * 20]
-
-    run(scenario())
+    gate = StreamGate(lambda: 10)
+    async with batching(max_queue_tokens=40) as batcher:
+        huge, large = await _come(gate, batcher, "a" * 21, "b" * 20)
+        with pytest.raises(TooManyTexts):
+            await huge.task
+        assert await large.task == ["B" * 20]
 
 
-def test_groups_shrink_with_the_number_of_those_that_wait() -> None:
+async def test_groups_shrink_with_the_number_of_those_that_wait() -> None:
     """Groups become smaller as more streams wait, so that all fit; one stream can have several."""
-
-    async def scenario() -> None:
-        infer, gate = Gate(), StreamGate(lambda: 100)
-        async with batching(infer) as batcher:
-            assert gate.group_bytes == 100 * BYTES_PER_TOKEN // LEAST_GROUPS
-            groups = await _come(gate, batcher, "a" * 100, *"bcdefg")
-            assert gate.group_bytes == 100 * BYTES_PER_TOKEN // (LEAST_GROUPS + 6)
-            infer.open()
-            await asyncio.gather(*(group.task for group in groups))
-            assert gate.group_bytes == 100 * BYTES_PER_TOKEN // LEAST_GROUPS
-
-    run(scenario())
+    infer, gate = Gate(), StreamGate(lambda: 100)
+    async with batching(infer) as batcher:
+        assert gate.group_bytes == 100 * BYTES_PER_TOKEN // LEAST_GROUPS
+        groups = await _come(gate, batcher, "a" * 100, *"bcdefg")
+        assert gate.group_bytes == 100 * BYTES_PER_TOKEN // (LEAST_GROUPS + 6)
+        infer.open()
+        await asyncio.gather(*(group.task for group in groups))
+        assert gate.group_bytes == 100 * BYTES_PER_TOKEN // LEAST_GROUPS
 
 
-def test_others_find_room_beside_streams() -> None:
+async def test_others_find_room_beside_streams() -> None:
     """However much waits at the gate, its groups never take more than their share of the queue."""
-
-    async def scenario() -> None:
-        infer, gate = Gate(), StreamGate(lambda: 10)
-        async with batching(infer, max_queue_tokens=20) as batcher:
-            groups = await _come(gate, batcher, *["a" * 5] * 10)
-            request = await queued(batcher, "x" * 10)
-            infer.open()
-            assert await request == ["X" * 10]
-            for group in groups:
-                assert await group.task == ["AAAAA"]
-            assert await ask(batcher, "y") == ["Y"]
-
-    run(scenario())
+    infer, gate = Gate(), StreamGate(lambda: 10)
+    async with batching(infer, max_queue_tokens=20) as batcher:
+        groups = await _come(gate, batcher, *["a" * 5] * 10)
+        request = await queued(batcher, "x" * 10)
+        infer.open()
+        assert await request == ["X" * 10]
+        for group in groups:
+            assert await group.task == ["AAAAA"]
+        assert await ask(batcher, "y") == ["Y"]

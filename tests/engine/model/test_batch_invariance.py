@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
 from app.errors import InferenceFailed
@@ -21,7 +22,7 @@ LONGEST_EMBEDDED = 96
 @functools.cache
 def _embedded(threads: int) -> Model:
     bundle = Bundle.open(EMBEDDED_BUNDLE)
-    return Model.load(bundle, device="cpu", precision="int8", threads=threads)
+    return load_model(bundle, device="cpu", precision="int8", threads=threads)
 
 
 def _batches(vocabulary: int, longest: int) -> st.SearchStrategy[list[Encoding]]:

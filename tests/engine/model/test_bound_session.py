@@ -15,12 +15,13 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from app.engine.machine.gpu import CudaState, Gpu
+from app.engine.machine.gpu import CudaGpu, CudaState
 from app.engine.machine.gpu_memory import pinned_array
 from app.engine.model import bound_session, device, model
 from app.engine.model.bound_session import BoundSession, BoundSessions
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.model.device import CPU
+from app.engine.model.load import load_model
 from app.engine.model.model import SILENT, Model
 from app.engine.model.session import open_sessions
 from app.engine.text.encoding import Encoding
@@ -37,7 +38,7 @@ def plain() -> Model:
 
 
 def _load() -> Model:
-    return Model.load(Bundle.open(EMBEDDED_BUNDLE), device="cpu", precision="int8", threads=1)
+    return load_model(Bundle.open(EMBEDDED_BUNDLE), device="cpu", precision="int8", threads=1)
 
 
 def _batches(count: int) -> list[list[Encoding]]:
@@ -171,7 +172,7 @@ def test_service_on_two_gpus(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> N
 
     Two sessions on the CPU stand in for the GPUs.
     """
-    gpu = Gpu("pretended", 1 << 30)
+    gpu = CudaGpu("pretended", 1 << 30)
     monkeypatch.setattr(device, "cuda_state", lambda: CudaState(gpus=(gpu, gpu)))
 
     def on_the_cpu(path: Path, providers: Sequence[Any], **options: Any) -> Any:

@@ -6,7 +6,7 @@ import onnxruntime as ort
 import pytest
 
 from app.engine.machine import gpu
-from app.engine.machine.gpu import CUDA, Gpu, cuda_state
+from app.engine.machine.gpu import CUDA, CudaGpu, cuda_state
 from tests.support.cuda import fake_libcuda
 
 
@@ -33,7 +33,7 @@ def test_nothing_is_missing(driver: str, tmp_path: Path, monkeypatch: pytest.Mon
     version.parent.mkdir(parents=True)
     version.write_text("580.82.07\n")
     state = cuda_state(driver, tmp_path)
-    assert state.gpus == (Gpu("Fake GPU 0", 8 << 30), Gpu("Fake GPU 1", 16 << 30))
+    assert state.gpus == (CudaGpu("Fake GPU 0", 8 << 30), CudaGpu("Fake GPU 1", 16 << 30))
     assert (state.driver, state.driver_cuda, state.runtime_cuda) == ("580.82.07", "13.1", "13.0")
     assert state.refusal == ""
 
@@ -105,7 +105,7 @@ def test_package_for_cpus(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     state = cuda_state(driver)
     assert state.problem == "the installed package onnxruntime is the one for CPUs"
     assert "HARDWARE=gpu" in state.cure
-    assert state.gpus == (Gpu("Fake GPU 0", 8 << 30),)
+    assert state.gpus == (CudaGpu("Fake GPU 0", 8 << 30),)
 
 
 def test_missing_libraries_are_named(

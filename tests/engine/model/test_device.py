@@ -9,15 +9,16 @@ import pytest
 
 from app.config.settings import Settings
 from app.engine.loading import load, load_again
-from app.engine.machine.gpu import CUDA, CudaState, Gpu
+from app.engine.machine.gpu import CUDA, CudaGpu, CudaState
 from app.engine.model import device as device_module
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.model.device import CPU, Device
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.errors import UserError
 from app.files.local import LocalClassifier
 
-TWO_GPUS = CudaState(gpus=(Gpu("A100", 40 << 30), Gpu("L4", 24 << 30)))
+TWO_GPUS = CudaState(gpus=(CudaGpu("A100", 40 << 30), CudaGpu("L4", 24 << 30)))
 NO_DRIVER = CudaState(problem="no NVIDIA driver is found", cure="install the driver")
 
 
@@ -43,7 +44,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def _load(path: Path, device: str, gpu_memory_mb: int = 0) -> Model:
-    return Model.load(
+    return load_model(
         Bundle.open(path),
         device=device,
         precision="auto",

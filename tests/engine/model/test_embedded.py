@@ -3,6 +3,7 @@
 import pytest
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.errors import InferenceFailed
 
@@ -16,7 +17,7 @@ def bundle() -> Bundle:
 @pytest.fixture(scope="module")
 def model(bundle: Bundle) -> Model:
     """The model as a CPU serves it."""
-    return Model.load(bundle, device="cpu", precision="auto", threads=1)
+    return load_model(bundle, device="cpu", precision="auto", threads=1)
 
 
 def test_every_file_is_what_the_manifest_says(bundle: Bundle) -> None:
@@ -80,14 +81,14 @@ def test_its_scores_are_calibrated(bundle: Bundle, model: Model) -> None:
 )
 def test_it_is_right_where_nobody_could_doubt(model: Model, text: str, label: str) -> None:
     """Obvious texts get their obvious label."""
-    (logits,) = model.infer([model.encode(text)])
+    (logits,) = model.infer([model.tokenizer.encode(text)])
     assert not isinstance(logits, InferenceFailed)
     assert model.labels[int(logits.argmax())] == label
 
 
 def test_it_reads_a_text_of_full_length(model: Model) -> None:
     """512 tokens give an answer, so the last position has an embedding; longer texts are cut."""
-    encoding = model.encode("I love this! " * 400)
+    encoding = model.tokenizer.encode("I love this! " * 400)
     assert len(encoding) == 512
     assert encoding.truncated
     (logits,) = model.infer([encoding])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle, Precision
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
 from app.engine.text.preprocessing import normalise_tweet
@@ -20,7 +21,7 @@ from tests.support.tiny_bundle import MAX_TOKENS, make_bundle, write_manifest
 
 
 def _load(path: Path, precision: Precision = "fp32") -> Model:
-    return Model.load(Bundle.open(path), device="cpu", precision=precision, threads=1)
+    return load_model(Bundle.open(path), device="cpu", precision=precision, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def embedded() -> Model:
 @given(words=st.integers(1, 200))
 def test_tokens_are_counted_with_special_ones_before_truncation(tiny: Model, words: int) -> None:
     """``tokens`` counts all tokens, ``ids`` has those that fit, ``truncated`` compares both."""
-    encoding = tiny.encode(" ".join(["love"] * words))
+    encoding = tiny.tokenizer.encode(" ".join(["love"] * words))
     assert encoding.tokens == words + 2
     assert len(encoding) == len(encoding.ids) == min(words + 2, MAX_TOKENS)
     assert encoding.truncated == (words + 2 > MAX_TOKENS)
@@ -46,7 +47,7 @@ def test_tokens_are_counted_with_special_ones_before_truncation(tiny: Model, wor
 
 def test_a_truncated_text_keeps_its_beginning_and_its_end_token(tiny: Model) -> None:
     """Truncation removes the end of the text, but keeps </s>."""
-    assert tiny.encode("love " * 20 + "worst").ids == [1] + [4] * 14 + [2]
+    assert tiny.tokenizer.encode("love " * 20 + "worst").ids == [1] + [4] * 14 + [2]
 
 
 @given(
@@ -67,7 +68,7 @@ def test_the_count_equals_that_of_a_tokenizer_that_truncates_nothing(
     whole.no_truncation()
     whole.no_padding()
     ids = whole.encode(normalise_tweet(text)).ids
-    encoding = embedded.encode(text)
+    encoding = embedded.tokenizer.encode(text)
     assert encoding.tokens == len(ids)
     assert len(encoding) == min(len(ids), embedded.max_tokens)
     assert encoding.ids[:-1] == ids[: len(encoding) - 1]
@@ -76,8 +77,8 @@ def test_the_count_equals_that_of_a_tokenizer_that_truncates_nothing(
 def test_the_normalisation_of_the_manifest_is_applied(tmp_path: Path) -> None:
     """``tweet`` makes one token of any user name; ``none`` leaves the text unchanged."""
     tweet, none = _with_and_without(tmp_path)
-    assert tweet.encode("@anna love").ids == tweet.encode("@bob love").ids
-    assert none.encode("@anna love").ids != none.encode("@user love").ids
+    assert tweet.tokenizer.encode("@anna love").ids == tweet.tokenizer.encode("@bob love").ids
+    assert none.tokenizer.encode("@anna love").ids != none.tokenizer.encode("@user love").ids
 
 
 def _with_and_without(directory: Path) -> tuple[Model, Model]:
@@ -97,7 +98,7 @@ def _with_and_without(directory: Path) -> tuple[Model, Model]:
 def test_a_blank_text_is_empty(tiny: Model, text: str) -> None:
     """A text of white space of any kind is an empty text."""
     with pytest.raises(EmptyText, match="empty or blank"):
-        tiny.encode(text)
+        tiny.tokenizer.encode(text)
 
 
 @pytest.mark.parametrize("text", ["\u200b", "\u200d\u200c", "\x01\x02", "\ufeff \u200b", "\u00ad"])
@@ -105,7 +106,7 @@ def test_a_text_of_invisible_characters_is_empty(embedded: Model, tiny: Model, t
     """A text of invisible characters is empty, whatever a tokenizer would do with them."""
     for model in (embedded, tiny):
         with pytest.raises(EmptyText, match="empty or blank"):
-            model.encode(text)
+            model.tokenizer.encode(text)
 
 
 @pytest.mark.parametrize("text", ["\uf8ff", "\U000e1000\ue000", "\ufffd"])
@@ -113,28 +114,28 @@ def test_characters_that_the_tokenizer_drops_are_one_unknown_token(
     embedded: Model, text: str
 ) -> None:
     """Private and unassigned characters, such as a font's own icons, count as text."""
-    assert embedded.encode(text) == embedded.encode("[UNK]")
-    assert embedded.encode(text).tokens == 3
+    assert embedded.tokenizer.encode(text) == embedded.tokenizer.encode("[UNK]")
+    assert embedded.tokenizer.encode(text).tokens == 3
 
 
 @pytest.mark.parametrize("text", ["\0", "good\0bad", " \0 "])
 def test_a_nul_character_is_refused(tiny: Model, text: str) -> None:
     """A NUL character is refused, because libraries in C treat it in different ways."""
     with pytest.raises(InvalidRequest, match="NUL"):
-        tiny.encode(text)
+        tiny.tokenizer.encode(text)
 
 
 @pytest.mark.parametrize("text", ["\ud800", "love \udfff", "\ude00\ud83d", "@\ud800 http"])
 def test_half_of_a_surrogate_pair_is_refused(tiny: Model, text: str) -> None:
     """Half of a surrogate pair is refused: it is no character, so no tokenizer can read it."""
     with pytest.raises(InvalidRequest, match="surrogate"):
-        tiny.encode(text)
+        tiny.tokenizer.encode(text)
 
 
 def test_logits_come_one_array_a_text_in_order(tiny: Model) -> None:
     """Each text gets an array of shape [labels]; padding does not change its logits."""
     texts = ["love", "worst worst", "the meeting is at three"]
-    results = tiny.infer([tiny.encode(text) for text in texts])
+    results = tiny.infer([tiny.tokenizer.encode(text) for text in texts])
     assert [list(result) for result in results if not isinstance(result, InferenceFailed)] == [
         [-1, 0, 4],
         [8, 0, -2],
@@ -144,7 +145,9 @@ def test_logits_come_one_array_a_text_in_order(tiny: Model) -> None:
 
 def test_a_text_without_finite_logits_fails_alone(tiny: Model) -> None:
     """A text without finite logits fails alone; its neighbours keep their answers."""
-    first, middle, last = tiny.infer([tiny.encode(text) for text in ("love", "nan", "worst")])
+    first, middle, last = tiny.infer(
+        [tiny.tokenizer.encode(text) for text in ("love", "nan", "worst")]
+    )
     assert isinstance(middle, InferenceFailed)
     assert not isinstance(first, InferenceFailed)
     assert not isinstance(last, InferenceFailed)
@@ -164,7 +167,7 @@ def test_token_types_are_fed_to_the_models_that_have_them(
         )
         asked[architecture] = {node.name for node in opened.get_inputs()}
         model = made.model("fp32")
-        (logits,) = model.infer([model.encode("what a lovely afternoon")])
+        (logits,) = model.infer([model.tokenizer.encode("what a lovely afternoon")])
         assert not isinstance(logits, InferenceFailed)
     both = {"input_ids", "attention_mask"}
     assert asked == {"bert": both | {"token_type_ids"}, "roberta": both}
@@ -215,14 +218,14 @@ def test_a_variant_that_is_not_there_is_refused(bundle: Path) -> None:
 def test_auto_takes_what_a_cpu_does_best(tmp_path_factory: pytest.TempPathFactory) -> None:
     """On a CPU, auto chooses int8 if the bundle has it."""
     opened = Bundle.open(exported(tmp_path_factory.getbasetemp(), "bert").bundle)
-    model = Model.load(opened, device="cpu", precision="auto", threads=1)
+    model = load_model(opened, device="cpu", precision="auto", threads=1)
     assert model.precision == "int8"
     assert model.provider == "CPUExecutionProvider"
 
 
 def test_auto_takes_fp32_where_there_is_no_int8(bundle: Path) -> None:
     """auto chooses fp32 if the bundle has only that."""
-    model = Model.load(Bundle.open(bundle), device="cpu", precision="auto", threads=1)
+    model = load_model(Bundle.open(bundle), device="cpu", precision="auto", threads=1)
     assert model.precision == "fp32"
 
 
@@ -234,7 +237,7 @@ def test_cuda_on_a_runtime_without_it_is_refused(
     with pytest.raises(
         UserError, match=r"CUDA cannot be used: .+ is the one for CPUs\. Install the extra 'gpu'"
     ):
-        Model.load(Bundle.open(bundle), device="cuda", precision="auto", threads=1)
+        load_model(Bundle.open(bundle), device="cuda", precision="auto", threads=1)
 
 
 def test_a_failing_batch_writes_nothing_past_the_log(

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 from app.engine.machine.cpu import cpu_flags
 from app.engine.model import model as model_module
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.model.session import MATMUL_INTEGER, Int8Kernels, int8_kernels
 from tests.conftest import Serve
@@ -46,7 +47,7 @@ def _logits(python: Sequence[str], changes: Mapping[str, str] | None = None) -> 
 
 
 def _load(precision: Any = "int8") -> Model:
-    return Model.load(Bundle.open(EMBEDDED_BUNDLE), device="cpu", precision=precision, threads=1)
+    return load_model(Bundle.open(EMBEDDED_BUNDLE), device="cpu", precision=precision, threads=1)
 
 
 def _option(model: Model) -> str | None:
@@ -105,7 +106,7 @@ def test_the_option_is_set_only_where_products_saturate(
 def test_fp32_asks_for_no_kernels(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """fp32 models do not run the probe, which is for int8 alone."""
     monkeypatch.setattr(model_module, "int8_kernels", lambda: pytest.fail("it was asked"))
-    model = Model.load(Bundle.open(bundle), device="cpu", precision="fp32", threads=1)
+    model = load_model(Bundle.open(bundle), device="cpu", precision="fp32", threads=1)
     assert model.kernels is None
 
 

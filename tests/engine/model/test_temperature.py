@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.model.bundle import Bundle
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
-from app.engine.predictions import DEFAULTS, EncodedText, Scored, infer, predict
+from app.engine.predictions import Scored, outcomes_of, score_batch
+from app.engine.text.encoded_text import DEFAULTS, EncodedText
 from app.engine.text.encoding import Encoding
 from app.errors import ServiceError, UserError
 from tests.support.tiny_bundle import LABELS, calibrate, make_bundle
@@ -18,7 +20,7 @@ LOGITS = st.lists(st.floats(-50, 50, width=32), min_size=3, max_size=3)
 
 
 def _load(path: Path) -> Model:
-    return Model.load(Bundle.open(path), device="cpu", precision="fp32", threads=1)
+    return load_model(Bundle.open(path), device="cpu", precision="fp32", threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def test_temperature_one_changes_no_bit(
 
 def _label(model: Model, logits: list[float]) -> str:
     scored: Scored = (logits, model.scores(np.array(logits, np.float32)).tolist())
-    (prediction,) = predict(model, [EncodedText(Encoding([1, 2], 2), DEFAULTS)], [scored])
+    (prediction,) = outcomes_of(model, [EncodedText(Encoding([1, 2], 2), DEFAULTS)], [scored])
     assert not isinstance(prediction, ServiceError)
     assert sum(prediction["scores"].values()) == pytest.approx(1)
     assert prediction["score"] == prediction["scores"][prediction["label"]]
@@ -82,8 +84,8 @@ def test_scores_that_round_to_the_same_number_do_not_change_the_label(
 
 def test_logits_stay_as_they_are(plain: Model, models: dict[float, Model]) -> None:
     """What the model computed is the same to the bit with and without a temperature."""
-    encodings = [plain.encode(text) for text in ("love", "worst of all", "love it")]
-    before, after = infer(plain, encodings), infer(models[2.0], encodings)
+    encodings = [plain.tokenizer.encode(text) for text in ("love", "worst of all", "love it")]
+    before, after = score_batch(plain, encodings), score_batch(models[2.0], encodings)
     for one, other in zip(before, after, strict=True):
         assert not isinstance(one, ServiceError)
         assert not isinstance(other, ServiceError)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from app.engine.model.bundle import Bundle, Precision
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
 from app.engine.text.pairs import Input, PairTokenizer, TextPair, longest_first
@@ -38,7 +39,7 @@ def _model(base: Path, architecture: str, precision: Precision = "fp32") -> Mode
     """The exported model, as if it had been exported with --text-pairs."""
     bundle = Bundle.open(exported(base, architecture).bundle)
     bundle.manifest = bundle.manifest.model_copy(update={"text_pairs": True})
-    return Model.load(bundle, device="cpu", precision=precision, threads=1)
+    return load_model(bundle, device="cpu", precision=precision, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_ids_types_and_truncation_are_those_of_transformers(
     """The ids of a pair of any two lengths are those of ``tokenizer(text, text_pair)``."""
     tokenizer = _checkpoint(base, architecture).tokenizer
     cut = tokenizer(text, text_pair, truncation="longest_first", max_length=MAX_TOKENS)
-    encoding = _model(base, architecture).encode(TextPair(text, text_pair))
+    encoding = _model(base, architecture).tokenizer.encode(TextPair(text, text_pair))
     assert encoding.ids == cut["input_ids"]
     types = [0] * (len(encoding) - encoding.typed) + [1] * encoding.typed
     assert types == cut.get("token_type_ids", [0] * len(encoding))
@@ -75,8 +76,8 @@ def test_ids_types_and_truncation_are_those_of_transformers(
 def test_logits_are_those_of_transformers(base: Path, architecture: str) -> None:
     """Pairs that are computed together, with a single text, have the logits of PyTorch."""
     checkpoint, model = _checkpoint(base, architecture), _model(base, architecture)
-    single = model.encode(CORPUS[0])
-    found = model.infer([single, *(model.encode(pair) for pair in PAIRS)])
+    single = model.tokenizer.encode(CORPUS[0])
+    found = model.infer([single, *(model.tokenizer.encode(pair) for pair in PAIRS)])
     expected = [checkpoint.logits(single.ids), *map(checkpoint.pair_logits, PAIRS)]
     np.testing.assert_allclose(np.stack(_logits(found)), np.stack(expected), atol=1e-4)
 
@@ -89,7 +90,7 @@ def test_other_texts_of_the_batch_do_not_change_a_pair(
     """The logits of pairs and of single texts are the same to the bit, alone and together."""
     model = _model(base, architecture, precision)
     texts: list[Input] = [*PAIRS, *CORPUS[:3]]
-    batch = [model.encode(text) for text in texts]
+    batch = [model.tokenizer.encode(text) for text in texts]
     together = _logits(model.infer(batch))
     alone = [_logits(model.infer([encoding]))[0] for encoding in batch]
     assert [row.tobytes() for row in together] == [row.tobytes() for row in alone]
@@ -98,8 +99,8 @@ def test_other_texts_of_the_batch_do_not_change_a_pair(
 def test_equal_ids_of_other_types_are_not_equal(base: Path) -> None:
     """A text that spells a separator has the ids of a pair, but neither its key nor its logits."""
     model = _model(base, "bert")
-    pair = model.encode(TextPair("the soup is bad", "soup"))
-    single = model.encode("the soup is bad [SEP] soup")
+    pair = model.tokenizer.encode(TextPair("the soup is bad", "soup"))
+    single = model.tokenizer.encode("the soup is bad [SEP] soup")
     assert pair.ids == single.ids
     assert pair.key != single.key
     one, other = _logits(model.infer([pair, single]))
@@ -142,7 +143,7 @@ def test_texts_are_cut_on_the_tokenizers_side(base: Path, side: str) -> None:
 def test_a_model_for_single_texts_refuses_pairs(base: Path) -> None:
     """Each pair gets an error in its place that says how to export such a model."""
     model = exported(base, "bert").model("fp32")
-    text, pair = model.encode_batch(["soup", PAIRS[0]])
+    text, pair = model.tokenizer.encode_batch(["soup", PAIRS[0]])
     assert isinstance(text, Encoding)
     assert isinstance(pair, InvalidRequest)
     assert "takes single texts" in pair.detail
@@ -158,7 +159,7 @@ def test_an_error_says_which_text_of_a_pair_is_bad(base: Path) -> None:
         TextPair("soup", "a\0"),
         TextPair("\ud800", "x"),
     ]
-    good, *errors = model.encode_batch(["soup", *bad])
+    good, *errors = model.tokenizer.encode_batch(["soup", *bad])
     assert isinstance(good, Encoding)
     assert [type(error) for error in errors] == [
         EmptyText,

@@ -16,6 +16,7 @@ from app.engine import loading
 from app.engine.machine.gpu import CUDA
 from app.engine.model.bundle import EMBEDDED_BUNDLE
 from app.engine.model.device import CPU
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.text.word_cache import WordCache
 from app.main import create_app
@@ -26,17 +27,17 @@ COUNTING = """
 import os, sys
 from pathlib import Path
 from app.engine.model.bundle import Bundle
-from app.engine.model.model import Model
+from app.engine.model.load import load_model
 from app.engine.text.tokenizer_threads import use_idle_cpus
-model = Model.load(Bundle.open(Path(sys.argv[1])), device="cpu", precision="auto", threads=1)
+model = load_model(Bundle.open(Path(sys.argv[1])), device="cpu", precision="auto", threads=1)
 def threads():
     return len(os.listdir("/proc/self/task"))
 at_first = threads()
-model.texts.divides_lists = use_idle_cpus(int(sys.argv[2]))
+model.tokenizer.texts.divides_lists = use_idle_cpus(int(sys.argv[2]))
 for text in ["one new text of several words", "Grüße an alle", "日本語 😀"]:
-    model.encode_batch([text])
+    model.tokenizer.encode_batch([text])
 alone = threads() - at_first
-model.encode_batch([f"text {number}" for number in range(1_000)])
+model.tokenizer.encode_batch([f"text {number}" for number in range(1_000)])
 print(alone, threads() - at_first)
 """
 
@@ -57,14 +58,14 @@ def _texts() -> list[str]:
 
 def _load(monkeypatch: pytest.MonkeyPatch, provider: str, cpus: float, path: Path) -> Model:
     """The model as it is loaded with so many CPUs, with this provider's name."""
-    load = Model.load
+    load = load_model
 
     def named(*args: Any, **keywords: Any) -> Model:
         model = load(*args, **keywords)
         model.provider = provider
         return model
 
-    monkeypatch.setattr(Model, "load", named)
+    monkeypatch.setattr(loading, "load_model", named)
     settings = Settings.model_validate({"model": (path,), **SET_BY_HAND})
     return loading.load(path, settings, cpus)[0]
 
@@ -77,7 +78,7 @@ def test_lists_are_divided_where_cpus_are_idle(
     monkeypatch: pytest.MonkeyPatch, bundle: Path, provider: str, cpus: float, divides: bool
 ) -> None:
     """Lists are divided on a GPU if four CPUs are left by two runners and the event loop."""
-    assert _load(monkeypatch, provider, cpus, bundle).texts.divides_lists is divides
+    assert _load(monkeypatch, provider, cpus, bundle).tokenizer.texts.divides_lists is divides
 
 
 @pytest.mark.parametrize(("idle", "started"), [(3, 0), (4, 4), (100, 8)])
@@ -91,10 +92,10 @@ def test_a_list_starts_the_threads_and_a_single_text_does_not(idle: int, started
 def test_a_divided_list_has_the_same_encodings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads give the same encodings and errors in the same order, without the cache of words."""
     texts = _texts()
-    one = _load(monkeypatch, CPU, 7, EMBEDDED_BUNDLE).encode_batch(texts)
+    one = _load(monkeypatch, CPU, 7, EMBEDDED_BUNDLE).tokenizer.encode_batch(texts)
     divided = _load(monkeypatch, CUDA, 7, EMBEDDED_BUNDLE)
     monkeypatch.setattr(WordCache, "encode", None)
-    assert [*map(repr, divided.encode_batch(texts))] == [*map(repr, one)]
+    assert [*map(repr, divided.tokenizer.encode_batch(texts))] == [*map(repr, one)]
 
 
 def test_a_request_with_a_divided_list_gets_the_same_answer(
@@ -107,7 +108,7 @@ def test_a_request_with_a_divided_list_gets_the_same_answer(
         (classifier,) = app.state.service.models.classifiers.values()
         answers = []
         for divides in (False, True):
-            classifier.model.texts.divides_lists = divides
+            classifier.model.tokenizer.texts.divides_lists = divides
             monkeypatch.setenv("TOKENIZERS_PARALLELISM", json.dumps(divides))
             answers.append(client.post("/classify", json=body).json()["results"])
     assert len(answers[0]) == len(body["inputs"])

@@ -15,16 +15,17 @@ import pytest
 from app.config.settings import Settings
 from app.engine import loading
 from app.engine.machine import cpu
-from app.engine.machine.gpu import CUDA, CudaState, Gpu
+from app.engine.machine.gpu import CUDA, CudaGpu, CudaState
 from app.engine.model import device
 from app.engine.model.bundle import Bundle
 from app.engine.model.device import CPU, Device
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
 from app.engine.tuning import costs
 from app.engine.tuning import plan as tuning
 from app.engine.tuning.costs import BATCHES, TEXT_TOKENS, Cost
-from app.engine.tuning.plan import Plan, choose, tune
+from app.engine.tuning.plan import ServingPlan, choose, tune
 from app.errors import UserError
 from tests.support.serving import COMMAND, Process, eventually
 from tests.support.tiny_bundle import make_bundle
@@ -38,7 +39,7 @@ TWO_THREADS = Cost(1, 2, {1: 0.006, 4: 0.018, 16: 0.062}, alone=0.006)
 def model(tmp_path: Path) -> Model:
     """A model in a bundle of its own."""
     bundle = Bundle.open(make_bundle(tmp_path / "tiny"))
-    return Model.load(bundle, device="cpu", precision="auto", threads=1)
+    return load_model(bundle, device="cpu", precision="auto", threads=1)
 
 
 @pytest.fixture
@@ -153,7 +154,8 @@ def test_live_batches_may_be_larger_than_measured_only_on_a_cpu(
     measured = TEXT_TOKENS * max(map(int, cost["seconds"]))
     plan.budget.tokens = measured
     tried = {plan.budget.next(waiting=10**6) for _ in range(100)}
-    assert tried == {measured // 2, measured} | ({measured * 2} if provider == CPU else set())
+    half = max(TEXT_TOKENS, measured // 2)  # a noisy machine may measure one size only
+    assert tried == {half, measured} | ({measured * 2} if provider == CPU else set())
 
 
 def test_another_gpu_is_measured_again(
@@ -163,7 +165,7 @@ def test_another_gpu_is_measured_again(
     monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
     model.provider, model.device = CUDA, Device((0,))
     for name, limit in (("L4", ""), ("L4", "8"), ("H100", "8")):
-        gpu = Gpu(name, 1 << 30)
+        gpu = CudaGpu(name, 1 << 30)
         monkeypatch.setattr(device, "cuda_state", lambda gpu=gpu: CudaState(gpus=(gpu,)))
         model.provider_options = {"gpu_mem_limit": limit}
         assert tune(model, settings, cpus=2).runners == 2
@@ -257,7 +259,7 @@ def test_a_failure_while_measuring_is_one_line(
 ) -> None:
     """If the device fails while batches are measured, the start says why, without a traceback."""
 
-    def failing(*_: object) -> Plan:
+    def failing(*_: object) -> ServingPlan:
         raise RuntimeError("CUDA failure 700: an illegal memory access was encountered ; GPU=0")
 
     monkeypatch.setattr(loading, "tune", failing)
@@ -322,7 +324,7 @@ def test_the_next_start_begins_with_the_corrected_budget(model: Model, settings:
     assert within.budget.fixed
 
 
-def _prove_another_better(plan: tuning.Plan) -> None:
+def _prove_another_better(plan: tuning.ServingPlan) -> None:
     before = plan.budget.tokens
     other = before // 2 if before > TEXT_TOKENS else before * 2
     for _ in range(40):

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from app.engine.model.bundle import Bundle
-from app.engine.model.model import Model
+from app.engine.model.load import load_model
 from app.engine.text.preprocessing import preprocess
 from app.errors import UserError
 from model_export.checkpoint.architectures import ARCHITECTURES, REFUSED
@@ -146,12 +146,12 @@ def test_the_service_answers_like_transformers(
     path = published(name)
     checkpoint = load_checkpoint(path)
     export(checkpoint, tmp_path / "bundle", precisions=["fp32"], text_pairs=True, say=silent)
-    served = Model.load(Bundle.open(tmp_path / "bundle"), device="cpu", precision="fp32", threads=1)
+    served = load_model(Bundle.open(tmp_path / "bundle"), device="cpu", precision="fp32", threads=1)
     tokenizer = AutoTokenizer.from_pretrained(path, use_fast=False)
     model = AutoModelForSequenceClassification.from_pretrained(path).eval()
     encodings = []
     for text in CORPUS:
-        encoding = served.encode(text)
+        encoding = served.tokenizer.encode(text)
         expected = tokenizer(
             preprocess(text, served.preprocessing),
             truncation=True,

@@ -18,7 +18,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from app.engine.model.bundle import Bundle, Precision
-from app.engine.model.model import Model
+from app.engine.model.load import load_model
 from app.engine.text.bertweet import _CHARACTERS, normalise_bertweet
 from app.engine.text.word_cache import WordCache
 from app.errors import UserError
@@ -143,12 +143,12 @@ def test_served_logits_equal_those_of_transformers(
 ) -> None:
     """Raw tweets through the bundle and through transformers' own tokenizer and model; with other
     texts in the batch, the logits are the same to the bit."""
-    model = Model.load(Bundle.open(bundle), device="cpu", precision=precision, threads=1)
+    model = load_model(Bundle.open(bundle), device="cpu", precision=precision, threads=1)
     assert model.labels == ["negative", "neutral", "positive"]
     assert (model.max_tokens, model.preprocessing) == (128, "bertweet")
     slow = _slow(source, normalization=True)
     reference = AutoModelForSequenceClassification.from_pretrained(source).eval()
-    encodings = [model.encode(text) for text in (*TWEETS, *CORPUS)]
+    encodings = [model.tokenizer.encode(text) for text in (*TWEETS, *CORPUS)]
     together = [np.asarray(logits) for logits in model.infer(encodings)]
     for text, encoding, found in zip((*TWEETS, *CORPUS), encodings, together, strict=True):
         with torch.inference_mode():

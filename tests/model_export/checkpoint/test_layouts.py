@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from app.engine.model.bundle import Bundle
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint
@@ -41,7 +42,7 @@ def _configure(path: Path, **changes: Any) -> None:
 
 def _exported(source: Path, output: Path) -> Model:
     export(load_checkpoint(source), output, precisions=["fp32"], say=silent)
-    return Model.load(Bundle.open(output), device="cpu", precision="fp32", threads=1)
+    return load_model(Bundle.open(output), device="cpu", precision="fp32", threads=1)
 
 
 def _is_right(model: Model, source: Path) -> None:
@@ -49,7 +50,7 @@ def _is_right(model: Model, source: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(source, use_fast=False)
     reference = AutoModelForSequenceClassification.from_pretrained(source).eval()
     for text in CORPUS:
-        encoding = model.encode(text)
+        encoding = model.tokenizer.encode(text)
         expected = tokenizer(text, return_tensors="pt")
         assert encoding.ids == expected["input_ids"][0].tolist()
         with torch.inference_mode():
@@ -69,7 +70,7 @@ def test_long_texts_are_cut_at_the_side_that_the_checkpoint_names(
     tokenizer = AutoTokenizer.from_pretrained(source, use_fast=False)
     reference = AutoModelForSequenceClassification.from_pretrained(source).eval()
     text = " ".join(CORPUS * 2)
-    encoding = model.encode(text)
+    encoding = model.tokenizer.encode(text)
     expected = tokenizer(text, truncation=True, max_length=64, return_tensors="pt")
     assert encoding.ids == expected["input_ids"][0].tolist()
     assert encoding.truncated

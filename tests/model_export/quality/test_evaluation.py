@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from app.engine.model.bundle import Bundle
+from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.errors import UserError
 from model_export.quality.evaluation import TEXTS_PER_BATCH, evaluate
@@ -150,7 +151,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def tiny(bundle: Path) -> Model:
     """``love`` is positive, ``worst`` negative, all else neutral, ``nan`` no number."""
-    return Model.load(Bundle.open(bundle), device="cpu", precision="fp32", threads=1)
+    return load_model(Bundle.open(bundle), device="cpu", precision="fp32", threads=1)
 
 
 def test_every_text_is_classified_in_its_place(tiny: Model) -> None:
@@ -171,7 +172,7 @@ def test_every_text_is_classified_in_its_place(tiny: Model) -> None:
 def test_scores_are_judged_as_they_are_served(tmp_path: Path) -> None:
     """The log loss is that of the calibrated scores."""
     path = calibrate(make_bundle(tmp_path / "tiny"), temperature=2.0)
-    model = Model.load(Bundle.open(path), device="cpu", precision="fp32", threads=1)
+    model = load_model(Bundle.open(path), device="cpu", precision="fp32", threads=1)
     scores = model.scores(np.array([-1, 0, 4], np.float32))  # of "love"
     found = evaluate(model, [Example("en", "positive", "love")])
     assert found.log_loss == pytest.approx(-np.log(scores[2]), rel=1e-5)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from app.engine.model.bundle import Bundle, Precision
+from app.engine.model.load import load_model
 from app.engine.model.model import Logits, Model
 from app.engine.model.parity import TOLERANCE
 from app.engine.text.encoding import Encoding
@@ -50,9 +51,11 @@ def test_pairs_are_compared_where_the_model_takes_them(
     checkpoint = load_checkpoint(bert.source)
     bundle = Bundle.open(bert.bundle)
     bundle.manifest = bundle.manifest.model_copy(update={"text_pairs": True})
-    model = Model.load(bundle, device="cpu", precision="fp32", threads=1)
+    model = load_model(bundle, device="cpu", precision="fp32", threads=1)
     assert verify(model, checkpoint).samples > verify(bert.model("fp32"), checkpoint).samples
-    model.pairs = PairTokenizer(model.tokenizer, max_tokens=MAX_TOKENS, stride=0, has_types=False)
+    model.tokenizer.pairs = PairTokenizer(
+        model.tokenizer.library, max_tokens=MAX_TOKENS, stride=0, has_types=False
+    )
     with pytest.raises(UserError, match="differs too much"):
         verify(model, checkpoint)
 

@@ -11,8 +11,8 @@ from typing_extensions import TypedDict
 from app.api.answers import JsonAnswer, timing, whole_failure
 from app.api.http_exchange import HttpRequest
 from app.api.inputs import NonEmpty, text_or_pair
-from app.engine.predictions import Options, Overflow
 from app.engine.results import FailedItem, Prediction, item
+from app.engine.text.encoded_text import Overflow, TextOptions
 from app.engine.text.pairs import Input
 
 TEXT_FIELDS = ("text", "inputs", "content")
@@ -97,7 +97,7 @@ async def answer_instances(
     Raises:
         ServiceError: ``model`` is not served, or the request as a whole failed.
     """
-    options = Options((body.parameters or InstancesParameters()).overflow)
+    options = TextOptions((body.parameters or InstancesParameters()).overflow)
     done = await request.exchange.classify(body.instances, model=model, options=options)
     if error := whole_failure(done.outcomes, single=False):
         raise error

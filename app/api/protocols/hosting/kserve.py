@@ -42,7 +42,7 @@ async def model(request: HttpRequest) -> ModelStatus:
     service = request.exchange.service
     classifier = service.models.classifier(request.path_params["name"])
     service.lifecycle.check()
-    await classifier.check()
+    await classifier.health.check_ready()
     name = classifier.model.name
     return {**served_model(service, name), "name": name, "ready": True}
 

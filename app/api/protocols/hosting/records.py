@@ -172,7 +172,7 @@ async def _classified(
         texts = await worker.run(steps, deadline=request.exchange.deadline)
     good = [text for text in texts if not isinstance(text, ServiceError)]
     bad = [text for text in texts if isinstance(text, ServiceError)]
-    request.exchange.service.models.classifier(None).count(bad)
+    request.exchange.service.models.classifier(None).observer.predictions(bad)
     found = (await request.exchange.classify(good, model=None)).outcomes if good else []
     outcomes = in_places(texts, found)
     for outcome in outcomes:

@@ -134,7 +134,7 @@ async def _index_item(classifier: Classifier) -> IndexItem:
         "reason": "",
     }
     try:
-        await classifier.check()
+        await classifier.health.check_ready()
     except ServiceError as error:
         item["state"], item["reason"] = "UNAVAILABLE", error.detail
     return item

@@ -20,7 +20,7 @@ from app.api.protocols.open_inference.response import (
 from app.api.routing import Route
 from app.engine.classifier import Classifier
 from app.engine.model.model import Model
-from app.engine.predictions import Options
+from app.engine.text.encoded_text import TextOptions
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 from app.service import Service
 
@@ -152,7 +152,7 @@ async def model_ready(request: HttpRequest) -> ModelReady:
     """Succeeds while you can send traffic for this model."""
     classifier = served(request)
     request.exchange.service.lifecycle.check()
-    await classifier.check()
+    await classifier.health.check_ready()
     return {"ready": True, "name": classifier.model.name}
 
 
@@ -173,7 +173,7 @@ async def infer(request: HttpRequest) -> Response:
     """
     name = served(request).model.name
     body, texts = await read_inference_request(request)
-    options = Options(body.parameters.overflow)
+    options = TextOptions(body.parameters.overflow)
     done = await request.exchange.classify(texts, model=name, options=options)
     return infer_response(body, done.model, every_prediction(done.outcomes), timing(done))
 

@@ -1,0 +1,54 @@
+"""What OpenAPI says about the engine's results: the engine's own types have no descriptions."""
+
+from typing import Any
+
+_SPAN = {
+    "start": "position of the first character, from 0",
+    "end": "position of the character after the last one",
+}
+_FAILED = {"error": "why there is no prediction"}
+_LABEL_SCORES = {
+    "label": "the label with the highest score",
+    "score": "its score",
+    "scores": "softmax of the logits (sigmoid for a multi-label checkpoint); the logits of a "
+    "calibrated model are divided by its temperature first",
+    "logits": "what the model computed, never calibrated",
+    "tokens": "tokens of the text, special ones included, before truncation",
+    "truncated": "whether the end of the text was cut off",
+    "windows": "number of classified windows, if overflow is window",
+}
+# The members of each component.
+DESCRIPTIONS = {
+    "ItemError": {
+        "code": "the kind of error, for programs",
+        "message": "what was wrong, and what is accepted",
+    },
+    "FailedItem": _FAILED,
+    "FailedSentence": _SPAN | _FAILED,
+    "Sentence": _SPAN | _LABEL_SCORES,
+    "Prediction": _LABEL_SCORES | {"sentences": "the sentences in order, if split is set"},
+    "Word": _SPAN | {"contribution": "how much lower the label's score is without this word"},
+    "Tokens": {
+        "text": "the text after the model's preprocessing",
+        "text_pair": "the second text of a pair after the preprocessing",
+        "tokens": "as the model's vocabulary spells them",
+        "ids": "their numbers in the vocabulary",
+        "offsets": "first character, and the character after the last; they count the characters "
+        "(Unicode code points) of `text` or `text_pair`; [0, 0] for special tokens",
+        "sequence_ids": "0: in `text`; 1: in `text_pair`; null: a special token",
+        "count": "tokens before truncation",
+        "truncated": "whether the end of the text was cut off",
+    },
+}
+# Generators of clients do not know the schema of tuples.
+_OFFSET = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
+
+
+def describe_results(schemas: dict[str, Any]) -> None:
+    """Add the descriptions to those components that are results of the engine."""
+    for component in DESCRIPTIONS.keys() & schemas.keys():
+        members = schemas[component]["properties"]
+        for member, description in DESCRIPTIONS[component].items():
+            members[member]["description"] = description
+        if component == "Tokens":
+            members["offsets"]["items"] = _OFFSET

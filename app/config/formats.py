@@ -1,0 +1,92 @@
+"""How the settings are written that are more than a number or a choice.
+
+Each type here reads the text of a flag or a variable, and says what is accepted if it is wrong.
+"""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, StrictBytes
+from pydantic_settings import NoDecode
+
+API_KEY = re.compile(r"[!-+\--~]{8,256}")  # printable ASCII without the comma, which separates keys
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
+MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3}(,[0-9]{1,3})*)?")
+RATE = re.compile(r"[1-9]\d*/(second|minute|hour|day)")
+
+
+def _listed(value: str) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in value.split(","))))
+
+
+def _paths(value: Any) -> Any:
+    return tuple(filter(None, value.split(os.pathsep))) if isinstance(value, str) else value
+
+
+def _names(value: Any) -> Any:
+    names = _listed(value) if isinstance(value, str) else tuple(value)
+    if not all(MODEL_NAME.fullmatch(name) for name in names):
+        raise ValueError("a name must be up to 128 letters, digits, '.', '_' and '-'")
+    return names
+
+
+def _origins(value: Any) -> Any:
+    origins = _listed(value) if isinstance(value, str) else value
+    if not all(ORIGIN.fullmatch(origin) for origin in origins):
+        raise ValueError(
+            "an origin must be a scheme and a host, such as https://example.org, or '*'"
+        )
+    return origins
+
+
+def _key_digests(value: Any) -> Any:
+    if not isinstance(value, str):  # digests, from settings that were validated before
+        return value
+    keys = _listed(value)
+    if value and not keys:  # "," by mistake must not let everyone in
+        raise ValueError("give at least one key")
+    if not all(API_KEY.fullmatch(key) for key in keys):
+        raise ValueError("a key must be 8 to 256 printable ASCII characters without spaces")
+    return tuple(hashlib.sha256(key.encode()).hexdigest().encode() for key in keys)
+
+
+def _directory(value: Any) -> Any:
+    try:
+        return Path(value).expanduser() if value else None  # empty means: not set
+    except RuntimeError:
+        raise ValueError("no home directory was found for '~'; give an absolute path") from None
+
+
+def _device(value: str) -> str:
+    if not DEVICE.fullmatch(value):
+        raise ValueError(
+            "must be 'auto', 'cpu', 'cuda', or 'cuda:' and the numbers of GPUs, such as "
+            "'cuda:1' or 'cuda:0,1'"
+        )
+    numbers = [*map(int, value.partition(":")[2].split(","))] if ":" in value else []
+    if len(set(numbers)) < len(numbers):
+        raise ValueError("name each GPU once")
+    return value
+
+
+def _rate(value: str) -> str:
+    if value and not RATE.fullmatch(value):
+        raise ValueError(
+            "a rate must be a number per second, minute, hour or day, such as 600/minute"
+        )
+    return value
+
+
+Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_paths)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
+Directory = Annotated[Path | None, BeforeValidator(_directory)]
+# SHA-256 of each key, in hexadecimal. They are bytes so that they cannot be mistaken for keys,
+# which are strings.
+KeyDigests = Annotated[tuple[StrictBytes, ...], NoDecode, BeforeValidator(_key_digests)]
+DeviceName = Annotated[str, AfterValidator(_device)]
+Rate = Annotated[str, AfterValidator(_rate)]

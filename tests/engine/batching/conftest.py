@@ -1,0 +1,39 @@
+"""Runs async tests, and sets the batcher's clock and times."""
+
+import asyncio
+import inspect
+
+import pytest
+
+from tests.support.batching import PATIENCE_S, Clock
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test on an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+
+    async def bounded() -> None:
+        async with asyncio.timeout(2 * PATIENCE_S):
+            await pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+
+    asyncio.run(bounded())
+    return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The batcher's clock."""
+    clock = Clock()
+    monkeypatch.setattr("app.engine.batching.batcher.time", clock)
+    return clock
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set short times, so that hanging runners are found and replaced within a test."""
+    monkeypatch.setattr("app.engine.batching.runners.RESTART_PAUSE_S", 0.01)
+    monkeypatch.setattr("app.engine.batching.runners.STUCK_LEAST_S", 0.3)
+    monkeypatch.setattr("app.engine.batching.runners.WATCH_S", 0.05)

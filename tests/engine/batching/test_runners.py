@@ -1,0 +1,294 @@
+"""Runners that are lost, runners that hang, and the end of all runners."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from app.engine.batching.admission import CAUTION, Admission
+from app.engine.batching.batcher import MicroBatcher
+from app.engine.batching.budget import TokenBudget
+from app.engine.batching.fair_queue import FairQueue
+from app.engine.batching.runners import WATCH_S, Runners
+from app.errors import InferenceFailed, NotReady, Overloaded, ShuttingDown
+from tests.support.batching import (
+    PATIENCE_S,
+    Clock,
+    Gate,
+    ask,
+    batching,
+    capitals,
+    distinct,
+    kinds,
+    queued,
+    raising,
+    until,
+)
+from tests.support.virtual_time import Simulation, Stuck
+
+# Runners that are lost, and runners that hang
+
+
+@pytest.mark.parametrize("error", [ValueError, MemoryError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("runners", [1, 2])
+async def test_a_runner_that_is_lost_while_it_waits_is_replaced(
+    error: type[BaseException],
+    runners: int,
+    quick: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The lost runner is counted and logged with its traceback; a later one answers the text."""
+    lost: list[None] = []
+
+    async with batching(runners=runners, on_loss=lambda: lost.append(None)) as batcher:
+        assert await ask(batcher, "before") == ["BEFORE"]
+        raising(monkeypatch, FairQueue, "take_batch", error, 2)
+        assert await ask(batcher, "a", "b") == ["A", "B"]
+        await until(lambda: batcher.runners.complete)
+        assert not batcher.failing
+        assert (batcher.queued_texts, batcher.queued_tokens) == (0, 0)
+    assert len(lost) == 2
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [error] * 2
+
+
+async def test_what_a_lost_runner_was_woken_for_another_takes(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text does not wait for the replacement thread if another runner is free."""
+    monkeypatch.setattr("app.engine.batching.runners.RESTART_PAUSE_S", 600.0)
+    async with batching(runners=2) as batcher:
+        assert await ask(batcher, "before") == ["BEFORE"]
+        raising(monkeypatch, FairQueue, "take_batch", MemoryError, 1)
+        assert await ask(batcher, "a") == ["A"]
+        await batcher.drain(0.1)
+
+
+async def test_a_runner_that_cannot_tell_its_end_is_replaced(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a runner cannot notify the event loop, for lack of memory, the next check finds it."""
+    async with batching() as batcher:
+        assert await ask(batcher, "before") == ["BEFORE"]
+        monkeypatch.setattr("threading.excepthook", lambda args: None)
+        raising(monkeypatch, Runners, "call_on_loop", MemoryError, 2)
+        results = await ask(batcher, "a")  # this has a result that cannot be told, either
+        assert kinds(results) == [InferenceFailed]
+        assert await ask(batcher, "b") == ["B"]
+
+
+async def test_a_thread_that_cannot_be_started_is_tried_again(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a thread cannot start, at first or later, texts are answered as soon as one can."""
+    raising(monkeypatch, threading.Thread, "start", RuntimeError, 2)
+    async with batching() as batcher:
+        assert not batcher.runners.complete
+        assert await ask(batcher, "a") == ["A"]
+        assert batcher.runners.complete
+
+
+async def test_the_batch_of_a_lost_runner_fails(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost runner's batch fails at once; the next runner computes the waiting texts."""
+    gate = Gate()
+    async with batching(gate) as batcher:
+        first = await queued(batcher, "a", "b")
+        await gate.entered()
+        waiting = await queued(batcher, "c")
+        raising(monkeypatch, Admission, "learn", MemoryError, 1)
+        gate.open()
+        assert kinds(await first) == [InferenceFailed] * 2
+        assert await waiting == ["C"]
+
+
+async def test_without_hope_nothing_waits(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If runners are lost again and again, texts fail, until a batch succeeds."""
+    async with batching(runners=2) as batcher:
+        with monkeypatch.context() as patch:
+            raising(patch, FairQueue, "take_batch", MemoryError, 10**9)
+            assert kinds(await ask(batcher, "a", "b")) == [NotReady] * 2
+            assert batcher.runners.hopeless
+            assert batcher.failing
+        assert await ask(batcher, "c") == ["C"]
+        assert not batcher.runners.hopeless
+        await until(lambda: batcher.runners.complete)
+
+
+async def test_a_batch_that_hangs_fails_before_its_deadline(
+    quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hanging batch's texts get an error, logged and counted once; none is admitted meanwhile.
+
+    If the runner returns, its results are dropped, and everything works again.
+    """
+    stalls: list[None] = []
+
+    gate = Gate()
+    async with batching(gate, on_stall=lambda: stalls.append(None)) as batcher:
+        assert not stalls
+        stuck = await queued(batcher, "a", "b", timeout_s=10**6)
+        await gate.entered()
+        waiting = await queued(batcher, "c", timeout_s=10**6)
+        assert kinds(await stuck) == [InferenceFailed] * 2
+        assert kinds(await waiting) == [NotReady]
+        assert batcher.runners.stuck == 1
+        assert batcher.runners.hopeless
+        with pytest.raises(NotReady):
+            await ask(batcher, "d")
+        gate.open()
+        await until(lambda: batcher.runners.complete)
+        assert await ask(batcher, "e") == ["E"]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert len(stalls) == 1
+
+
+async def test_a_batch_that_is_expected_to_take_long_does_not_hang(
+    quick: None, clock: Clock
+) -> None:
+    """A batch may take many times the duration that the measured speed predicts."""
+    gate = Gate(clock.ten_tokens_a_second)
+    async with batching(gate) as batcher:
+        gate.open(1)
+        await ask(batcher, "x" * 10)
+        await gate.entered()
+        slow = await queued(batcher, "x" * 10)  # about 1 s
+        await asyncio.sleep(0.8)
+        gate.open()
+        assert await slow == ["X" * 10]
+
+
+async def test_the_predicted_wait_is_that_for_the_runners_that_work(
+    quick: None, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If one of two runners hangs, the predicted wait is twice as long."""
+    monkeypatch.setattr("app.engine.batching.runners.STUCK_FACTOR", 1)
+
+    gate = Gate(clock.ten_tokens_a_second)
+    async with batching(gate, runners=2) as batcher:
+        gate.open(1)
+        await ask(batcher, "x" * 10)
+        await gate.entered()
+        await ask(batcher, "stuck")
+        await gate.entered()
+        running = await queued(batcher, "x")
+        await gate.entered()
+        waiting = await queued(batcher, "x" * 30)
+        with pytest.raises(Overloaded) as refusal:
+            await ask(batcher, "x", timeout_s=1)
+        assert refusal.value.retry_after_s == pytest.approx(7.1 * CAUTION - 1)
+        gate.open()
+        await asyncio.gather(running, waiting)
+
+
+async def test_time_in_which_the_process_stood_still_is_not_the_batchs(
+    quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After SIGCONT, or after the machine wakes up, a running batch may go on and is answered."""
+    gate = Gate()
+    async with batching(gate) as batcher:
+        task = await queued(batcher, "a")
+        gate.wait_entered()
+        time.sleep(0.6)  # noqa: ASYNC251 - nothing moves meanwhile
+        gate.open()
+        assert await task == ["A"]
+    assert caplog.records == []
+
+
+async def test_a_hang_tells_nothing_of_the_speed(quick: None, clock: Clock) -> None:
+    """A batch that hung and returned does not change the predicted speed."""
+    gate = Gate()
+    async with batching(gate) as batcher:
+        gate.open(1)
+        await ask(batcher, "x")
+        await gate.entered()
+        stuck = await queued(batcher, "x")
+        await gate.entered()
+        assert kinds(await stuck) == [InferenceFailed]
+        clock.now += 1000
+        gate.open(1)
+        await until(lambda: batcher.runners.complete)
+        tasks = [await queued(batcher, "x")]
+        await gate.entered()
+        tasks += [await queued(batcher, "x"), await queued(batcher, "x")]  # or it refuses
+        gate.open()
+        assert await asyncio.gather(*tasks) == [["X"]] * 3
+
+
+def test_an_idle_batcher_sets_no_timer() -> None:
+    """When the last request has its answer, no timer wakes the event loop any more."""
+
+    async def scenario() -> None:
+        batcher = MicroBatcher(
+            capitals,
+            key=distinct,
+            runners=2,
+            budget=TokenBudget(100),
+            max_queue_tokens=100,
+            on_batch=lambda report: None,
+            on_lag=lambda seconds: None,
+            on_loss=lambda: None,
+            on_stall=lambda: None,
+        )
+        assert await ask(batcher, "a") == ["A"]
+        await asyncio.sleep(2 * WATCH_S)
+        await asyncio.get_running_loop().create_future()  # with a timer, this would be endless
+
+    with pytest.raises(Stuck, match="2 threads idle"):
+        Simulation().run(scenario())
+
+
+# Shutdown
+
+
+async def test_drain_finishes_what_was_admitted_and_admits_no_more() -> None:
+    """During drain, submit refuses; running and waiting texts get answers; then the runners end."""
+    gate = Gate()
+    threads_before = set(threading.enumerate())
+    async with batching(gate, runners=2) as batcher:
+        runners = set(threading.enumerate()) - threads_before
+        tasks = []
+        for item in ("first", "second"):
+            tasks += [await queued(batcher, item)]
+            await gate.entered()
+        tasks += [await queued(batcher, "waiting")]
+        drained = asyncio.create_task(batcher.drain(PATIENCE_S))
+        await asyncio.sleep(0)
+        with pytest.raises(ShuttingDown) as refusal:
+            await ask(batcher, "new")
+        assert refusal.value.retry_after_s == 1.0
+        assert not drained.done()
+        gate.open()
+        await drained
+        assert await asyncio.gather(*tasks) == [["FIRST"], ["SECOND"], ["WAITING"]]
+        await batcher.drain(PATIENCE_S)
+        assert len(runners) == 2
+        for runner in runners:
+            runner.join(PATIENCE_S)
+            assert not runner.is_alive()
+
+
+@pytest.mark.parametrize(("pause_s", "answer"), [(0.01, "A"), (600.0, ShuttingDown)])
+async def test_drain_ends_with_a_lost_runner(
+    pause_s: float, answer: object, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replacement thread computes the waiting texts, or they fail when drain's time is over."""
+    monkeypatch.setattr("app.engine.batching.runners.RESTART_PAUSE_S", pause_s)
+    raising(monkeypatch, FairQueue, "take_batch", MemoryError, 1)
+    async with batching() as batcher:
+        await until(lambda: not batcher.runners.complete)
+        task = await queued(batcher, "a")
+        assert await batcher.drain(PATIENCE_S if pause_s < 1 else 0.1)
+        assert kinds(await task) == [answer]
+
+
+async def test_drain_ends_with_a_runner_that_hangs(quick: None) -> None:
+    """With a hanging runner, drain returns in time and reports that not all runners have ended."""
+    gate = Gate()
+    async with batching(gate) as batcher:
+        stuck = await queued(batcher, "stuck")
+        await gate.entered()
+        assert kinds(await stuck) == [InferenceFailed]
+        assert not await batcher.drain(0.1)

@@ -1,0 +1,159 @@
+"""A batcher for tests: items are strings, a letter is a token, the result is in capitals."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from app.engine.batching.batcher import MicroBatcher
+from app.engine.batching.budget import TokenBudget
+from app.engine.batching.report import BatchReport
+from app.errors import (
+    ServiceError,
+)
+from tests.support.serving import eventually
+
+# Far beyond what a test takes, so that only a hang comes to it.
+PATIENCE_S = 30.0
+
+Infer = Callable[[Sequence[str]], Sequence[str | ServiceError]]
+
+
+def capitals(items: Sequence[str]) -> list[str | ServiceError]:
+    return [item.upper() for item in items]
+
+
+def distinct(item: str) -> Hashable:
+    """A key that is equal to no other key, so that each item is computed."""
+    return object()
+
+
+class Gate:
+    """An infer that records its batches, and lets them through when the test allows it."""
+
+    def __init__(self, infer: Infer = capitals) -> None:
+        self.batches: list[list[str]] = []
+        self._infer = infer
+        self._entered = threading.Semaphore(0)
+        self._permits = threading.Semaphore(0)
+
+    def __call__(self, items: Sequence[str]) -> Sequence[str | ServiceError]:
+        self.batches.append(list(items))
+        self._entered.release()
+        assert self._permits.acquire(timeout=PATIENCE_S)
+        return self._infer(items)
+
+    @property
+    def items(self) -> list[str]:
+        return [item for batch in self.batches for item in batch]
+
+    def wait_entered(self) -> None:
+        """Block until one more batch has begun."""
+        assert self._entered.acquire(timeout=PATIENCE_S)
+
+    async def entered(self) -> None:
+        await asyncio.to_thread(self.wait_entered)
+
+    def open(self, batches: int = 1000) -> None:
+        self._permits.release(batches)
+
+
+class Clock:
+    """Stands in for the module ``time`` in the batcher."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def ten_tokens_a_second(self, items: Sequence[str]) -> list[str | ServiceError]:
+        """An infer that takes time on this clock: one second for ten tokens."""
+        self.now += sum(map(len, items)) / 10
+        return capitals(items)
+
+
+def jump(seconds: float) -> None:
+    """Move the running event loop's clock forward; timers that are then due fire."""
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + seconds  # type: ignore[method-assign]
+
+
+@asynccontextmanager
+async def batching(
+    infer: Infer = capitals,
+    *,
+    key: Callable[[str], Hashable] = distinct,
+    runners: int = 1,
+    max_batch_tokens: int = 1000,
+    budget: TokenBudget | None = None,
+    max_queue_tokens: int = 1000,
+    on_batch: Callable[[BatchReport], None] = lambda report: None,
+    on_loss: Callable[[], None] = lambda: None,
+    on_stall: Callable[[], None] = lambda: None,
+) -> AsyncIterator[MicroBatcher[str, str]]:
+    batcher = MicroBatcher(
+        infer,
+        key=key,
+        runners=runners,
+        budget=budget or TokenBudget(max_batch_tokens),
+        max_queue_tokens=max_queue_tokens,
+        on_batch=on_batch,
+        on_lag=lambda seconds: None,
+        on_loss=on_loss,
+        on_stall=on_stall,
+    )
+    try:
+        yield batcher
+    finally:
+        if isinstance(infer, Gate):
+            infer.open()
+        await batcher.drain(PATIENCE_S)
+
+
+async def ask(
+    batcher: MicroBatcher[str, str], *items: str, timeout_s: float = PATIENCE_S
+) -> list[str | ServiceError]:
+    return (await batcher.submit(items, timeout_s=timeout_s)).results
+
+
+async def queued(
+    batcher: MicroBatcher[str, str], *items: str, timeout_s: float = PATIENCE_S
+) -> asyncio.Task[list[str | ServiceError]]:
+    """Submit in a new task; the items are in the queue when this returns."""
+    task = asyncio.create_task(ask(batcher, *items, timeout_s=timeout_s))
+    await asyncio.sleep(0)  # submit queues in its first step, before it waits
+    return task
+
+
+def kinds(results: Sequence[str | ServiceError]) -> list[object]:
+    """The results, with each error replaced by its class."""
+    return [type(result) if isinstance(result, ServiceError) else result for result in results]
+
+
+def raising(
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    error: type[BaseException],
+    times: int,
+) -> None:
+    """Make a method raise at its next calls."""
+    method = getattr(owner, name)
+    left = itertools.repeat(error, times)
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        for kind in left:
+            raise kind("a fault")
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, replacement)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    await asyncio.to_thread(eventually, condition)
