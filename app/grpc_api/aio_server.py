@@ -1,4 +1,4 @@
-"""grpc.aio's server, without two faults of it. Nothing here knows the service.
+"""grpc.aio's server, without three faults of it. Nothing here knows the service.
 
 This uses names that grpcio keeps to itself. If a later version has others, a test fails, and
 ``GrpcServer`` still starts again what a client has ended.
@@ -6,7 +6,8 @@ This uses names that grpcio keeps to itself. If a later version has others, a te
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -14,6 +15,8 @@ from grpc._cython import cygrpc
 
 # The key of the handler for all unknown methods.
 UNKNOWN = "unknown"
+# Calls of a busy method that are taken at the same time.
+AT_ONCE = 16
 
 
 class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without types
@@ -21,22 +24,37 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
 
     grpc.aio decodes the path of an unknown method as UTF-8, and bytes that are not end the server
     with all its calls. So all methods are registered, gRPC's C library compares their paths, and
-    the calls of no method are taken for those of one more. Its name cannot be guessed, because a
-    client might call it.
+    the calls of no method are taken for those of one more.
+
+    grpc.aio takes one call of a method in several turns of the event loop. When turns are long,
+    calls wait in the C library, which cancels them without an answer. So each method of ``busy``
+    is registered several times.
+
+    The names of these additional methods cannot be guessed, because a client might call them.
 
     ``crashed`` is done when the server has ended by itself; its result is the error.
     """
 
     def __init__(
-        self, options: list[tuple[str, int]], handlers: Mapping[str, grpc.RpcMethodHandler]
+        self,
+        options: list[tuple[str, int]],
+        handlers: Mapping[str, grpc.RpcMethodHandler],
+        *,
+        busy: Collection[str] = (),
     ) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(loop, None, (), (), options, None)
         self.crashed: asyncio.Future[BaseException] = loop.create_future()
-        self._unknown = secrets.token_hex()
-        named = dict(handlers)
-        named[self._unknown] = named.pop(UNKNOWN)
+        again = {secrets.token_hex(): path for path in busy for _ in range(AT_ONCE - 1)}
+        again[secrets.token_hex()] = UNKNOWN
+        named = {**handlers, **{name: handlers[path] for name, path in again.items()}}
+        del named[UNKNOWN]
         self.add_registered_method_handlers(named)
+        # The method whose calls each additional method takes; None is all unknown ones.
+        self._takes = {
+            name.encode(): None if path == UNKNOWN else path.encode()
+            for name, path in again.items()
+        }
 
     def bind(self, address: str) -> None:
         """Listen on this address.
@@ -47,14 +65,30 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
         if not self.add_insecure_port(address.encode()):
             raise RuntimeError(f"cannot bind {address}")
 
+    async def _start_shutting_down(self) -> None:
+        # ``shutdown`` calls this and then closes the connections. grpc.aio's own waits in between;
+        # then calls that come in this time are cancelled, and look so to clients.
+        closing_the_port = super()._start_shutting_down()
+        with suppress(Exception):  # what has ended the server: see ``crashed``
+            closing_the_port.send(None)
+        closing_the_port.close()
+
     def _make_request_call_future(self, method: bytes | None) -> Any:
         """A future that is done when a call of the method has come, or with None of no method."""
         if method is None:
-            return asyncio.get_running_loop().create_future()  # see _unknown
-        if method == self._unknown.encode():
-            method = None
-        return super()._make_request_call_future(method)
+            return asyncio.get_running_loop().create_future()  # see _takes
+        taking = super()._make_request_call_future(self._takes.get(method, method))
+        # grpc.aio cancels these futures when the server ends. Without the shield, this would free
+        # what the C library still writes to when it gives them up.
+        taking.add_done_callback(_given_up)
+        return asyncio.shield(taking)
 
     def _serving_task_crash_handler(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) and not self.crashed.done():
             self.crashed.set_result(error)
+
+
+def _given_up(taking: asyncio.Task[object]) -> None:
+    """Have its error, with which each ends when the server does, not reported as unseen."""
+    if not taking.cancelled():
+        taking.exception()

@@ -1,5 +1,7 @@
 """gRPC's handler of all calls of a server."""
 
+import asyncio
+
 import grpc
 
 from app.errors import MethodNotAllowed
@@ -23,7 +25,8 @@ class Calls:
     """
 
     def __init__(self, service: Service, answers: Answers) -> None:
-        self.limits = CallLimits(service)
+        self.running: set[asyncio.Task[object]] = set()  # each is a call
+        self._limits = CallLimits(service, self.running)
         self._answers = answers
         for path in CLASSIFYING:
             for status in {200, *CODES} - {MethodNotAllowed.status}:
@@ -39,10 +42,10 @@ class Calls:
 
     def _handler(self, path: str) -> grpc.RpcMethodHandler:
         async def handle(requests: object, context: Context) -> None:
-            self.limits.calls += 1
-            try:
-                await Call(self.limits, path, self._answers.get(path), context).run()
-            finally:
-                self.limits.calls -= 1
+            task = asyncio.current_task()
+            assert task is not None
+            self.running.add(task)
+            task.add_done_callback(self.running.discard)
+            await Call(self._limits, path, self._answers.get(path), context).run()
 
         return grpc.stream_stream_rpc_method_handler(handle)

@@ -5,7 +5,7 @@ how many of a message have come so far, so calls and messages are counted here, 
 that it can take.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 
 from app.errors import Overloaded
@@ -20,16 +20,16 @@ LEAST_ARRIVING = 2
 
 
 class CallLimits:
-    """The calls in progress and the messages that are arriving, of one service."""
+    """The calls in progress, which are ``running``, and their messages that are arriving."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, running: Sized) -> None:
         settings, bytes_allowed = service.settings, service.inflight.limit // 2
         self.service = service
         self.most_calls = max(
             LEAST_CALLS, bytes_allowed // (WINDOW_BYTES + settings.max_header_bytes)
         )
         self.most_arriving = max(LEAST_ARRIVING, bytes_allowed // settings.max_body_bytes)
-        self.calls = 0
+        self._running = running
         # What gives up each message that is arriving. The oldest comes first.
         self._arriving: dict[object, Callable[[], object]] = {}
 
@@ -39,7 +39,7 @@ class CallLimits:
         Raises:
             Overloaded: they are.
         """
-        if self.calls > self.most_calls:
+        if len(self._running) > self.most_calls:
             raise self._overloaded(f"{self.most_calls} gRPC calls are in progress")
 
     def check_watching(self, watching: int) -> None:

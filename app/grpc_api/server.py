@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import time
-from contextlib import suppress
 
 # Its C library writes to standard error by itself, whoever reads it: a pipe that nobody empties
 # would stop all calls. Whoever looks for a fault in gRPC sets the variable.
@@ -15,7 +14,7 @@ from app.errors import UserError
 from app.grpc_api import health, open_inference, reflection, tei
 from app.grpc_api.aio_server import AioServer
 from app.grpc_api.call import Answers
-from app.grpc_api.calls import Calls
+from app.grpc_api.calls import CLASSIFYING, Calls
 from app.grpc_api.limits import WINDOW_BYTES
 from app.service import Service
 
@@ -31,8 +30,7 @@ CONNECTIONS = 1_000  # and fewer where they would take more than --max-inflight-
 CONNECTION_BYTES = 32_768
 LEAST_CONNECTIONS = 64
 STREAMS = 256  # of one connection; clients let further calls wait
-# At shutdown: seconds without a call after which clients that stay connected are disconnected.
-QUIET_S = 0.5
+TAKEN_BY_S = 3_600  # within which calls begin, however busy the event loop is
 # gRPC holds a buffer for each connection, as large as what it last read at once, in blocks of this
 # size. On the heap, their pages would stay in memory although nothing is in them.
 LARGE_BYTES = 65_536
@@ -66,7 +64,7 @@ class GrpcServer:
         self._keeping: asyncio.Task[None] | None = None
 
     def _bound(self) -> AioServer:
-        server = AioServer(_options(self._service), self._calls.handlers())
+        server = AioServer(_options(self._service), self._calls.handlers(), busy=CLASSIFYING)
         try:
             server.bind(self.address)
         except RuntimeError:  # gRPC does not say why
@@ -86,8 +84,6 @@ class GrpcServer:
             # Not the error's own text: it may quote what a client sent.
             logger.error("gRPC ended with %s and is started again", type(error).__name__)
             self._service.metrics.grpc_restarts.labels().value += 1
-            with suppress(Exception):  # the same error again
-                await self._server.shutdown(None)
             await self._server.shutdown(None)
             await self._start_again()
 
@@ -103,21 +99,15 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, until: float) -> None:
-        """Accept no more calls, and finish those in progress until ``until``.
+        """Finish the calls in progress until ``until``, then disconnect all clients.
 
-        New calls get UNAVAILABLE. ``until`` is on the clock ``time.monotonic``. Clients that stay
-        connected without a call are disconnected.
+        Later calls get UNAVAILABLE. ``until`` is on the clock ``time.monotonic``.
         """
         if self._keeping is not None:
             self._keeping.cancel()
-        stopping = asyncio.create_task(self._server.shutdown(max(0.0, until - time.monotonic())))
-        quiet_s = 0.0
-        while not stopping.done() and quiet_s < QUIET_S:
-            await asyncio.wait((stopping,), timeout=QUIET_S / 10)
-            quiet_s = 0.0 if self._calls.limits.calls else quiet_s + QUIET_S / 10
-        if not stopping.done():
-            await self._server.shutdown(0)
-        await stopping
+        if running := set(self._calls.running):
+            await asyncio.wait(running, timeout=max(0.0, until - time.monotonic()))
+        await self._server.shutdown(None)
 
 
 def _options(service: Service) -> list[tuple[str, int]]:
@@ -136,6 +126,8 @@ def _options(service: Service) -> list[tuple[str, int]]:
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_concurrent_streams", STREAMS),
         ("grpc.max_allowed_incoming_connections", connections),
+        # Calls that have waited longer than this would be cancelled without an answer of ours.
+        ("grpc.server_max_unrequested_time_in_server", TAKEN_BY_S),
         ("grpc.max_connection_idle_ms", IDLE_MS),
         ("grpc.max_connection_age_ms", AGE_MS),
         ("grpc.max_connection_age_grace_ms", AGE_GRACE_MS),

@@ -75,10 +75,16 @@ def test_a_path_that_is_no_text_ends_only_its_call(served: tuple[Process, int]) 
 
 # Without the guard against such paths, they end the server as they do in grpc.aio.
 UNGUARDED = """
-import sys
+import asyncio, sys
 from app.cli import main
 from app.grpc_api.aio_server import AioServer
-del AioServer._make_request_call_future
+from grpc._cython import cygrpc
+guarded = AioServer._make_request_call_future
+def unguarded(self, method):
+    if method is None:
+        return asyncio.shield(cygrpc.AioServer._make_request_call_future(self, None))
+    return guarded(self, None if self._takes.get(method, method) is None else method)
+AioServer._make_request_call_future = unguarded
 {more}
 sys.exit(main())
 """
