@@ -27,13 +27,16 @@ from app.errors import (
 )
 from app.exchange import UNMATCHED, Exchange
 from app.grpc_api.limits import CallLimits
-from app.grpc_api.messages import METHODS, Message, Method
+from app.grpc_api.messages import METHODS, Message, Method, more_fields
 from app.limits import HEALTH, OPEN, plain_address
 from app.service import Service
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
 
 
+# Fields of a message, its parts' included, beside one for each text. Decoding a million of them
+# would hold the event loop.
+FIELDS = 10_000
 GRPC = "GRPC"  # in the place of HTTP's method, in metrics and log
 # The status code of an error, by its HTTP status.
 CODES = {
@@ -180,19 +183,12 @@ class Call(Exchange):
             PayloadTooLarge: it has too many bytes, or is missing.
             Overloaded: the messages and bodies of all requests take too many bytes, or others
                 came while this message was held back.
+            ShuttingDown: the service began to shut down while it was awaited.
             InvalidRequest: its bytes are no such message.
         """
-        try:
-            async with asyncio.timeout_at(self.deadline) as timer:
-
-                def give_up() -> None:
-                    if not timer.expired():
-                        timer.reschedule(0)
-
-                with self.limits.arriving(give_up):
-                    content = await self._context.read()
-        except TimeoutError:
-            raise DeadlineExceeded("the message did not arrive within the time allowed") from None
+        content = await self._next(
+            self.deadline, "the message did not arrive within the time allowed"
+        )
         if content is grpc.aio.EOF:
             # gRPC ends a call like this if its message is longer than allowed, and has told the
             # client so. No client that is generated from a .proto file leaves out the message.
@@ -209,27 +205,28 @@ class Call(Exchange):
             PayloadTooLarge, Overloaded, InvalidRequest: as in ``read``.
         """
         loop = asyncio.get_running_loop()
-        closing = loop.create_task(self.service.lifecycle.closing.wait())
-        reading: asyncio.Task[Any] | None = None
+        allowed_s = self.service.settings.deadline_ms / 1000
+        while not self.service.lifecycle.stopping:
+            content = await self._next(loop.time() + IDLE_S, f"nothing arrived for {IDLE_S:g} s")
+            if content is grpc.aio.EOF:
+                return
+            yield self._received(content, min(loop.time() + allowed_s, self.ends))
+        raise ShuttingDown("the service is shutting down; send the rest again")
+
+    async def _next(self, until: float, late: str) -> bytes:
+        """The bytes of the next message, or EOF. ``late`` is the error if none comes in time."""
         try:
-            while True:
-                reading = loop.create_task(self._context.read())
-                with self.limits.arriving(reading.cancel):
-                    await asyncio.wait(
-                        (reading, closing), timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED
-                    )
-                if closing.done():
-                    raise ShuttingDown("the service is shutting down; send the rest again")
-                if not reading.done():
-                    raise DeadlineExceeded(f"nothing arrived for {IDLE_S:g} s")
-                if (content := reading.result()) is grpc.aio.EOF:
-                    return
-                allowed_s = self.service.settings.deadline_ms / 1000
-                yield self._received(content, min(loop.time() + allowed_s, self.ends))
-        finally:
-            closing.cancel()
-            if reading is not None:
-                reading.cancel()
+            async with asyncio.timeout_at(until) as timer:
+
+                def give_up() -> None:
+                    if not timer.expired():
+                        timer.reschedule(0)
+
+                with self.limits.arriving(give_up):
+                    content: bytes = await self._context.read()
+        except TimeoutError:
+            raise DeadlineExceeded(late) from None
+        return content
 
     def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
         """Note the time of each stage, too, unless those of several messages overlap."""
@@ -240,10 +237,13 @@ class Call(Exchange):
             self.work.add_tokens(outcomes)
 
     def _received(self, content: bytes, deadline: float) -> Received:
+        kind, most = self.method.request, FIELDS + self.service.settings.max_texts
         try:
-            message = self.method.request.FromString(content)
+            if more_fields(content, kind.DESCRIPTOR, most):
+                raise InvalidRequest(f"the message has more than {most} fields")
+            message = kind.FromString(content)
         except DecodeError:
-            name = self.method.request.DESCRIPTOR.full_name
+            name = kind.DESCRIPTOR.full_name
             raise InvalidRequest(f"the bytes of the message are no {name}") from None
         if not self.service.inflight.take(len(content)):
             raise self.no_room()

@@ -1,6 +1,7 @@
 """gRPC's handler of all calls of a server."""
 
 import asyncio
+from typing import cast
 
 import grpc
 
@@ -26,7 +27,7 @@ class Calls:
 
     def __init__(self, service: Service, answers: Answers) -> None:
         self.running: set[asyncio.Task[object]] = set()  # each is a call
-        self._limits = CallLimits(service, self.running)
+        self.limits = CallLimits(service, self.running)
         self._answers = answers
         for path in CLASSIFYING:
             for status in {200, *CODES} - {MethodNotAllowed.status}:
@@ -42,10 +43,9 @@ class Calls:
 
     def _handler(self, path: str) -> grpc.RpcMethodHandler:
         async def handle(requests: object, context: Context) -> None:
-            task = asyncio.current_task()
-            assert task is not None
+            task = cast("asyncio.Task[object]", asyncio.current_task())
             self.running.add(task)
             task.add_done_callback(self.running.discard)
-            await Call(self._limits, path, self._answers.get(path), context).run()
+            await Call(self.limits, path, self._answers.get(path), context).run()
 
         return grpc.stream_stream_rpc_method_handler(handle)

@@ -61,6 +61,7 @@ class CallLimits:
 
         Raises:
             Overloaded: this message was given up.
+            ShuttingDown: so were all.
         """
         if len(self._arriving) >= self.most_arriving:
             self._arriving.pop(next(iter(self._arriving)))()
@@ -70,7 +71,14 @@ class CallLimits:
             yield
         finally:
             if self._arriving.pop(key, None) is None:
+                self.service.lifecycle.check()
                 raise self._overloaded(f"{self.most_arriving} later gRPC messages are arriving")
+
+    def give_up_all(self) -> None:
+        """Give up all messages that are arriving, because the service is stopping."""
+        for give_up in self._arriving.values():
+            give_up()
+        self._arriving.clear()
 
     def _overloaded(self, detail: str) -> Overloaded:
         self.service.models.classifier(None).observer.rejection("inflight_bytes")

@@ -6,11 +6,14 @@ other messages of the same names.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 Message = Any  # the classes are made at run time
@@ -37,6 +40,58 @@ def message(name: str) -> type[Message]:
     """The class of a message, by its full name."""
     found: type[Message] = GetMessageClass(POOL.FindMessageTypeByName(name))
     return found
+
+
+def more_fields(content: bytes, kind: Descriptor, most: int) -> bool:
+    """Whether an encoded message has more fields than that, those of its parts included.
+
+    It looks no further than at one more, however long the message is.
+
+    Raises:
+        DecodeError: the bytes are no message.
+    """
+    try:
+        return _fields(content, 0, len(content), kind, most) < 0
+    except IndexError:  # a field goes beyond the end
+        raise DecodeError from None
+
+
+def _fields(content: bytes, at: int, end: int, kind: Descriptor, left: int) -> int:
+    """What is left of ``left`` after the fields between ``at`` and ``end``; below 0 if too many."""
+    parts = _parts(kind)
+    while at < end and left >= 0:
+        left -= 1
+        tag, at = _varint(content, at)
+        match tag & 7:
+            case 0:
+                _, at = _varint(content, at)
+            case 1:
+                at += 8
+            case 2:
+                size, at = _varint(content, at)
+                if part := parts.get(tag >> 3):
+                    left = _fields(content, at, at + size, part, left)
+                at += size
+            case 5:
+                at += 4
+            case _:  # a group; no message here has any
+                raise DecodeError
+    return left
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    """The number that begins at ``at``, and where it ends."""
+    number = shift = 0
+    while (byte := content[at]) >= 128 and shift < 63:
+        number |= (byte & 127) << shift
+        shift += 7
+        at += 1
+    return number | byte << shift, at + 1
+
+
+@cache
+def _parts(kind: Descriptor) -> dict[int, Descriptor]:
+    return {field.number: field.message_type for field in kind.fields if field.message_type}
 
 
 def _methods() -> dict[str, Method]:

@@ -9,7 +9,6 @@ import time
 # would stop all calls. Whoever looks for a fault in gRPC sets the variable.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from app.engine.machine.memory import keep_large_blocks_apart
 from app.errors import UserError
 from app.grpc_api import health, open_inference, reflection, tei
 from app.grpc_api.aio_server import AioServer
@@ -27,13 +26,10 @@ AGE_GRACE_MS = 600_000
 # A client that vanished without a word is noticed.
 PING_MS = 60_000
 CONNECTIONS = 1_000  # and fewer where they would take more than --max-inflight-bytes at rest
-CONNECTION_BYTES = 32_768
+CONNECTION_BYTES = 262_144  # gRPC keeps buffers as large as what it last read at once
 LEAST_CONNECTIONS = 64
 STREAMS = 256  # of one connection; clients let further calls wait
 TAKEN_BY_S = 3_600  # within which calls begin, however busy the event loop is
-# gRPC holds a buffer for each connection, as large as what it last read at once, in blocks of this
-# size. On the heap, their pages would stay in memory although nothing is in them.
-LARGE_BYTES = 65_536
 # Seconds between two tries to open the port again.
 RETRY_S = 1.0
 
@@ -51,7 +47,6 @@ class GrpcServer:
         # gRPC's Python part logs metadata that it cannot decode, which may be a key. What fails is
         # logged here and in ``Calls``.
         logging.getLogger("grpc._cython.cygrpc").disabled = True
-        keep_large_blocks_apart(LARGE_BYTES)
         settings = service.settings
         answers: Answers = {**health.answers(service), **open_inference.ANSWERS, **tei.ANSWERS}
         if settings.docs == "on":
@@ -101,10 +96,12 @@ class GrpcServer:
     async def stop(self, until: float) -> None:
         """Finish the calls in progress until ``until``, then disconnect all clients.
 
-        Later calls get UNAVAILABLE. ``until`` is on the clock ``time.monotonic``.
+        Later calls, and those whose message has not arrived, get UNAVAILABLE. ``until`` is on the
+        clock ``time.monotonic``.
         """
         if self._keeping is not None:
             self._keeping.cancel()
+        self._calls.limits.give_up_all()
         if running := set(self._calls.running):
             await asyncio.wait(running, timeout=max(0.0, until - time.monotonic()))
         await self._server.shutdown(None)

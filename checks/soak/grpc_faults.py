@@ -125,15 +125,14 @@ class Connection:
         return content
 
 
-def hold_back(port: int, size: int) -> tuple[Connection, int]:
-    """Begin a call whose message of ``size`` bytes lacks its last one; its connection and stream.
+def hold_back(connection: Connection, size: int) -> int:
+    """Begin a call whose message of ``size`` bytes lacks its last one; the number of its stream.
 
     gRPC answers RESOURCE_EXHAUSTED (8) when others need the room, or DEADLINE_EXCEEDED (4).
     """
-    connection = Connection(port)
     stream = connection.begin(INFER)
     connection.send(stream, message(bytes(size))[:-1])
-    return connection, stream
+    return stream
 
 
 def status_of(connection: Connection, stream: int) -> int | None:

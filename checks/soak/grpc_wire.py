@@ -12,8 +12,9 @@ from app.grpc_api.messages import METHODS
 from checks.soak.wire import ANSWER_S, KEY, Answer, Lost
 
 STATUSES = {error.code: error.status for error in ServiceError.__subclasses__()}
-# gRPC itself refuses calls above a limit, without our trailing metadata.
-BUSY = grpc.StatusCode.RESOURCE_EXHAUSTED
+# gRPC itself refuses calls above a limit, and at the end those that have not begun, without our
+# trailing metadata.
+REFUSALS = {grpc.StatusCode.RESOURCE_EXHAUSTED: 429, grpc.StatusCode.UNAVAILABLE: 503}
 
 
 class Refused(OSError):
@@ -50,10 +51,10 @@ class GrpcClient:
             detail = error.details() or ""
             if code := trailing.get("error-code"):
                 return Answer(STATUSES[code], trailing, detail.encode())
-            if error.code() is BUSY:
-                return Answer(429, trailing, detail.encode())
-            if "onnection refused" in detail:
+            if "failed to connect" in detail:
                 raise Refused(detail) from error
+            if status := REFUSALS.get(error.code()):
+                return Answer(status, trailing, detail.encode())
             raise Lost(f"{error.code()}: {detail}") from error
         return Answer(200, {}, b"", tuple(received))
 

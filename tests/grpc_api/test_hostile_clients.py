@@ -1,9 +1,13 @@
 """gRPC clients that break the rules end, hold up and fill nothing but their own calls."""
 
+import asyncio
 import re
 import signal
 import sys
+import threading
+import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +15,11 @@ from typing import Any
 import grpc
 import httpx2
 import pytest
+from google.protobuf.message import DecodeError
 
 from app.errors import ServiceError
-from app.grpc_api.messages import METHODS
+from app.grpc_api.aio_server import UNKNOWN, AioServer
+from app.grpc_api.messages import METHODS, more_fields
 from app.grpc_api.open_inference import _document
 from benchmarks.service import free_port
 from checks.soak.grpc_faults import (
@@ -122,19 +128,20 @@ def test_a_server_that_ended_is_started_again_or_liveness_fails(
 
 
 def test_messages_that_are_held_back_take_little_memory(served: tuple[Process, int]) -> None:
-    """150 clients that hold back the last byte of 2 MB take a few of these together.
+    """50 clients that hold back the last byte of 2 MB take a few of these together.
 
     The calls that hold theirs back for the longest are refused, and others are answered.
     """
     process, port = served
     assert predicted(port)
     rest = resident(process.pid)
-    held = [hold_back(port, 2_000_000) for _ in range(150)]
+    connections = [Connection(port) for _ in range(50)]
+    held = [(connection, hold_back(connection, 2_000_000)) for connection in connections]
     assert predicted(port)
     assert resident(process.pid) - rest < 64 * MB
-    codes = [status_of(connection, stream) for connection, stream in held[:100]]
+    codes = [status_of(connection, stream) for connection, stream in held[:40]]
     assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}
-    for connection, _ in held:
+    for connection in connections:
         connection.socket.close()
 
 
@@ -226,10 +233,106 @@ def test_calls_that_watch_are_limited(bundle: Path) -> None:
 
 
 def test_a_client_that_ignores_the_end_does_not_hold_it_up(bundle: Path) -> None:
-    """A client that stays connected without a call is disconnected long before --drain-ms."""
+    """Nor does one that holds back a message: it is told, long before --drain-ms."""
     port = free_port()
-    flags = ["--model", str(bundle), *FLAGS, "--grpc-port", str(port), "--drain-ms", "600000"]
-    with Process(*flags) as process, Connection(port, polite=False) as client:
-        assert client.read()
+    long = ["--drain-ms", "600000", "--deadline-ms", "600000"]
+    flags = ["--model", str(bundle), *FLAGS, "--grpc-port", str(port), *long]
+    with (
+        Process(*flags) as process,
+        Connection(port, polite=False) as idle,
+        Connection(port) as holding,
+    ):
+        assert idle.read()
+        stream = hold_back(holding, 100_000)
         process.signal(signal.SIGTERM)
         assert process.wait()[0] == 0
+        assert status_of(holding, stream) == grpc.StatusCode.UNAVAILABLE.value[0]
+
+
+def test_clients_that_go_on_calling_are_told_of_the_end(bundle: Path) -> None:
+    """None of their calls is cancelled: each is answered, or its status is UNAVAILABLE."""
+    port = free_port()
+    message = PREDICT.request(inputs="good").SerializeToString()
+    seen: Counter[grpc.StatusCode] = Counter()
+    begun = threading.Semaphore(0)
+
+    def calls() -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+            call = channel.unary_unary(PREDICT.path)
+            while True:
+                try:
+                    call(message, timeout=20)
+                    seen[grpc.StatusCode.OK] += 1
+                    begun.release()
+                except grpc.RpcError as error:
+                    seen[error.code()] += 1
+                    if "failed to connect" in error.details():
+                        return
+
+    clients = [threading.Thread(target=calls) for _ in range(16)]
+    with Process("--model", str(bundle), *FLAGS, "--grpc-port", str(port)) as process:
+        for client in clients:
+            client.start()
+        for _ in range(64):
+            assert begun.acquire(timeout=20)
+        process.signal(signal.SIGTERM)
+        assert process.wait()[0] == 0
+        for client in clients:
+            client.join()
+    assert seen.keys() == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+
+
+def test_calls_of_a_busy_method_are_taken_together() -> None:
+    """However long the turns of the event loop are, calls do not wait for one turn after another.
+
+    gRPC cancels calls that wait for too long.
+    """
+
+    async def turns() -> int:
+        port, began, turns = free_port(), 0, 0
+
+        async def answer(requests: object, context: object) -> None:
+            nonlocal began
+            began += 1
+
+        handler = grpc.stream_stream_rpc_method_handler(answer)
+        server = AioServer([], {"/busy/Busy": handler, UNKNOWN: handler}, busy=["/busy/Busy"])
+        server.bind(f"127.0.0.1:{port}")
+        await server.start()
+        with Connection(port) as client:
+            for _ in range(32):
+                client.begin(b"/busy/Busy")
+            while began < 32:
+                # A long turn, in which gRPC's threads do all that they can.
+                time.sleep(0.02)  # noqa: ASYNC251
+                await asyncio.sleep(0)
+                turns += 1
+        await server.shutdown(None)
+        return turns
+
+    assert asyncio.run(turns()) < 64
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"inputs": [{}] * MANY},
+        {"parameters": {f"{number}": {"bool_param": True} for number in range(MANY)}},
+        {"inputs": [{"parameters": {f"{number}": {} for number in range(MANY)}}]},
+        {"inputs": [{"contents": {"bytes_contents": [b""] * MANY}}]},
+    ],
+)
+def test_fields_are_counted_before_a_message_is_decoded(fields: dict[str, Any]) -> None:
+    """Decoding 300,000 parameters would hold the event loop for a third of a second."""
+    kind = METHODS[INFER.decode()].request
+    content = kind(**fields).SerializeToString()
+    assert more_fields(content, kind.DESCRIPTOR, 10_000)
+    assert not more_fields(content, kind.DESCRIPTOR, 4 * MANY)
+
+
+@pytest.mark.parametrize("content", [b"\x08", b"\x0b", b"\xff" * 1_000_000, b"\x2a\x02\x0a"])
+def test_bytes_that_are_no_message_are_not_counted(content: bytes) -> None:
+    """A field or part without its end, a group, a number of a million bytes: refused at once."""
+    with pytest.raises(DecodeError):
+        more_fields(content, METHODS[INFER.decode()].request.DESCRIPTOR, 10_000)

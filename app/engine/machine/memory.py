@@ -9,8 +9,6 @@ from app.engine.machine.cgroups import groups
 
 LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
-_M_MMAP_THRESHOLD = -3  # in malloc.h
-
 
 def available_memory(root: Path = Path("/")) -> int:
     """The memory in bytes that this process may use: the machine's, or less under a cgroup limit.
@@ -39,12 +37,3 @@ def give_back_memory() -> None:
     """
     with suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def keep_large_blocks_apart(size: int) -> None:
-    """Make the C library take each block of ``size`` bytes or more from the system by itself.
-
-    Then only the pages that were written take memory, and all go back when the block is freed.
-    """
-    with suppress(OSError, AttributeError):  # not glibc
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, size)
