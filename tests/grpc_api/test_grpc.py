@@ -21,6 +21,7 @@ from app.errors import OutOfMemory, ServiceError
 from app.grpc_api.call import CODES
 from app.grpc_api.calls import Calls
 from app.grpc_api.messages import METHODS, POOL, SERVICES
+from app.limits import WRONG_KEYS
 from app.service import Service
 from benchmarks.service import free_port
 from tests.support.serving import SLOW_COMMAND, Process, environment
@@ -351,6 +352,30 @@ def test_rate_limit_and_deadline_are_those_of_http(bundle: Path) -> None:
         trailing = dict(refused.value.trailing_metadata())
         assert trailing["error-code"] == "rate_limited"
         assert int(trailing["grpc-retry-pushback-ms"]) > 3_000_000
+        client.channel.close()
+
+
+def test_wrong_keys_are_limited_as_over_http(bundle: Path) -> None:
+    """An address that guesses over gRPC is limited over both protocols; a key in use goes on."""
+    port = free_port()
+    flags = ["--model", str(bundle), *FLAGS, "--grpc-port", str(port)]
+    variables = {"SENTIMENT_API_KEYS": KEY[0][1].split()[1]}
+    with Process(*flags, variables=variables) as process:
+        client = Client(port)
+        path = "/tei.v1.Info/Info"
+        client.call(path)
+        codes = []
+        for number in range(WRONG_KEYS + 1):
+            with pytest.raises(grpc.RpcError) as refused:
+                client.call(path, metadata=(("authorization", f"Bearer {number}"),))
+            codes.append(refused.value.code())
+        assert codes[-2:] == [
+            grpc.StatusCode.UNAUTHENTICATED,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+        ]
+        headers = {"authorization": "Bearer another"}
+        assert httpx2.get(f"{process.url}/info", headers=headers).status_code == 429
+        assert client.call(path)
         client.channel.close()
 
 
