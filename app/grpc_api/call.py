@@ -155,7 +155,10 @@ class Call(Exchange):
             raise cause
 
     def _error(self, cause: BaseException) -> ServiceError:
-        if isinstance(cause, asyncio.CancelledError) and not self.service.lifecycle.stopping:
+        if self.service.lifecycle.stopping:
+            if isinstance(cause, grpc.aio.BaseError):  # the connection is closed
+                cause = ShuttingDown("the service shut down before the answer")
+        elif isinstance(cause, asyncio.CancelledError):
             left_s = self._context.time_remaining()
             if left_s is not None and left_s <= 0:
                 cause = DeadlineExceeded("the call's own deadline passed before its answer")

@@ -277,9 +277,11 @@ def test_clients_that_go_on_calling_are_told_of_the_end(bundle: Path) -> None:
         for _ in range(64):
             assert begun.acquire(timeout=20)
         process.signal(signal.SIGTERM)
-        assert process.wait()[0] == 0
+        code, log = process.wait()
         for client in clients:
             client.join()
+    assert code == 0
+    assert "Traceback" not in log
     assert seen.keys() == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
 
 
