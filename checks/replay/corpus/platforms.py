@@ -6,6 +6,7 @@ from typing import Any
 from checks.replay.request import MODEL, post_value, request
 
 GOOD = "I love this!"
+V1 = f"/v1/models/{MODEL}:predict"
 INSTANCES: dict[str, Any] = {
     "texts": [GOOD, "meh"],
     "objects": [{"text": GOOD}, {"inputs": "meh", "id": 1}, {"content": "meh"}],
@@ -18,6 +19,9 @@ INSTANCES: dict[str, Any] = {
     "number": [1],
     "rows": [[GOOD]],
     "other object": [{"x": GOOD}],
+    "text and number": [GOOD, 1],
+    "pair of a number": [{"text": GOOD, "text_pair": 1}],
+    "text null": [{"text": None}],
     "null": None,
     "1,001 texts": ["ok"] * 1_001,
 }
@@ -31,8 +35,16 @@ INVOCATIONS: dict[str, Any] = {
     "our fields": {"inputs": [GOOD, ""], "overflow": "window"},
     "another model": {"inputs": GOOD, "model": "other"},
     "split table": {"dataframe_split": {"columns": ["id", "text"], "data": [[1, GOOD]]}},
+    "table of one column": {"dataframe_split": {"index": [0], "columns": ["x"], "data": [[GOOD]]}},
+    "table that is a list": {"dataframe_split": []},
+    "table without rows": {"dataframe_split": {"columns": ["a"], "data": []}},
+    "table of a number": {"dataframe_split": {"columns": ["a"], "data": [[1]]}},
+    "table with an empty row": {"dataframe_split": {"columns": ["a"], "data": [[]]}},
     "table without a text": {"dataframe_split": {"columns": ["a", "b"], "data": [[1, 2]]}},
     "records": {"dataframe_records": [{"text": GOOD}, {"text": ""}]},
+    "records that are no objects": {"dataframe_records": [1]},
+    "records without a text": {"dataframe_records": [{"a": "x", "b": "y"}]},
+    "inputs with a number": {"inputs": [1]},
     "records without rows": {"dataframe_records": []},
     "no known field": {"x": 1},
     "a list as body": [GOOD],
@@ -44,7 +56,11 @@ REQUESTS = [
     *(
         post_value(f"instances: {name}, {path}", path, {"instances": it})
         for name, it in INSTANCES.items()
-        for path in (f"/v1/models/{MODEL}:predict", "/predict", "/invocations")
+        for path in (V1, "/predict", "/invocations")
+    ),
+    *(
+        post_value(f"instances: parameters {it}", V1, {"instances": [GOOD], "parameters": it})
+        for it in ([], {"overflow": "cut"})
     ),
     *(post_value(f"invocations: {name}", "/invocations", it) for name, it in INVOCATIONS.items()),
     *(
@@ -73,6 +89,7 @@ REQUESTS = [
             "GET /execution-parameters",
             f"GET /v2/models/{MODEL}/config",
             "GET /v2/models/other/stats",
+            f"GET /v2/models/{MODEL}/versions/2/config",
             "POST /v2/repository/index",
             f"POST /v2/repository/models/{MODEL}/load",
             "GET /v1/models/other",

@@ -80,75 +80,12 @@ def test_a_transform_job_is_told_how_to_call(serve: Serve) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("parameters", "one", "many"),
-    [
-        (None, ["positive"], ["positive", "negative"]),
-        ({"top_k": 1}, ["positive"], [["positive"], ["negative"]]),
-        (
-            {"top_k": None},
-            ["positive", "neutral", "negative"],
-            [["positive", "neutral", "negative"], ["negative", "neutral", "positive"]],
-        ),
-    ],
-)
-def test_inputs_are_answered_as_by_hugging_faces_containers(
-    client: TestClient, parameters: Any, one: Any, many: Any
-) -> None:
-    """The best label of each text; with top_k a list for each, which stands alone for one text."""
-    for inputs, expected in (("love", one), (["love", "worst"], many)):
-        body = {"inputs": inputs} | ({"parameters": parameters} if parameters else {})
-        answer = client.post("/invocations", json=body).json()
-        assert _labels(answer) == expected
-
-
-def _labels(answer: Any) -> Any:
-    return [_labels(one) if isinstance(one, list) else one["label"] for one in answer]
-
-
 def test_a_field_of_ours_gives_our_answer(client: TestClient) -> None:
     """With overflow, model, split or language, the answer is that of /classify."""
     for more in ({"overflow": "window"}, {"model": "tiny"}, {"split": "sentences"}):
         body = {"inputs": ["love", ""], **more}
         ours = client.post("/classify", json=body).json()
         assert client.post("/invocations", json=body).json() == ours
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"dataframe_split": {"columns": ["id", "text"], "data": [[1, "love"], [2, "worst"]]}},
-        {"dataframe_split": {"index": [0, 1], "columns": ["x"], "data": [["love"], ["worst"]]}},
-        {"dataframe_records": [{"text": "love", "id": 1}, {"text": "worst"}], "params": {}},
-        {"instances": ["love", "worst"]},
-    ],
-)
-def test_tables_of_mlflow_have_predictions(client: TestClient, body: Any) -> None:
-    """The texts are in the only column, or in the one named text, inputs or content."""
-    answer = client.post("/invocations", json=body).json()
-    assert [one["label"] for one in answer["predictions"]] == ["positive", "negative"]
-
-
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ({}, "a JSON object with at least one of the fields instances, dataframe_split"),
-        ([], "a JSON object with at least one of the fields"),
-        ({"dataframe_split": []}, "dataframe_split must be an object with the lists columns"),
-        ({"dataframe_split": {"columns": ["a"], "data": []}}, "must have at least one row"),
-        ({"dataframe_split": {"columns": ["a"], "data": [[1]]}}, "must have a string in the text"),
-        ({"dataframe_split": {"columns": ["a", "b"], "data": []}}, "text or inputs or content"),
-        ({"dataframe_split": {"columns": ["a"], "data": [[]]}}, "as many values as columns"),
-        ({"dataframe_records": [1]}, "dataframe_records must be a list of objects"),
-        ({"dataframe_records": [{"a": "x", "b": "y"}]}, "must have one column, or a column named"),
-        ({"inputs": [1]}, "inputs must be a string, an object"),
-    ],
-)
-def test_bad_bodies_say_what_is_accepted(client: TestClient, body: Any, says: str) -> None:
-    """The error names the field and what it must be."""
-    answer = client.post("/invocations", json=body)
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
-    assert says in answer.json()["detail"]
 
 
 def test_json_lines_are_answered_line_by_line(client: TestClient) -> None:
@@ -181,14 +118,6 @@ def test_csv_has_one_column_and_its_answer_three(client: TestClient) -> None:
     ]
 
 
-def test_accept_chooses_the_format_of_the_answer(client: TestClient) -> None:
-    """CSV may be answered with JSON lines or a JSON list, and the other way round."""
-    assert json.loads(_post(client, "love\nit", "text/csv", LINES).text.splitlines()[1])
-    listed = _post(client, "love\nit", "text/csv", "application/json")
-    assert [one["label"] for one in listed.json()] == ["positive", "neutral"]
-    assert _post(client, '"love"', LINES, "text/csv").text.startswith("positive,")
-
-
 def test_records_are_classified_in_groups(serve: Serve) -> None:
     """More records than the queue takes at once are answered, in their order."""
     client = serve(max_queue_tokens=256)  # one request may have 128 tokens: 8 of these texts
@@ -197,22 +126,11 @@ def test_records_are_classified_in_groups(serve: Serve) -> None:
     assert labels == ["positive", "negative", "neutral"] * 30
 
 
-@pytest.mark.parametrize(
-    ("content", "given", "status", "says"),
-    [
-        ("love\n" * 4, "text/csv", 422, "there are 4 lines; at most 3 are accepted"),
-        ("", "text/csv", 422, "the body has no line"),
-        ("love", "text/plain", 415, "send one of: application/json, application/jsonlines"),
-        ("x" * 300, "text/csv", 413, "300 bytes; at most 200"),
-    ],
-)
-def test_limits_hold_for_records(
-    serve: Serve, content: str, given: str, status: int, says: str
-) -> None:
-    """Lines count as texts, and a body has the same limits as any other."""
-    answer = _post(serve(max_texts=3, max_body_bytes=200), content, given)
-    assert answer.status_code == status
-    assert says in answer.json()["detail"]
+def test_the_limit_of_a_body_holds_for_records(serve: Serve) -> None:
+    """A body of records has the same limit as any other."""
+    answer = _post(serve(max_body_bytes=200), "x" * 300, "text/csv")
+    assert answer.status_code == 413
+    assert "300 bytes; at most 200" in answer.json()["detail"]
 
 
 def test_a_request_out_of_time_fails_as_a_whole(gate: Any, serve: Serve) -> None:

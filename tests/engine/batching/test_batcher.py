@@ -1,4 +1,4 @@
-"""The batcher: batches, equal texts, reports, deadlines. The simulation proves more of each."""
+"""The batcher: equal texts and reports. test_batcher_simulation.py proves the rest of it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,53 +20,6 @@ from tests.support.batching import (
     queued,
     until,
 )
-
-# Batching
-
-
-async def test_concurrent_requests_each_get_their_own_answers() -> None:
-    """Many requests of many sizes at once: each gets its own results, in its order."""
-    requests = [[f"{n}-{i}-" + "x" * (i * n % 7) for i in range(n % 9 + 1)] for n in range(100)]
-    async with batching(runners=3, max_batch_tokens=50, max_queue_tokens=10**6) as batcher:
-        answers = await asyncio.gather(*(ask(batcher, *items) for items in requests))
-        assert answers == [[item.upper() for item in items] for items in requests]
-        assert (batcher.queued_texts, batcher.queued_tokens) == (0, 0)
-
-
-async def test_an_empty_request_is_answered_at_once() -> None:
-    """A request without items gets an empty answer at once, and infer is not called."""
-    gate = Gate()
-    async with batching(gate) as batcher:
-        empty = await queued(batcher)
-        assert empty.done()
-        assert empty.result() == []
-    assert gate.batches == []
-
-
-async def test_what_waits_while_a_batch_runs_makes_the_next_batch() -> None:
-    """Texts of different requests that wait together share a batch once the runner is free."""
-    gate = Gate()
-    async with batching(gate) as batcher:
-        tasks = [await queued(batcher, "first")]
-        await gate.entered()
-        tasks += [await queued(batcher, item) for item in ("abc", "def", "ghi")]
-        assert (batcher.queued_texts, batcher.queued_tokens) == (3, 9)
-        gate.open()
-        await asyncio.gather(*tasks)
-    assert gate.batches == [["first"], ["abc", "def", "ghi"]]
-
-
-async def test_idle_runners_share_a_request() -> None:
-    """Two idle runners compute a request of sixteen texts as two batches of eight, in parallel."""
-    gate = Gate()
-    async with batching(gate, runners=2) as batcher:
-        task = await queued(batcher, *["xxxx"] * 16)
-        await gate.entered()
-        await gate.entered()
-        assert [len(batch) for batch in gate.batches] == [8, 8]
-        gate.open()
-        assert await task == ["XXXX"] * 16
-
 
 # Equal texts
 
@@ -231,40 +184,3 @@ async def test_a_raising_hook_costs_nobody_an_answer(
         assert await ask(batcher, "a") == ["A"]
         assert await ask(batcher, "b") == ["B"]
     assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error] * 2
-
-
-# Deadlines and departures
-
-
-async def test_the_deadline_is_kept_though_the_runner_is_stuck() -> None:
-    """Submit returns at the deadline even if infer still runs; waiting texts are not computed."""
-    gate = Gate()
-    async with batching(gate) as batcher:
-        stuck = await queued(batcher, "stuck", timeout_s=5)
-        await gate.entered()
-        waiting = await queued(batcher, "a", "b", timeout_s=5)
-        jump(5)
-        assert kinds(await stuck) == [DeadlineExceeded]
-        assert kinds(await waiting) == [DeadlineExceeded] * 2
-        assert (batcher.queued_texts, batcher.queued_tokens) == (0, 0)
-        gate.open()
-        assert await ask(batcher, "after") == ["AFTER"]
-    assert gate.batches == [["stuck"], ["after"]]
-
-
-async def test_a_cancelled_request_does_not_harm_its_batch_mates() -> None:
-    """When a client leaves during its batch, the other clients of the batch get their answers."""
-    gate = Gate()
-    async with batching(gate) as batcher:
-        first = await queued(batcher, "first")
-        await gate.entered()
-        before, gone, after = [await queued(batcher, item) for item in ("aa", "bb", "cc")]
-        gate.open(1)
-        await gate.entered()
-        assert gate.batches[1] == ["aa", "bb", "cc"]
-        gone.cancel()
-        gate.open()
-        assert (await first, await before, await after) == (["FIRST"], ["AA"], ["CC"])
-        with pytest.raises(asyncio.CancelledError):
-            await gone
-        assert await ask(batcher, "later") == ["LATER"]

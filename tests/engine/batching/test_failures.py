@@ -119,17 +119,6 @@ async def test_a_batch_that_does_not_fit_is_computed_in_parts(
     assert calls == [40] * 4
 
 
-async def test_a_text_that_does_not_fit_alone_fails_alone() -> None:
-    """It gets an error of its own kind, and does not lower the budget below what others need."""
-    _, infer = fitting(40)
-    budget = TokenBudget(100)
-    async with batching(infer, budget=budget) as batcher:
-        assert kinds(await ask(batcher, "x" * 50)) == [OutOfMemory]
-        assert budget.tokens == 100
-        results = await ask(batcher, "x" * 50, "y" * 40)
-        assert kinds(results) == [OutOfMemory, "Y" * 40]
-
-
 async def test_a_batch_computed_in_parts_tells_nothing_of_the_speed(clock: Clock) -> None:
     """Failed attempts take time, which does not count for the predicted wait."""
     first = iter([OutOfMemory("too little memory")])

@@ -57,22 +57,7 @@ def test_a_bundle_can_ask_for_it() -> None:
     assert preprocess("@anna isn't it", "bertweet") == "@USER is n't it"
 
 
-PIECES = [
-    "a",
-    "@",
-    "http",
-    "://",
-    ".co",
-    "&#55296;",
-    "&",
-    ";",
-    "<s>",
-    "\ufe0f",
-    "\x1c",
-    "\n",
-    "!",
-    " ",
-]
+PIECES = ["http", "://", ".co", "&#55296;", "<s>", *"a@&;! \ufe0f\x1c\n"]
 
 
 @given(st.lists(st.sampled_from(PIECES)).map("".join))
