@@ -71,7 +71,6 @@ async def _begin(worker: Worker, gated: Gated) -> asyncio.Task[None]:
 async def test_jobs_take_turns(worker: Worker) -> None:
     """Jobs take turns step by step, so a short job does not wait for long ones."""
     log, gated = Log(), Gated()
-
     first = await _begin(worker, gated)
     jobs = [("long", 4), ("longer", 5), ("short", 1)]
     tasks = [
@@ -96,7 +95,6 @@ def test_all_steps_at_once_give_the_same(worker: Worker) -> None:
 async def test_who_is_cancelled_takes_no_further_step(worker: Worker) -> None:
     """A cancelled job finishes its current step and takes no further one."""
     gated = Gated()
-
     task = await _begin(worker, gated)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -109,7 +107,6 @@ async def test_who_is_cancelled_takes_no_further_step(worker: Worker) -> None:
 async def test_the_deadline_ends_a_job(worker: Worker) -> None:
     """At the deadline, a job gets the client's error and takes no further step."""
     gated = Gated()
-
     with pytest.raises(DeadlineExceeded):
         await worker.run(gated.job(), deadline=_later(0.05))
     gated.go.set()
@@ -146,7 +143,6 @@ async def test_what_a_step_raises_fails_its_job_only(
 async def test_closed_it_tells_whoever_waits(worker: Worker) -> None:
     """Closing fails running, waiting and later jobs, and ends the thread."""
     gated = Gated()
-
     tasks = [
         await _begin(worker, gated),
         asyncio.create_task(worker.run(Log().job("waits", 1), deadline=_later())),

@@ -6,6 +6,7 @@ from typing import Any
 from checks.replay.request import MODEL, post_value, request
 
 GOOD = "I love this!"
+LONG = "so good " * 256
 V1 = f"/v1/models/{MODEL}:predict"
 INSTANCES: dict[str, Any] = {
     "texts": [GOOD, "meh"],
@@ -33,6 +34,7 @@ INVOCATIONS: dict[str, Any] = {
     "sigmoid": {"inputs": GOOD, "parameters": {"function_to_apply": "sigmoid"}},
     "empty text": {"inputs": [GOOD, ""]},
     "our fields": {"inputs": [GOOD, ""], "overflow": "window"},
+    "split": {"inputs": GOOD, "split": "sentences"},
     "another model": {"inputs": GOOD, "model": "other"},
     "split table": {"dataframe_split": {"columns": ["id", "text"], "data": [[1, GOOD]]}},
     "table of one column": {"dataframe_split": {"index": [0], "columns": ["x"], "data": [[GOOD]]}},
@@ -59,8 +61,8 @@ REQUESTS = [
         for path in (V1, "/predict", "/invocations")
     ),
     *(
-        post_value(f"instances: parameters {it}", V1, {"instances": [GOOD], "parameters": it})
-        for it in ([], {"overflow": "cut"})
+        post_value(f"instances: parameters {it}", V1, {"instances": [LONG], "parameters": it})
+        for it in ([], None, {"overflow": "cut"}, {"overflow": "error"})
     ),
     *(post_value(f"invocations: {name}", "/invocations", it) for name, it in INVOCATIONS.items()),
     *(
@@ -80,6 +82,8 @@ REQUESTS = [
             ("text/csv ; charset=utf-8", "meh"),
             ("application/x-ndjson", "\n" * 1_001),
             ("text/plain", "meh"),
+            ("text/csv", 'meh\n"open\nI love this!'),
+            ("application/jsonlines", '\ufeff"I love this!"'),
         )
     ),
     *(

@@ -143,14 +143,6 @@ def test_examples_of_errors_fit(
         assert set(examples(content)["empty_text"]) == set(real)
 
 
-def test_examples_are_compared() -> None:
-    """The comparison finds another text, another score and another member."""
-    shown = {"label": "positive", "score": 0.9, "created": 1}
-    assert alike(shown, {"label": "positive", "score": 0.91, "created": 2})
-    for other in ({"label": "neutral"}, {"score": 0.5}, {"more": 1}, {"created": "2"}):
-        assert not alike(shown, shown | other)
-
-
 def test_requests_made_up_from_the_document_find_no_fault(tmp_path: Path) -> None:
     """Over a thousand valid and invalid requests: no 5xx, only answers that the document allows.
 

@@ -8,27 +8,6 @@ from app.errors import UserError
 from tests.conftest import Serve
 from tests.support.serving import metric
 
-V1 = "/v1/models/tiny:predict"
-MIXED = ["love", {"text": "worst"}, {"inputs": "it", "id": 7}, {"content": "love"}]
-
-
-@pytest.mark.parametrize("path", [V1, "/predict", "/invocations"])
-def test_instances_are_texts_or_objects_with_a_text(client: TestClient, path: str) -> None:
-    """Each instance has the native result, in its place, on each of the routes."""
-    answer = client.post(path, json={"instances": MIXED, "parameters": {"threshold": 1}})
-    assert answer.status_code == 200, answer.text
-    native = client.post("/classify", json={"inputs": ["love", "worst", "it", "love"]}).json()
-    assert answer.json() == {"predictions": native["results"]}
-    assert "inference;dur=" in answer.headers["server-timing"]
-
-
-def test_overflow_is_a_parameter(client: TestClient) -> None:
-    """A long text is truncated, or refused in its place."""
-    body = {"instances": ["it " * 20], "parameters": None}
-    assert client.post(V1, json=body).json()["predictions"][0]["truncated"]
-    refused = client.post(V1, json=body | {"parameters": {"overflow": "error"}}).json()
-    assert refused["predictions"][0]["error"]["code"] == "text_too_long"
-
 
 def test_an_unknown_model_is_counted_by_its_route(client: TestClient) -> None:
     """Another name gives 404, counted under the route's template."""

@@ -12,20 +12,11 @@ from tests.conftest import Serve
 from tests.support.serving import metric
 
 KEY = "a-key-for-tests"
-LINES = "application/jsonlines"
 
 
 def _post(client: TestClient, content: str | bytes, given: str, accept: str = "*/*") -> Any:
     headers = {"content-type": given, "accept": accept}
     return client.post("/invocations", content=content, headers=headers)
-
-
-def _lines(client: TestClient, content: str | bytes) -> list[Any]:
-    answer = _post(client, content, LINES)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"] == LINES
-    assert answer.text.endswith("\n")
-    return [json.loads(line) for line in answer.text.splitlines()]
 
 
 def test_lines_are_counted_while_they_are_read(serve: Serve) -> None:
@@ -70,52 +61,15 @@ def test_ping_is_empty_and_needs_no_key(serve: Serve) -> None:
     assert client.post("/invocations", json=body, headers=headers).status_code == 200
 
 
-def test_a_transform_job_is_told_how_to_call(serve: Serve) -> None:
-    """One request for each runner, several records in one, and the size of a body."""
-    asked = serve(max_body_bytes=6 * 2**20).get("/execution-parameters").json()
-    assert asked == {
-        "MaxConcurrentTransforms": 2,
-        "BatchStrategy": "MULTI_RECORD",
-        "MaxPayloadInMB": 6,
-    }
-
-
-def test_a_field_of_ours_gives_our_answer(client: TestClient) -> None:
-    """With overflow, model, split or language, the answer is that of /classify."""
-    for more in ({"overflow": "window"}, {"model": "tiny"}, {"split": "sentences"}):
-        body = {"inputs": ["love", ""], **more}
-        ours = client.post("/classify", json=body).json()
-        assert client.post("/invocations", json=body).json() == ours
-
-
-def test_json_lines_are_answered_line_by_line(client: TestClient) -> None:
-    """Blank and bad lines have their errors in their places; the last line may have no end."""
-    content = '\ufeff"love"\n\n{"text": "worst"}\r\n{"text": 1}\n{"text": "it"\n{"inputs": "it"}'
-    answers = _lines(client, content)
-    shown = [one.get("label") or one["error"]["code"] for one in answers]
-    bad = "invalid_request"
-    assert shown == ["positive", "empty_text", "negative", bad, bad, "neutral"]
-    assert "line 4 must be a string, or an object" in answers[3]["error"]["message"]
-    assert "line 5 is not valid JSON" in answers[4]["error"]["message"]
-    assert answers[0] == client.post("/classify", json={"inputs": "love"}).json()["results"][0]
-    assert metric(client, "sentiment_texts_total", model="tiny", outcome=bad) == 2
-
-
-def test_csv_has_one_column_and_its_answer_three(client: TestClient) -> None:
-    """Label, score and error code; a text with commas is quoted; there is no header."""
-    content = 'love\n"it, ""it"""\na, b\n\n"open\n\xff\n'.encode("latin-1")
-    answer = _post(client, content, "text/csv; charset=utf-8")
-    assert answer.headers["content-type"] == "text/csv; charset=utf-8"
-    rows = [line.split(",") for line in answer.text.splitlines()]
-    score = client.post("/classify", json={"inputs": "love"}).json()["results"][0]["score"]
-    assert rows[0] == ["positive", repr(score), ""]
-    assert [(row[0], row[2]) for row in rows[1:]] == [
-        ("neutral", ""),
-        ("", "invalid_request"),
-        ("", "empty_text"),
-        ("", "invalid_request"),
-        ("", "invalid_request"),
+def test_bad_lines_are_counted(client: TestClient) -> None:
+    """Each bad line counts as a text that failed."""
+    answer = _post(client, '"love"\n{"text": 1}\n{"text": "it"\n', "application/jsonlines")
+    assert [("error" in json.loads(line)) for line in answer.text.splitlines()] == [
+        False,
+        True,
+        True,
     ]
+    assert metric(client, "sentiment_texts_total", model="tiny", outcome="invalid_request") == 2
 
 
 def test_records_are_classified_in_groups(serve: Serve) -> None:

@@ -61,17 +61,6 @@ def test_the_client_gets_what_vllm_answers(client: OpenAI, url: str) -> None:
     }
 
 
-def test_the_id_is_that_of_the_request(client: OpenAI) -> None:
-    """The client's x-request-id is in the answer."""
-    answer: Any = client.post(
-        "/classify",
-        body={"input": "love"},
-        cast_to=object,
-        options={"headers": {"x-request-id": "seven"}},
-    )
-    assert answer["id"] == "classify-seven"
-
-
 def test_the_client_shows_what_was_wrong(client: OpenAI) -> None:
     """The client's exception has our detail and code; the answer is still our problem document."""
     with pytest.raises(UnprocessableEntityError, match="input is required") as caught:

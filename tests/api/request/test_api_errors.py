@@ -11,8 +11,6 @@ from app.api.answers import every_prediction
 from app.errors import DeadlineExceeded
 from tests.support.serving import Process, exchange, metric
 
-JSON = "application/json"
-
 
 @pytest.fixture(scope="module")
 def process(bundle: Path) -> Iterator[Process]:

@@ -71,15 +71,6 @@ def test_what_the_queue_does_not_hold_is_turned_away(
     assert [request.result().status_code for request in waiting] == [200, 200]
 
 
-def test_the_deadline_ends_the_wait(serve: Serve, gate: Gate, pool: ThreadPoolExecutor) -> None:
-    """504 for one text, or for a list of which no text was answered in time."""
-    client = serve(runners=1, deadline_ms=50)
-    gate.close()
-    for inputs in ("love", ["love", "worst"]):
-        late = _post(client, inputs)
-        assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
-
-
 def test_liveness_and_metrics_do_not_wait_for_batches(
     serve: Serve, gate: Gate, pool: ThreadPoolExecutor
 ) -> None:

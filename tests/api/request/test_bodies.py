@@ -99,12 +99,6 @@ def test_a_long_body_is_decompressed_in_linear_time_off_the_event_loop(
     assert threads.count("tokenizer") > 0.8 * len(threads)
 
 
-def test_many_gzip_members_are_refused_at_the_second() -> None:
-    """Many gzip members are refused at the second one: decoding tiny ones would take minutes."""
-    with pytest.raises(InvalidRequest):
-        list(decoder("gzip").decode(gzip.compress(b"x") * 50_000))
-
-
 def test_a_long_answer_may_be_compressed_with_zstd(client: TestClient) -> None:
     """A client that accepts zstd gets it. (The recorded answers leave out what zstd packed.)"""
     headers = {"accept-encoding": "zstd"}
@@ -139,14 +133,17 @@ def test_time_that_is_over_at_the_start_is_no_overload(client: TestClient) -> No
 
 
 def test_a_request_cannot_ask_for_more_time(serve: Serve, gate: Gate) -> None:
-    """x-request-timeout-ms cannot exceed the service's own limit, however many digits it has."""
+    """x-request-timeout-ms cannot exceed the service's own limit, however many digits it has.
+
+    After that, 504 for one text, or for a list of which no text was answered in time.
+    """
     client = serve(deadline_ms=50)
     gate.close()
-    for timeout in ("600000", "9999999999", "1" + "0" * 5_000):
+    for timeout, inputs in (("600000", "love"), ("9" * 10, ["love", "worst"]), ("1" * 5_000, "it")):
         answer = client.post(
-            "/classify", json={"inputs": "love"}, headers={"x-request-timeout-ms": timeout}
+            "/classify", json={"inputs": inputs}, headers={"x-request-timeout-ms": timeout}
         )
-        assert answer.status_code == 504, timeout
+        assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
 
 
 ODD_DOCUMENTS = (

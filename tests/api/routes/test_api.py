@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from tests.conftest import Serve
 from tests.support.serving import Gate
-from tests.support.tiny_bundle import LABELS, MAX_TOKENS, make_bundle
+from tests.support.tiny_bundle import LABELS, make_bundle
 
 
 def test_a_list_is_answered_in_its_order(client: TestClient) -> None:
@@ -71,27 +71,6 @@ def test_info_says_what_runs(serve: Serve) -> None:
     assert (info["runners"], info["threads"]) == (3, 1)
     assert info["limits"]["max_texts"] == 7
     assert {"version", "python", "onnxruntime", "cpus"} <= set(info)
-
-
-def test_models_says_what_is_served(client: TestClient) -> None:
-    """/models has all that a client needs to know about each model."""
-    (model,) = client.get("/models").json()["models"]
-    assert model == {
-        "name": "tiny",
-        "revision": "0123abc",
-        "precision": "fp32",
-        "labels": LABELS,
-        "max_tokens": MAX_TOKENS,
-        "multi_label": False,
-        "text_pairs": False,
-        "preprocessing": "tweet",
-        "device": "cpu",
-        "provider": "CPUExecutionProvider",
-        "provider_options": {},
-        "tuning": "runners 2 x threads 1, at most 512 tokens a batch, as set",
-        "calibration": None,
-        "parity": {"samples": 1, "max_abs_logit_diff": 0.0, "label_agreement": 1.0},
-    }
 
 
 def test_the_answer_fits_its_schema(client: TestClient) -> None:

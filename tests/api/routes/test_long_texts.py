@@ -117,17 +117,6 @@ def test_sentences_count_in_no_metric_of_texts(client: TestClient) -> None:
     assert metric(client, "sentiment_predictions_total", **labels) == 0
 
 
-def test_a_long_sentence_is_treated_as_asked(client: TestClient) -> None:
-    """A long sentence is truncated, refused in its place, or split into windows, as requested."""
-    text = "love it. " + "worst " * 20 + "."
-    (cut,) = _classify(client, text, split="sentences")
-    (windowed,) = _classify(client, text, split="sentences", overflow="window")
-    assert isinstance(cut["sentences"], list)
-    assert isinstance(windowed["sentences"], list)
-    assert [s["truncated"] for s in cut["sentences"]] == [False, True]
-    assert [s["windows"] for s in windowed["sentences"]] == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("language", "text", "sentences"),
     [

@@ -259,19 +259,6 @@ def test_a_stream_that_says_nothing_ends(
     assert b'{"id":null,"error":{"code":"deadline_exceeded"' in received
 
 
-def test_a_client_that_waits_to_be_told_is_told_to_go_on(process: Process) -> None:
-    """100 Continue is sent before the answer begins; otherwise curl would wait for a second."""
-    head = HEAD.replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n")
-    with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
-        connection.sendall(head)
-        assert connection.recv(1_000).startswith(b"HTTP/1.1 100 Continue\r\n")
-        connection.sendall(chunk(_lines(1)) + b"0\r\n\r\n")
-        answer = b""
-        while not answer.endswith(b"\r\n0\r\n\r\n"):
-            answer += connection.recv(1_000)
-    assert b'{"id":0,"label":"positive"' in answer
-
-
 def test_a_client_that_does_not_read_is_not_read_from(process: Process) -> None:
     """If a client does not read, the server stops reading its lines (backpressure)."""
     with socket.create_connection(("127.0.0.1", process.port), timeout=3) as connection:

@@ -8,7 +8,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.conftest import Serve
-from tests.support.serving import metric
 from tests.support.tiny_bundle import MAX_TOKENS, make_bundle, write_manifest
 
 PAIR = {"text": "love it", "text_pair": "worst"}
@@ -73,18 +72,6 @@ def test_a_long_pair_is_truncated_or_refused(client: TestClient) -> None:
     assert split["error"]["code"] == "invalid_request"
     assert "not split" in split["error"]["message"]
     assert text["sentences"]
-
-
-def test_a_model_for_single_texts_says_so(serve: Serve) -> None:
-    """In a list the pair fails alone, and counts as a failed text; alone it is the error."""
-    client = serve()
-    love, pair = _classify(client, ["love", PAIR])
-    assert love["label"] == "positive"
-    assert pair["error"]["code"] == "invalid_request"
-    assert "the model tiny takes single texts" in pair["error"]["message"]
-    alone = client.post("/classify", json={"inputs": PAIR})
-    assert (alone.status_code, alone.json()["detail"]) == (422, pair["error"]["message"])
-    assert metric(client, "sentiment_texts_total", model="tiny", outcome="invalid_request") == 2
 
 
 def _labels(rows: Any) -> list[list[str]]:

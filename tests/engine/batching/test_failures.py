@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.report import BatchReport
 from app.errors import DeviceLost, InferenceFailed, NotReady, OutOfMemory, ServiceError
@@ -14,9 +13,9 @@ from tests.support.batching import (
     Gate,
     Infer,
     ask,
+    batcher_of,
     batching,
     capitals,
-    distinct,
     kinds,
     queued,
 )
@@ -53,17 +52,7 @@ def test_a_closed_loop_does_not_end_the_runner() -> None:
     loop.set_exception_handler(lambda loop, context: None)  # of tasks that never end
 
     async def scenario() -> list[asyncio.Task[list[str | ServiceError]]]:
-        batcher = MicroBatcher(
-            gate,
-            key=distinct,
-            runners=1,
-            budget=TokenBudget(4),
-            max_queue_tokens=100,
-            on_batch=lambda report: None,
-            on_lag=lambda seconds: None,
-            on_loss=lambda: None,
-            on_stall=lambda: None,
-        )
+        batcher = batcher_of(gate, max_batch_tokens=4)
         return [await queued(batcher, "aaaa"), await queued(batcher, "bbbb")]
 
     tasks = loop.run_until_complete(scenario())

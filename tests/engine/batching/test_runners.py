@@ -7,8 +7,6 @@ import time
 import pytest
 
 from app.engine.batching.admission import CAUTION, Admission
-from app.engine.batching.batcher import MicroBatcher
-from app.engine.batching.budget import TokenBudget
 from app.engine.batching.fair_queue import FairQueue
 from app.engine.batching.runners import HOPELESS_AFTER, WATCH_S, Runners
 from app.errors import InferenceFailed, NotReady, Overloaded, ShuttingDown
@@ -17,9 +15,8 @@ from tests.support.batching import (
     Clock,
     Gate,
     ask,
+    batcher_of,
     batching,
-    capitals,
-    distinct,
     kinds,
     queued,
     raising,
@@ -221,17 +218,7 @@ def test_an_idle_batcher_sets_no_timer() -> None:
     """When the last request has its answer, no timer wakes the event loop any more."""
 
     async def scenario() -> None:
-        batcher = MicroBatcher(
-            capitals,
-            key=distinct,
-            runners=2,
-            budget=TokenBudget(100),
-            max_queue_tokens=100,
-            on_batch=lambda report: None,
-            on_lag=lambda seconds: None,
-            on_loss=lambda: None,
-            on_stall=lambda: None,
-        )
+        batcher = batcher_of(runners=2)
         assert await ask(batcher, "a") == ["A"]
         await asyncio.sleep(2 * WATCH_S)
         await asyncio.get_running_loop().create_future()  # with a timer, this would be endless
