@@ -146,6 +146,8 @@ def _stream_to_file(target: Path, table: Table, classifier: Classifier, options:
     except BaseException:
         job.discard()
         raise
+    finally:
+        job.close()
 
 
 def _file_to_file(
@@ -164,6 +166,8 @@ def _file_to_file(
     job = Job(target, output, identity, resume=options.resume)
 
     def saved() -> str:
+        if not job.is_ours():
+            return f"{job.directory} was removed or replaced; nothing of this run is saved"
         if _identity(source) != read:
             return f"{source} has changed since the start, so this run cannot be continued"
         return f"{job.tally.rows} rows are saved; add --resume to continue"
@@ -174,12 +178,14 @@ def _file_to_file(
         print(f"sentiment: interrupted; {saved()}", file=sys.stderr)
         raise
     except CannotContinue as error:
-        if not job.tally.rows:
+        if not (job.tally.rows and job.is_ours()):
             job.discard()
             raise
         raise UserError(f"{error}; {job.tally.rows} rows are in {job.directory}") from error
     except (UserError, OSError) as error:
         raise UserError(f"{error}; {saved()}") from error
+    finally:
+        job.close()
 
 
 def _identity(source: Path) -> dict[str, Any]:

@@ -3,24 +3,25 @@
 ``FILE.partial/`` holds the parts until the file is complete.
 """
 
-import hashlib
 import json
 import logging
-import os
-import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.errors import UserError
+from app.atomic_files import FileLock, write_atomically
+from app.engine.model.bundle import sha256
+from app.errors import CannotContinue, UserError
 from app.files.outputs import Output
 from app.files.table_classifier import ResultItem
 from app.files.tables import Chunk
 
-IDENTITY, WHOLE = "job.json", "whole.part"
+IDENTITY, WHOLE, LOCK = "job.json", "whole.part", "lock"
+# What tells the input of a run.
+INPUT_FACTS = ("input", "size", "mtime_ns")
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +71,8 @@ class Job:
         None for an input that cannot be read again.
 
         Raises:
-            UserError: there is an unfinished run, and ``resume`` is not set or the identities
-                differ.
+            UserError: another run is writing to the file; or there is an unfinished run, and
+                ``resume`` is not set or the identities differ.
             OSError: the directory of parts cannot be written.
         """
         self._path = path
@@ -79,6 +80,20 @@ class Job:
         self.directory = path.with_name(path.name + ".partial")
         self._parts = 0
         self.tally = Tally()
+        self.directory.mkdir(exist_ok=True)
+        try:
+            self._lock = FileLock(self.directory / LOCK)
+        except (BlockingIOError, FileNotFoundError):
+            raise UserError(
+                f"another run is writing to {path}; wait for its end, or choose another --output"
+            ) from None
+        try:
+            self._start(identity, resume=resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, identity: dict[str, Any], *, resume: bool | None) -> None:
         if (self.directory / IDENTITY).exists():
             self._check_identity(identity)
             if not resume:
@@ -90,24 +105,34 @@ class Job:
             while (tally := self._saved_tally(self._parts)) is not None:
                 self._count_part(tally)
         else:
-            self.discard()  # a run that was killed while it cleaned up may have left files
-            self.directory.mkdir(exist_ok=True)
+            self._remove_parts()  # a run that was killed while it cleaned up may have left files
             write_atomically(self.directory / IDENTITY, lambda path: _write_json(path, identity))
 
     def add(self, chunk: Chunk, results: Sequence[ResultItem]) -> None:
-        """Save the results of the next chunk as a part."""
+        """Save the results of the next chunk as a part.
+
+        Raises:
+            CannotContinue: the directory was removed or replaced.
+        """
+        self._check_is_ours()
         tally = Tally.of(results)
         part, counts = self._part_path(self._parts, "part"), self._part_path(self._parts, "json")
         write_atomically(part, lambda path: self._output.write(path, chunk, results))
-        saved = {**vars(tally), "sha256": _sha256(part)}
+        saved = {**vars(tally), "sha256": sha256(part)}
         write_atomically(counts, lambda path: _write_json(path, saved))
         self._count_part(tally)
 
     def finish(self) -> None:
-        """Join the parts and remove them. The file appears only when it is complete."""
+        """Join the parts and remove them. The file appears only when it is complete.
+
+        Raises:
+            CannotContinue: the directory was removed or replaced.
+        """
+        self._check_is_ours()
         parts = [self._part_path(number, "part") for number in range(self._parts)]
         whole = self.directory / WHOLE
         write_atomically(whole, lambda path: self._output.join(parts, path))
+        self._check_is_ours()
         whole.replace(self._path)
         self.discard()
 
@@ -116,14 +141,32 @@ class Job:
 
         The identity is removed first: a run must not continue with only some of the parts.
         """
-        if not self.directory.is_dir():
+        if not self.is_ours():
             return
+        self._remove_parts()
+        (self.directory / LOCK).unlink()
+        with suppress(OSError):
+            self.directory.rmdir()
+
+    def is_ours(self) -> bool:
+        """Whether the directory is still the one in which this run began."""
+        return self._lock.is_held()
+
+    def close(self) -> None:
+        """Let other runs write to the file. Must be called at the end."""
+        self._lock.close()
+
+    def _check_is_ours(self) -> None:
+        if not self.is_ours():
+            raise CannotContinue(
+                f"{self.directory} was removed or replaced; nothing of this run is saved"
+            )
+
+    def _remove_parts(self) -> None:
         (self.directory / IDENTITY).unlink(missing_ok=True)
         for pattern in ("[0-9][0-9][0-9][0-9][0-9][0-9].*", f"{WHOLE}*", f"{IDENTITY}.*"):
             for path in self.directory.glob(pattern):
                 path.unlink()
-        with suppress(OSError):
-            self.directory.rmdir()
 
     def _saved_tally(self, number: int) -> Tally | None:
         """The part's tally; None if the part does not exist, or not as it was written."""
@@ -132,7 +175,7 @@ class Job:
             return None
         try:
             saved = json.loads(counts.read_text("utf-8"))
-            if saved.pop("sha256") == _sha256(part):
+            if saved.pop("sha256") == sha256(part):
                 return Tally(**saved)
         except (FileNotFoundError, ValueError, KeyError):
             pass
@@ -151,33 +194,20 @@ class Job:
             saved = json.loads((self.directory / IDENTITY).read_text("utf-8"))
         except ValueError:
             saved = {}
+        if (
+            any(saved.get(name) != identity.get(name) for name in INPUT_FACTS[1:])
+            and saved.get("input") == identity["input"]
+        ):
+            raise UserError(
+                f"{self.directory} cannot be continued: {identity['input']} has changed; delete "
+                "the directory to start anew"
+            )
         for name, value in identity.items():
             if saved.get(name) != value:
                 raise UserError(
                     f"{self.directory} cannot be continued: {name} was {saved.get(name)!r} and "
                     f"is {value!r} now; repeat the first command, or delete the directory"
                 )
-
-
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file that appears only when it is complete, even after a power failure.
-
-    Until then it has another name, which no other process uses, on this machine or another.
-    """
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        write(partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    partial.replace(path)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Files and directories on this machine or in an object store, through pyarrow's file systems."""
 
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ from typing import Any, Literal
 import pyarrow as pa
 from pyarrow import fs
 
+from app.atomic_files import write_atomically
 from app.errors import UserError, first_line
-from app.files.job import write_atomically
 from app.files.tables import Source
 
 # The stores in which people keep texts, of those that ``FileSystem.from_uri`` knows.
@@ -115,7 +116,11 @@ class Directory:
         Raises:
             UserError: it is.
         """
-        if f"{self.path}/".startswith(f"{_located(address)[1]}/"):
+        path, inputs = (
+            os.path.realpath(path) if self._is_local else path
+            for path in (self.path, _located(address)[1])
+        )
+        if f"{path}/".startswith(f"{inputs}/"):
             raise UserError(
                 f"--output {self.address} is inside of --input {address}; choose another"
             )

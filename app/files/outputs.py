@@ -4,12 +4,13 @@ import csv
 import json
 import shutil
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from app.files.table_classifier import ResultItem
-from app.files.tables import Chunk, Table
+from app.files.tables import Chunk, Table, json_text
 from app.files.unicode import SURROGATEESCAPE_OR_REPLACE
 
 
@@ -142,7 +143,7 @@ def _csv_line(cells: Sequence[Any]) -> str:
 
 
 def _csv_cell(value: Any) -> Any:
-    """JSON for the types that ``csv`` would write in Python's notation."""
-    if isinstance(value, bool | dict | list):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return value
+    """JSON for the types that ``csv`` would write in Python's notation, and base64 for bytes."""
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    return json_text(value) if isinstance(value, bool | dict | list) else value

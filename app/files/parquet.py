@@ -1,6 +1,5 @@
 """Parquet files. They need pyarrow, from the extra ``files``."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from app.files.tables import (
     Table,
     check_names,
     column_index,
+    json_text,
 )
 from app.files.unicode import well_formed
 
@@ -121,14 +121,13 @@ class ParquetOutput(Output):
     def __init__(self, table: Table, labels: Sequence[str]) -> None:
         self._table = table
         self._labels = labels
-        self._result_schema = result_schema(table.columns, labels)
+        names = [*map(well_formed, table.columns)]
+        self._result_schema = result_schema(names, labels)
         if isinstance(table, Parquet):
             self._table_schema = table.schema
         else:
-            fields = [
-                (name, ARROW_TYPES.get(kind, pa.string())) for name, kind in table.types.items()
-            ]
-            self._table_schema = pa.schema(fields)
+            types = [ARROW_TYPES.get(kind, pa.string()) for kind in table.types.values()]
+            self._table_schema = pa.schema(zip(names, types, strict=True))
         self.schema = pa.schema(
             [*self._table_schema, *self._result_schema], metadata=self._table_schema.metadata
         )
@@ -153,14 +152,10 @@ class ParquetOutput(Output):
             return arrays
         records = self._table.records(chunk.rows)
         return [
-            pa.array(
-                [
-                    _arrow_value(record.get(field.name), self._table.types[field.name])
-                    for record in records
-                ],
-                field.type,
+            pa.array([_arrow_value(record.get(name), kind) for record in records], field.type)
+            for field, (name, kind) in zip(
+                self._table_schema, self._table.types.items(), strict=True
             )
-            for field in self._table_schema
         ]
 
 
@@ -174,7 +169,7 @@ def _opened(source: Source) -> pq.ParquetFile:
 def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return kind in (pa.string(), pa.large_string(), pa.null())
+    return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 
 
 def _writable(kind: pa.DataType) -> pa.DataType:
@@ -199,4 +194,4 @@ def _arrow_value(value: Any, kind: type) -> Any:
     """The value for a column of type ``kind``; as JSON where the column's types are mixed."""
     if value is None or kind in (int, float, bool):
         return value
-    return well_formed(value if kind is str else json.dumps(value, ensure_ascii=False))
+    return well_formed(value) if kind is str else json_text(value)

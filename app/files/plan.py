@@ -76,10 +76,10 @@ class Plan:
         ]
         if faults or plan_digest(saved) != self.digest:
             why = (faults or ["its plan is damaged"])[0]
-            raise UserError(
-                f"{directory.address} cannot be continued: {why}; repeat the first command, or "
-                "delete the directory"
-            )
+            advice = "repeat the first command, or delete the directory"
+            if before != now or not faults:  # repeating the command would not help
+                advice = "delete the directory to start anew"
+            raise UserError(f"{directory.address} cannot be continued: {why}; {advice}")
 
     def done(self, directory: Directory) -> dict[str, Tally]:
         """The tallies of the parts that are done, by their names.

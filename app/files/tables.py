@@ -1,8 +1,10 @@
 """A table of texts, whatever the kind of its file. It is read in chunks of rows."""
 
 import json
+import math
 import stat
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,7 +119,28 @@ class Table(ABC):
     def json_objects(self, rows: Any) -> Iterator[str]:
         """Each row as a JSON object."""
         for record in self.records(rows):
-            yield json.dumps(well_formed(record), ensure_ascii=False, default=str)
+            yield json_text(record)
+
+
+def json_text(value: Any) -> str:
+    """The value as JSON; null for NaN and infinity and base64 for bytes, which JSON lacks."""
+    return json.dumps(_json_value(value), ensure_ascii=False, default=str)
+
+
+def _json_value(value: Any) -> Any:
+    match value:
+        case str():
+            return well_formed(value)
+        case bytes():
+            return b64encode(value).decode()
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {well_formed(name): _json_value(member) for name, member in value.items()}
+        case list() | tuple():
+            return [_json_value(member) for member in value]
+        case _:
+            return value
 
 
 def column_index(column: str, columns: Sequence[str], path: Source) -> int:
@@ -138,7 +161,8 @@ def check_names(columns: Sequence[str], path: Source) -> None:
     Raises:
         UserError: there are such columns.
     """
-    twice = [repr(name) for name, count in Counter(columns).items() if count > 1]
+    counts = Counter(map(well_formed, columns))
+    twice = [repr(name) for name, count in counts.items() if count > 1]
     if twice:
         raise UserError(
             f"{path} has several columns with the same name: {', '.join(twice)}; "

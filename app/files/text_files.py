@@ -21,6 +21,14 @@ BYTE_ORDER_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+# How files of other kinds begin, and what to do with them; {} is the quoted path.
+OTHER_KINDS = {
+    b"\x1f\x8b": "is compressed with gzip; unpack it, for example with: gunzip -c {} > unpacked{}",
+    b"PAR1": "is a Parquet file; rename it so that it ends in .parquet",
+    b"PK\x03\x04": "is a ZIP archive; unpack it, and name a file that was in it",
+}
+# What an archive begins with if it is a document of Excel.
+OFFICE_DOCUMENT = b"[Content_Types].xml"
 BLOCK_BYTES = 1 << 20
 # After so many bytes and characters outside of ASCII, the encoding is known.
 ENOUGH = 1_000
@@ -28,14 +36,19 @@ NOT_ASCII = re.compile("[^\0-\x7f]")
 
 
 def check_is_utf8(path: Source) -> None:
-    """Refuse a file in another encoding. A few bytes that are not UTF-8 are accepted.
+    """Refuse a file of another kind or encoding. A few bytes that are not UTF-8 are accepted.
 
     Raises:
         OSError: the file cannot be read.
-        UserError: most of its text outside of ASCII is not UTF-8.
+        UserError: it is not text, or most of its text outside of ASCII is not UTF-8.
     """
     with path.open("rb") as file:
         start = file.read(BLOCK_BYTES)
+        for magic, advice in OTHER_KINDS.items():
+            if start.startswith(magic):
+                if OFFICE_DOCUMENT in start:
+                    advice = "is an Excel workbook; save it as CSV in UTF-8"
+                raise UserError(f"{path} {advice.format(shlex.quote(str(path)), path.suffix)}")
         for mark, name in BYTE_ORDER_MARKS.items():
             if start.startswith(mark):
                 raise UserError(f"{path} is {name}, not UTF-8; {_how_to_convert(path, name)}")

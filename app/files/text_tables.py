@@ -1,12 +1,13 @@
 """Tables from lines of text: plain lines, JSONL and streams."""
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from types import NoneType
 from typing import Any
 
-from app.errors import EmptyText, InvalidRequest
+from app.errors import EmptyText, InvalidRequest, UserError
 from app.files.tables import (
     START,
     Chunk,
@@ -14,6 +15,7 @@ from app.files.tables import (
     Source,
     Table,
     Text,
+    check_names,
     column_index,
     split_into_chunks,
 )
@@ -71,12 +73,18 @@ class Jsonl(Table):
         self._path = path
         self._column = column
         types: dict[str, type] = {}
+        first, objects = "", 0
         with TextFile(path, "\n") as file:
             for _, line in self._lines(file):
-                for name, value in (_json_object(line) or {}).items():
+                first = first or line
+                record = _json_object(line)
+                objects += record is not None
+                for name, value in (record or {}).items():
                     types[name] = common_type(types.get(name, NoneType), _type_of(value))
+        _check_is_json_lines(path, first, objects)
         super().__init__(list(types), types)
         if self.columns:
+            check_names(self.columns, path)
             column_index(column, self.columns, path)
 
     def chunks(self, skip: int = 0, start: Place = START) -> Iterator[Chunk]:
@@ -107,6 +115,30 @@ class Jsonl(Table):
         if text is None:
             return EmptyText(f"line {number} has no {self._column!r}")
         return InvalidRequest(f"line {number}: {self._column!r} is not text")
+
+
+def _check_is_json_lines(path: Source, first: str, objects: int) -> None:
+    """Refuse JSON that was only named as JSON lines: an array, or an object on several lines.
+
+    ``first`` is the first line that is not blank, and ``objects`` the number of lines with an
+    object. The lines of an array may be objects, if its brackets have lines of their own.
+
+    Raises:
+        UserError: it is.
+    """
+    if first and (not objects or (first.lstrip().startswith("[") and not _is_json(first))):
+        raise UserError(
+            f"{path} is not JSON lines, which have an object in each line; JSON with an array can "
+            f"be converted, for example with: jq -c '.[]' {shlex.quote(str(path))} > lines.jsonl"
+        )
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _json_object(line: str) -> dict[str, Any] | None:

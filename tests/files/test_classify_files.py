@@ -14,6 +14,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -422,7 +423,7 @@ def test_killed_at_random_moments(bundle: Path, tmp_path: Path, make: Any, suffi
 def test_what_is_left_of_a_stream(tmp_path: Path) -> None:
     """Standard input cannot be read again, so --resume is not offered after a killed run."""
     target = tmp_path / "out.txt"
-    Job(target, LinesOutput(), {"input": None}, resume=None)
+    Job(target, LinesOutput(), {"input": None}, resume=None).close()
     with pytest.raises(UserError, match=r"holds the results of an unfinished run; delete the dir"):
         Job(target, LinesOutput(), {"input": None}, resume=None)
 
@@ -450,10 +451,11 @@ class _RecordingClassifier:
 def _classify_rest(source: Path, target: Path) -> int:
     """Start or continue the run, and finish it. Returns the number of texts classified now."""
     table, classifier = Csv(source, "text"), _RecordingClassifier()
-    job = Job(target, CsvOutput(table, classifier.labels), classifier.identity, resume=True)
-    for chunk, results in classifier.classify(table.chunks(job.tally.rows)):
-        job.add(chunk, results)
-    job.finish()
+    output = CsvOutput(table, classifier.labels)
+    with closing(Job(target, output, classifier.identity, resume=True)) as job:
+        for chunk, results in classifier.classify(table.chunks(job.tally.rows)):
+            job.add(chunk, results)
+        job.finish()
     return len(classifier.texts)
 
 
@@ -564,8 +566,9 @@ def test_a_changed_input_is_not_continued(tmp_path: Path, bundle: Path) -> None:
         done = _classify(*options, *more, command=SLOW_COMMAND)
         assert done.returncode == 1
         (line,) = done.stderr.splitlines()
-        assert "cannot be continued: size was" in line
-        assert "--resume" not in line
+        assert line.endswith(
+            f"cannot be continued: {source} has changed; delete the directory to start anew"
+        )
 
 
 def test_resume_is_promised_only_where_it_works(
@@ -615,6 +618,50 @@ def test_nothing_is_left_of_an_input_that_cannot_be_read(
         assert main(options) == 1
     assert capsys.readouterr().err == "sentiment: in.csv cannot be read\n"
     assert main(options) == 0
+
+
+def test_two_runs_into_one_output(bundle: Path, tmp_path: Path) -> None:
+    """The second run is refused while the first is alive, with any input and with --resume."""
+    first, other = _csv(tmp_path / "a.csv", 3_000), _csv(tmp_path / "b.csv", 2_000)
+    target = tmp_path / "out.csv"
+    options = ("--model", bundle, "--output", target)
+    with _started(*options, "--input", first) as process:
+        eventually(lambda: _parts(target) > 1)
+        process.send_signal(signal.SIGSTOP)
+        for more in (["--input", other], ["--input", first], ["--input", first, "--resume"]):
+            done = _classify(*options, *more)
+            assert done.returncode == 1
+            (line,) = done.stderr.splitlines()
+            assert line == (
+                f"sentiment: another run is writing to {target}; wait for its end, or choose "
+                "another --output"
+            )
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 0
+    with target.open(newline="") as file:
+        assert [(row["id"], row["text"]) for row in csv.DictReader(file)] == _rows(3_000)
+
+
+def test_a_run_that_lost_its_place(bundle: Path, tmp_path: Path) -> None:
+    """It stops when its directory was deleted, and adds nothing to the run that came after it."""
+    first, other = _csv(tmp_path / "a.csv", 3_000), _csv(tmp_path / "b.csv", 2_000)
+    target = tmp_path / "out.csv"
+    options = ("--model", bundle, "--output", target)
+    with _started(*options, "--input", first) as process:
+        eventually(lambda: _parts(target) > 1)
+        process.send_signal(signal.SIGSTOP)
+        shutil.rmtree(f"{target}.partial")
+        with _started(*options, "--input", other) as second:
+            eventually(lambda: _parts(target) > 1)
+            process.send_signal(signal.SIGCONT)
+            assert process.wait(60) == 1
+            assert process.stderr
+            (line,) = process.stderr.read().splitlines()
+            assert second.wait(60) == 0
+    assert line.endswith(f"{target}.partial was removed or replaced; nothing of this run is saved")
+    with target.open(newline="") as file:
+        assert [(row["id"], row["text"]) for row in csv.DictReader(file)] == _rows(2_000)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv", "out.csv"]
 
 
 def test_a_full_disk_keeps_the_complete_parts(bundle: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """How each kind of file is read, and how the results are written."""
 
 import csv
+import gzip
 import json
 import subprocess
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import pytest
 from app.errors import CannotContinue, ServiceError, UserError
 from app.files import csv_table, tables
 from app.files.csv_table import Csv
+from app.files.formats import table_opener
 from app.files.outputs import CsvOutput, JsonlOutput, LinesOutput, Output
 from app.files.parquet import Parquet, ParquetOutput
 from app.files.table_classifier import ResultItem
@@ -172,6 +174,26 @@ def test_text_in_another_encoding(tmp_path: Path, kind: Any, encoding: str, name
         kind(*[path] if kind is Lines else [path, "text"])
 
 
+@pytest.mark.parametrize("kind", [Csv, Jsonl, Lines])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (gzip.compress(b"text\nlove\n"), "compressed with gzip; .* gunzip -c '/.*/a file.csv' >"),
+        (b"PK\x03\x04\x14\0\0\0\x08\0[Content_Types].xml", "Excel workbook; save it as CSV"),
+        (b"PK\x03\x04\x14\0\0\0\x08\0reviews.csv", "ZIP archive; unpack it"),
+        (b"PAR1\x15\x04\x15", r"Parquet file; rename it so that it ends in \.parquet"),
+    ],
+    ids=["gzip", "xlsx", "zip", "parquet"],
+)
+def test_another_kind_of_file_under_this_name(
+    tmp_path: Path, kind: Any, content: bytes, words: str
+) -> None:
+    """The error says what the file is and what to do."""
+    path = _file(tmp_path, "a file.csv", content)
+    with pytest.raises(UserError, match=words):
+        kind(*[path] if kind is Lines else [path, "text"])
+
+
 def test_a_few_bytes_that_are_not_utf8(tmp_path: Path) -> None:
     """They do not make the file one in another encoding, wherever blocks of reading end."""
     content = "é\n".encode() * 600_000
@@ -274,6 +296,28 @@ def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
     assert all(isinstance(json.loads(line), dict) for line in written)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        '[{"text": "love"}, {"text": "it"}]',
+        '[\n{"text": "love"},\n{"text": "it"}\n]\n',
+        '\n  [{"text": "love"},\n{"text": "it"}]\n',
+        '{\n  "text": "love"\n}\n',
+    ],
+)
+def test_json_that_is_not_json_lines(tmp_path: Path, content: str) -> None:
+    """It is refused with a command that converts it, even where single lines are objects."""
+    path = _file(tmp_path, "a file.jsonl", content.encode())
+    with pytest.raises(UserError, match=r"is not JSON lines.* jq -c .* '/.*/a file.jsonl' > "):
+        Jsonl(path, "text")
+
+
+def test_jsonl_may_begin_with_a_line_that_is_no_object(tmp_path: Path) -> None:
+    """A line with an array of its own fails in its place."""
+    table = Jsonl(_file(tmp_path, "a.jsonl", b'[1]\n{"text": "love"}\n'), "text")
+    assert _texts(table) == ["invalid_request: line 1 is not a JSON object", "love"]
+
+
 def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
     """All columns keep their types. Null, or bytes that are not UTF-8, fail only in their row."""
     raw = pa.array([b"love", None, b"\xff"], pa.binary())
@@ -301,6 +345,41 @@ def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
     assert whole.schema.names[4:] == ["label", "score", "score_bad", "score_good", "error"]
     assert whole["label"].to_pylist() == ["good", None, "good"]
     assert whole["error"].to_pylist() == [None, "empty_text: no text", None]
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view"])
+def test_parquet_kinds_of_text(tmp_path: Path, kind: str) -> None:
+    """All types of strings that Arrow has are texts, and stay as they are in Parquet."""
+    texts = pa.array(["love", None, "x" * 40], getattr(pa, kind)())
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    table = Parquet(tmp_path / "a.parquet", "text")
+    assert _texts(table) == ["love", "empty_text: the row has no text", "x" * 40]
+    _written(table, ParquetOutput(table, LABELS), tmp_path)
+    assert pq.read_table(tmp_path / "whole")["text"].type == texts.type
+
+
+@pytest.mark.parametrize("kind", [CsvOutput, JsonlOutput])
+def test_parquet_values_that_text_lacks(tmp_path: Path, kind: Any) -> None:
+    """In JSON, NaN and infinity become null; bytes become base64 in JSON and in CSV."""
+    columns = {
+        "text": ["x"],
+        "number": [float("nan")],
+        "numbers": [[1.5, float("inf")]],
+        "raw": pa.array([b"\0\xff"]),
+        "raws": pa.array([[b"a", None]]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    table = Parquet(tmp_path / "a.parquet", "text")
+    output = kind(table, LABELS) if kind is CsvOutput else kind(table)
+    written = _written(table, output, tmp_path).decode()
+    if kind is CsvOutput:
+        (row,) = csv.DictReader(written.splitlines())
+        expected: dict[str, Any] = {"numbers": "[1.5, null]", "raws": '["YQ==", null]'}
+    else:
+        row = json.loads(written, parse_constant=pytest.fail)
+        expected = {"number": None, "numbers": [1.5, None], "raws": ["YQ==", None]}
+    expected["raw"] = "AP8="
+    assert {name: row[name] for name in expected} == expected
 
 
 def _with_dates(path: Path) -> Path:
@@ -460,6 +539,26 @@ def test_jsonl_columns_have_types_in_parquet(tmp_path: Path) -> None:
     assert [second[name] for name in "ifbmoh"] == [
         None, 2.5, False, '"one"', None, "9999999999999999999",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_name_of_a_column_that_parquet_cannot_hold(tmp_path: Path, name: str) -> None:
+    """It gets U+FFFD for what is not UTF-8, as texts do."""
+    content = {
+        "a.csv": b"text,pr\xe9nom\nlove,\xc3\xa9\xc3\xa9\n",
+        "a.jsonl": b'{"text": "love", "pr\xe9nom": "\xc3\xa9\xc3\xa9"}',
+    }
+    table = table_opener(Path(name).suffix)(_file(tmp_path, name, content[name]), "text")
+    _written(table, ParquetOutput(table, LABELS), tmp_path)
+    (row,) = pq.read_table(tmp_path / "whole").to_pylist()
+    assert (row["text"], row["pr\ufffdnom"], row["label"]) == ("love", "éé", "good")
+
+
+def test_names_of_columns_that_become_the_same(tmp_path: Path) -> None:
+    """They are refused like two columns of the same name."""
+    path = _file(tmp_path, "a.csv", b"text,\xe9,\xe8\n" + "é".encode() * 4)
+    with pytest.raises(UserError, match="several columns with the same name: '\ufffd'"):
+        Csv(path, "text")
 
 
 def test_result_columns_do_not_replace_input_columns(tmp_path: Path) -> None:
