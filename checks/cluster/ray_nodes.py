@@ -109,19 +109,21 @@ class Run:
         )
 
     def result(self) -> str:
-        """Wait for its end and return its summary."""
+        """Wait for its end and return its summary, which must be all that it writes."""
         _, errors = self.process.communicate(timeout=1_800)
         self.seconds = time.monotonic() - self._started
         assert self.process.returncode == 0, errors
         lines = errors.splitlines()
-        first = next(n for n, line in enumerate(lines) if " rows in " in line)
-        return "; ".join(" ".join(line.split()) for line in lines[first:])
+        assert " rows in " in lines[0], errors
+        return "; ".join(" ".join(line.split()) for line in lines)
 
     def error(self) -> str:
-        """Wait for its end and return the line that says why it failed."""
+        """Wait for its end and return the line that says why it failed; there must be no other."""
         _, errors = self.process.communicate(timeout=180)
         assert self.process.returncode == 1, errors
-        return next(line for line in errors.splitlines() if line.startswith("sentiment: "))
+        (line,) = errors.splitlines()
+        assert line.startswith("sentiment: "), errors
+        return line
 
 
 def wait(
