@@ -33,7 +33,7 @@ PARTS = 12
 ELSEWHERE = """
 from dataclasses import replace
 from pathlib import Path
-from app.files import ray_engine
+from app.files.cluster import ray_engine
 job_of = ray_engine.Job.of
 def elsewhere(*arguments):
     job = job_of(*arguments)

@@ -17,7 +17,7 @@ from tests.support.serving import free_port
 COMMAND = """
 import sys
 from app.cli import main
-from app.files import parts
+from app.files.run import parts
 parts.PART_ROWS = int(sys.argv.pop(1))
 exec(sys.argv.pop(1))
 sys.exit(main())

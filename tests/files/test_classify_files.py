@@ -22,18 +22,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import app.files
+import app.files.tables
 from app.cli import main
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
 from app.errors import CannotContinue, UserError
-from app.files import tables
-from app.files.csv_table import Csv
-from app.files.job import Job
-from app.files.outputs import CsvOutput, LinesOutput
-from app.files.progress_bar import Warnings
-from app.files.table_classifier import ClassifiedChunk, ResultItem
-from app.files.tables import Chunk
+from app.files.run.job import Job
+from app.files.run.progress_bar import Warnings
+from app.files.run.table_classifier import ClassifiedChunk, ResultItem
+from app.files.tables import table as tables
+from app.files.tables.csv_table import Csv
+from app.files.tables.outputs import CsvOutput, LinesOutput
+from app.files.tables.table import Chunk
 from tests.support import serving
 from tests.support.serving import COMMAND, ROOT, Process, environment, eventually
 from tests.support.tiny_bundle import make_bundle, write_manifest
@@ -45,7 +45,7 @@ SLOW_COMMAND = [
     """
 import sys, time
 from app.cli import main
-from app.files import parquet, tables
+from app.files.tables import parquet, table as tables
 from app.engine.model.model import Model
 tables.CHUNK_CHARS, parquet.CHUNK_ROWS = 300, 40
 infer = Model.infer
@@ -311,8 +311,8 @@ def test_without_pyarrow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without pyarrow, a Parquet file fails with an error that says what to install."""
-    monkeypatch.delitem(sys.modules, "app.files.parquet", raising=False)
-    monkeypatch.delattr(app.files, "parquet", raising=False)
+    monkeypatch.delitem(sys.modules, "app.files.tables.parquet", raising=False)
+    monkeypatch.delattr(app.files.tables, "parquet", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["classify", "--input", str(tmp_path / "in.parquet")]) == 1
     assert "pip install '.[files]'" in capsys.readouterr().err
@@ -737,7 +737,7 @@ def test_a_service_that_requires_a_key(bundle: Path) -> None:
 def test_a_service_that_dies(bundle: Path, tmp_path: Path) -> None:
     """Exit code 1 and a one-line error; when the service is back, --resume continues."""
     source, target = _csv(tmp_path / "in.csv", 4_000), tmp_path / "out.csv"
-    patience = "from app.files import patient_client; patient_client.ABSENCE_S = 0.5\n"
+    patience = "from app.files.run import patient_client; patient_client.ABSENCE_S = 0.5\n"
     command = [*SLOW_COMMAND[:-1], patience + SLOW_COMMAND[-1]]
     with Process("--model", str(bundle)) as service:
         url, port = service.url, service.port
@@ -816,7 +816,7 @@ def test_memory_does_not_grow_with_the_file(bundle: Path, tmp_path: Path) -> Non
         # Measured whenever a part is saved. The peak from getrusage may be that of this process.
         code = (
             "import sys; from pathlib import Path; from app.cli import main; "
-            "from app.files.job import Job; add = Job.add; "
+            "from app.files.run.job import Job; add = Job.add; "
             "Job.add = lambda *a: (print(Path('/proc/self/statm').read_text()), add(*a))[1]; "
             "sys.exit(main())"
         )

@@ -16,14 +16,14 @@ from pyarrow import fs
 from app.cli import main
 from app.config.settings import Settings
 from app.errors import CannotContinue, UserError
-from app.files.actor_share import Share, actor_share
-from app.files.formats import table_opener
-from app.files.job import Tally
-from app.files.local import LocalClassifier
-from app.files.object_store import Directory, InputFile, ObjectFile, list_files
-from app.files.parts import Part, divide, read_pieces, write_part
-from app.files.plan import PLAN, SUCCESS, Plan, check_output
-from app.files.tables import START, Source, Table
+from app.files.cluster.actor_share import Share, actor_share
+from app.files.cluster.object_store import Directory, InputFile, ObjectFile, list_files
+from app.files.run.job import Tally
+from app.files.run.local import LocalClassifier
+from app.files.run.parts import Part, divide, read_pieces, write_part
+from app.files.run.plan import PLAN, SUCCESS, Plan, check_output
+from app.files.tables.formats import table_opener
+from app.files.tables.table import START, Source, Table
 from tests.support.serving import ROOT, environment
 
 TEXTS = ["love", "worst", "it", "", 'a "quoted"\nline', "naïve 日本 😀", "is"]

@@ -13,14 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from app.errors import CannotContinue, ServiceError, UserError
-from app.files import csv_table, tables
-from app.files.csv_table import Csv
-from app.files.formats import table_opener
-from app.files.outputs import CsvOutput, JsonlOutput, LinesOutput, Output
-from app.files.parquet import Parquet, ParquetOutput
-from app.files.table_classifier import ResultItem
-from app.files.tables import Table
-from app.files.text_tables import Jsonl, Lines
+from app.files.run.table_classifier import ResultItem
+from app.files.tables import csv_table
+from app.files.tables import table as tables
+from app.files.tables.csv_table import Csv
+from app.files.tables.formats import table_opener
+from app.files.tables.outputs import CsvOutput, JsonlOutput, LinesOutput, Output
+from app.files.tables.parquet import Parquet, ParquetOutput
+from app.files.tables.table import Table
+from app.files.tables.text_tables import Jsonl, Lines
 
 LABELS = ["bad", "good"]
 GOOD: ResultItem = {"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}}

@@ -15,7 +15,7 @@ from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.model.device import CPU, Device
 from app.engine.model.model import Model
 from app.errors import UserError
-from app.files.local import LocalClassifier
+from app.files.run.local import LocalClassifier
 
 TWO_GPUS = CudaState(gpus=(Gpu("A100", 40 << 30), Gpu("L4", 24 << 30)))
 NO_DRIVER = CudaState(problem="no NVIDIA driver is found", cure="install the driver")

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from app.errors import EmptyText
-from app.files.outputs import result_columns, result_values
-from app.files.table_classifier import ResultItem
-from app.files.tables import Text
+from app.files.run.table_classifier import ResultItem
+from app.files.tables.outputs import result_columns, result_values
+from app.files.tables.table import Text
 
 
 def texts(column: pa.Array) -> list[Text]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from app.errors import ServiceError, UserError
-from app.files.unicode import well_formed
+from app.files.tables.unicode import well_formed
 
 # A chunk ends after so many rows: enough, sorted by length, for batches with little padding.
 CHUNK_ROWS = 2_000

@@ -14,7 +14,7 @@ from pyarrow import fs
 
 from app.atomic_files import write_atomically
 from app.errors import UserError, first_line
-from app.files.tables import Source
+from app.files.tables.table import Source
 
 # The stores in which people keep texts, of those that ``FileSystem.from_uri`` knows.
 SCHEMES = ("s3://", "gs://")

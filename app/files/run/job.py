@@ -15,9 +15,9 @@ from typing import Any
 from app.atomic_files import FileLock, write_atomically
 from app.engine.model.bundle import sha256
 from app.errors import CannotContinue, UserError
-from app.files.outputs import Output
-from app.files.table_classifier import ResultItem
-from app.files.tables import Chunk
+from app.files.run.table_classifier import ResultItem
+from app.files.tables.outputs import Output
+from app.files.tables.table import Chunk
 
 IDENTITY, WHOLE, LOCK = "job.json", "whole.part", "lock"
 # What tells the input of a run.

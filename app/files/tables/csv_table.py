@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from app.errors import CannotContinue, InvalidRequest, UserError
-from app.files.tables import (
+from app.files.tables.table import (
     START,
     Chunk,
     Place,
@@ -19,7 +19,7 @@ from app.files.tables import (
     column_index,
     split_into_chunks,
 )
-from app.files.text_files import MAX_FIELD_CHARS, TextFile, check_is_utf8
+from app.files.tables.text_files import MAX_FIELD_CHARS, TextFile, check_is_utf8
 
 OTHER_DELIMITERS = (";", "\t", "|")
 # The cells at the beginning of a row that are as they must be, each with the comma behind it.

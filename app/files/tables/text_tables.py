@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any
 
 from app.errors import EmptyText, InvalidRequest, UserError
-from app.files.tables import (
+from app.files.tables.table import (
     START,
     Chunk,
     Place,
@@ -19,7 +19,7 @@ from app.files.tables import (
     column_index,
     split_into_chunks,
 )
-from app.files.text_files import MAX_FIELD_CHARS, TextFile, check_is_utf8, read_lines
+from app.files.tables.text_files import MAX_FIELD_CHARS, TextFile, check_is_utf8, read_lines
 
 INT64_MAX = 2**63 - 1
 

@@ -6,9 +6,9 @@ from itertools import tee
 from typing import Any
 
 from app.errors import CannotContinue, ServiceError, UserError
-from app.files.patient_client import ModelChanged, PatientClient
-from app.files.table_classifier import ClassifiedChunk, ResultItem
-from app.files.tables import Chunk, Text
+from app.files.run.patient_client import ModelChanged, PatientClient
+from app.files.run.table_classifier import ClassifiedChunk, ResultItem
+from app.files.tables.table import Chunk, Text
 from sentiment_client import ItemError, Outcome, SentimentError
 
 BATCH_TEXTS = 32  # a service can classify so many texts within a deadline, even long ones

@@ -31,8 +31,8 @@ from app.engine.results import item
 from app.engine.text.encoding import Encoding
 from app.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from app.errors import OutOfMemory, ServiceError, UserError, first_line
-from app.files.table_classifier import ClassifiedChunk
-from app.files.tables import Chunk
+from app.files.run.table_classifier import ClassifiedChunk
+from app.files.tables.table import Chunk
 
 # Padded tokens of a batch, unless the settings say otherwise or more was measured to be better.
 # A server may want smaller batches, to answer sooner. Files gain nothing from that, and each

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.files.table_classifier import ResultItem
-from app.files.tables import Chunk, Table, json_text
-from app.files.unicode import SURROGATEESCAPE_OR_REPLACE
+from app.files.run.table_classifier import ResultItem
+from app.files.tables.table import Chunk, Table, json_text
+from app.files.tables.unicode import SURROGATEESCAPE_OR_REPLACE
 
 
 class Output(ABC):

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
-from app.files.job import Tally
-from app.files.tables import Chunk
+from app.files.run.job import Tally
+from app.files.tables.table import Chunk
 
 
 class Progress:

@@ -13,20 +13,20 @@ from typing import Any, Self
 
 from app.config.settings import Settings
 from app.errors import CannotContinue, UserError
-from app.files.formats import table_opener
-from app.files.job import Job, Tally
-from app.files.outputs import CsvOutput, JsonlOutput, LinesOutput, Output, ResultsOutput
-from app.files.progress_bar import Progress, Warnings, summary
-from app.files.table_classifier import (
+from app.files.run.job import Job, Tally
+from app.files.run.progress_bar import Progress, Warnings, summary
+from app.files.run.table_classifier import (
     READ_AHEAD_CHUNKS,
     ClassifiedChunk,
     Classifier,
     with_reasons,
 )
-from app.files.tables import CHUNK_ROWS, Table, check_is_file
-from app.files.text_files import read_lines
-from app.files.text_tables import TextStream
-from app.files.unicode import SURROGATEESCAPE_OR_REPLACE
+from app.files.tables.formats import table_opener
+from app.files.tables.outputs import CsvOutput, JsonlOutput, LinesOutput, Output, ResultsOutput
+from app.files.tables.table import CHUNK_ROWS, Table, check_is_file
+from app.files.tables.text_files import read_lines
+from app.files.tables.text_tables import TextStream
+from app.files.tables.unicode import SURROGATEESCAPE_OR_REPLACE
 
 # Chunks of standard input are smaller, so that the first results come soon.
 STREAM_CHUNK_ROWS = 1_000
@@ -99,7 +99,7 @@ def _output(path: Path, table: Table, labels: list[str]) -> Output:
         case ".csv":
             return CsvOutput(table, labels)
         case ".parquet":
-            from app.files.parquet import ParquetOutput
+            from app.files.tables.parquet import ParquetOutput
 
             return ParquetOutput(table, labels)
         case _:
@@ -108,11 +108,11 @@ def _output(path: Path, table: Table, labels: list[str]) -> Output:
 
 def _classifier(options: Options, settings: Settings) -> Classifier:
     if options.url is not None:
-        from app.files.remote import RemoteClassifier
+        from app.files.run.remote import RemoteClassifier
 
         return RemoteClassifier(options.url, os.environ.get("SENTIMENT_API_KEY") or None)
     # Imported here: --url must work without loading the runtime.
-    from app.files.local import LocalClassifier
+    from app.files.run.local import LocalClassifier
 
     measure = options.input is not None and options.input.stat().st_size > MEASURE_FROM_BYTES
     return LocalClassifier(settings, measure=measure)

@@ -26,15 +26,15 @@ from ray.exceptions import RayError
 from app.config.settings import Settings
 from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
 from app.errors import CannotContinue, UserError
-from app.files import parts
-from app.files.actor_share import Share, actor_share
-from app.files.job import Tally
-from app.files.object_store import Directory, InputFile, list_files
-from app.files.parts import Part, divide, read_pieces
-from app.files.plan import SUCCESS, Plan, check_output
-from app.files.progress_bar import Warnings, summary
-from app.files.ray_actor import Actor, Job, answered, value_of
-from app.files.ray_cluster import connected, in_cluster, reason
+from app.files.cluster.actor_share import Share, actor_share
+from app.files.cluster.object_store import Directory, InputFile, list_files
+from app.files.cluster.ray_actor import Actor, Job, answered, value_of
+from app.files.cluster.ray_cluster import connected, in_cluster, reason
+from app.files.run import parts
+from app.files.run.job import Tally
+from app.files.run.parts import Part, divide, read_pieces
+from app.files.run.plan import SUCCESS, Plan, check_output
+from app.files.run.progress_bar import Warnings, summary
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from types import NoneType
 import pyarrow.parquet as pq
 
 from app.errors import CannotContinue, UserError
-from app.files.formats import table_opener
-from app.files.job import Tally
-from app.files.object_store import Directory, InputFile
-from app.files.parquet import ParquetOutput
-from app.files.table_classifier import READ_AHEAD_CHUNKS, Classifier, with_reasons
-from app.files.tables import START, Chunk, Place, Table
-from app.files.text_tables import Jsonl, common_type
+from app.files.cluster.object_store import Directory, InputFile
+from app.files.run.job import Tally
+from app.files.run.table_classifier import READ_AHEAD_CHUNKS, Classifier, with_reasons
+from app.files.tables.formats import table_opener
+from app.files.tables.parquet import ParquetOutput
+from app.files.tables.table import START, Chunk, Place, Table
+from app.files.tables.text_tables import Jsonl, common_type
 
 # A part has about so many rows of a larger file: several chunks, so that reading and writing go on
 # beside the model; and few enough that little is lost with a machine.

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from app.config.settings import Settings
 from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, SIDE_FILES, Bundle, sha256
 from app.errors import CannotContinue, UserError
-from app.files.actor_share import Share
-from app.files.local import LocalClassifier
-from app.files.object_store import Directory
-from app.files.parts import Part, write_part
-from app.files.plan import PLAN, Plan, plan_digest
+from app.files.cluster.actor_share import Share
+from app.files.cluster.object_store import Directory
+from app.files.run.local import LocalClassifier
+from app.files.run.parts import Part, write_part
+from app.files.run.plan import PLAN, Plan, plan_digest
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from app.errors import UserError
-from app.files.job import Tally
-from app.files.object_store import Directory
-from app.files.parts import METADATA_KEY, Part
+from app.files.cluster.object_store import Directory
+from app.files.run.job import Tally
+from app.files.run.parts import METADATA_KEY, Part
 
 PLAN, SUCCESS = "_plan.json", "_SUCCESS"
 # What a plan says of its inputs.

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from app.files.csv_table import Csv
-from app.files.tables import Source, Table
-from app.files.text_tables import Jsonl, Lines
+from app.files.tables.csv_table import Csv
+from app.files.tables.table import Source, Table
+from app.files.tables.text_tables import Jsonl, Lines
 
 
 def table_opener(suffix: str) -> Callable[[Source, str], Table]:
@@ -15,7 +15,7 @@ def table_opener(suffix: str) -> Callable[[Source, str], Table]:
         case ".csv":
             return Csv
         case ".parquet":
-            from app.files.parquet import Parquet
+            from app.files.tables.parquet import Parquet
 
             return Parquet
         case _:

@@ -15,10 +15,10 @@ from pyspark.sql.types import NullType, StringType, StructType
 from app.config.settings import Settings
 from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
 from app.errors import UserError
-from app.files.arrow import result_arrays, result_schema, texts
-from app.files.local import LocalClassifier
-from app.files.table_classifier import READ_AHEAD_CHUNKS, with_reasons
-from app.files.tables import CHUNK_ROWS, Chunk
+from app.files.run.local import LocalClassifier
+from app.files.run.table_classifier import READ_AHEAD_CHUNKS, with_reasons
+from app.files.tables.arrow import result_arrays, result_schema, texts
+from app.files.tables.table import CHUNK_ROWS, Chunk
 
 # The directory inside of the archive that Spark copies to the nodes.
 BUNDLE = "bundle"

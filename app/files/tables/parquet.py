@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from app.errors import CannotContinue, UserError, first_line
-from app.files.arrow import result_arrays, result_schema, texts
-from app.files.outputs import Output
-from app.files.table_classifier import ResultItem
-from app.files.tables import (
+from app.files.run.table_classifier import ResultItem
+from app.files.tables.arrow import result_arrays, result_schema, texts
+from app.files.tables.outputs import Output
+from app.files.tables.table import (
     CHUNK_ROWS,
     START,
     Chunk,
@@ -22,7 +22,7 @@ from app.files.tables import (
     column_index,
     json_text,
 )
-from app.files.unicode import well_formed
+from app.files.tables.unicode import well_formed
 
 ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 

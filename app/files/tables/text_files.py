@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Self, TextIO
 
 from app.errors import UserError
-from app.files.tables import START, Place, Source
-from app.files.unicode import NOT_UTF8
+from app.files.tables.table import START, Place, Source
+from app.files.tables.unicode import NOT_UTF8
 
 # Of a line or a cell. A longer one means another kind of file.
 MAX_FIELD_CHARS = 16_777_216

@@ -4,8 +4,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from app.errors import InvalidRequest
-from app.files.tables import Chunk, Text
-from app.files.unicode import NOT_UTF8
+from app.files.tables.table import Chunk, Text
+from app.files.tables.unicode import NOT_UTF8
 
 # While one chunk of a table is written, the next two are computed.
 READ_AHEAD_CHUNKS = 2
