@@ -33,12 +33,12 @@ PARTS = 12
 ELSEWHERE = """
 from dataclasses import replace
 from pathlib import Path
-from app.files.cluster import ray_engine
-job_of = ray_engine.Job.of
+from app.files.cluster import ray_run
+task_of = ray_run.ActorTask.of
 def elsewhere(*arguments):
-    job = job_of(*arguments)
-    return replace(job, settings=job.settings.model_copy(update={"model": (Path("/nowhere"),)}))
-ray_engine.Job.of = elsewhere
+    task = task_of(*arguments)
+    return replace(task, settings=task.settings.model_copy(update={"model": (Path("/nowhere"),)}))
+ray_run.ActorTask.of = elsewhere
 """
 GENERATE, COMPARE = (Path(__file__).with_name(f"{name}.py") for name in ("texts", "compare"))
 

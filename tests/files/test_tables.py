@@ -13,15 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from app.errors import CannotContinue, ServiceError, UserError
-from app.files.run.table_classifier import ResultItem
 from app.files.tables import csv_table
 from app.files.tables import table as tables
-from app.files.tables.csv_table import Csv
+from app.files.tables.csv_table import CsvTable
 from app.files.tables.formats import table_opener
-from app.files.tables.outputs import CsvOutput, JsonlOutput, LinesOutput, Output
-from app.files.tables.parquet import Parquet, ParquetOutput
-from app.files.tables.table import Table
-from app.files.tables.text_tables import Jsonl, Lines
+from app.files.tables.outputs import CsvOutput, JsonlOutput, LinesOutput, OutputFormat
+from app.files.tables.parquet import ParquetOutput, ParquetTable
+from app.files.tables.table import ResultItem, Table
+from app.files.tables.text_tables import JsonlTable, LinesTable
 
 LABELS = ["bad", "good"]
 GOOD: ResultItem = {"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}}
@@ -34,19 +33,22 @@ OUTPUTS: dict[str, Any] = {
 }
 
 
-def _texts(table: Table, skip: int = 0) -> list[str]:
+def _texts(table: Table) -> list[str]:
     """Each row's text, or the code and message of its error."""
-    texts = [text for chunk in table.chunks(skip) for text in chunk.texts]
+    texts = [text for chunk in table.chunks() for text in chunk.texts]
     return [f"{t.code}: {t.detail}" if isinstance(t, ServiceError) else t for t in texts]
 
 
-def _written(table: Table, output: Output, path: Path, results: Sequence[ResultItem] = ()) -> bytes:
+def _written(
+    table: Table, output: OutputFormat, path: Path, results: Sequence[ResultItem] = ()
+) -> bytes:
     """The file with these results for the first texts, and ``GOOD`` for the others."""
     left = list(results)
     parts = []
-    for number, chunk in enumerate(table.chunks(0)):
+    for number, chunk in enumerate(table.chunks()):
         parts.append(path / f"{number}.part")
-        output.write(parts[-1], chunk, [left.pop(0) if left else GOOD for _ in chunk.texts])
+        items = [left.pop(0) if left else GOOD for _ in chunk.texts]
+        output.write(parts[-1], [(chunk, items)])
     output.join(parts, path / "whole")
     return (path / "whole").read_bytes()
 
@@ -59,9 +61,8 @@ def _file(path: Path, name: str, content: bytes) -> Path:
 def test_lines(tmp_path: Path) -> None:
     """Each line is a text, even an empty one. A byte order mark is not part of the first text."""
     path = _file(tmp_path, "a.txt", "\ufefflove\r\n\né \u2028 so\rwhat\nend".encode())
-    table = Lines(path)
+    table = LinesTable(path)
     assert _texts(table) == ["love", "", "é \u2028 so\rwhat", "end"]
-    assert _texts(table, skip=2) == ["é \u2028 so\rwhat", "end"]
     assert (
         _written(table, LinesOutput(), tmp_path, [GOOD, FAILED])
         == (
@@ -72,7 +73,7 @@ def test_lines(tmp_path: Path) -> None:
 
 def test_an_empty_file_of_lines(tmp_path: Path) -> None:
     """A file without lines has no rows, and its output has none."""
-    table = Lines(_file(tmp_path, "a.txt", b""))
+    table = LinesTable(_file(tmp_path, "a.txt", b""))
     assert _texts(table) == []
     assert _written(table, CsvOutput(table, LABELS), tmp_path) == (
         b"text,label,score,score_bad,score_good,error\n"
@@ -84,9 +85,8 @@ def test_csv_cells_stay_unchanged(tmp_path: Path) -> None:
     content = (
         b'\xef\xbb\xbfid,text\r\n1,"a ""b"", c"\r\n2,"two\nlines"\r\n\r\n3,\xff\r\n4,"cr\rin"\n5,\n'
     )
-    table = Csv(_file(tmp_path, "a.csv", content), "text")
+    table = CsvTable(_file(tmp_path, "a.csv", content), "text")
     assert _texts(table) == ['a "b", c', "two\nlines", "\udcff", "cr\rin", ""]
-    assert _texts(table, skip=3) == ["cr\rin", ""]
     written = _written(table, CsvOutput(table, LABELS), tmp_path, [GOOD, FAILED])
     assert written.startswith(
         b'id,text,label,score,score_bad,score_good,error\n1,"a ""b"", c",good,'
@@ -99,14 +99,13 @@ def test_csv_cells_stay_unchanged(tmp_path: Path) -> None:
 
 def test_csv_rows_of_another_width(tmp_path: Path) -> None:
     """A row with too few or too many cells fails in its place and names its line; others do not."""
-    table = Csv(_file(tmp_path, "a.csv", b"id,text\n1\n2,two\n3,three,more\n4,four\n"), "text")
+    table = CsvTable(_file(tmp_path, "a.csv", b"id,text\n1\n2,two\n3,three,more\n4,four\n"), "text")
     assert _texts(table) == [
         "invalid_request: line 2: the header has 2 columns, but this row has 1",
         "two",
         "invalid_request: line 4: the header has 2 columns, but this row has 3",
         "four",
     ]
-    assert _texts(table, skip=2) == _texts(table)[2:]
     assert _written(table, CsvOutput(table, []), tmp_path).splitlines()[1:4] == [
         b"1,,good,0.75,",
         b"2,two,good,0.75,",
@@ -116,7 +115,7 @@ def test_csv_rows_of_another_width(tmp_path: Path) -> None:
 
 def test_csv_with_only_a_header(tmp_path: Path) -> None:
     """A file with only a header has columns, but no rows."""
-    table = Csv(_file(tmp_path, "a.csv", b"id,text"), "text")
+    table = CsvTable(_file(tmp_path, "a.csv", b"id,text"), "text")
     assert (table.columns, _texts(table)) == (["id", "text"], [])
 
 
@@ -124,7 +123,7 @@ def test_csv_with_only_a_header(tmp_path: Path) -> None:
 def test_csv_without_a_header(tmp_path: Path, content: bytes) -> None:
     """A file without a header is refused, because its columns are not known."""
     with pytest.raises(UserError, match="is empty"):
-        Csv(_file(tmp_path, "a.csv", content), "text")
+        CsvTable(_file(tmp_path, "a.csv", content), "text")
 
 
 @pytest.mark.parametrize(
@@ -145,19 +144,19 @@ def test_a_quote_that_is_never_closed(
     monkeypatch.setattr(csv_table, "MAX_FIELD_CHARS", 500)
     path = _file(tmp_path, "a.csv", f"id,text\n{rows}".encode())
     with pytest.raises(UserError, match=rf"a\.csv, line {line}: the quote that opens here"):
-        Csv(path, "text")
+        CsvTable(path, "text")
 
 
 def test_a_quote_that_opens_after_the_file_was_checked(tmp_path: Path) -> None:
     """A file that changed since then ends with the same error."""
     path = _file(tmp_path, "a.csv", b'text\n"fine"\n')
-    table = Csv(path, "text")
+    table = CsvTable(path, "text")
     path.write_bytes(b'text\n"open\n')
     with pytest.raises(CannotContinue, match="line 2: the quote that opens here"):
         _texts(table)
 
 
-@pytest.mark.parametrize("kind", [Csv, Jsonl, Lines])
+@pytest.mark.parametrize("kind", [CsvTable, JsonlTable, LinesTable])
 @pytest.mark.parametrize(
     ("encoding", "named"),
     [
@@ -172,10 +171,10 @@ def test_text_in_another_encoding(tmp_path: Path, kind: Any, encoding: str, name
     """The file is refused with the name of a likely encoding and a command that converts it."""
     path = _file(tmp_path, "a file.csv", "text\nle café\nnaïve\n".encode(encoding))
     with pytest.raises(UserError, match=rf"not UTF-8.* iconv -f {named} -t UTF-8 '/.*/a file.csv'"):
-        kind(*[path] if kind is Lines else [path, "text"])
+        kind(*[path] if kind is LinesTable else [path, "text"])
 
 
-@pytest.mark.parametrize("kind", [Csv, Jsonl, Lines])
+@pytest.mark.parametrize("kind", [CsvTable, JsonlTable, LinesTable])
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -192,36 +191,36 @@ def test_another_kind_of_file_under_this_name(
     """The error says what the file is and what to do."""
     path = _file(tmp_path, "a file.csv", content)
     with pytest.raises(UserError, match=words):
-        kind(*[path] if kind is Lines else [path, "text"])
+        kind(*[path] if kind is LinesTable else [path, "text"])
 
 
 def test_a_few_bytes_that_are_not_utf8(tmp_path: Path) -> None:
     """They do not make the file one in another encoding, wherever blocks of reading end."""
     content = "é\n".encode() * 600_000
-    assert len(_texts(Lines(_file(tmp_path, "a.txt", b"\xe9\n" + b"x" + content)))) == 600_001
-    assert _texts(Lines(_file(tmp_path, "b.txt", "é\n".encode() + b"\xe9"))) == ["é", "\udce9"]
+    assert len(_texts(LinesTable(_file(tmp_path, "a.txt", b"\xe9\n" + b"x" + content)))) == 600_001
+    assert _texts(LinesTable(_file(tmp_path, "b.txt", "é\n".encode() + b"\xe9"))) == ["é", "\udce9"]
 
 
 @pytest.mark.parametrize("content", [b"id;text\n", b'"id";"text"\n', b"id\ttext\n", b"id|x\n"])
 def test_another_delimiter(tmp_path: Path, content: bytes) -> None:
     """A CSV file without commas is refused with the delimiter and a command that converts it."""
     with pytest.raises(UserError, match=r"separates its columns with '(;|\\t|\|)', .* python3"):
-        Csv(_file(tmp_path, "a.csv", content), "text")
+        CsvTable(_file(tmp_path, "a.csv", content), "text")
 
 
 def test_the_command_that_converts_another_delimiter(tmp_path: Path) -> None:
     """What it writes is read as the same table, with delimiters and lines inside of cells."""
     content = b'id;text\r\n1;"a;b, ""c"""\r\n2;"two\nlines"\r\n'
     with pytest.raises(UserError) as raised:
-        Csv(_file(tmp_path, "it's.csv", content), "text")
+        CsvTable(_file(tmp_path, "it's.csv", content), "text")
     command = str(raised.value).rpartition("for example with: ")[2]
     subprocess.run(command, shell=True, check=True, cwd=tmp_path)  # noqa: S602
-    assert _texts(Csv(tmp_path / "commas.csv", "text")) == ['a;b, "c"', "two\nlines"]
+    assert _texts(CsvTable(tmp_path / "commas.csv", "text")) == ['a;b, "c"', "two\nlines"]
 
 
 def test_a_single_column_may_contain_other_delimiters(tmp_path: Path) -> None:
     """A column that is asked for by its whole name is not taken apart."""
-    assert _texts(Csv(_file(tmp_path, "a.csv", b"text; raw\nx;y\n"), "text; raw")) == ["x;y"]
+    assert _texts(CsvTable(_file(tmp_path, "a.csv", b"text; raw\nx;y\n"), "text; raw")) == ["x;y"]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
@@ -231,14 +230,14 @@ def test_columns_of_the_same_name(tmp_path: Path, name: str) -> None:
     if name == "a.parquet":
         arrays = [pa.array([1]), pa.array(["x"]), pa.array([2])]
         pq.write_table(pa.Table.from_arrays(arrays, names=["id", "text", "id"]), path)
-    kind: Any = {"a.csv": Csv, "a.parquet": Parquet}[name]
+    kind: Any = {"a.csv": CsvTable, "a.parquet": ParquetTable}[name]
     with pytest.raises(UserError, match="several columns with the same name: 'id'; give each"):
         kind(path, "text")
 
 
 def test_a_long_cell_is_read_whole(tmp_path: Path) -> None:
     """A cell longer than the default limit of Python's csv is read whole."""
-    table = Csv(_file(tmp_path, "a.csv", b"text\n" + b"x" * 200_000 + b"\n"), "text")
+    table = CsvTable(_file(tmp_path, "a.csv", b"text\n" + b"x" * 200_000 + b"\n"), "text")
     assert [len(text) for text in _texts(table)] == [200_000]
 
 
@@ -252,7 +251,7 @@ def test_an_unknown_column(tmp_path: Path, name: str) -> None:
         path.write_text(
             {"a.csv": "id,tweet\n1,x\n", "a.jsonl": '{"id": 1}\n{"tweet": "x"}\n'}[name]
         )
-    kinds: dict[str, Any] = {"a.csv": Csv, "a.jsonl": Jsonl, "a.parquet": Parquet}
+    kinds: dict[str, Any] = {"a.csv": CsvTable, "a.jsonl": JsonlTable, "a.parquet": ParquetTable}
     table = kinds[name]
     with pytest.raises(UserError, match=r"no column 'text'.*: 'id', 'tweet'"):
         table(path, "text")
@@ -271,7 +270,7 @@ def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
         "{ }",
         '{"text": null}',
     ]
-    table = Jsonl(_file(tmp_path, "a.jsonl", "\r\n".join(lines).encode()), "text")
+    table = JsonlTable(_file(tmp_path, "a.jsonl", "\r\n".join(lines).encode()), "text")
     assert table.columns == ["text", "n", "big", "é"]
     texts = [
         "love",
@@ -283,7 +282,6 @@ def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
         "empty_text: line 8 has no 'text'",
     ]
     assert _texts(table) == texts
-    assert _texts(table, skip=3) == texts[3:]
     written = (
         _written(table, JsonlOutput(table), tmp_path, [GOOD, GOOD, FAILED]).decode().splitlines()
     )
@@ -310,12 +308,12 @@ def test_json_that_is_not_json_lines(tmp_path: Path, content: str) -> None:
     """It is refused with a command that converts it, even where single lines are objects."""
     path = _file(tmp_path, "a file.jsonl", content.encode())
     with pytest.raises(UserError, match=r"is not JSON lines.* jq -c .* '/.*/a file.jsonl' > "):
-        Jsonl(path, "text")
+        JsonlTable(path, "text")
 
 
 def test_jsonl_may_begin_with_a_line_that_is_no_object(tmp_path: Path) -> None:
     """A line with an array of its own fails in its place."""
-    table = Jsonl(_file(tmp_path, "a.jsonl", b'[1]\n{"text": "love"}\n'), "text")
+    table = JsonlTable(_file(tmp_path, "a.jsonl", b'[1]\n{"text": "love"}\n'), "text")
     assert _texts(table) == ["invalid_request: line 1 is not a JSON object", "love"]
 
 
@@ -333,10 +331,9 @@ def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
         metadata={"pandas": "{}"},
     )
     pq.write_table(table, tmp_path / "a.parquet")
-    source = Parquet(tmp_path / "a.parquet", "text")
+    source = ParquetTable(tmp_path / "a.parquet", "text")
     assert _texts(source) == ["love", "empty_text: the row has no text", "\udcff"]
-    assert _texts(source, skip=1) == _texts(source)[1:]
-    assert _texts(Parquet(tmp_path / "a.parquet", "kind")) == ["a", "b", "a"]
+    assert _texts(ParquetTable(tmp_path / "a.parquet", "kind")) == ["a", "b", "a"]
     _written(source, ParquetOutput(source, LABELS), tmp_path, [GOOD, FAILED])
     whole = pq.read_table(tmp_path / "whole")
     assert whole.select(["when", "text", "list", "kind"]).equals(
@@ -353,7 +350,7 @@ def test_parquet_kinds_of_text(tmp_path: Path, kind: str) -> None:
     """All types of strings that Arrow has are texts, and stay as they are in Parquet."""
     texts = pa.array(["love", None, "x" * 40], getattr(pa, kind)())
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
-    table = Parquet(tmp_path / "a.parquet", "text")
+    table = ParquetTable(tmp_path / "a.parquet", "text")
     assert _texts(table) == ["love", "empty_text: the row has no text", "x" * 40]
     _written(table, ParquetOutput(table, LABELS), tmp_path)
     assert pq.read_table(tmp_path / "whole")["text"].type == texts.type
@@ -370,7 +367,7 @@ def test_parquet_values_that_text_lacks(tmp_path: Path, kind: Any) -> None:
         "raws": pa.array([[b"a", None]]),
     }
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    table = Parquet(tmp_path / "a.parquet", "text")
+    table = ParquetTable(tmp_path / "a.parquet", "text")
     output = kind(table, LABELS) if kind is CsvOutput else kind(table)
     written = _written(table, output, tmp_path).decode()
     if kind is CsvOutput:
@@ -403,7 +400,7 @@ def _with_dates(path: Path) -> Path:
 
 def test_parquet_dates_stay_unchanged_in_parquet(tmp_path: Path) -> None:
     """Nanoseconds and years after 9999 are written as they are."""
-    table = Parquet(_with_dates(tmp_path / "a.parquet"), "text")
+    table = ParquetTable(_with_dates(tmp_path / "a.parquet"), "text")
     _written(table, ParquetOutput(table, LABELS), tmp_path)
     before, after = pq.read_table(tmp_path / "a.parquet"), pq.read_table(tmp_path / "whole")
     assert after.select(before.schema.names).equals(before)
@@ -412,7 +409,7 @@ def test_parquet_dates_stay_unchanged_in_parquet(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [CsvOutput, JsonlOutput])
 def test_parquet_dates_as_text(tmp_path: Path, kind: Any) -> None:
     """In text files, they are text with all digits, and durations are numbers."""
-    table = Parquet(_with_dates(tmp_path / "a.parquet"), "text")
+    table = ParquetTable(_with_dates(tmp_path / "a.parquet"), "text")
     output = kind(table, LABELS) if kind is CsvOutput else kind(table)
     written = _written(table, output, tmp_path).decode()
     reader: Any = csv.DictReader(written.splitlines())
@@ -441,8 +438,8 @@ def test_old_parquet_timestamps(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     columns = pa.table({"text": ["x"], "when": when})
     pq.write_table(columns, path, use_deprecated_int96_timestamps=True)
-    table = Parquet(path, "text")
-    (chunk,) = table.chunks(0)
+    table = ParquetTable(path, "text")
+    (chunk,) = table.chunks()
     assert table.records(chunk.rows)[0]["when"] == "9999-12-31 23:59:59.000000"
 
 
@@ -451,7 +448,7 @@ def test_a_parquet_column_that_cannot_be_text(tmp_path: Path) -> None:
     text = pa.array(["x"])
     twice = pa.StructArray.from_arrays([text, text], names=["a", "a"])
     pq.write_table(pa.table({"text": text, "both": twice}), tmp_path / "a.parquet")
-    table = Parquet(tmp_path / "a.parquet", "text")
+    table = ParquetTable(tmp_path / "a.parquet", "text")
     with pytest.raises(UserError, match="column that can only be written as Parquet"):
         _written(table, CsvOutput(table, LABELS), tmp_path)
     _written(table, ParquetOutput(table, LABELS), tmp_path)
@@ -465,21 +462,21 @@ def test_a_damaged_parquet_page(tmp_path: Path) -> None:
     content[4:60] = b"\xff" * 56
     path.write_bytes(content)
     with pytest.raises(CannotContinue, match=r"a\.parquet cannot be read"):
-        _texts(Parquet(path, "text"))
+        _texts(ParquetTable(path, "text"))
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 and nothing else"])
 def test_a_file_that_is_not_parquet(tmp_path: Path, content: bytes) -> None:
     """A file that is not Parquet is refused with an error that says so."""
     with pytest.raises(UserError, match="cannot be read as Parquet"):
-        Parquet(_file(tmp_path, "a.parquet", content), "text")
+        ParquetTable(_file(tmp_path, "a.parquet", content), "text")
 
 
 def test_a_parquet_column_of_numbers(tmp_path: Path) -> None:
     """A column that is not text is refused with its type."""
     pq.write_table(pa.table({"text": [1]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match="'text' has the type int64"):
-        Parquet(tmp_path / "a.parquet", "text")
+        ParquetTable(tmp_path / "a.parquet", "text")
 
 
 def _sources(path: Path) -> dict[str, Table]:
@@ -498,9 +495,9 @@ def _sources(path: Path) -> dict[str, Table]:
     ]
     pq.write_table(pa.Table.from_pylist(listed, schema), path / "a.parquet")
     return {
-        ".csv": Csv(path / "a.csv", "text"),
-        ".jsonl": Jsonl(path / "a.jsonl", "text"),
-        ".parquet": Parquet(path / "a.parquet", "text"),
+        ".csv": CsvTable(path / "a.csv", "text"),
+        ".jsonl": JsonlTable(path / "a.jsonl", "text"),
+        ".parquet": ParquetTable(path / "a.parquet", "text"),
     }
 
 
@@ -533,7 +530,7 @@ def test_jsonl_columns_have_types_in_parquet(tmp_path: Path) -> None:
         b'{"text": "x", "i": 1, "f": 1, "b": true, "m": 1, "o": {"a": "\\ud83d"}, "h": 1}\n'
         b'{"text": "y", "i": null, "f": 2.5, "b": false, "m": "one", "h": 9999999999999999999}\n'
     )
-    table = Jsonl(_file(tmp_path, "a.jsonl", lines), "text")
+    table = JsonlTable(_file(tmp_path, "a.jsonl", lines), "text")
     _written(table, ParquetOutput(table, []), tmp_path)
     first, second = pq.read_table(tmp_path / "whole").to_pylist()
     assert [first[name] for name in "ifbmoh"] == [1, 1.0, True, "1", '{"a": "\ufffd"}', "1"]
@@ -559,13 +556,13 @@ def test_names_of_columns_that_become_the_same(tmp_path: Path) -> None:
     """They are refused like two columns of the same name."""
     path = _file(tmp_path, "a.csv", b"text,\xe9,\xe8\n" + "é".encode() * 4)
     with pytest.raises(UserError, match="several columns with the same name: '\ufffd'"):
-        Csv(path, "text")
+        CsvTable(path, "text")
 
 
 def test_result_columns_do_not_replace_input_columns(tmp_path: Path) -> None:
     """A result column whose name is taken gets the prefix "predicted_", repeatedly if needed."""
     content = b"label,text,predicted_label,error,score_bad\nmine,x,mine,mine,mine\n"
-    table = Csv(_file(tmp_path, "a.csv", content), "text")
+    table = CsvTable(_file(tmp_path, "a.csv", content), "text")
     header, row = _written(table, CsvOutput(table, LABELS), tmp_path).decode().splitlines()
     added = "predicted_predicted_label,score,predicted_score_bad,score_good,predicted_error"
     assert header == f"label,text,predicted_label,error,score_bad,{added}"
@@ -575,21 +572,21 @@ def test_result_columns_do_not_replace_input_columns(tmp_path: Path) -> None:
 def test_result_members_do_not_replace_input_members(tmp_path: Path) -> None:
     """A name that any row uses counts as taken, so a result column has one name in all rows."""
     content = b'{"text": "x"}\n{"text": "y", "label": 1, "scores": 2}\n'
-    table = Jsonl(_file(tmp_path, "a.jsonl", content), "text")
+    table = JsonlTable(_file(tmp_path, "a.jsonl", content), "text")
     first, second = map(json.loads, _written(table, JsonlOutput(table), tmp_path).splitlines())
     assert set(first) == {"text", "predicted_label", "score", "predicted_scores", "error"}
     assert (second["label"], second["scores"], second["predicted_label"]) == (1, 2, "good")
 
 
 def test_chunks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk ends at a number of rows or characters, and tells which part of the file is read."""
+    """A chunk ends at a number of rows or characters, and the table knows where."""
     monkeypatch.setattr(tables, "CHUNK_CHARS", 100)
     rows = ["x" * 30] * 8 + ["x"] * 5_000
-    chunks = list(Lines(_file(tmp_path, "a.txt", "\n".join(rows).encode())).chunks(0))
+    table = LinesTable(_file(tmp_path, "a.txt", "\n".join(rows).encode()))
+    chunks = list(table.chunks())
     sizes = [len(chunk.texts) for chunk in chunks]
     assert sizes[:2] == [4, 4]
     assert sum(sizes) == 5_008
     assert max(sizes) <= 100
-    fractions = [chunk.fraction or 0 for chunk in chunks]
-    assert fractions == sorted(fractions)
-    assert fractions[-1] == 1
+    assert table.ends == [chunk.end for chunk in chunks]
+    assert table.ends[-1].rows == 5_008

@@ -25,7 +25,7 @@ BUNDLE = "bundle"
 
 
 @dataclass(frozen=True)
-class _Job:
+class _PartitionClassifier:
     """What Spark sends to its Python workers.
 
     ``bundle`` is the shipped bundle's name among Spark's files; None for the embedded bundle,
@@ -81,7 +81,7 @@ def classify(
     # Spark does not distinguish the cases of letters in the names of columns.
     taken = [*frame.columns, *map(str.lower, frame.columns)]
     results = result_schema(taken, labels)
-    job = _Job(
+    classify_partition = _PartitionClassifier(
         bundle=_shipped(frame, path, digest) if settings.model else None,
         digest=digest,
         text_index=_text_index(column, frame.schema),
@@ -90,7 +90,7 @@ def classify(
         settings=settings,
     )
     schema = StructType([*frame.schema, *from_arrow_schema(results)])
-    return frame.mapInArrow(job, schema)
+    return frame.mapInArrow(classify_partition, schema)
 
 
 def _text_index(column: str, schema: StructType) -> int:

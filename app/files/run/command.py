@@ -4,26 +4,22 @@ import logging
 import os
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
+from app.atomic_files import write_atomically
 from app.config.settings import Settings
-from app.errors import CannotContinue, UserError
-from app.files.run.job import Job, Tally
-from app.files.run.progress_bar import Progress, Warnings, summary
-from app.files.run.table_classifier import (
-    READ_AHEAD_CHUNKS,
-    ClassifiedChunk,
-    Classifier,
-    with_reasons,
-)
-from app.files.tables.formats import table_opener
-from app.files.tables.outputs import CsvOutput, JsonlOutput, LinesOutput, Output, ResultsOutput
-from app.files.tables.table import CHUNK_ROWS, Table, check_is_file
+from app.files.run.arguments import ClassifyOptions
+from app.files.run.file_run import FileRun
+from app.files.run.parts import InputFile, divide, pieces_of
+from app.files.run.plan import RunPlan
+from app.files.run.progress_bar import Progress, Warnings
+from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
+from app.files.run.tally import Tally, summary
+from app.files.tables.formats import output_format, table_opener
+from app.files.tables.outputs import LinesOutput, ResultsOutput
+from app.files.tables.table import ClassifiedChunk, Table, check_is_file
 from app.files.tables.text_files import read_lines
 from app.files.tables.text_tables import TextStream
 from app.files.tables.unicode import SURROGATEESCAPE_OR_REPLACE
@@ -34,79 +30,54 @@ STREAM_CHUNK_ROWS = 1_000
 MEASURE_FROM_BYTES = 200_000
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The command's options. The command line has already checked that they fit together.
-
-    Without ``input``, the texts are ``texts``; without those, the lines of standard input.
-    Without ``output``, the results go to standard output.
-    """
-
-    texts: tuple[str, ...]
-    input: Path | None
-    output: Path | None
-    column: str
-    resume: bool
-    json: bool
-    url: str | None
-
-    @classmethod
-    def from_arguments(cls, arguments: Namespace) -> Self:
-        """The options as the command line gave them."""
-        return cls(
-            texts=tuple(arguments.texts),
-            input=None if arguments.input is None else Path(arguments.input),
-            output=None if arguments.output is None else Path(arguments.output),
-            column=arguments.column or "text",
-            resume=arguments.resume,
-            json=arguments.json,
-            url=arguments.url,
-        )
-
-
-def classify(options: Options, settings: Settings) -> None:
-    """Run the command.
+def classify(options: ClassifyOptions, settings: Settings) -> None:
+    """Run the command in this process.
 
     Raises:
         UserError: an input, the model, the service or an unfinished run cannot be used.
         OSError: a file cannot be read or written.
     """
     logging.basicConfig(handlers=[Warnings(logging.WARNING)])
+    if options.input and options.output:
+        _file_to_file(Path(options.input), Path(options.output), options, settings)
+        return
     table = _table(options, settings)
     classifier = _classifier(options, settings)
-    if options.output is None:
-        _to_standard_output(table, classifier, options)
-    elif options.input is None:
-        _stream_to_file(options.output, table, classifier, options)
+    if options.output:
+        _stream_to_file(Path(options.output), table, classifier)
     else:
-        _file_to_file(options.input, options.output, table, classifier, options)
+        _to_standard_output(table, classifier, options)
 
 
-def _table(options: Options, settings: Settings) -> Table:
-    path = options.input
-    if path is None:
+def _file_to_file(source: Path, target: Path, options: ClassifyOptions, settings: Settings) -> None:
+    check_is_file(source)
+    file = InputFile.of(source.resolve())  # before it is read: a change from now on is seen
+    table = table_opener(source.suffix)(source, options.column)
+    classifier = _classifier(options, settings)
+    identity = {
+        "column": options.column,
+        "output": target.suffix.lower(),
+        "labels": classifier.labels,
+        **classifier.identity,
+    }
+    chunks = divide([pieces_of(file, table, rows=1)], rows=1, suffix=target.suffix.lower())
+    plan = RunPlan([part for part in chunks if part.rows], identity)
+    output = output_format(target.suffix, table, classifier.labels)
+    with FileRun(plan, target, output, classifier) as run:
+        run.complete(resume=options.resume)
+
+
+def _table(options: ClassifyOptions, settings: Settings) -> Table:
+    if options.input is None:
         texts = options.texts or _standard_input(settings.max_text_chars)
         return TextStream(texts, STREAM_CHUNK_ROWS)
+    path = Path(options.input)
     open_table = table_opener(path.suffix)
     check_is_file(path)
     return open_table(path, options.column)
 
 
-def _output(path: Path, table: Table, labels: list[str]) -> Output:
-    match path.suffix.lower():
-        case ".txt":
-            return LinesOutput()
-        case ".csv":
-            return CsvOutput(table, labels)
-        case ".parquet":
-            from app.files.tables.parquet import ParquetOutput
-
-            return ParquetOutput(table, labels)
-        case _:
-            return JsonlOutput(table)
-
-
-def _classifier(options: Options, settings: Settings) -> Classifier:
+def _classifier(options: ClassifyOptions, settings: Settings) -> TableClassifier:
     if options.url is not None:
         from app.files.run.remote import RemoteClassifier
 
@@ -114,7 +85,8 @@ def _classifier(options: Options, settings: Settings) -> Classifier:
     # Imported here: --url must work without loading the runtime.
     from app.files.run.local import LocalClassifier
 
-    measure = options.input is not None and options.input.stat().st_size > MEASURE_FROM_BYTES
+    path = options.input
+    measure = path is not None and Path(path).stat().st_size > MEASURE_FROM_BYTES
     return LocalClassifier(settings, measure=measure)
 
 
@@ -124,114 +96,50 @@ def _standard_input(max_chars: int) -> Iterator[str]:
         yield from read_lines(source, max_chars)
 
 
-def _to_standard_output(table: Table, classifier: Classifier, options: Options) -> None:
+def _to_standard_output(
+    table: Table, classifier: TableClassifier, options: ClassifyOptions
+) -> None:
     output = ResultsOutput() if options.json else LinesOutput()
-    tally = Tally()
+    shown = options.input is not None and sys.stderr.isatty() and not sys.stdout.isatty()
+    tally, started = Tally(), time.monotonic()
     with (
         open(1, "w", encoding="utf-8", errors=SURROGATEESCAPE_OR_REPLACE, closefd=False) as stdout,
-        _classified(table, classifier, options, tally) as chunks,
+        _classified(table, classifier, tally, shown=shown) as chunks,
     ):
         for chunk, results in chunks:
             stdout.writelines(output.lines(chunk, results))
             stdout.flush()
-            tally.add(Tally.of(results))
+    if options.input:
+        print(summary(tally, tally.rows, time.monotonic() - started), file=sys.stderr)
 
 
-def _stream_to_file(target: Path, table: Table, classifier: Classifier, options: Options) -> None:
+def _stream_to_file(target: Path, table: Table, classifier: TableClassifier) -> None:
     """A stream can be read only once, so a run that fails leaves nothing to continue."""
-    output = _output(target, table, classifier.labels)
-    job = Job(target, output, {"input": None}, resume=None)
-    try:
-        _run(job, table, classifier, options)
-    except BaseException:
-        job.discard()
-        raise
-    finally:
-        job.close()
-
-
-def _file_to_file(
-    source: Path, target: Path, table: Table, classifier: Classifier, options: Options
-) -> None:
-    read = _identity(source)
-    identity = {
-        **read,
-        "column": options.column,
-        "output": target.suffix.lower(),
-        "rows in a part": CHUNK_ROWS,
-        "labels": classifier.labels,
-        **classifier.identity,
-    }
-    output = _output(target, table, classifier.labels)
-    job = Job(target, output, identity, resume=options.resume)
-
-    def saved() -> str:
-        if not job.is_ours():
-            return f"{job.directory} was removed or replaced; nothing of this run is saved"
-        if _identity(source) != read:
-            return f"{source} has changed since the start, so this run cannot be continued"
-        return f"{job.tally.rows} rows are saved; add --resume to continue"
-
-    try:
-        _run(job, table, classifier, options)
-    except KeyboardInterrupt:
-        print(f"sentiment: interrupted; {saved()}", file=sys.stderr)
-        raise
-    except CannotContinue as error:
-        if not (job.tally.rows and job.is_ours()):
-            job.discard()
-            raise
-        raise UserError(f"{error}; {job.tally.rows} rows are in {job.directory}") from error
-    except (UserError, OSError) as error:
-        raise UserError(f"{error}; {saved()}") from error
-    finally:
-        job.close()
-
-
-def _identity(source: Path) -> dict[str, Any]:
-    """What tells an input from another one, or from itself after a change."""
-    try:
-        status = source.stat()
-    except FileNotFoundError:
-        return {}
-    return {
-        "input": str(source.resolve()),
-        "size": status.st_size,
-        "mtime_ns": status.st_mtime_ns,
-    }
-
-
-def _run(job: Job, table: Table, classifier: Classifier, options: Options) -> None:
-    with _classified(table, classifier, options, job.tally) as chunks:
-        for chunk, results in chunks:
-            job.add(chunk, results)
-        job.finish()
+    output = output_format(target.suffix, table, classifier.labels)
+    tally, started = Tally(), time.monotonic()
+    with _classified(table, classifier, tally, shown=sys.stderr.isatty()) as chunks:
+        write_atomically(target, lambda path: output.write(path, chunks))
+    print(summary(tally, tally.rows, time.monotonic() - started), file=sys.stderr)
 
 
 @contextmanager
 def _classified(
-    table: Table, classifier: Classifier, options: Options, tally: Tally
+    table: Table, classifier: TableClassifier, tally: Tally, *, shown: bool
 ) -> Iterator[Iterator[ClassifiedChunk]]:
-    """The results of the rows that ``tally`` has not counted yet.
-
-    Shows the progress and, at the end, a summary. Leaving the context cancels work in progress.
-    """
-    files = bool(options.input or options.output)
-    before, started = tally.rows, time.monotonic()
-    with Progress(shown=files and _shows_only_progress(options), done=before) as progress:
+    """The results, which are counted and shown. Leaving the context cancels work in progress."""
+    total = table.ends[-1].rows if table.ends else None
+    with Progress(shown=shown, total=total) as progress:
         chunks = classifier.classify(
-            progress.reading(table.chunks(skip=before)),
+            table.chunks(),
             # Results of a stream must not wait for more input: a person may be typing it.
-            read_ahead=READ_AHEAD_CHUNKS if options.input else 0,
+            read_ahead=READ_AHEAD_CHUNKS if table.ends else 0,
             advance=progress.advance,
         )
         with closing(chunks):
-            yield with_reasons(chunks)
-    if files:
-        seconds = time.monotonic() - started
-        print(summary(tally, tally.rows - before, seconds), file=sys.stderr)
+            yield _counted(with_reasons(chunks), tally)
 
 
-def _shows_only_progress(options: Options) -> bool:
-    """Whether standard error is a terminal and the results go elsewhere."""
-    return sys.stderr.isatty() and bool(options.output or not sys.stdout.isatty())
+def _counted(chunks: Iterator[ClassifiedChunk], tally: Tally) -> Iterator[ClassifiedChunk]:
+    for chunk, results in chunks:
+        tally.add(Tally.of(results))
+        yield chunk, results

@@ -1,33 +1,33 @@
-"""The plan of a run in parts: what an unfinished run has done, and whether it is the same run."""
+"""The plan of a run: its parts, which of them are done, and whether it is the same run."""
 
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from app.errors import UserError
-from app.files.cluster.object_store import Directory
-from app.files.run.job import Tally
-from app.files.run.parts import METADATA_KEY, Part
+from app.files.run.directory import LocalDirectory
+from app.files.run.parts import Part
+from app.files.run.tally import Tally
 
 PLAN, SUCCESS = "_plan.json", "_SUCCESS"
 # What a plan says of its inputs.
 INPUT_FACTS = ("inputs", "rows of parts")
-# Footers that are read at the same time; in an object store each takes some 50 ms.
-FOOTERS = 16
+# Parts that are looked at at the same time; in an object store each takes some 50 ms.
+READERS = 16
 
 logger = logging.getLogger(__name__)
 
+# Reads what was saved with a part: its counts and the digest of its plan. None if it is damaged.
+ReadRecord = Callable[[str], dict[str, Any] | None]
 
-class Plan:
+
+class RunPlan:
     """The parts of a run, and what tells it from a run with other files or options.
 
-    ``document`` is written beside the parts. ``digest`` is in each of them.
+    ``document`` is written beside the parts. ``digest`` is saved with each of them.
     """
 
     def __init__(self, parts: Sequence[Part], options: dict[str, Any]) -> None:
@@ -46,74 +46,69 @@ class Plan:
         """The rows of all parts."""
         return sum(part.rows for part in self.parts)
 
-    def begin(self, directory: Directory) -> None:
+    def begin(self, directory: LocalDirectory, *, resume: bool) -> None:
         """Write the plan into the directory, or check that the directory has the same plan.
 
         Raises:
-            UserError: the directory has another plan.
+            UserError: the directory has another plan, or the same and ``resume`` is not set.
         """
-        if PLAN in directory.names():
-            self._check_same(directory)
-        else:
+        saved = directory.read(PLAN)
+        if saved is not None:
+            self._check_same(directory, saved)
+        check_output(directory, resume=resume)
+        if saved is None:
             directory.create()
             directory.write_json(PLAN, self.document)
 
-    def _check_same(self, directory: Directory) -> None:
+    def _check_same(self, directory: LocalDirectory, content: bytes) -> None:
         try:
-            saved = json.loads(directory.read(PLAN) or b"{}")
+            saved = json.loads(content)
         except ValueError:
             saved = {}
         before, now = saved.get("inputs", {}), self.document["inputs"]
         faults = [
-            f"{path} {'was added' if path not in before else 'has changed or is gone'}"
+            f"{path} {_difference(before.get(path), now.get(path))}"
             for path in sorted({*before, *now})
             if before.get(path) != now.get(path)
         ]
-        faults += [
-            f"{name} was {saved.get(name)!r} and is {value!r} now"
-            for name, value in self.document.items()
-            if name not in INPUT_FACTS and saved.get(name) != value
-        ]
-        if faults or plan_digest(saved) != self.digest:
-            why = (faults or ["its plan is damaged"])[0]
+        advice = "choose another --output, or delete the directory to start anew"
+        if saved and not faults:
+            faults = [
+                f"{name} was {saved.get(name)!r} and is {value!r} now"
+                for name, value in self.document.items()
+                if name not in INPUT_FACTS and saved.get(name) != value
+            ]
             advice = "repeat the first command, or delete the directory"
-            if before != now or not faults:  # repeating the command would not help
-                advice = "delete the directory to start anew"
+        if faults or plan_digest(saved) != self.digest:
+            why = faults[0] if faults and saved else "its plan is damaged"
             raise UserError(f"{directory.address} cannot be continued: {why}; {advice}")
 
-    def done(self, directory: Directory) -> dict[str, Tally]:
+    def done(self, directory: LocalDirectory, read_record: ReadRecord) -> dict[str, Tally]:
         """The tallies of the parts that are done, by their names.
 
         A file that is damaged or of another plan does not count; a warning is logged.
         """
         names = directory.names()
         there = [part for part in self.parts if part.name in names]
-        with ThreadPoolExecutor(FOOTERS) as pool:
-            tallies = pool.map(lambda part: self._tally(directory, part), there)
-            return {
-                part.name: tally
-                for part, tally in zip(there, tallies, strict=True)
-                if tally is not None
-            }
-
-    def _tally(self, directory: Directory, part: Part) -> Tally | None:
-        path = directory.location(part.name)
-        try:
-            footer = pq.read_metadata(path, filesystem=directory.filesystem)
-            saved = json.loads((footer.metadata or {})[METADATA_KEY])
-            if saved.pop("plan") == self.digest and footer.num_rows == part.rows:
-                return Tally(**saved)
-        except (pa.ArrowException, ValueError, KeyError):
-            pass
-        except OSError as error:
-            # pyarrow raises it for a footer that is not valid, and for what it cannot read.
-            if "deserialize thrift" not in str(error):
-                raise
-        logger.warning("%s is damaged; its rows are classified again", path)
-        return None
+        with ThreadPoolExecutor(READERS) as pool:
+            records = pool.map(read_record, [part.name for part in there])
+            tallies = {}
+            for part, saved in zip(there, records, strict=True):
+                if saved and saved.pop("plan", "") == self.digest and saved["rows"] == part.rows:
+                    tallies[part.name] = Tally(**saved)
+                else:
+                    path = f"{directory.address}/{part.name}"
+                    logger.warning("%s is damaged; its rows are classified again", path)
+        return tallies
 
 
-def check_output(directory: Directory, *, resume: bool) -> None:
+def _difference(before: Any, now: Any) -> str:
+    if before is None:
+        return "was added"
+    return "is no longer an input" if now is None else "has changed"
+
+
+def check_output(directory: LocalDirectory, *, resume: bool) -> None:
     """Refuse a directory that has files, unless they are of a run that may be continued.
 
     Raises:
@@ -123,8 +118,8 @@ def check_output(directory: Directory, *, resume: bool) -> None:
     names = {name for name in directory.names() if not name.startswith(f"{PLAN}.")}
     if names and PLAN not in names:
         raise UserError(
-            f"{directory.address} has files of another kind; give --output a directory that is "
-            "empty or does not exist"
+            f"{directory.address} has files of another kind; choose another --output, or delete "
+            "the directory"
         )
     if names and not resume:
         kind, advice = "an unfinished", "add --resume to continue it"

@@ -2,14 +2,13 @@
 
 import codecs
 import io
-import os
 import re
 import shlex
 from collections.abc import Iterator
 from typing import Self, TextIO
 
 from app.errors import UserError
-from app.files.tables.table import START, Place, Source
+from app.files.tables.table import START, Place, TableSource
 from app.files.tables.unicode import NOT_UTF8
 
 # Of a line or a cell. A longer one means another kind of file.
@@ -35,7 +34,7 @@ ENOUGH = 1_000
 NOT_ASCII = re.compile("[^\0-\x7f]")
 
 
-def check_is_utf8(path: Source) -> None:
+def check_is_utf8(path: TableSource) -> None:
     """Refuse a file of another kind or encoding. A few bytes that are not UTF-8 are accepted.
 
     Raises:
@@ -68,7 +67,7 @@ def check_is_utf8(path: Source) -> None:
         raise UserError(f"{path} is not UTF-8; if it is Windows-1252 or Latin-1, {convert}")
 
 
-def _how_to_convert(path: Source, encoding: str) -> str:
+def _how_to_convert(path: TableSource, encoding: str) -> str:
     source = shlex.quote(str(path))
     return (
         f"convert it, for example with: iconv -f {encoding} -t UTF-8 {source} > utf8{path.suffix}"
@@ -82,15 +81,13 @@ class TextFile:
     ``newline`` is what it is for ``open()``.
     """
 
-    def __init__(self, source: Source, newline: str, start: Place = START) -> None:
+    def __init__(self, source: TableSource, newline: str, start: Place = START) -> None:
         """Open the file and go to ``start``.
 
         Raises:
             OSError: the file cannot be read.
         """
         file = source.open("rb")
-        self._size: int = file.seek(0, os.SEEK_END)
-        file.seek(0)
         mark = codecs.BOM_UTF8
         self._bytes = start.bytes or (len(mark) if file.read(len(mark)) == mark else 0)
         file.seek(self._bytes)
@@ -117,7 +114,7 @@ class TextFile:
 
     def place(self, rows: int) -> Place:
         """Where the next line begins, after ``rows`` rows."""
-        return Place(rows, self._bytes, self._lines, self._bytes / self._size)
+        return Place(rows, self._bytes, self._lines)
 
 
 def read_lines(source: TextFile | TextIO, max_chars: int) -> Iterator[str]:

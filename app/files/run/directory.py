@@ -1,0 +1,49 @@
+"""The directory in which a run writes its parts."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from app.atomic_files import write_atomically
+
+
+class LocalDirectory:
+    """A directory of this machine. A file appears only when it is complete."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.address = str(path)
+
+    def names(self) -> set[str]:
+        """The names in the directory; none if it does not exist."""
+        return {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
+
+    def create(self) -> None:
+        """Make the directory if it does not exist."""
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None if it does not exist."""
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, write: Callable[[Path], None]) -> None:
+        """Write a file as ``write`` does it at a path on this machine."""
+        write_atomically(self.path / name, write)
+
+    def write_json(self, name: str, document: dict[str, Any]) -> None:
+        """Write a document that people can read."""
+        text = json.dumps(document, indent=1)
+        self.write(name, lambda path: _write_text(path, text))
+
+    def remove_leftovers(self) -> None:
+        """Remove what writers that were killed have left in a directory of results."""
+        for path in self.path.glob("*.tmp"):
+            path.unlink(missing_ok=True)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, "utf-8")
