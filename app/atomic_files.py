@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file that appears only when it is complete, even after a power failure.
 
     Until then it has another name, which no other process uses, on this machine or another.
@@ -21,6 +21,11 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """The same for a text, in UTF-8."""
+    write_atomically(path, lambda partial: partial.write_text(text, "utf-8"))
 
 
 class FileLock:

@@ -473,7 +473,7 @@ def test_a_damaged_part_is_written_again(
     caplog: pytest.LogCaptureFixture,
     damage: Callable[[Path, Path], None],
 ) -> None:
-    """A continued run does not join it, and classifies its rows again; if it is there, one line says so."""
+    """A continued run classifies its rows again, and says so unless the part is gone."""
     monkeypatch.setattr(tables, "CHUNK_CHARS", 250)
     source, target = _csv(tmp_path / "in.csv", 60), tmp_path / "out.csv"
     assert _classify_rest(source, target) == 60

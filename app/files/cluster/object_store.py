@@ -106,7 +106,7 @@ class StoreDirectory(LocalDirectory):
         except FileNotFoundError:
             return None
 
-    def write(self, name: str, write: Callable[[Path], None]) -> None:
+    def write(self, name: str, write: Callable[[Path], object]) -> None:
         """See ``LocalDirectory``."""
         with tempfile.TemporaryDirectory(prefix="sentiment-") as folder:
             path = Path(folder, name)

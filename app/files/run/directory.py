@@ -30,20 +30,16 @@ class LocalDirectory:
         except FileNotFoundError:
             return None
 
-    def write(self, name: str, write: Callable[[Path], None]) -> None:
+    def write(self, name: str, write: Callable[[Path], object]) -> None:
         """Write a file as ``write`` does it at a path on this machine."""
         write_atomically(self.path / name, write)
 
     def write_json(self, name: str, document: dict[str, Any]) -> None:
         """Write a document that people can read."""
         text = json.dumps(document, indent=1)
-        self.write(name, lambda path: _write_text(path, text))
+        self.write(name, lambda path: path.write_text(text, "utf-8"))
 
     def remove_leftovers(self) -> None:
         """Remove what writers that were killed have left in a directory of results."""
         for path in self.path.glob("*.tmp"):
             path.unlink(missing_ok=True)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, "utf-8")
