@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import io
 import json
 import subprocess
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from app.errors import CannotContinue, ServiceError, UserError
+from app.files.run.parts import InputFile, read_pieces
 from app.files.tables import csv_table
 from app.files.tables import table as tables
 from app.files.tables.csv_table import CsvTable
@@ -199,6 +201,47 @@ def test_a_few_bytes_that_are_not_utf8(tmp_path: Path) -> None:
     content = "é\n".encode() * 600_000
     assert len(_texts(LinesTable(_file(tmp_path, "a.txt", b"\xe9\n" + b"x" + content)))) == 600_001
     assert _texts(LinesTable(_file(tmp_path, "b.txt", "é\n".encode() + b"\xe9"))) == ["é", "\udce9"]
+
+
+def test_text_in_another_encoding_after_the_beginning(tmp_path: Path) -> None:
+    """It is found when the file is read to its end, which is before any row is classified."""
+    path = _file(tmp_path, "a.csv", b"text\n" + b"x" * 2_000_000 + b"\n\xe9\n")
+    with pytest.raises(UserError, match="is not UTF-8; if it is Windows-1252"):
+        CsvTable(path, "text")
+
+
+class _CountedFile:
+    """A file of an object store that counts the bytes that are read."""
+
+    def __init__(self, content: bytes, suffix: str) -> None:
+        self.content, self.suffix, self.read = content, suffix, 0
+
+    def open(self, _: str) -> io.BytesIO:
+        outer = self
+
+        class Counted(io.BytesIO):
+            def read(self, size: int | None = -1) -> bytes:
+                content = super().read(size)
+                outer.read += len(content)
+                return content
+
+            read1 = read  # type: ignore[assignment]
+
+        return Counted(self.content)
+
+    def status(self) -> tuple[int, int]:
+        return len(self.content), 0
+
+
+@pytest.mark.parametrize(
+    ("suffix", "line"), [(".csv", b"love\n"), (".jsonl", b'{"text": "love"}\n'), (".txt", b"x\n")]
+)
+def test_a_file_is_read_once_before_the_work(suffix: str, line: bytes) -> None:
+    """Its check also finds the parts; only its beginning is read again."""
+    file = _CountedFile(b"text\n" * (suffix == ".csv") + line * 2_000_000, suffix)
+    pieces = read_pieces(InputFile(file, *file.status()), "text", 20_000)
+    assert sum(piece.rows for piece in pieces) == 2_000_000
+    assert file.read < len(file.content) + 2 * 2**20
 
 
 @pytest.mark.parametrize("content", [b"id;text\n", b'"id";"text"\n', b"id\ttext\n", b"id|x\n"])

@@ -1,8 +1,8 @@
 """Parts as Parquet files. Their footers hold their records."""
 
 import json
-from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,9 +12,8 @@ from app.files.cluster.object_store import StoreDirectory
 from app.files.run.directory import LocalDirectory
 from app.files.run.parts import Part
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
-from app.files.run.tally import Tally
+from app.files.run.tally import Tally, counted
 from app.files.tables.parquet import ParquetOutput
-from app.files.tables.table import ClassifiedChunk
 
 # The key of a part's record in the footer.
 METADATA_KEY = b"sentiment"
@@ -30,23 +29,17 @@ def write_part(
         OSError: a file cannot be read or written.
     """
     tally = Tally()
-
-    def counted() -> Iterator[ClassifiedChunk]:
-        chunks = chain.from_iterable(piece.chunks() for piece in part.pieces)
-        classified = classifier.classify(
-            chunks, read_ahead=READ_AHEAD_CHUNKS, advance=lambda _: None
-        )
-        for chunk, results in with_reasons(classified):
-            tally.add(Tally.of(results))
-            yield chunk, results
-
     output = ParquetOutput(part.pieces[0].table, classifier.labels)
-    directory.write(
-        part.name,
-        lambda path: output.write(
-            path, counted(), lambda: {METADATA_KEY: json.dumps({"plan": digest, **vars(tally)})}
-        ),
-    )
+
+    def record() -> dict[bytes, str]:
+        return {METADATA_KEY: json.dumps({"plan": digest, **vars(tally)})}
+
+    def write(path: Path) -> None:
+        chunks = chain.from_iterable(piece.chunks() for piece in part.pieces)
+        results = classifier.classify(chunks, read_ahead=READ_AHEAD_CHUNKS, advance=lambda _: None)
+        output.write(path, counted(with_reasons(results), tally), record)
+
+    directory.write(part.name, write)
     return tally.rows
 
 

@@ -16,7 +16,7 @@ from app.files.run.parts import InputFile, divide, pieces_of
 from app.files.run.plan import RunPlan
 from app.files.run.progress_bar import Progress, Warnings
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
-from app.files.run.tally import Tally, summary
+from app.files.run.tally import Tally, counted, summary
 from app.files.tables.formats import output_format, table_opener
 from app.files.tables.outputs import LinesOutput, ResultsOutput
 from app.files.tables.table import ClassifiedChunk, Table, check_is_file
@@ -136,10 +136,4 @@ def _classified(
             advance=progress.advance,
         )
         with closing(chunks):
-            yield _counted(with_reasons(chunks), tally)
-
-
-def _counted(chunks: Iterator[ClassifiedChunk], tally: Tally) -> Iterator[ClassifiedChunk]:
-    for chunk, results in chunks:
-        tally.add(Tally.of(results))
-        yield chunk, results
+            yield counted(with_reasons(chunks), tally)

@@ -1,11 +1,11 @@
 """Counts of what a run has classified."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from app.files.tables.table import ResultItem
+from app.files.tables.table import ClassifiedChunk, ResultItem
 
 
 @dataclass
@@ -42,6 +42,13 @@ class Tally:
         self.labels.update(other.labels)
         self.errors += other.errors
         self.truncated += other.truncated
+
+
+def counted(chunks: Iterable[ClassifiedChunk], tally: Tally) -> Iterator[ClassifiedChunk]:
+    """The same chunks; ``tally`` counts the results of each."""
+    for chunk, results in chunks:
+        tally.add(Tally.of(results))
+        yield chunk, results
 
 
 def summary(tally: Tally, rows: int, seconds: float) -> str:

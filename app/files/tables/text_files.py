@@ -35,7 +35,7 @@ NOT_ASCII = re.compile("[^\0-\x7f]")
 
 
 def check_is_utf8(path: TableSource) -> None:
-    """Refuse a file of another kind or encoding. A few bytes that are not UTF-8 are accepted.
+    """Refuse a file of another kind or encoding, by its beginning.
 
     Raises:
         OSError: the file cannot be read.
@@ -54,14 +54,16 @@ def check_is_utf8(path: TableSource) -> None:
         if start.count(0) > len(start) // 4:
             convert = _how_to_convert(path, "UTF-16BE" if start[0] == 0 else "UTF-16LE")
             raise UserError(f"{path} is not UTF-8 text; if it is UTF-16, {convert}")
-        decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        bad = special = 0
-        block = start
-        while block and special < ENOUGH:
-            text = decoder.decode(block)
-            bad += len(NOT_UTF8.findall(text))
-            special += len(NOT_ASCII.findall(text))
-            block = file.read(BLOCK_BYTES)
+    text = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(start)
+    _check_share(path, len(NOT_UTF8.findall(text)), len(NOT_ASCII.findall(text)))
+
+
+def _check_share(path: TableSource, bad: int, special: int) -> None:
+    """Check the number of bytes that are not UTF-8 among the characters outside of ASCII.
+
+    Raises:
+        UserError: most of them are.
+    """
     if bad > special / 2:
         convert = _how_to_convert(path, "WINDOWS-1252")
         raise UserError(f"{path} is not UTF-8; if it is Windows-1252 or Latin-1, {convert}")
@@ -78,7 +80,8 @@ class TextFile:
     """The lines of a file of UTF-8 text, and where the next one begins.
 
     A byte that is not UTF-8 becomes a lone surrogate, so that only the text with this byte fails.
-    ``newline`` is what it is for ``open()``.
+    If most characters outside of ASCII are such bytes, reading ends with an error. ``newline`` is
+    what it is for ``open()``.
     """
 
     def __init__(self, source: TableSource, newline: str, start: Place = START) -> None:
@@ -87,9 +90,12 @@ class TextFile:
         Raises:
             OSError: the file cannot be read.
         """
+        self._source = source
+        self._bad = 0
         file = source.open("rb")
         mark = codecs.BOM_UTF8
-        self._bytes = start.bytes or (len(mark) if file.read(len(mark)) == mark else 0)
+        self._special = int(file.read(len(mark)) == mark)
+        self._bytes = start.bytes or self._special * len(mark)
         file.seek(self._bytes)
         self._lines = start.lines
         self._line_ends = "\n" if newline == "\n" else ("\n", "\r")
@@ -106,9 +112,21 @@ class TextFile:
             yield line
 
     def readline(self, limit: int = -1) -> str:
-        """The next line with its end, at most ``limit`` characters of it; "" at the file's end."""
+        """The next line with its end, at most ``limit`` characters of it; "" at the file's end.
+
+        Raises:
+            UserError: the file has ended, and is not UTF-8.
+        """
         line = self._text.readline(limit)
-        self._bytes += len(line.encode("utf-8", "surrogateescape"))
+        if line.isascii():
+            self._bytes += len(line)
+        else:
+            self._bytes += len(line.encode("utf-8", "surrogateescape"))
+            if self._special < ENOUGH:
+                self._bad += len(NOT_UTF8.findall(line))
+                self._special += len(NOT_ASCII.findall(line))
+        if not line:
+            _check_share(self._source, self._bad, self._special)
         self._lines += line.endswith(self._line_ends)
         return line
 
