@@ -225,7 +225,7 @@ class _CountedFile:
                 outer.read += len(content)
                 return content
 
-            read1 = read  # type: ignore[assignment]
+            read1 = read
 
         return Counted(self.content)
 
@@ -234,14 +234,16 @@ class _CountedFile:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "line"), [(".csv", b"love\n"), (".jsonl", b'{"text": "love"}\n'), (".txt", b"x\n")]
+    ("suffix", "line"),
+    [(".csv", b"love\n"), (".jsonl", b'{"text": "love"}\n'), (".txt", b"love\n")],
 )
 def test_a_file_is_read_once_before_the_work(suffix: str, line: bytes) -> None:
     """Its check also finds the parts; only its beginning is read again."""
-    file = _CountedFile(b"text\n" * (suffix == ".csv") + line * 2_000_000, suffix)
+    file = _CountedFile(b"text\n" * (suffix == ".csv") + line * 600_000, suffix)
     pieces = read_pieces(InputFile(file, *file.status()), "text", 20_000)
-    assert sum(piece.rows for piece in pieces) == 2_000_000
-    assert file.read < len(file.content) + 2 * 2**20
+    assert sum(piece.rows for piece in pieces) == 600_000
+    most = file.status()[0] * 1.5
+    assert file.read < most
 
 
 @pytest.mark.parametrize("content", [b"id;text\n", b'"id";"text"\n', b"id\ttext\n", b"id|x\n"])
