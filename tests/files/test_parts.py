@@ -25,7 +25,7 @@ from app.files.cluster.object_store import (
     list_files,
 )
 from app.files.cluster.parquet_parts import read_record, write_part
-from app.files.run.directory import LocalDirectory
+from app.files.run.directory import LocalDirectory, RunDirectory
 from app.files.run.local import LocalClassifier
 from app.files.run.parts import InputFile, divide, read_pieces
 from app.files.run.plan import PLAN, SUCCESS, RunPlan, check_output
@@ -89,7 +89,7 @@ def _plan(source: Path, rows: int = 4_000, **options: object) -> RunPlan:
     return RunPlan(divide([read_pieces(file, "text", rows) for file in files], rows), options)
 
 
-def _done(plan: RunPlan, directory: LocalDirectory) -> dict[str, Tally]:
+def _done(plan: RunPlan, directory: RunDirectory) -> dict[str, Tally]:
     return plan.done(directory, partial(read_record, directory))
 
 

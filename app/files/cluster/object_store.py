@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from app.errors import UserError, first_line
-from app.files.run.directory import LocalDirectory
+from app.files.run.directory import LocalDirectory, RunDirectory
 from app.files.run.parts import InputFile
 from app.files.tables.table import TableSource
 
@@ -82,23 +82,21 @@ def list_files(address: str) -> list[InputFile]:
     return files
 
 
-class StoreDirectory(LocalDirectory):
+class StoreDirectory(RunDirectory):
     """A directory of an object store, which shows an object only when it is whole."""
 
     def __init__(self, filesystem: fs.FileSystem, path: str, address: str) -> None:
-        self.filesystem, self.store_path, self.address = filesystem, path, address
+        super().__init__(address)
+        self.filesystem, self.store_path = filesystem, path
 
     def names(self) -> set[str]:
-        """See ``LocalDirectory``."""
         selector = fs.FileSelector(self.store_path, allow_not_found=True)
         return {info.base_name for info in self.filesystem.get_file_info(selector)}
 
     def create(self) -> None:
-        """See ``LocalDirectory``."""
         self.filesystem.create_dir(self.store_path)
 
     def read(self, name: str) -> bytes | None:
-        """See ``LocalDirectory``."""
         try:
             with self.filesystem.open_input_stream(f"{self.store_path}/{name}") as stream:
                 content: bytes = stream.read()
@@ -107,7 +105,6 @@ class StoreDirectory(LocalDirectory):
             return None
 
     def write(self, name: str, write: Callable[[Path], object]) -> None:
-        """See ``LocalDirectory``."""
         with tempfile.TemporaryDirectory(prefix="sentiment-") as folder:
             path = Path(folder, name)
             write(path)
@@ -115,10 +112,10 @@ class StoreDirectory(LocalDirectory):
             fs.copy_files(str(path), target, fs.LocalFileSystem(), self.filesystem)
 
     def remove_leftovers(self) -> None:
-        """See ``LocalDirectory``. A writer that was killed leaves nothing in a store."""
+        """A store shows no object that is not whole, so there are none."""
 
 
-def open_directory(address: str) -> LocalDirectory:
+def open_directory(address: str) -> RunDirectory:
     """The directory at an address, which need not exist.
 
     Raises:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from app.files.cluster.object_store import StoreDirectory
-from app.files.run.directory import LocalDirectory
+from app.files.run.directory import RunDirectory
 from app.files.run.parts import Part
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
 from app.files.run.tally import Tally, counted
@@ -20,7 +20,7 @@ METADATA_KEY = b"sentiment"
 
 
 def write_part(
-    part: Part, classifier: TableClassifier, directory: LocalDirectory, digest: str
+    part: Part, classifier: TableClassifier, directory: RunDirectory, digest: str
 ) -> int:
     """Classify a part, write its file, and return its rows.
 
@@ -43,7 +43,7 @@ def write_part(
     return tally.rows
 
 
-def read_record(directory: LocalDirectory, name: str) -> dict[str, Any] | None:
+def read_record(directory: RunDirectory, name: str) -> dict[str, Any] | None:
     """What was saved with a part; None if the part is damaged.
 
     Raises:
@@ -54,7 +54,7 @@ def read_record(directory: LocalDirectory, name: str) -> dict[str, Any] | None:
             path = f"{directory.store_path}/{name}"
             footer = pq.read_metadata(path, filesystem=directory.filesystem)
         else:
-            footer = pq.read_metadata(directory.path / name)
+            footer = pq.read_metadata(f"{directory.address}/{name}")
         record: dict[str, Any] = json.loads((footer.metadata or {})[METADATA_KEY])
         return record if record["rows"] == footer.num_rows else None
     except (pa.ArrowException, ValueError, KeyError):

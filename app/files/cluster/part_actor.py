@@ -18,7 +18,7 @@ from app.errors import CannotContinue, UserError
 from app.files.cluster.actor_share import Share
 from app.files.cluster.object_store import open_directory
 from app.files.cluster.parquet_parts import write_part
-from app.files.run.directory import LocalDirectory
+from app.files.run.directory import RunDirectory
 from app.files.run.local import LocalClassifier
 from app.files.run.parts import Part
 from app.files.run.plan import PLAN, RunPlan, plan_digest
@@ -40,7 +40,7 @@ class ActorTask:
     def of(
         cls,
         plan: RunPlan,
-        directory: LocalDirectory,
+        directory: RunDirectory,
         settings: Settings,
         bundle: Bundle,
         share: Share,
@@ -110,7 +110,7 @@ class PartActor:
         self._task = task
         self._prepared = answered(self._prepare)()
 
-    def _prepare(self) -> tuple[LocalClassifier, LocalDirectory, list[Part]]:
+    def _prepare(self) -> tuple[LocalClassifier, RunDirectory, list[Part]]:
         self._task.check_node()
         return self._task.classifier(), open_directory(self._task.output), ray.get(self._task.parts)
 

@@ -33,7 +33,7 @@ from app.files.cluster.part_actor import ActorTask, PartActor, answered, value_o
 from app.files.cluster.ray_cluster import connected, in_cluster, reason
 from app.files.run import parts as run_parts
 from app.files.run.arguments import ClassifyOptions
-from app.files.run.directory import LocalDirectory
+from app.files.run.directory import RunDirectory
 from app.files.run.parts import InputFile, Part, divide, read_pieces
 from app.files.run.plan import SUCCESS, RunPlan, check_output
 from app.files.run.planned_run import PlannedRun
@@ -66,7 +66,7 @@ class RayRun(PlannedRun):
     def __init__(
         self,
         plan: RunPlan,
-        directory: LocalDirectory,
+        directory: RunDirectory,
         settings: Settings,
         bundle: Bundle,
         share: Share,

@@ -164,7 +164,7 @@ class PartialDirectory(LocalDirectory):
             self._remove_parts()
 
     def names(self) -> set[str]:
-        """See ``LocalDirectory``; without the lock."""
+        """See ``RunDirectory``; without the lock."""
         return super().names() - {LOCK}
 
     def is_ours(self) -> bool:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from app.errors import UserError
-from app.files.run.directory import LocalDirectory
+from app.files.run.directory import RunDirectory
 from app.files.run.parts import Part
 from app.files.run.tally import Tally
 
@@ -46,7 +46,7 @@ class RunPlan:
         """The rows of all parts."""
         return sum(part.rows for part in self.parts)
 
-    def begin(self, directory: LocalDirectory, *, resume: bool) -> None:
+    def begin(self, directory: RunDirectory, *, resume: bool) -> None:
         """Write the plan into the directory, or check that the directory has the same plan.
 
         Raises:
@@ -60,7 +60,7 @@ class RunPlan:
             directory.create()
             directory.write_json(PLAN, self.document)
 
-    def _check_same(self, directory: LocalDirectory, content: bytes) -> None:
+    def _check_same(self, directory: RunDirectory, content: bytes) -> None:
         try:
             saved = json.loads(content)
         except ValueError:
@@ -83,7 +83,7 @@ class RunPlan:
             why = faults[0] if faults and saved else "its plan is damaged"
             raise UserError(f"{directory.address} cannot be continued: {why}; {advice}")
 
-    def done(self, directory: LocalDirectory, read_record: ReadRecord) -> dict[str, Tally]:
+    def done(self, directory: RunDirectory, read_record: ReadRecord) -> dict[str, Tally]:
         """The tallies of the parts that are done, by their names.
 
         A file that is damaged or of another plan does not count; a warning is logged.
@@ -108,7 +108,7 @@ def _difference(before: Any, now: Any) -> str:
     return "is no longer an input" if now is None else "has changed"
 
 
-def check_output(directory: LocalDirectory, *, resume: bool) -> None:
+def check_output(directory: RunDirectory, *, resume: bool) -> None:
     """Refuse a directory that has files, unless they are of a run that may be continued.
 
     Raises:

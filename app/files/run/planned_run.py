@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.errors import CannotContinue, UserError
-from app.files.run.directory import LocalDirectory
+from app.files.run.directory import RunDirectory
 from app.files.run.parts import Part
 from app.files.run.plan import RunPlan
 from app.files.run.tally import Tally, summary
@@ -19,7 +19,7 @@ class PlannedRun(ABC):
     A subclass says where: in this process, or on a cluster.
     """
 
-    def __init__(self, plan: RunPlan, directory: LocalDirectory) -> None:
+    def __init__(self, plan: RunPlan, directory: RunDirectory) -> None:
         self.plan = plan
         self.directory = directory
 
