@@ -92,7 +92,7 @@ def check_kills(python: Path, cluster: Cluster, folder: Path, rows: int) -> None
     print(f"killed the command after {_parts(output)} parts", flush=True)
     assert not (output / "_SUCCESS").exists(), "it was complete before; use more --rows"
     cluster.add_worker()
-    lines = first.process.stderr.read() if first.process.stderr else ""
+    lines = first.process.stdout.read() if first.process.stdout else ""
     assert not lines, lines
     print("continued:", Run(python, [*arguments, "--resume"]).result(), flush=True)
 

@@ -105,12 +105,17 @@ class Run:
         command: list[str | Path] = [python, "-c", COMMAND, rows, first, "classify", *others]
         self._started = time.monotonic()
         self.process = subprocess.Popen(
-            command, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command,
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
 
     def result(self) -> str:
         """Wait for its end and return its summary, which must be all that it writes."""
-        _, errors = self.process.communicate(timeout=1_800)
+        errors, _ = self.process.communicate(timeout=1_800)
         self.seconds = time.monotonic() - self._started
         assert self.process.returncode == 0, errors
         lines = errors.splitlines()
@@ -119,7 +124,7 @@ class Run:
 
     def error(self) -> str:
         """Wait for its end and return the line that says why it failed; there must be no other."""
-        _, errors = self.process.communicate(timeout=180)
+        errors, _ = self.process.communicate(timeout=180)
         assert self.process.returncode == 1, errors
         (line,) = errors.splitlines()
         assert line.startswith("sentiment: "), errors

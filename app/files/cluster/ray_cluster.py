@@ -5,7 +5,8 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -46,7 +47,9 @@ def connected(address: str) -> Iterator[None]:
     logging.getLogger("ray.data").setLevel(SILENT)
     ray.data.DataContext.get_current().enable_progress_bars = sys.stderr.isatty()
     try:
-        yield
+        # Ray prints what happens to its nodes; the command itself prints nothing there.
+        with Path(os.devnull).open("w") as nothing, redirect_stdout(nothing):
+            yield
     except RayError as error:
         raise UserError(reason(error)) from error
     finally:
