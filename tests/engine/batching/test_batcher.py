@@ -184,3 +184,47 @@ async def test_a_raising_hook_costs_nobody_an_answer(
         assert await ask(batcher, "a") == ["A"]
         assert await ask(batcher, "b") == ["B"]
     assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error] * 2
+
+
+async def test_an_empty_request_is_answered_at_once() -> None:
+    """A request without items gets an empty answer at once, and infer is not called."""
+    gate = Gate()
+    async with batching(gate) as batcher:
+        empty = await queued(batcher)
+        assert empty.done()
+        assert empty.result() == []
+    assert gate.batches == []
+
+
+async def test_the_deadline_is_kept_though_the_runner_is_stuck() -> None:
+    """Submit returns at the deadline even if infer still runs; waiting texts are not computed."""
+    gate = Gate()
+    async with batching(gate) as batcher:
+        stuck = await queued(batcher, "stuck", timeout_s=5)
+        await gate.entered()
+        waiting = await queued(batcher, "a", "b", timeout_s=5)
+        jump(5)
+        assert kinds(await stuck) == [DeadlineExceeded]
+        assert kinds(await waiting) == [DeadlineExceeded] * 2
+        assert (batcher.queued_texts, batcher.queued_tokens) == (0, 0)
+        gate.open()
+        assert await ask(batcher, "after") == ["AFTER"]
+    assert gate.batches == [["stuck"], ["after"]]
+
+
+async def test_a_cancelled_request_does_not_harm_its_batch_mates() -> None:
+    """When a client leaves during its batch, the other clients of the batch get their answers."""
+    gate = Gate()
+    async with batching(gate) as batcher:
+        first = await queued(batcher, "first")
+        await gate.entered()
+        before, gone, after = [await queued(batcher, item) for item in ("aa", "bb", "cc")]
+        gate.open(1)
+        await gate.entered()
+        assert gate.batches[1] == ["aa", "bb", "cc"]
+        gone.cancel()
+        gate.open()
+        assert (await first, await before, await after) == (["FIRST"], ["AA"], ["CC"])
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        assert await ask(batcher, "later") == ["LATER"]

@@ -252,3 +252,30 @@ async def test_drain_ends_with_a_runner_that_hangs(quick: None) -> None:
         await gate.entered()
         assert kinds(await stuck) == [InferenceFailed]
         assert not await batcher.drain(0.1)
+
+
+async def test_drain_finishes_what_was_admitted_and_admits_no_more() -> None:
+    """During drain, submit refuses; running and waiting texts get answers; then the runners end."""
+    gate = Gate()
+    threads_before = set(threading.enumerate())
+    async with batching(gate, runners=2) as batcher:
+        runners = set(threading.enumerate()) - threads_before
+        tasks = []
+        for item in ("first", "second"):
+            tasks += [await queued(batcher, item)]
+            await gate.entered()
+        tasks += [await queued(batcher, "waiting")]
+        drained = asyncio.create_task(batcher.drain(PATIENCE_S))
+        await asyncio.sleep(0)
+        with pytest.raises(ShuttingDown) as refusal:
+            await ask(batcher, "new")
+        assert refusal.value.retry_after_s == 1.0
+        assert not drained.done()
+        gate.open()
+        await drained
+        assert await asyncio.gather(*tasks) == [["FIRST"], ["SECOND"], ["WAITING"]]
+        await batcher.drain(PATIENCE_S)
+        assert len(runners) == 2
+        for runner in runners:
+            runner.join(PATIENCE_S)
+            assert not runner.is_alive()
