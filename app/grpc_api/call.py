@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from app.api.answers import timing
 from app.api.routes.stream import IDLE_S
 from app.engine.classifier import Classification
-from app.engine.results import Outcome
+from app.engine.predictions import Outcome
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,

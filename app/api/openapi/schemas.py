@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from app.api.inputs import Text, Texts
 from app.engine.model.bundle import Calibration, Parity, Precision
 from app.engine.model.session import Int8Kernels
-from app.engine.results import FailedItem, Prediction, Word
+from app.engine.predictions import FailedItem, Prediction, Word
 from app.engine.text.encoded_text import Overflow, Split
 from app.engine.text.preprocessing import Preprocessing
 from app.engine.text.tokens import Tokens

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 from app.api.inputs import NonEmpty, PairObject, Text, parse_texts
 from app.engine.model.model import Model
-from app.engine.results import Prediction
+from app.engine.predictions import Prediction
 from app.engine.text.pairs import Input
 
 

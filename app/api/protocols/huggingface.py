@@ -17,7 +17,7 @@ from app.api.protocols.common import INPUTS, AllTexts, LabelScore, ranking, whol
 from app.api.routing import Route
 from app.engine.classifier import Classification
 from app.engine.model.model import Model
-from app.engine.results import Prediction
+from app.engine.predictions import Prediction
 
 router = APIRouter(tags=["compatibility"], route_class=Route)
 

@@ -25,7 +25,7 @@ from app.api.routing import Route
 from app.api.validation import ByField
 from app.engine.classifier import Classification
 from app.engine.machine.gpu import CUDA
-from app.engine.results import Prediction
+from app.engine.predictions import Prediction
 from app.engine.text.encoded_text import TextOptions
 from app.engine.text.pairs import Input
 from app.errors import (

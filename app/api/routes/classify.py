@@ -16,7 +16,7 @@ from app.api.openapi.schemas import (
 )
 from app.api.routing import Route
 from app.engine import explanation
-from app.engine.results import item
+from app.engine.predictions import item
 from app.engine.text.encoded_text import TextOptions
 
 router = APIRouter(tags=["classification"], route_class=Route)

@@ -11,7 +11,7 @@ from app.api.openapi.document import ERRORS, documented, documented_body, exampl
 from app.api.openapi.schemas import TokenizeRequest, TokenizeResponse
 from app.api.routing import Route
 from app.engine.batching.admission import REQUEST_SHARE
-from app.engine.results import item
+from app.engine.predictions import item
 from app.engine.text.tokens import tokens_steps
 from app.errors import ServiceError
 

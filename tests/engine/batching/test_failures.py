@@ -7,7 +7,7 @@ import pytest
 
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.budget import TokenBudget
-from app.engine.batching.report import BatchReport
+from app.engine.batching.inference import BatchReport
 from app.errors import DeviceLost, InferenceFailed, NotReady, OutOfMemory, ServiceError
 from tests.support.batching import (
     Clock,

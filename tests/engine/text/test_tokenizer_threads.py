@@ -18,7 +18,7 @@ from app.engine.model.bundle import EMBEDDED_BUNDLE
 from app.engine.model.device import CPU
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
-from app.engine.text.word_cache import WordCache
+from app.engine.text.text_tokenizer import WordCache
 from app.main import create_app
 from tests.conftest import SET_BY_HAND
 

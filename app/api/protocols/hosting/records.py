@@ -14,7 +14,7 @@ from app.api.http_exchange import HttpRequest
 from app.api.json_document import INLINE_BYTES, parse_steps
 from app.api.protocols.hosting.instances import ACCEPTED, text_of
 from app.engine.batching.admission import REQUEST_SHARE
-from app.engine.results import Outcome, item
+from app.engine.predictions import Outcome, item
 from app.engine.text.pairs import Input
 from app.engine.worker import Steps, finish
 from app.errors import InvalidRequest, ServiceError, TooManyTexts
