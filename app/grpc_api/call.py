@@ -236,8 +236,8 @@ class Call(Exchange):
         if not self.method.streams:
             self.timing = timing(done)["server-timing"]
             super().classified(done, outcomes)
-        elif self.work is not None:
-            self.work.add_tokens(outcomes)
+        else:
+            self.add_tokens(outcomes)
 
     def _received(self, content: bytes, deadline: float) -> Received:
         try:

@@ -10,11 +10,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from app.api.answers import JsonAnswer, every_prediction, timing
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
-from app.api.inputs import as_list
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.protocols.common import INPUTS, AllTexts, LabelScore, ranking, whole
 from app.api.routing import Route
+from app.api.validation import as_list
 from app.engine.classifier import Classification
 from app.engine.model.model import Model
 from app.engine.predictions import Prediction

@@ -11,7 +11,6 @@ from pydantic_core import PydanticCustomError
 from app.api.answers import JsonAnswer, every_prediction, timing
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
-from app.api.inputs import NonEmpty, PairObject, Text, as_list, parse_texts, text_or_pair
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
 from app.api.openapi.schemas import Problem
@@ -22,7 +21,15 @@ from app.api.protocols.hosting.instances import (
     answer_instances,
 )
 from app.api.routing import Route
-from app.api.validation import ByField
+from app.api.validation import (
+    ByField,
+    NonEmpty,
+    PairObject,
+    Text,
+    as_list,
+    parse_texts,
+    text_or_pair,
+)
 from app.engine.classifier import Classification
 from app.engine.machine.gpu import CUDA
 from app.engine.predictions import Prediction

@@ -49,8 +49,7 @@ class StreamGroup:
         )
         outcomes = in_places(texts, results)
         self._exchange.asks(self._classifier.model.name, len(texts))
-        if self._exchange.work is not None:
-            self._exchange.work.add_tokens(outcomes)
+        self._exchange.add_tokens(outcomes)
         return b"".join(map(answer_line, self.lines, outcomes))
 
     @property

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from app.api.answers import JsonAnswer, timing, whole_failure
 from app.api.http_exchange import HttpRequest
-from app.api.inputs import NonEmpty, text_or_pair
+from app.api.validation import NonEmpty, text_or_pair
 from app.engine.predictions import FailedItem, Prediction, item
 from app.engine.text.encoded_text import Overflow, TextOptions
 from app.engine.text.pairs import Input

@@ -73,7 +73,7 @@ class JsonList(JsonLines):
     ends = (b"[", b"]")
 
 
-class Csv(Format):
+class CsvRecords(Format):
     """One column without a header: the text. The answer has three: label, score, error code."""
 
     media_type = "text/csv"
