@@ -78,7 +78,7 @@ async def best_labels(
     done = await request.exchange.classify(as_list(body.inputs), model=None)
     predictions = every_prediction(done.outcomes)
     scores = _scores(done.model, predictions, asked.function_to_apply)
-    ranked = [ranking(one)[: asked.top_k] for one in scores]
+    ranked = [ranking(by_label)[: asked.top_k] for by_label in scores]
     return ranked, done
 
 
@@ -91,6 +91,6 @@ def _scores(
     logits = [prediction["logits"] for prediction in predictions]
     if function == "none":
         return logits
-    rows = np.array([[*one.values()] for one in logits], dtype=np.float32)
+    rows = np.array([[*by_label.values()] for by_label in logits], dtype=np.float32)
     scores = model.scores(rows, function).tolist()
     return [dict(zip(model.labels, row, strict=True)) for row in scores]

@@ -153,7 +153,7 @@ async def predict(request: HttpRequest) -> Response:
     options = TextOptions("error" if body.truncate is False else "truncate")
     done = await request.exchange.classify(texts, model=None, options=options)
     predictions = every_prediction(done.outcomes)
-    batch = [ranking(one["logits" if body.raw_scores else "scores"]) for one in predictions]
+    batch = [ranking(p["logits" if body.raw_scores else "scores"]) for p in predictions]
     response = JsonAnswer(batch if isinstance(body.inputs, list) else batch[0], timing(done))
     response.headers.update(_headers(done, texts, predictions, started))
     return response

@@ -35,8 +35,8 @@ def _texts(value: Any) -> list[Input]:
     if not isinstance(value, list) or not value:
         raise PydanticCustomError("instances", "must be a list of at least one text")
     texts = []
-    for index, one in enumerate(value):
-        if (text := text_of(one)) is None:
+    for index, instance in enumerate(value):
+        if (text := text_of(instance)) is None:
             raise PydanticCustomError(
                 "instances",
                 "item {index}, counted from 0, must be {accepted}",

@@ -173,8 +173,8 @@ async def _classified(
     good = [text for text in texts if not isinstance(text, ServiceError)]
     bad = [text for text in texts if isinstance(text, ServiceError)]
     request.exchange.service.models.classifier(None).observer.predictions(bad)
-    found = (await request.exchange.classify(good, model=None)).outcomes if good else []
-    outcomes = in_places(texts, found)
+    classified = (await request.exchange.classify(good, model=None)).outcomes if good else []
+    outcomes = in_places(texts, classified)
     for outcome in outcomes:
         if isinstance(outcome, ServiceError) and outcome.status in TRY_AGAIN:
             # A new error, because other requests may share the original.
