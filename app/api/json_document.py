@@ -115,7 +115,7 @@ def _check_values(content: bytes, what: str, most: int) -> Steps[None]:
         yield
 
 
-_lock = threading.Lock()
+_pauses_lock = threading.Lock()
 _pauses = 0
 _was_enabled = False
 
@@ -129,7 +129,7 @@ def collector_paused() -> Iterator[None]:
     again after the last one.
     """
     global _pauses, _was_enabled
-    with _lock:
+    with _pauses_lock:
         if not _pauses:
             _was_enabled = gc.isenabled()
             gc.disable()
@@ -137,7 +137,7 @@ def collector_paused() -> Iterator[None]:
     try:
         yield
     finally:
-        with _lock:
+        with _pauses_lock:
             _pauses -= 1
             if not _pauses and _was_enabled:
                 gc.enable()
