@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app.engine.batching.report import BatchReport
+from app.engine.batching.inference import BatchReport
 from app.grpc_api.messages import METHODS
 from benchmarks.service import free_port
 from tests.conftest import Serve

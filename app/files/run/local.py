@@ -13,14 +13,12 @@ from typing import Any
 
 from app.config.settings import Settings
 from app.engine.batching.budget import TokenBudget
-from app.engine.batching.inference import out_of_memory
-from app.engine.batching.isolation import infer_each
+from app.engine.batching.inference import infer_each, out_of_memory
 from app.engine.loading import load_as_set
 from app.engine.machine.cpu import available_cpus, ways_to_share
 from app.engine.machine.gpu import CUDA
 from app.engine.model.bundle import MANIFEST, bundles_to_use, sha256
-from app.engine.predictions import Scored, outcomes_of, score_batch
-from app.engine.results import item
+from app.engine.predictions import Scored, item, outcomes_of, score_batch
 from app.engine.text.encoded_text import EncodedText, encode, encodings
 from app.engine.text.encoding import Encoding
 from app.engine.tuning.plan import RUNNERS_PER_GPU, tune

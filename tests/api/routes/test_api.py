@@ -101,7 +101,7 @@ def test_a_fault_in_a_route_is_a_problem_too(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A bug in a route is answered as a problem with an id; only the log has the cause."""
-    monkeypatch.setattr("app.engine.served_models.ServedModels.classifier", lambda *_: 1 / 0)
+    monkeypatch.setattr("app.engine.model_registry.ModelRegistry.classifier", lambda *_: 1 / 0)
     answer = client.post("/classify", json={"inputs": "love"}, headers={"x-request-id": "find-me"})
     assert (answer.status_code, answer.json()["code"]) == (500, "inference_failed")
     assert answer.headers["x-request-id"] == "find-me"

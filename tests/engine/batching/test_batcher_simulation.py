@@ -22,8 +22,8 @@ from app.engine.batching.admission import CAUTION, REQUEST_SHARE, SPEED_DECAY
 from app.engine.batching.batcher import FAILING_AFTER, MicroBatcher
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.fair_queue import LOOK_AHEAD
+from app.engine.batching.inference import BatchReport
 from app.engine.batching.pending import Answer
-from app.engine.batching.report import BatchReport
 from app.engine.batching.runners import HOPELESS_AFTER
 from app.errors import (
     RETRY_AFTER_S,

@@ -16,7 +16,7 @@ from app.engine.model.bundle import EMBEDDED_BUNDLE
 from app.engine.model.device import CPU
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
-from app.engine.text.word_cache import WordCache
+from app.engine.text.text_tokenizer import WordCache
 from tests.conftest import SET_BY_HAND
 
 # Prints how many threads were started by a list, and by single texts before it.

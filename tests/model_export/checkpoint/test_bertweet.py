@@ -20,7 +20,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from app.engine.model.bundle import Bundle, Precision
 from app.engine.model.load import load_model
 from app.engine.text.bertweet import _CHARACTERS, normalise_bertweet
-from app.engine.text.word_cache import WordCache
+from app.engine.text.text_tokenizer import WordCache
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.checkpoint.describe import describe

@@ -19,7 +19,7 @@ from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 from transformers import AutoTokenizer
 
 from app.engine.text.preprocessing import normalise_tweet
-from app.engine.text.word_cache import WordCache
+from app.engine.text.text_tokenizer import WordCache
 from app.errors import UserError
 from model_export.checkpoint.tokenizer import load_tokenizer
 

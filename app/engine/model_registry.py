@@ -26,7 +26,7 @@ FREE_AFTER_S = 0.1
 logger = logging.getLogger(__name__)
 
 
-class ServedModels:
+class ModelRegistry:
     """Classifiers by the names of their models. Requests that name no model go to the first.
 
     Use it on the event loop only. ``classifier_of`` makes the classifier of a loaded model.
