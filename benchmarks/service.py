@@ -41,6 +41,7 @@ class Server:
         while not (address := re.search(r"http://[\d.\[:\]]+:(\d+)", self.log)):
             line = self._process.stderr.readline()
             if not line:
+                self._process.communicate()
                 raise RuntimeError(f"the server did not start: {self.log}")
             self._lines.append(line)
         self.start_seconds = time.perf_counter() - started
