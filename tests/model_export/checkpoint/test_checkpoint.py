@@ -110,16 +110,17 @@ def _pickle_dump(bomb: _Bomb, path: Path) -> None:
     path.write_bytes(pickle.dumps({"bomb": bomb}))
 
 
+@pytest.mark.parametrize("read", [load_checkpoint, describe])
 @pytest.mark.parametrize("save", [_torch_save, _pickle_dump])
-def test_code_in_a_pickle_is_refused_and_never_run(
-    tmp_path: Path, save: Callable[[_Bomb, Path], None]
+def test_code_in_a_pickle_is_never_run(
+    tmp_path: Path, save: Callable[[_Bomb, Path], None], read: Callable[[Path], object]
 ) -> None:
-    """The line names the file and what to use instead; the file's code leaves no trace."""
+    """Neither by the export nor by describe: the file is refused and named, its code does nothing."""
     path = make_checkpoint(tmp_path / "made", "bert", pickled=True)
     target = tmp_path / "the code ran"
     save(_Bomb(target), path / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"pytorch_model\.bin .*more than plain tensors") as caught:
-        load_checkpoint(path)
+        read(path)
     assert "\n" not in str(caught.value)
     assert not target.exists()
 
@@ -197,12 +198,15 @@ def test_what_is_wrong_is_said_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("read", [load_checkpoint, describe])
 @pytest.mark.parametrize("name", ["nowhere", "file"])
-def test_a_source_that_is_no_directory(tmp_path: Path, name: str) -> None:
+def test_a_source_that_is_no_directory(
+    tmp_path: Path, name: str, read: Callable[[Path], object]
+) -> None:
     """A hub id or a file is not taken for a checkpoint, and no network is asked."""
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="is not a directory"):
-        load_checkpoint(tmp_path / name)
+        read(tmp_path / name)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint
+from model_export.checkpoint.describe import describe
 from model_export.export import export
 from tests.support.checkpoints import (
     CORPUS,
@@ -260,8 +261,9 @@ def test_what_an_index_names_wrongly_is_named(
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
     if held:
         save_file({name: torch.zeros(1) for name in held}, source / SHARD)
-    with pytest.raises(UserError, match=says):
-        load_checkpoint(source)
+    for read in (load_checkpoint, describe):
+        with pytest.raises(UserError, match=says):
+            read(source)
 
 
 def test_a_config_for_another_task(tmp_path: Path) -> None:
