@@ -115,7 +115,7 @@ def _pickle_dump(bomb: _Bomb, path: Path) -> None:
 def test_code_in_a_pickle_is_never_run(
     tmp_path: Path, save: Callable[[_Bomb, Path], None], read: Callable[[Path], object]
 ) -> None:
-    """Neither by the export nor by describe: the file is refused and named, its code does nothing."""
+    """Export and describe refuse the file in one line that names it, and its code does nothing."""
     path = make_checkpoint(tmp_path / "made", "bert", pickled=True)
     target = tmp_path / "the code ran"
     save(_Bomb(target), path / "pytorch_model.bin")
