@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
+import httpx2
 import pytest
 from fastapi.testclient import TestClient
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
@@ -239,8 +240,11 @@ def test_the_server_is_gone(bundle: Path, visits: Visits) -> None:
 
 def test_a_busy_server(bundle: Path, visits: Visits) -> None:
     """If the server refuses a request, the page says when to try again."""
-    with Process("--model", str(bundle), *BY_HAND, "--rate-limit", "1/minute") as process:
+    with Process("--model", str(bundle), *BY_HAND, "--rate-limit", "50/minute") as process:
         page = visits.open(process.url)
+        while httpx2.get(f"{process.url}/info").status_code != 429:
+            pass
+        classify(page, "love")
         expect(page.get_by_role("alert")).to_contain_text(re.compile(r"Try again in \d+ seconds?"))
         expect(page.get_by_role("alert")).to_contain_text("HTTP 429")
 

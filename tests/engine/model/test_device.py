@@ -16,7 +16,7 @@ from app.engine.model.device import CPU, Device
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.errors import UserError
-from app.files.local import LocalClassifier
+from app.files.run.local import LocalClassifier
 
 TWO_GPUS = CudaState(gpus=(CudaGpu("A100", 40 << 30), CudaGpu("L4", 24 << 30)))
 NO_DRIVER = CudaState(problem="no NVIDIA driver is found", cure="install the driver")

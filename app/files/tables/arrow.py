@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from app.errors import EmptyText
-from app.files.outputs import result_columns, result_values
-from app.files.table_classifier import ResultItem
-from app.files.tables import Text
+from app.files.tables.outputs import result_columns, result_values
+from app.files.tables.table import ResultItem, Text
 
 
 def texts(column: pa.Array) -> list[Text]:

@@ -5,7 +5,8 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -19,6 +20,7 @@ from app.errors import UserError
 CONNECT_S = 5.0
 # Ray reads these when it starts. It sends usage statistics by default, and its C++ code writes
 # warnings to standard error that users can do nothing about.
+SILENT = logging.CRITICAL + 1  # what failed is an exception as well, and becomes our one line
 VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
 
 
@@ -38,17 +40,34 @@ def connected(address: str) -> Iterator[None]:
     if address == "local":
         options = {"num_cpus": max(1, int(available_cpus())), "include_dashboard": False}
     try:
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+        with _silent_stderr():
+            ray.init(address, log_to_driver=False, logging_level=SILENT, **options)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise UserError(_unusable(address, error)) from error
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(SILENT)
     ray.data.DataContext.get_current().enable_progress_bars = sys.stderr.isatty()
     try:
-        yield
+        # Ray prints what happens to its nodes; the command itself prints nothing there.
+        with Path(os.devnull).open("w") as nothing, redirect_stdout(nothing):
+            yield
     except RayError as error:
         raise UserError(reason(error)) from error
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Hide what Ray's C++ code writes when it starts: a line on ``RAY_BACKEND_LOG_LEVEL``."""
+    kept = os.dup(2)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def in_cluster() -> bool:

@@ -22,15 +22,17 @@ from app.engine.model.bundle import (
     sha256,
 )
 from app.errors import CannotContinue, UserError
-from app.files.actor_share import Share
-from app.files.local import LocalClassifier
-from app.files.object_store import Directory
-from app.files.parts import Part, write_part
-from app.files.plan import PLAN, Plan, plan_digest
+from app.files.cluster.actor_share import Share
+from app.files.cluster.object_store import open_directory
+from app.files.cluster.parquet_parts import write_part
+from app.files.run.directory import RunDirectory
+from app.files.run.local import LocalClassifier
+from app.files.run.parts import Part
+from app.files.run.plan import PLAN, RunPlan, plan_digest
 
 
 @dataclass(frozen=True)
-class Job:
+class ActorTask:
     """What an actor needs to know. ``files`` and ``parts`` are references to Ray's objects."""
 
     settings: Settings
@@ -43,7 +45,12 @@ class Job:
 
     @classmethod
     def of(
-        cls, plan: Plan, directory: Directory, settings: Settings, bundle: Bundle, share: Share
+        cls,
+        plan: RunPlan,
+        directory: RunDirectory,
+        settings: Settings,
+        bundle: Bundle,
+        share: Share,
     ) -> Self:
         """Put the parts and the bundle where each node can fetch them."""
         changes: dict[str, Any] = {"device": "cuda"}  # LocalClassifier knows a GPU's runners
@@ -91,7 +98,7 @@ class Job:
             )
         if not self.settings.model and sha256(EMBEDDED_BUNDLE / MANIFEST) != self.manifest:
             raise UserError("its embedded model differs; install the same version")
-        saved = Directory(self.output).read(PLAN)
+        saved = open_directory(self.output).read(PLAN)
         if saved is None or plan_digest(json.loads(saved)) != self.plan:
             raise UserError(
                 f"{self.output} is not the directory that the command sees; --output must be on a "
@@ -99,26 +106,26 @@ class Job:
             )
 
 
-class Actor:
+class PartActor:
     """Classifies parts. It loads the model once.
 
     A fault is an answer and not an exception, because Ray would show the user a traceback of the
     actor.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, task: ActorTask) -> None:
+        self._task = task
         self._prepared = answered(self._prepare)()
 
-    def _prepare(self) -> tuple[LocalClassifier, Directory, list[Part]]:
-        self._job.check_node()
-        return self._job.classifier(), Directory(self._job.output), ray.get(self._job.parts)
+    def _prepare(self) -> tuple[LocalClassifier, RunDirectory, list[Part]]:
+        self._task.check_node()
+        return self._task.classifier(), open_directory(self._task.output), ray.get(self._task.parts)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         if self._prepared["fault"]:
             return self._prepared
         classifier, directory, planned = self._prepared["value"]
-        return answered(write_part)(planned[row["part"]], classifier, directory, self._job.plan)
+        return answered(write_part)(planned[row["part"]], classifier, directory, self._task.plan)
 
 
 def answered(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:

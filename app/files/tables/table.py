@@ -1,22 +1,27 @@
 """A table of texts, whatever the kind of its file. It is read in chunks of rows."""
 
 import json
+import math
 import stat
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from app.errors import ServiceError, UserError
-from app.files.unicode import well_formed
+from app.files.tables.unicode import well_formed
 
 # A chunk ends after so many rows: enough, sorted by length, for batches with little padding.
 CHUNK_ROWS = 2_000
 # Or after so many characters, which bounds the memory: a few chunks are in memory at a time.
 CHUNK_CHARS = 2_000_000
 Text = str | ServiceError  # the error says why the row has no text
+# The result of one text, as in the HTTP answer's ``results``: a prediction with ``label``,
+# ``score``, ``scores`` and more, or only ``error`` with ``code`` and ``message``.
+ResultItem = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +29,12 @@ class Place:
     """A place between two rows of a file.
 
     ``rows``, ``bytes`` and ``lines`` are before it; in a kind of file without lines, the last two
-    are 0. ``fraction`` is the part of the file before it, from 0 to 1.
+    are 0.
     """
 
     rows: int = 0
     bytes: int = 0
     lines: int = 0
-    fraction: float = field(default=0.0, compare=False)
 
 
 START = Place()
@@ -47,14 +51,13 @@ class Chunk:
     texts: list[Text]
     end: Place | None
 
-    @property
-    def fraction(self) -> float | None:
-        """The part of the file that has been read at the end; None if that is not known."""
-        return self.end.fraction if self.end else None
+
+# A chunk and the result of each of its texts, in order.
+ClassifiedChunk = tuple[Chunk, list[ResultItem]]
 
 
-class Source(Protocol):
-    """A file to read: a ``Path``, or a file of an object store."""
+class StoredFile(Protocol):
+    """A file of an object store."""
 
     @property
     def suffix(self) -> str:
@@ -67,16 +70,27 @@ class Source(Protocol):
             OSError: it cannot be read.
         """
 
+    def status(self) -> tuple[int, int]:
+        """Its size in bytes, and the time of its last change in nanoseconds."""
+
+
+# A file to read.
+TableSource = Path | StoredFile
+
 
 class Table(ABC):
     """Rows with named columns, one of which has the texts.
 
     ``types`` maps a column to the type of all its values except None; ``object`` if they differ.
+    ``ends`` is where each chunk ends, known before the first is read; of a stream, it is not known.
     """
 
-    def __init__(self, columns: Sequence[str], types: Mapping[str, type]) -> None:
+    def __init__(
+        self, columns: Sequence[str], types: Mapping[str, type], ends: Sequence[Place] = ()
+    ) -> None:
         self.columns = columns
         self.types = types
+        self.ends = ends
 
     @property
     def layout(self) -> Any:
@@ -84,27 +98,14 @@ class Table(ABC):
         return self.columns
 
     @abstractmethod
-    def chunks(self, skip: int = 0, start: Place = START) -> Iterator[Chunk]:
-        """The rows after ``start``, the end of a chunk, without the first ``skip`` of them.
+    def chunks(self, start: Place = START) -> Iterator[Chunk]:
+        """The rows after ``start``, the end of a chunk.
 
         Each call opens the file again.
 
         Raises:
             CannotContinue: the content of the file is not valid.
         """
-
-    def ends(self, rows: int) -> list[Place]:
-        """Divide the table after each ``rows`` rows or a little more: where these parts end.
-
-        Each of them is the end of a chunk. The last is the end of the file.
-        """
-        ends = [START]
-        last = START
-        for chunk in self.chunks():
-            last = chunk.end or last
-            if last.rows - ends[-1].rows >= rows:
-                ends.append(last)
-        return [*ends[1:], *([last] if last != ends[-1] else [])]
 
     @abstractmethod
     def records(self, rows: Any) -> list[dict[str, Any]]:
@@ -117,10 +118,31 @@ class Table(ABC):
     def json_objects(self, rows: Any) -> Iterator[str]:
         """Each row as a JSON object."""
         for record in self.records(rows):
-            yield json.dumps(well_formed(record), ensure_ascii=False, default=str)
+            yield json_text(record)
 
 
-def column_index(column: str, columns: Sequence[str], path: Source) -> int:
+def json_text(value: Any) -> str:
+    """The value as JSON; null for NaN and infinity and base64 for bytes, which JSON lacks."""
+    return json.dumps(_json_value(value), ensure_ascii=False, default=str)
+
+
+def _json_value(value: Any) -> Any:
+    match value:
+        case str():
+            return well_formed(value)
+        case bytes():
+            return b64encode(value).decode()
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {well_formed(name): _json_value(member) for name, member in value.items()}
+        case list() | tuple():
+            return [_json_value(member) for member in value]
+        case _:
+            return value
+
+
+def column_index(column: str, columns: Sequence[str], path: TableSource) -> int:
     """The position of the column.
 
     Raises:
@@ -132,13 +154,14 @@ def column_index(column: str, columns: Sequence[str], path: Source) -> int:
     return columns.index(column)
 
 
-def check_names(columns: Sequence[str], path: Source) -> None:
+def check_names(columns: Sequence[str], path: TableSource) -> None:
     """Refuse two columns of the same name: the output could hold only one of them.
 
     Raises:
         UserError: there are such columns.
     """
-    twice = [repr(name) for name, count in Counter(columns).items() if count > 1]
+    counts = Counter(map(well_formed, columns))
+    twice = [repr(name) for name, count in counts.items() if count > 1]
     if twice:
         raise UserError(
             f"{path} has several columns with the same name: {', '.join(twice)}; "

@@ -5,19 +5,14 @@ A lone surrogate is a byte that was not UTF-8 when it was read, or half of a sur
 
 import codecs
 import re
-from typing import Any
 
 # What "surrogateescape" makes of a byte that is not UTF-8.
 NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
-def well_formed(value: Any) -> Any:
-    """The same text with U+FFFD for each lone surrogate, also inside of dicts and lists."""
-    if isinstance(value, str):
-        return value.encode("utf-8", SURROGATEESCAPE_OR_REPLACE).decode("utf-8", "replace")
-    if isinstance(value, dict):
-        return {well_formed(key): well_formed(member) for key, member in value.items()}
-    return [well_formed(member) for member in value] if isinstance(value, list) else value
+def well_formed(text: str) -> str:
+    """The same text with U+FFFD for each lone surrogate."""
+    return text.encode("utf-8", SURROGATEESCAPE_OR_REPLACE).decode("utf-8", "replace")
 
 
 def _surrogateescape_or_replace(error: UnicodeError) -> tuple[str | bytes, int]:

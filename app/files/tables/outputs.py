@@ -4,29 +4,29 @@ import csv
 import json
 import shutil
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.files.table_classifier import ResultItem
-from app.files.tables import Chunk, Table
-from app.files.unicode import SURROGATEESCAPE_OR_REPLACE
+from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem, Table, json_text
+from app.files.tables.unicode import SURROGATEESCAPE_OR_REPLACE
 
 
-class Output(ABC):
-    """A kind of file. Each chunk is written to a file of its own, a part; then they are joined."""
+class OutputFormat(ABC):
+    """A kind of file with rows and their results."""
 
     @abstractmethod
-    def write(self, path: Path, chunk: Chunk, results: Sequence[ResultItem]) -> None:
-        """Write the chunk and its results as a part."""
+    def write(self, path: Path, chunks: Iterable[ClassifiedChunk]) -> None:
+        """Write a file."""
 
     @abstractmethod
     def join(self, parts: Iterable[Path], path: Path) -> None:
-        """Write the complete file from its parts."""
+        """Write the rows of several such files as one."""
 
 
-class TextOutput(Output):
-    """A file of text: ``header``, then the lines of each part."""
+class TextOutput(OutputFormat):
+    """A file of text: ``header``, then the lines of each row."""
 
     header = ""
 
@@ -34,16 +34,20 @@ class TextOutput(Output):
     def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
         """A line for each row, with its line end."""
 
-    def write(self, path: Path, chunk: Chunk, results: Sequence[ResultItem]) -> None:
+    def write(self, path: Path, chunks: Iterable[ClassifiedChunk]) -> None:
         errors = SURROGATEESCAPE_OR_REPLACE
         with path.open("w", encoding="utf-8", errors=errors, newline="") as file:
-            file.writelines(self.lines(chunk, results))
+            file.write(self.header)
+            for chunk, results in chunks:
+                file.writelines(self.lines(chunk, results))
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
+        header = self.header.encode("utf-8", SURROGATEESCAPE_OR_REPLACE)
         with path.open("wb") as whole:
-            whole.write(self.header.encode("utf-8", SURROGATEESCAPE_OR_REPLACE))
+            whole.write(header)
             for part in parts:
                 with part.open("rb") as file:
+                    file.seek(len(header))
                     shutil.copyfileobj(file, whole)
 
 
@@ -142,7 +146,7 @@ def _csv_line(cells: Sequence[Any]) -> str:
 
 
 def _csv_cell(value: Any) -> Any:
-    """JSON for the types that ``csv`` would write in Python's notation."""
-    if isinstance(value, bool | dict | list):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return value
+    """JSON for the types that ``csv`` would write in Python's notation, and base64 for bytes."""
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    return json_text(value) if isinstance(value, bool | dict | list) else value

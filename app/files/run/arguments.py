@@ -5,7 +5,9 @@ They are apart from the command itself, which loads slowly.
 
 import sys
 from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from app.config.settings import Settings
 
@@ -13,6 +15,39 @@ from app.config.settings import Settings
 SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".parquet")
 # Settings that apply only when the command loads a model itself.
 LOCAL = ("model", "device", "precision")
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifyOptions:
+    """The command's options. ``fault`` has checked that they fit together.
+
+    Without ``input``, the texts are ``texts``; without those, the lines of standard input.
+    Without ``output``, the results go to standard output. ``address`` is that of a Ray cluster:
+    ``auto``, ``local``, ``ray://HOST:PORT`` or ``HOST:PORT``.
+    """
+
+    texts: tuple[str, ...]
+    input: str | None
+    output: str | None
+    column: str
+    resume: bool
+    json: bool
+    url: str | None
+    address: str
+
+    @classmethod
+    def from_arguments(cls, arguments: Namespace) -> Self:
+        """The options as the command line gave them."""
+        return cls(
+            texts=tuple(arguments.texts),
+            input=arguments.input,
+            output=arguments.output,
+            column=arguments.column or "text",
+            resume=arguments.resume,
+            json=arguments.json,
+            url=arguments.url,
+            address=arguments.address or "auto",
+        )
 
 
 def add_arguments(classify: ArgumentParser) -> None:

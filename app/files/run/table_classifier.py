@@ -1,22 +1,17 @@
 """The interface of a classifier of tables: a model in this process, or a remote service."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Protocol
 
 from app.errors import InvalidRequest
-from app.files.tables import Chunk, Text
-from app.files.unicode import NOT_UTF8
+from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem, Text
+from app.files.tables.unicode import NOT_UTF8
 
 # While one chunk of a table is written, the next two are computed.
 READ_AHEAD_CHUNKS = 2
-# The result of one text, as in the HTTP answer's ``results``: a prediction with ``label``,
-# ``score``, ``scores`` and more, or only ``error`` with ``code`` and ``message``.
-ResultItem = Mapping[str, Any]
-# A chunk and the result of each of its texts, in order.
-ClassifiedChunk = tuple[Chunk, list[ResultItem]]
 
 
-class Classifier(Protocol):
+class TableClassifier(Protocol):
     """Classifies tables.
 
     ``labels`` are in the order of the model's scores. A run can be continued only by a

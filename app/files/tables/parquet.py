@@ -1,7 +1,6 @@
 """Parquet files. They need pyarrow, from the extra ``files``."""
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,36 +8,39 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from app.errors import CannotContinue, UserError, first_line
-from app.files.arrow import result_arrays, result_schema, texts
-from app.files.outputs import Output
-from app.files.table_classifier import ResultItem
-from app.files.tables import (
+from app.files.tables.arrow import result_arrays, result_schema, texts
+from app.files.tables.outputs import OutputFormat
+from app.files.tables.table import (
     CHUNK_ROWS,
     START,
     Chunk,
+    ClassifiedChunk,
     Place,
-    Source,
     Table,
+    TableSource,
     check_names,
     column_index,
+    json_text,
 )
-from app.files.unicode import well_formed
+from app.files.tables.unicode import well_formed
 
 ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
 
-class Parquet(Table):
+class ParquetTable(Table):
     """A Parquet file. ``rows`` are record batches, so that all columns keep their types."""
 
-    def __init__(self, path: Source, column: str) -> None:
+    def __init__(self, path: TableSource, column: str) -> None:
         try:
             with _opened(path) as file:
                 self.schema = file.schema_arrow
+                total = file.metadata.num_rows
         except (pa.ArrowException, OSError) as error:
             if getattr(error, "errno", None) is not None:
                 raise  # of the system; pyarrow's own errors do not name the file
             raise UserError(f"{path} cannot be read as Parquet: {first_line(error)}") from None
-        super().__init__(self.schema.names, dict.fromkeys(self.schema.names, object))
+        ends = [Place(min(end, total)) for end in range(CHUNK_ROWS, total + CHUNK_ROWS, CHUNK_ROWS)]
+        super().__init__(self.schema.names, dict.fromkeys(self.schema.names, object), ends)
         check_names(self.columns, path)
         self._path = path
         self._text_index = column_index(column, self.columns, path)
@@ -51,23 +53,12 @@ class Parquet(Table):
         """See ``Table``: the types count, too."""
         return self.schema.remove_metadata()
 
-    def chunks(self, skip: int = 0, start: Place = START) -> Iterator[Chunk]:
+    def chunks(self, start: Place = START) -> Iterator[Chunk]:
+        end = start.rows
         with _opened(self._path) as file:
-            total, end = file.metadata.num_rows, start.rows + skip
             for rows in self._batches(file, end):
                 end += rows.num_rows
-                column = rows.column(self._text_index)
-                yield Chunk(rows, texts(column), Place(end, fraction=end / total))
-
-    def ends(self, rows: int) -> list[Place]:
-        """See ``Table``. Only the footer of the file is read."""
-        with _opened(self._path) as file:
-            total = file.metadata.num_rows
-        whole_chunks = -(-rows // CHUNK_ROWS) * CHUNK_ROWS
-        return [
-            Place(min(end, total))
-            for end in range(whole_chunks, total + whole_chunks, whole_chunks)
-        ]
+                yield Chunk(rows, texts(rows.column(self._text_index)), Place(end))
 
     def records(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
         """See ``Table``. Dates and times are text, and durations are numbers in their unit.
@@ -115,32 +106,36 @@ class Parquet(Table):
             raise CannotContinue(f"{self._path} cannot be read: {first_line(error)}") from None
 
 
-class ParquetOutput(Output):
+class ParquetOutput(OutputFormat):
     """The table's columns, then the columns of results. Each chunk is a row group."""
 
     def __init__(self, table: Table, labels: Sequence[str]) -> None:
         self._table = table
         self._labels = labels
-        self._result_schema = result_schema(table.columns, labels)
-        if isinstance(table, Parquet):
+        names = [*map(well_formed, table.columns)]
+        self._result_schema = result_schema(names, labels)
+        if isinstance(table, ParquetTable):
             self._table_schema = table.schema
         else:
-            fields = [
-                (name, ARROW_TYPES.get(kind, pa.string())) for name, kind in table.types.items()
-            ]
-            self._table_schema = pa.schema(fields)
+            types = [ARROW_TYPES.get(kind, pa.string()) for kind in table.types.values()]
+            self._table_schema = pa.schema(zip(names, types, strict=True))
         self.schema = pa.schema(
             [*self._table_schema, *self._result_schema], metadata=self._table_schema.metadata
         )
 
-    def write(self, path: Path, chunk: Chunk, results: Sequence[ResultItem]) -> None:
+    def write(
+        self,
+        path: Path,
+        chunks: Iterable[ClassifiedChunk],
+        metadata: Callable[[], dict[bytes, str]] = dict,
+    ) -> None:
+        """See ``OutputFormat``. ``metadata`` is asked at the end what to write into the footer."""
         with pq.ParquetWriter(path, self.schema) as writer:
-            writer.write_batch(self.batch(chunk, results))
-
-    def batch(self, chunk: Chunk, results: Sequence[ResultItem]) -> pa.RecordBatch:
-        """The chunk's rows with their results."""
-        arrays = result_arrays(results, self._labels, self._result_schema)
-        return pa.record_batch([*self._table_arrays(chunk), *arrays], schema=self.schema)
+            for chunk, results in chunks:
+                arrays = result_arrays(results, self._labels, self._result_schema)
+                columns = [*self._table_arrays(chunk), *arrays]
+                writer.write_batch(pa.record_batch(columns, schema=self.schema))
+            writer.add_key_value_metadata(metadata())
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
         with pq.ParquetWriter(path, self.schema) as whole:
@@ -148,23 +143,19 @@ class ParquetOutput(Output):
                 whole.write_table(pq.read_table(part, schema=self.schema, use_threads=False))
 
     def _table_arrays(self, chunk: Chunk) -> list[pa.Array]:
-        if isinstance(self._table, Parquet):
+        if isinstance(self._table, ParquetTable):
             arrays: list[pa.Array] = chunk.rows.columns
             return arrays
         records = self._table.records(chunk.rows)
         return [
-            pa.array(
-                [
-                    _arrow_value(record.get(field.name), self._table.types[field.name])
-                    for record in records
-                ],
-                field.type,
+            pa.array([_arrow_value(record.get(name), kind) for record in records], field.type)
+            for field, (name, kind) in zip(
+                self._table_schema, self._table.types.items(), strict=True
             )
-            for field in self._table_schema
         ]
 
 
-def _opened(source: Source) -> pq.ParquetFile:
+def _opened(source: TableSource) -> pq.ParquetFile:
     file = source if isinstance(source, Path) else source.open("rb")
     # Spark's old timestamps (INT96) have microseconds. By default, they would be read as
     # nanoseconds, in which the year 9999 becomes 1816 without an error.
@@ -174,7 +165,7 @@ def _opened(source: Source) -> pq.ParquetFile:
 def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return kind in (pa.string(), pa.large_string(), pa.null())
+    return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 
 
 def _writable(kind: pa.DataType) -> pa.DataType:
@@ -199,4 +190,4 @@ def _arrow_value(value: Any, kind: type) -> Any:
     """The value for a column of type ``kind``; as JSON where the column's types are mixed."""
     if value is None or kind in (int, float, bool):
         return value
-    return well_formed(value if kind is str else json.dumps(value, ensure_ascii=False))
+    return well_formed(value) if kind is str else json_text(value)

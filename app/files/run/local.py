@@ -25,8 +25,7 @@ from app.engine.text.encoded_text import EncodedText, encode, encodings
 from app.engine.text.encoding import Encoding
 from app.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from app.errors import OutOfMemory, ServiceError, UserError, first_line
-from app.files.table_classifier import ClassifiedChunk
-from app.files.tables import Chunk
+from app.files.tables.table import Chunk, ClassifiedChunk
 
 # Padded tokens of a batch, unless the settings say otherwise or more was measured to be better.
 # A server may want smaller batches, to answer sooner. Files gain nothing from that, and each
@@ -90,7 +89,7 @@ class LocalClassifier:
     def classify(
         self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], None]
     ) -> Generator[ClassifiedChunk, None, None]:
-        """See ``Classifier``."""
+        """See ``TableClassifier``."""
         tokenizer, runners = ThreadPoolExecutor(1), ThreadPoolExecutor(self._runners)
         waiting: deque[tuple[Chunk, Future[_TokenizedChunk]]] = deque()
         try:

@@ -15,17 +15,17 @@ from pyspark.sql.types import NullType, StringType, StructType
 from app.config.settings import Settings
 from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, bundles_to_use, sha256
 from app.errors import UserError
-from app.files.arrow import result_arrays, result_schema, texts
-from app.files.local import LocalClassifier
-from app.files.table_classifier import READ_AHEAD_CHUNKS, with_reasons
-from app.files.tables import CHUNK_ROWS, Chunk
+from app.files.run.local import LocalClassifier
+from app.files.run.table_classifier import READ_AHEAD_CHUNKS, with_reasons
+from app.files.tables.arrow import result_arrays, result_schema, texts
+from app.files.tables.table import CHUNK_ROWS, Chunk
 
 # The directory inside of the archive that Spark copies to the nodes.
 BUNDLE = "bundle"
 
 
 @dataclass(frozen=True)
-class _Job:
+class _PartitionClassifier:
     """What Spark sends to its Python workers.
 
     ``bundle`` is the shipped bundle's name among Spark's files; None for the embedded bundle,
@@ -81,7 +81,7 @@ def classify(
     # Spark does not distinguish the cases of letters in the names of columns.
     taken = [*frame.columns, *map(str.lower, frame.columns)]
     results = result_schema(taken, labels)
-    job = _Job(
+    classify_partition = _PartitionClassifier(
         bundle=_shipped(frame, path, digest) if settings.model else None,
         digest=digest,
         text_index=_text_index(column, frame.schema),
@@ -90,7 +90,7 @@ def classify(
         settings=settings,
     )
     schema = StructType([*frame.schema, *from_arrow_schema(results)])
-    return frame.mapInArrow(job, schema)
+    return frame.mapInArrow(classify_partition, schema)
 
 
 def _text_index(column: str, schema: StructType) -> int:

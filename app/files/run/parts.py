@@ -1,33 +1,65 @@
-"""Divide files of texts into parts, and classify a part into a Parquet file.
+"""The parts of a run: divide files of texts into them.
 
 A part is done when its file exists, is of this plan, and has as many rows as planned. Whoever
 computes a part twice writes the same file twice. So each row of the input is in the output exactly
 once, whatever is killed.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
 from types import NoneType
-
-import pyarrow.parquet as pq
+from typing import Self
 
 from app.errors import CannotContinue, UserError
-from app.files.formats import table_opener
-from app.files.job import Tally
-from app.files.object_store import Directory, InputFile
-from app.files.parquet import ParquetOutput
-from app.files.table_classifier import READ_AHEAD_CHUNKS, Classifier, with_reasons
-from app.files.tables import START, Chunk, Place, Table
-from app.files.text_tables import Jsonl, common_type
+from app.files.tables.formats import table_opener
+from app.files.tables.table import START, Chunk, Place, Table, TableSource
+from app.files.tables.text_tables import JsonlTable, common_type
 
-# A part has about so many rows of a larger file: several chunks, so that reading and writing go on
-# beside the model; and few enough that little is lost with a machine.
+# A part on a cluster has about so many rows of a larger file: several chunks, so that reading and
+# writing go on beside the model; and few enough that little is lost with a machine.
 PART_ROWS = 20_000
-# The key of a part's tally and plan in the metadata of its Parquet file.
-METADATA_KEY = b"sentiment"
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of texts. A file whose ``size`` and ``mtime_ns`` are the same has not changed."""
+
+    source: TableSource
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """The file as it is now.
+
+        Raises:
+            OSError: it does not exist.
+        """
+        return cls(path, *_status(path))
+
+    def check_is_unchanged(self) -> None:
+        """Check that the file is still as it was.
+
+        Raises:
+            CannotContinue: it has changed.
+        """
+        try:
+            size, mtime_ns = _status(self.source)
+        except FileNotFoundError:
+            size = mtime_ns = -1
+        if (size, mtime_ns) != (self.size, self.mtime_ns):
+            raise CannotContinue(
+                f"{self.source} has changed since the start, so this run cannot be continued"
+            )
+
+
+def _status(source: TableSource) -> tuple[int, int]:
+    if not isinstance(source, Path):
+        return source.status()
+    status = source.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
@@ -46,15 +78,12 @@ class Piece:
             CannotContinue: the file has changed since it was planned.
         """
         left = self.rows
-        for chunk in self.table.chunks(start=self.start) if left else ():
+        for chunk in self.table.chunks(self.start) if left else ():
             left -= len(chunk.texts)
             yield chunk
             if left <= 0:
                 break
-        if left or not self.file.is_unchanged():
-            raise CannotContinue(
-                f"{self.file.source} has changed since the start, so this run cannot be continued"
-            )
+        self.file.check_is_unchanged()
 
 
 @dataclass(frozen=True)
@@ -71,19 +100,27 @@ class Part:
 
 
 def read_pieces(file: InputFile, column: str, rows: int) -> list[Piece]:
-    """Read a file once, check it as without an engine, and divide it into pieces of ``rows`` rows.
+    """Check a file by reading it once, and divide it into pieces of ``rows`` rows or a little more.
 
     Raises:
         UserError: the file cannot be used.
         OSError: it cannot be read.
     """
     table = table_opener(file.source.suffix)(file.source, column)
-    places = [START, *table.ends(rows)]
+    return pieces_of(file, table, rows)
+
+
+def pieces_of(file: InputFile, table: Table, rows: int) -> list[Piece]:
+    """Divide the file's table into pieces of ``rows`` rows or a little more; one if it has none."""
+    places = [START]
+    for end in table.ends:
+        if end.rows - places[-1].rows >= rows or end == table.ends[-1]:
+            places.append(end)
     pieces = [Piece(file, table, a, b.rows - a.rows) for a, b in pairwise(places)]
     return pieces or [Piece(file, table, START, 0)]
 
 
-def divide(files: Sequence[Sequence[Piece]], rows: int) -> list[Part]:
+def divide(files: Sequence[Sequence[Piece]], rows: int, suffix: str = ".parquet") -> list[Part]:
     """Parts of about ``rows`` rows from the pieces of all files, in order.
 
     A large file is in several parts, and small files share one.
@@ -98,33 +135,9 @@ def divide(files: Sequence[Sequence[Piece]], rows: int) -> list[Part]:
             groups.append([])
         groups[-1].append(piece)
     return [
-        Part(f"part-{number:05}-of-{len(groups):05}.parquet", pieces)
+        Part(f"part-{number:05}-of-{len(groups):05}{suffix}", pieces)
         for number, pieces in enumerate(groups)
     ]
-
-
-def write_part(part: Part, classifier: Classifier, directory: Directory, digest: str) -> int:
-    """Classify a part, write its file, and return its rows.
-
-    Raises:
-        UserError: the model failed, or an input cannot be read or has changed.
-        OSError: a file cannot be read or written.
-    """
-    tally = Tally()
-    output = ParquetOutput(part.pieces[0].table, classifier.labels)
-
-    def write(path: Path) -> None:
-        chunks = chain.from_iterable(piece.chunks() for piece in part.pieces)
-        results = classifier.classify(chunks, read_ahead=READ_AHEAD_CHUNKS, advance=lambda _: None)
-        with pq.ParquetWriter(path, output.schema) as writer:
-            for chunk, items in with_reasons(results):
-                writer.write_batch(output.batch(chunk, items))
-                tally.add(Tally.of(items))
-            metadata = json.dumps({"plan": digest, **vars(tally)})
-            writer.add_key_value_metadata({METADATA_KEY: metadata})
-
-    directory.write(part.name, write)
-    return tally.rows
 
 
 def share_columns(pieces: Sequence[Piece]) -> None:
@@ -136,7 +149,7 @@ def share_columns(pieces: Sequence[Piece]) -> None:
         UserError: other tables have different columns.
     """
     first = pieces[0]
-    if isinstance(first.table, Jsonl):
+    if isinstance(first.table, JsonlTable):
         types: dict[str, type] = {}
         for piece in pieces:
             for name, kind in piece.table.types.items():

@@ -8,18 +8,18 @@ from itertools import islice
 from typing import Any
 
 from app.errors import CannotContinue, InvalidRequest, UserError
-from app.files.tables import (
+from app.files.tables.table import (
     START,
     Chunk,
     Place,
-    Source,
     Table,
+    TableSource,
     Text,
     check_names,
     column_index,
     split_into_chunks,
 )
-from app.files.text_files import MAX_FIELD_CHARS, TextFile, check_is_utf8
+from app.files.tables.text_files import MAX_FIELD_CHARS, TextFile, check_is_utf8
 
 OTHER_DELIMITERS = (";", "\t", "|")
 # The cells at the beginning of a row that are as they must be, each with the comma behind it.
@@ -28,14 +28,14 @@ LINE_END = re.compile(r"\r\n|\r|\n")
 csv.field_size_limit(MAX_FIELD_CHARS)
 
 
-class Csv(Table):
+class CsvTable(Table):
     """A file of comma-separated values in UTF-8 with a header. Blank lines are skipped.
 
     The whole file is read once before its first chunk: a quote that is not closed must be found
     before hours of work, and not after them.
     """
 
-    def __init__(self, path: Source, column: str) -> None:
+    def __init__(self, path: TableSource, column: str) -> None:
         check_is_utf8(path)
         self._path = path
         with TextFile(path, "") as file:
@@ -51,15 +51,14 @@ class Csv(Table):
             super().__init__(header, dict.fromkeys(header, str))
             self._text_index = column_index(column, header, path)
             self._below_header = file.place(0)
-            for _ in rows:
-                pass
+        self.ends = [chunk.end for chunk in self.chunks() if chunk.end]
 
-    def chunks(self, skip: int = 0, start: Place = START) -> Iterator[Chunk]:
+    def chunks(self, start: Place = START) -> Iterator[Chunk]:
         start = self._below_header if start == START else start
         with TextFile(self._path, "", start) as file:
-            read = islice(self._rows(file, start.lines), skip, None)
+            read = self._rows(file, start.lines)
             rows = ((*self._checked(row, line), sum(map(len, row))) for line, row in read)
-            yield from split_into_chunks(rows, lambda done: file.place(start.rows + skip + done))
+            yield from split_into_chunks(rows, lambda done: file.place(start.rows + done))
 
     def records(self, rows: list[list[str]]) -> list[dict[str, Any]]:
         return [dict(zip(self.columns, row, strict=True)) for row in rows]
@@ -111,7 +110,7 @@ class Csv(Table):
         return [*row, *[""] * width][:width], error
 
 
-def _check_delimiter(path: Source, header: str, column: str) -> None:
+def _check_delimiter(path: TableSource, header: str, column: str) -> None:
     """Refuse a header that is a single column with commas, but several with another delimiter.
 
     Raises:

@@ -6,9 +6,8 @@ from itertools import tee
 from typing import Any
 
 from app.errors import CannotContinue, ServiceError, UserError
-from app.files.patient_client import ModelChanged, PatientClient
-from app.files.table_classifier import ClassifiedChunk, ResultItem
-from app.files.tables import Chunk, Text
+from app.files.run.patient_client import ModelChanged, PatientClient
+from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem, Text
 from sentiment_client import ItemError, Outcome, SentimentError
 
 BATCH_TEXTS = 32  # a service can classify so many texts within a deadline, even long ones
@@ -43,7 +42,7 @@ class RemoteClassifier:
     def classify(
         self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], None]
     ) -> Generator[ClassifiedChunk, None, None]:
-        """See ``Classifier``. With ``read_ahead``, the client decides how far it reads ahead."""
+        """See ``TableClassifier``. The client decides how far it reads ahead, if it may."""
         for group in [chunks] if read_ahead else ([chunk] for chunk in chunks):
             to_send, to_answer = tee(group)
             texts = (text for chunk in to_send for text in chunk.texts if isinstance(text, str))

@@ -1,6 +1,6 @@
 """Files and directories on this machine or in an object store, through pyarrow's file systems."""
 
-import json
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +12,9 @@ import pyarrow as pa
 from pyarrow import fs
 
 from app.errors import UserError, first_line
-from app.files.job import write_atomically
-from app.files.tables import Source
+from app.files.run.directory import LocalDirectory, RunDirectory
+from app.files.run.parts import InputFile
+from app.files.tables.table import TableSource
 
 # The stores in which people keep texts, of those that ``FileSystem.from_uri`` knows.
 SCHEMES = ("s3://", "gs://")
@@ -38,25 +39,13 @@ class ObjectFile:
         return PurePosixPath(self.path).suffix
 
     def open(self, mode: Literal["rb"]) -> Any:
-        """See ``Source``."""
+        """See ``StoredFile``."""
         return self.filesystem.open_input_file(self.path)
 
-
-@dataclass(frozen=True)
-class InputFile:
-    """A file of texts. A file whose ``size`` and ``mtime_ns`` are the same has not changed."""
-
-    source: Source
-    size: int
-    mtime_ns: int
-
-    def is_unchanged(self) -> bool:
-        """Whether the file is still as it was listed."""
-        if isinstance(self.source, ObjectFile):
-            info = self.source.filesystem.get_file_info(self.source.path)
-            return (info.size, info.mtime_ns) == (self.size, self.mtime_ns)
-        status = Path(str(self.source)).stat()
-        return (status.st_size, status.st_mtime_ns) == (self.size, self.mtime_ns)
+    def status(self) -> tuple[int, int]:
+        """See ``StoredFile``."""
+        info = self.filesystem.get_file_info(self.path)
+        return info.size, info.mtime_ns
 
 
 def list_files(address: str) -> list[InputFile]:
@@ -93,79 +82,66 @@ def list_files(address: str) -> list[InputFile]:
     return files
 
 
-class Directory:
-    """A directory to write files into. A file appears only when it is complete."""
+class StoreDirectory(RunDirectory):
+    """A directory of an object store, which shows an object only when it is whole."""
 
-    def __init__(self, address: str) -> None:
-        """See ``address`` as a directory, which need not exist.
-
-        Raises:
-            UserError: the address is not one of an object store, or it is a file.
-        """
-        self.filesystem, self.path = _located(address)
-        self._is_local = isinstance(self.filesystem, fs.LocalFileSystem)
-        # Another process may have another working directory.
-        self.address = self.path if self._is_local else address
-        if self.filesystem.get_file_info(self.path).type == fs.FileType.File:
-            raise UserError(f"{address} is a file; --output must be a directory")
-
-    def check_is_outside(self, address: str) -> None:
-        """Refuse to be inside of the directory of the input: results would become inputs.
-
-        Raises:
-            UserError: it is.
-        """
-        if f"{self.path}/".startswith(f"{_located(address)[1]}/"):
-            raise UserError(
-                f"--output {self.address} is inside of --input {address}; choose another"
-            )
+    def __init__(self, filesystem: fs.FileSystem, path: str, address: str) -> None:
+        super().__init__(address)
+        self.filesystem, self.store_path = filesystem, path
 
     def names(self) -> set[str]:
-        """The names in the directory; none if it does not exist."""
-        selector = fs.FileSelector(self.path, allow_not_found=True)
+        selector = fs.FileSelector(self.store_path, allow_not_found=True)
         return {info.base_name for info in self.filesystem.get_file_info(selector)}
 
     def create(self) -> None:
-        """Make the directory if it does not exist."""
-        self.filesystem.create_dir(self.path)
-
-    def location(self, name: str) -> str:
-        """The path of a file, for ``filesystem``."""
-        return f"{self.path}/{name}"
+        self.filesystem.create_dir(self.store_path)
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file; None if it does not exist."""
         try:
-            with self.filesystem.open_input_stream(self.location(name)) as stream:
+            with self.filesystem.open_input_stream(f"{self.store_path}/{name}") as stream:
                 content: bytes = stream.read()
                 return content
         except FileNotFoundError:
             return None
 
-    def write(self, name: str, write: Callable[[Path], None]) -> None:
-        """Write a file as ``write`` does it at a path on this machine.
-
-        There, it gets its name when it is complete. An object store shows an object only when it
-        is whole.
-        """
-        if self._is_local:
-            write_atomically(Path(self.location(name)), write)
-            return
+    def write(self, name: str, write: Callable[[Path], object]) -> None:
         with tempfile.TemporaryDirectory(prefix="sentiment-") as folder:
             path = Path(folder, name)
             write(path)
-            fs.copy_files(str(path), self.location(name), fs.LocalFileSystem(), self.filesystem)
-
-    def write_json(self, name: str, document: dict[str, Any]) -> None:
-        """Write a document that people can read."""
-        content = json.dumps(document, indent=1).encode()
-        self.write(name, lambda path: _write_bytes(path, content))
+            target = f"{self.store_path}/{name}"
+            fs.copy_files(str(path), target, fs.LocalFileSystem(), self.filesystem)
 
     def remove_leftovers(self) -> None:
-        """Remove what writers that were killed have left in a directory of results."""
-        if self._is_local:
-            for path in Path(self.path).glob("*.tmp"):
-                path.unlink(missing_ok=True)
+        """A store shows no object that is not whole, so there are none."""
+
+
+def open_directory(address: str) -> RunDirectory:
+    """The directory at an address, which need not exist.
+
+    Raises:
+        UserError: the address is not one of an object store, or it is a file.
+    """
+    filesystem, path = _located(address)
+    if filesystem.get_file_info(path).type == fs.FileType.File:
+        raise UserError(f"{address} is a file; --output must be a directory")
+    if isinstance(filesystem, fs.LocalFileSystem):
+        return LocalDirectory(Path(path))  # absolute: workers have another working directory
+    return StoreDirectory(filesystem, path, address)
+
+
+def check_is_outside(output: str, inputs: str) -> None:
+    """Refuse an output inside of the directory of the inputs: results would become inputs.
+
+    Raises:
+        UserError: it is.
+    """
+    places = [_located(address) for address in (output, inputs)]
+    path, base = (
+        os.path.realpath(path) if isinstance(filesystem, fs.LocalFileSystem) else path
+        for filesystem, path in places
+    )
+    if f"{path}/".startswith(f"{base}/"):
+        raise UserError(f"--output {output} is inside of --input {inputs}; choose another")
 
 
 def _located(address: str) -> tuple[fs.FileSystem, str]:
@@ -222,12 +198,8 @@ def _files(filesystem: fs.FileSystem, base: str, *, recursive: bool) -> list[fs.
 
 
 def _input_file(filesystem: fs.FileSystem, info: fs.FileInfo, address: str) -> InputFile:
-    source: Source = Path(info.path)
+    source: TableSource = Path(info.path)
     if not isinstance(filesystem, fs.LocalFileSystem):
         scheme = address.partition("://")[0]
         source = ObjectFile(filesystem, info.path, f"{scheme}://{info.path}")
     return InputFile(source, info.size, info.mtime_ns)
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
