@@ -54,6 +54,8 @@ def start_or_resume(directory: Path, recipe: Recipe) -> None:
         UserError: the base, a labelled file or a setting is another than when it was saved.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    for half in directory.glob("seed-*.tmp"):  # the training was killed while it saved
+        half.unlink()
     identity, path = _identity(recipe), directory / IDENTITY
     if not any(directory.glob("seed-*.pt")):
         path.write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")

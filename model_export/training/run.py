@@ -9,6 +9,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 
+from app.atomic_files import write_atomically
 from model_export.batches import batches
 from model_export.checkpoint.config import model_config, read_config
 from model_export.checkpoint.labels import SENTIMENTS
@@ -109,12 +110,7 @@ class Run:
             "schedule": self._schedule.state_dict(),
             "rng": torch.get_rng_state(),
         }
-        partial = self._state_path.with_suffix(".partial")
-        try:
-            torch.save(state, partial)
-            partial.replace(self._state_path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_atomically(self._state_path, lambda partial: torch.save(state, partial))
 
     def _resume(self) -> None:
         if not self._state_path.exists():
