@@ -26,6 +26,7 @@ INSTANCES: dict[str, Any] = {
     "null": None,
     "1,001 texts": ["ok"] * 1_001,
 }
+PARAMETERS: list[Any] = [[], None, {"overflow": "cut"}, {"overflow": "error"}]
 INVOCATIONS: dict[str, Any] = {
     "a text": {"inputs": GOOD},
     "a list": {"inputs": [GOOD, "meh"]},
@@ -62,7 +63,7 @@ REQUESTS = [
     ),
     *(
         post_value(f"instances: parameters {it}", V1, {"instances": [LONG], "parameters": it})
-        for it in ([], None, {"overflow": "cut"}, {"overflow": "error"})
+        for it in PARAMETERS
     ),
     *(post_value(f"invocations: {name}", "/invocations", it) for name, it in INVOCATIONS.items()),
     *(
