@@ -14,8 +14,8 @@ from app.config.settings import Settings, flag
 from app.config.sources import load_settings, sources
 from app.errors import UserError
 from app.extras import missing_extra
-from app.files import arguments as classify_arguments
-from app.files.arguments import LOCAL
+from app.files.run import arguments as classify_arguments
+from app.files.run.arguments import LOCAL, ClassifyOptions
 from app.server.process import open_standard_files, raise_file_limit
 
 # The words for values in --help, where the setting's name does not end with one.
@@ -171,12 +171,13 @@ def _classify(options: argparse.Namespace, settings: Settings) -> int:
     if fault := classify_arguments.fault(options, settings):
         print(f"sentiment: {fault}", file=sys.stderr)
         return 2
+    chosen = ClassifyOptions.from_arguments(options)
     if options.engine:
-        from app.files import ray_engine
+        from app.files.cluster import ray_run
 
-        ray_engine.classify(ray_engine.RayOptions.from_arguments(options), settings)
+        ray_run.classify(chosen, settings)
     else:
-        from app.files import command
+        from app.files.run import command
 
-        command.classify(command.Options.from_arguments(options), settings)
+        command.classify(chosen, settings)
     return 0

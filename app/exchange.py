@@ -15,7 +15,7 @@ from opentelemetry.context import attach, detach
 from opentelemetry.trace import set_span_in_context
 
 from app.engine.classifier import Classification
-from app.engine.results import Outcome
+from app.engine.predictions import Outcome
 from app.engine.text.encoded_text import DEFAULTS, TextOptions
 from app.engine.text.pairs import Input
 from app.errors import (
@@ -40,23 +40,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Work:
-    """The model and the number of texts; later, their tokens and the seconds of each stage.
+    """What was asked of a model: its name and the number of texts; then what the answer took.
 
-    The tokens are those of the texts that have a result, special ones included, before truncation.
+    ``tokens`` are those of the texts that have a result, special ones included, before truncation.
     """
 
     model: str
     texts: int
     tokens: int = 0
-    stages: dict[str, float] = field(default_factory=dict)
-
-    def add_tokens(self, outcomes: Iterable[Outcome]) -> None:
-        """Add the tokens of the texts that have a result."""
-        self.tokens += sum(o["tokens"] for o in outcomes if not isinstance(o, ServiceError))
-
-    def add_stages(self, done: Classification) -> None:
-        """Set the time of each stage."""
-        self.stages = done.stages
+    stages: dict[str, float] = field(default_factory=dict)  # seconds
 
 
 class Exchange(ABC):
@@ -184,8 +176,14 @@ class Exchange(ABC):
     def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
         """Note for the log the tokens of the texts, and the time of each stage."""
         if self.work is not None:
-            self.work.add_tokens(outcomes)
-            self.work.add_stages(done)
+            self.add_tokens(outcomes)
+            self.work.stages = done.stages
+
+    def add_tokens(self, outcomes: Iterable[Outcome]) -> None:
+        """Note for the log the tokens of the texts that have a result."""
+        if self.work is not None:
+            tokens = (o["tokens"] for o in outcomes if not isinstance(o, ServiceError))
+            self.work.tokens += sum(tokens)
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, which is cancelled if the client leaves.

@@ -8,7 +8,7 @@ from enum import IntEnum, auto
 from app.errors import NotReady, ShuttingDown
 
 
-class Stage(IntEnum):
+class LifecycleStage(IntEnum):
     """The stages of the service, in the order in which they happen."""
 
     STARTING = auto()
@@ -29,7 +29,7 @@ class Lifecycle:
         self._begin()
 
     def _begin(self) -> None:
-        self.stage = Stage.STARTING
+        self.stage = LifecycleStage.STARTING
         self.closing = asyncio.Event()  # set when long-lived streams must end
         self.stop_by = math.inf  # a time of time.monotonic: the end of the drain time
         self.results_lost = False  # time ran out before every accepted request had a result
@@ -38,13 +38,13 @@ class Lifecycle:
 
     def restart(self) -> None:
         """Go back to the first stage if the service has stopped; otherwise do nothing."""
-        if self.stage is Stage.STOPPED:
+        if self.stage is LifecycleStage.STOPPED:
             self._begin()
 
     @property
     def stopping(self) -> bool:
         """Whether the service is stopping or has stopped: it admits no new requests."""
-        return self.stage >= Stage.STOPPING
+        return self.stage >= LifecycleStage.STOPPING
 
     def check(self) -> None:
         """Return if the service admits requests.
@@ -53,7 +53,7 @@ class Lifecycle:
             NotReady: the service is still starting.
             ShuttingDown: the service is stopping or has stopped.
         """
-        if self.stage is Stage.STARTING:
+        if self.stage is LifecycleStage.STARTING:
             raise NotReady("the service is starting")
         if self.stopping:
             raise ShuttingDown()
@@ -70,20 +70,20 @@ class Lifecycle:
     def started(self) -> None:
         """Admit requests from now on, unless the service is already stopping."""
         if not self.stopping:
-            self.stage = Stage.READY
+            self.stage = LifecycleStage.READY
 
     def stop(self) -> None:
         """Admit no more requests. The first call starts the drain time."""
         if not self.stopping:
-            self.stage = Stage.STOPPING
+            self.stage = LifecycleStage.STOPPING
             self.stop_by = time.monotonic() + self._drain_s
 
     def close(self) -> None:
         """Stop, and tell long-lived streams to end."""
         self.stop()
-        self.stage = max(self.stage, Stage.CLOSING)
+        self.stage = max(self.stage, LifecycleStage.CLOSING)
         self.closing.set()
 
     def stopped(self) -> None:
         """Record that everything has ended. The service may then be started again."""
-        self.stage = Stage.STOPPED
+        self.stage = LifecycleStage.STOPPED

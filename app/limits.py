@@ -110,7 +110,7 @@ class Access:
                 retry_after_s=wait_s,
             )
         # All are compared, each in constant time, so that the time taken reveals nothing.
-        known = [hmac.compare_digest(digest.encode(), one) for one in digests]
+        known = [hmac.compare_digest(digest.encode(), accepted) for accepted in digests]
         if scheme.lower() != b"bearer" or not any(known):
             if given:
                 self._wrong_keys.hit(client[0])

@@ -7,11 +7,11 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.routing import APIRoute
 from fastapi.telemetry import TelemetryConfig
-from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from app.api.http_exchange import HttpExchange
+from app.api.http_exchange import application
 from app.api.kept_answers import KeptAnswers, Scrapes
 from app.api.openapi.components import with_components
 from app.api.protocols import huggingface, tei, vllm
@@ -19,7 +19,7 @@ from app.api.protocols.hosting import kserve, sagemaker, vertex
 from app.api.protocols.open_inference import repository
 from app.api.protocols.open_inference import routes as open_inference
 from app.api.routes import classify, operations, page, stream, tokenize
-from app.api.routing import Route, no_route
+from app.api.routing import no_route
 from app.config import platforms
 from app.config.platforms import VertexRoutes
 from app.config.settings import Settings
@@ -52,12 +52,11 @@ TAGS = [
 ]
 # FastAPI's telemetry is off. The service has its own, without the paths and queries of clients.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-ROUTERS = [
-    *(module.router for module in (classify, stream, tokenize, huggingface, tei)),
-    *(module.classifying for module in (vllm, sagemaker, kserve, open_inference)),
-    repository.router,  # before open_inference, whose models would be named stats
-    *(module.router for module in (vllm, sagemaker, kserve, open_inference, operations, page)),
-]
+# The names in paths of ``open_inference`` would also match those of ``repository``.
+ROUTES_OF = (
+    *(classify, stream, tokenize, huggingface, tei, vllm, sagemaker, kserve),
+    *(repository, open_inference, operations, page),
+)
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -119,17 +118,11 @@ class Application(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         """What each request passes before it reaches its route."""
         service: Service = self.state.service
-
-        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "http":
-                await HttpExchange(service, self.router, scope, receive, send).run()
-            else:
-                await self.router(scope, receive, send)
-
+        app = application(service, self.router)
         if not service.settings.cors_origins:
-            return answer
+            return app
         return CORSMiddleware(
-            answer,
+            app,
             allow_origins=service.settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
@@ -138,15 +131,16 @@ class Application(FastAPI):
 
 
 def _add_routes(app: FastAPI, service: Service, chosen: VertexRoutes) -> None:
-    routers = [*ROUTERS]
+    routers = [module.router for module in ROUTES_OF]
     if not service.settings.metrics_port:
         routers.append(operations.metrics_router)
     if service.settings.docs == "on":
         routers.append(page.docs_router)
     routes = [route for router in routers for route in router.routes]
     routes += vertex.router(chosen, routes).routes
+    routes.sort(key=_classifies, reverse=True)  # the first that matches answers: the usual one
     app.router.routes.extend(routes)
-    _expect_requests(service.metrics, routes)
+    _expect_requests(service.metrics, filter(_classifies, routes))
     for refusal in (BadRequest, HeadersTooLarge, UnsupportedTransferCoding):
         service.metrics.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)
 
@@ -158,7 +152,12 @@ def create_metrics_app(service: Service) -> FastAPI:
     return app
 
 
-def _expect_requests(metrics: Metrics, routes: Iterable[BaseRoute]) -> None:
+def _classifies(route: APIRoute) -> bool:
+    """Whether a deadline can pass, as only routes that compute document it."""
+    return DeadlineExceeded.status in route.responses
+
+
+def _expect_requests(metrics: Metrics, routes: Iterable[APIRoute]) -> None:
     """Create the metric series of requests for answers at 0, before the first request.
 
     Alerts and dashboard read them, and a rate misses the first increase of a series that did not
@@ -166,6 +165,5 @@ def _expect_requests(metrics: Metrics, routes: Iterable[BaseRoute]) -> None:
     clients that disconnect. The series of other routes appear with their first request.
     """
     for route in routes:
-        if isinstance(route, Route) and DeadlineExceeded.status in route.responses:
-            for status in (200, ClientDisconnected.status, *route.responses):
-                metrics.expect_request(route.path, "POST", int(status))
+        for status in (200, ClientDisconnected.status, *route.responses):
+            metrics.expect_request(route.path, "POST", int(status))

@@ -12,7 +12,7 @@ from app.engine.loading import Loaded
 from app.engine.machine.cpu import available_cpus
 from app.engine.machine.memory import available_memory
 from app.engine.model.model import Model
-from app.engine.served_models import ServedModels
+from app.engine.model_registry import ModelRegistry
 from app.engine.tuning.plan import ServingPlan
 from app.engine.worker import Worker
 from app.lifecycle import Lifecycle
@@ -41,7 +41,7 @@ class Service:
         self.started_at = int(time.time())  # Unix seconds
         self.metrics = Metrics()
         self.lifecycle = Lifecycle(settings.drain_ms / 1000)
-        self.models = ServedModels(settings, self.lifecycle, self.cpus, self._classifier_of)
+        self.models = ModelRegistry(settings, self.lifecycle, self.cpus, self._classifier_of)
         self.worker: Worker  # for work that would block the event loop; set by running()
         self.tracer: Tracer | None = None
         self.logs_requests = False  # set by running()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from app.engine.model.model import Model
-from app.files.local import sorted_batches
+from app.files.run.local import sorted_batches
 
 BATCH_TOKENS = (128, 256, 512)
 

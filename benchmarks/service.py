@@ -22,28 +22,31 @@ from prometheus_client.samples import Sample
 
 ROOT = Path(__file__).parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")
+WAIT_S = 60.0  # for the end of a process
 
 
 class Server:
     """A server that logs its address to standard error. The end of the ``with`` block stops it.
 
-    ``variables`` are added to its environment.
+    ``first_lines`` is what it logged up to its address; ``environment`` is in the place of ours.
     """
 
-    def __init__(self, *command: str, variables: Mapping[str, str] | None = None) -> None:
-        environment = os.environ | dict(variables or {})
+    def __init__(self, *command: str, environment: Mapping[str, str] | None = None) -> None:
         started = time.perf_counter()
         self._process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env=environment
         )
         assert self._process.stderr is not None
         self._lines: list[str] = []
-        while not (address := re.search(r"http://127\.0\.0\.1:(\d+)", self.log)):
+        while not (address := re.search(r"http://[\d.\[:\]]+:(\d+)", self.log)):
             line = self._process.stderr.readline()
             if not line:
+                self._process.communicate()
                 raise RuntimeError(f"the server did not start: {self.log}")
             self._lines.append(line)
         self.start_seconds = time.perf_counter() - started
+        self.first_lines = self.log
+        self._taken = len(self._lines)
         self.port = int(address[1])
         self.url = f"http://127.0.0.1:{self.port}"
         self.pid = self._process.pid
@@ -77,11 +80,11 @@ class Server:
         """Send a signal to the process."""
         self._process.send_signal(number)
 
-    def wait(self) -> int:
-        """Wait for the end and return the exit code. Then ``log`` is complete."""
-        code = self._process.wait()
+    def wait(self) -> tuple[int, str]:
+        """Wait for the end; the exit code, and what was logged after the first lines."""
+        code = self._process.wait(WAIT_S)
         self._reading.join()
-        return code
+        return code, "".join(self._lines[self._taken :])
 
     def cpu_seconds(self) -> float:
         """CPU time of the process until now."""
@@ -115,7 +118,7 @@ class Service(Server):
     ) -> None:
         where = ("--port", "0", "--model", str(bundle))
         command = (*program, "serve", *where, "--access-log", "off", *flags)
-        super().__init__(*command, variables=variables)
+        super().__init__(*command, environment=os.environ | dict(variables or {}))
 
     def metrics(self) -> dict[str, float]:
         """The value of each metric, summed over its labels."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from app.atomic_files import write_text_atomically
 from app.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, Manifest, sha256
 from app.engine.model.load import load_model
 from app.errors import UserError
@@ -91,18 +92,10 @@ def calibrate_bundle(
         document["variants"][precision] |= variant.model_dump(include={"calibration"})
     card = path / "README.md"
     edited = card.exists() and card.read_text(encoding="utf-8") != model_card(bundle.manifest)
-    _replace(path / MANIFEST, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    write_text_atomically(
+        path / MANIFEST, json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    )
     if edited:
         say(f"{card} was edited, so it stays; add this to it:\n{calibration_section(manifest)}")
     else:
-        _replace(card, model_card(manifest))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write the file completely or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        write_text_atomically(card, model_card(manifest))

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from app.config.settings import Settings
 from app.engine.model.model import Model
 from app.main import create_app
-from tests.support.serving import Gate
+from tests.support.serving import Gate, listening
 from tests.support.tiny_bundle import make_bundle
 
 # So that nothing is measured.
@@ -42,6 +42,19 @@ def serve(bundle: Path) -> Iterator[Serve]:
         def start(**settings: Any) -> TestClient:
             app = create_app(Settings(**{"model": (bundle,), **SET_BY_HAND, **settings}))
             return stack.enter_context(TestClient(app))
+
+        yield start
+
+
+@pytest.fixture
+def listen(bundle: Path) -> Iterator[Callable[..., int]]:
+    """Start the application with these settings on a port of its own; it ends with the test."""
+    with ExitStack() as stack:
+
+        def start(*, keep_alive_s: int = 5, **settings: Any) -> int:
+            app = create_app(Settings(**{"model": (bundle,), **SET_BY_HAND, **settings}))
+            url = stack.enter_context(listening(app, keep_alive_s=keep_alive_s))
+            return int(url.rpartition(":")[2])
 
         yield start
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from app.api.openapi.schemas import ModelVersion
 from app.engine.classifier import Classification
 from app.engine.model.model import Model
-from app.engine.results import Outcome, Prediction
+from app.engine.predictions import Outcome, Prediction
 from app.engine.text.pairs import Input
 from app.errors import ServiceError
 

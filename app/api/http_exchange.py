@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.problems import problem
 from app.errors import (
@@ -223,3 +223,15 @@ class HttpRequest(Request):
     def exchange(self) -> HttpExchange:
         """What the service knows of this request."""
         return cast(HttpExchange, self.scope["exchange"])
+
+
+def application(service: Service, router: APIRouter) -> ASGIApp:
+    """The router as an application of ASGI, with each request of HTTP as an exchange."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await HttpExchange(service, router, scope, receive, send).run()
+        else:
+            await router(scope, receive, send)
+
+    return answer

@@ -4,14 +4,17 @@ While Python parses, no other thread runs, because the parser keeps the global i
 (GIL). So the values of a long document are counted first, and a document of too many is refused.
 """
 
+import gc
 import json
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from app.api.garbage_collection import collector_paused
 from app.engine.worker import Steps, finish
 from app.errors import InvalidRequest
 
@@ -48,13 +51,19 @@ def parse(content: bytes, what: str, *, max_values: int = MAX_VALUES) -> Any:
     Raises:
         InvalidRequest: it is not JSON, or has more than ``max_values`` values, names and brackets.
     """
-    return finish(parse_steps(content, what, max_values=max_values))
+    if len(content) > max_values:
+        finish(_check_values(content, what, max_values))
+    return _parse(content, what)
 
 
 def parse_steps(content: bytes, what: str, *, max_values: int = MAX_VALUES) -> Steps[Any]:
     """The same as ``parse`` in steps. Only the last one depends on the length: 1 ms a megabyte."""
     if len(content) > max_values:
         yield from _check_values(content, what, max_values)
+    return _parse(content, what)
+
+
+def _parse(content: bytes, what: str) -> Any:
     # While many lists are made, the collector would look at all of them again and again.
     with collector_paused():
         try:
@@ -104,3 +113,31 @@ def _check_values(content: bytes, what: str, most: int) -> Steps[None]:
             raise InvalidRequest(f"{what} has more than {most} values, names and brackets")
         in_string = bool(quoted[-1]) if len(quoted) else in_string
         yield
+
+
+_pauses_lock = threading.Lock()
+_pauses = 0
+_was_enabled = False
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Turn the collector off inside the context, and on again after it if it was on before.
+
+    A body may hold a million lists. The collector would look at all of them again and again, which
+    takes a second in which no other request is answered. Pauses may overlap: the collector is on
+    again after the last one.
+    """
+    global _pauses, _was_enabled
+    with _pauses_lock:
+        if not _pauses:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _pauses += 1
+    try:
+        yield
+    finally:
+        with _pauses_lock:
+            _pauses -= 1
+            if not _pauses and _was_enabled:
+                gc.enable()

@@ -23,7 +23,7 @@ def accepted_encoding(request: HttpRequest, offered: Sequence[str] = ENCODINGS) 
     """The first of the ``offered`` encodings that the client accepts, or ""."""
     header = ",".join(request.headers.getlist("accept-encoding")).lower()
     accepts = {name: not q or q.strip("0.") != "" for name, q in ACCEPTED.findall(header)}
-    return next((one for one in offered if accepts.get(one, accepts.get("*"))), "")
+    return next((name for name in offered if accepts.get(name, accepts.get("*"))), "")
 
 
 class KeptAnswers:
@@ -59,7 +59,7 @@ async def _whole(request: HttpRequest, response: Response, encoding: str) -> Mes
     if encoding:
         app = CompressMiddleware(response, minimum_size=COMPRESS_BYTES)
     await app({**request.scope, "headers": headers}, request.receive, send)
-    others = [one for one in whole["headers"] if one[0] != b"content-length"]
+    others = [header for header in whole["headers"] if header[0] != b"content-length"]
     if len(others) == len(whole["headers"]):  # it was sent in pieces
         whole["headers"] = [*others, (b"content-length", b"%d" % len(whole["body"]))]
     return whole

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from app.api.inputs import text_or_pair
 from app.api.json_document import parse
-from app.engine.results import Outcome, item
+from app.api.validation import text_or_pair
+from app.engine.predictions import Outcome, item
 from app.engine.text.pairs import Input
 from app.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
 

@@ -1,10 +1,21 @@
-"""Validates parsed bodies by pydantic models, with errors that say what was wrong."""
+"""Validates parsed bodies, and the texts in them, with errors that say what was wrong."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, NotRequired, Protocol, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
 
+from app.engine.text.pairs import Input, TextPair
+from app.engine.text.preprocessing import VISIBLE
 from app.errors import InvalidRequest, plain_words
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -26,6 +37,27 @@ class Schema(Protocol[Validated]):
 
     def model_validate(self, obj: Any, /) -> Validated:
         """The body as a model."""
+
+
+class RequestBody(BaseModel):
+    """A JSON object without unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, body: Any) -> Any:
+        # Pydantic's own check reports every unknown field. A hostile body can have a million of
+        # them, and the check would take seconds.
+        known = cls.__pydantic_fields__
+        if isinstance(body, dict) and not known.keys() >= body.keys():
+            unknown = next(name for name in body if name not in known)
+            raise PydanticCustomError(
+                "unknown_field",
+                "unknown field {name}; the accepted fields are {accepted}",
+                {"name": ascii(unknown[:40]), "accepted": ", ".join(known)},
+            )
+        return body
 
 
 class ByField:
@@ -77,3 +109,77 @@ def _first_fault(error: ValidationError) -> str:
     if place:
         return f"{place} {plain_words(fault['msg'])}"
     return fault["msg"] if fault["type"] == "unknown_field" else NO_OBJECT
+
+
+PAIR = '{"text": ..., "text_pair": ...}'
+
+Item = TypeVar("Item")
+# OpenAPI has a list of strings or one of objects. An object alone and a list of both are accepted,
+# too, but generators of clients would write code for them that does not compile.
+NonEmpty = Annotated[list[Item], Field(min_length=1)]
+
+# A text that is accepted as the only text of a request. The pattern is only for OpenAPI: the model
+# checks each text, so that each bad text gets its own error.
+Text = Annotated[str, Field(pattern=rf"^[^\x00]*{VISIBLE.pattern}[^\x00]*$")]
+
+
+class PairObject(TypedDict):
+    """A text, and a second text that the model judges together with it.
+
+    Only models with `text_pairs` (see `GET /models`) take a second text.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    text: Annotated[str, Field(description="the text")]
+    text_pair: NotRequired[Annotated[str | None, Field(description="the second text")]]
+
+
+def parse_texts(value: Any) -> Input | list[Input]:
+    """One text or pair, or a list of at least one.
+
+    Raises:
+        PydanticCustomError: it is something else.
+    """
+    if not isinstance(value, list):
+        return _text(value)
+    if not value:
+        raise PydanticCustomError("texts", "must hold at least one text")
+    if all(isinstance(text, str) for text in value):
+        return value
+    return [_text(item) for item in value]
+
+
+def text_or_pair(text: Any, text_pair: Any = None) -> Input | None:
+    """The text, or the pair if there is a second one. None if one of them is not a string."""
+    if not isinstance(text, str):
+        return None
+    if text_pair is None:
+        return text
+    return TextPair(text, text_pair) if isinstance(text_pair, str) else None
+
+
+def as_list(inputs: Input | list[Input]) -> list[Input]:
+    """The texts of a request, of which there may be only one."""
+    return inputs if isinstance(inputs, list) else [inputs]
+
+
+def _text(value: Any) -> Input:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and value.keys() <= PairObject.__annotations__.keys():
+        text = text_or_pair(value.get("text"), value.get("text_pair"))
+        if text is not None:
+            return text
+    raise PydanticCustomError(
+        "texts", "must be a string, an object {accepted}, or a list of these", {"accepted": PAIR}
+    )
+
+
+Texts = Annotated[
+    Input | list[Input],
+    PlainValidator(
+        parse_texts,
+        json_schema_input_type=Text | NonEmpty[str] | NonEmpty[PairObject],
+    ),
+]

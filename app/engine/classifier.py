@@ -13,13 +13,12 @@ from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.cache import ResultCache
 from app.engine.batching.fair_queue import LOOK_AHEAD
+from app.engine.batching.inference import BatchReport
 from app.engine.batching.pending import Answer
-from app.engine.batching.report import BatchReport
 from app.engine.health import Health
 from app.engine.model.model import Model
 from app.engine.observer import STAGES, CountingFailures, Gauges, Observer
-from app.engine.predictions import Scored, outcomes_of, score_batch
-from app.engine.results import Outcome
+from app.engine.predictions import Outcome, Scored, outcomes_of, score_batch
 from app.engine.text.encoded_text import (
     CHARS_PER_TEXT,
     DEFAULTS,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from app.engine.classifier import Classification, Classifier
 from app.engine.observer import CountingFailures
-from app.engine.results import Outcome, Prediction, Word
+from app.engine.predictions import Outcome, Prediction, Word
 from app.engine.text.encoded_text import DEFAULTS
 from app.errors import EmptyText, ServiceError, TextTooLong, TooManyTexts
 

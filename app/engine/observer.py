@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.engine.batching.report import BatchReport
-from app.engine.results import Outcome
+from app.engine.batching.inference import BatchReport
+from app.engine.predictions import Outcome
 from app.errors import ClientDisconnected, ServiceError
 
 # The stages of a request in the engine, in their order.

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from app.api.answers import timing
 from app.api.routes.stream import IDLE_S
 from app.engine.classifier import Classification
-from app.engine.results import Outcome
+from app.engine.predictions import Outcome
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -236,8 +236,8 @@ class Call(Exchange):
         if not self.method.streams:
             self.timing = timing(done)["server-timing"]
             super().classified(done, outcomes)
-        elif self.work is not None:
-            self.work.add_tokens(outcomes)
+        else:
+            self.add_tokens(outcomes)
 
     def _received(self, content: bytes, deadline: float) -> Received:
         kind, most = self.method.request, FIELDS + self.service.settings.max_texts

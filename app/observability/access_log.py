@@ -46,5 +46,5 @@ def trace_id(span: trace.Span | None, headers: Mapping[bytes, bytes]) -> str | N
     """The id of the request's trace, ours or its caller's, as 32 hexadecimal digits, or None."""
     if span is not None and span.is_recording():
         return f"{span.get_span_context().trace_id:032x}"
-    found = TRACEPARENT.fullmatch(headers.get(b"traceparent", b"").decode("latin-1"))
-    return found[1] if found else None
+    caller = TRACEPARENT.fullmatch(headers.get(b"traceparent", b"").decode("latin-1"))
+    return caller[1] if caller else None

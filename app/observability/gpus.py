@@ -80,7 +80,7 @@ class GpuCollector(Collector):
 
     def __init__(self) -> None:
         self._nvml: Nvml | None = None
-        self._found: list[Gpu] = []
+        self._gpus: list[Gpu] = []
         self._reading: Future[list[Gpu]] | None = None
         self._absent = False
 
@@ -98,13 +98,13 @@ class GpuCollector(Collector):
             try:
                 thread.start()
             except RuntimeError:  # no more threads: this scrape goes without
-                self._found = []
+                self._gpus = []
                 return
             self._reading = reading
         current = self._reading  # another scrape may begin the next one meanwhile
         done, _ = await asyncio.wait([asyncio.wrap_future(current)], timeout=WAIT_S)
         silent = self._nvml.names.items() if self._nvml else ()
-        self._found = current.result() if done else [Gpu(*one) for one in silent]
+        self._gpus = current.result() if done else [Gpu(index, name) for index, name in silent]
 
     def _read(self, reading: Future[list[Gpu]]) -> None:
         try:
@@ -125,7 +125,7 @@ class GpuCollector(Collector):
         )
         for name, text, value_of in shown:
             family = GaugeMetricFamily(f"sentiment_gpu_{name}", text, labels=LABELS)
-            for gpu in self._found:
+            for gpu in self._gpus:
                 if (value := value_of(gpu)) is not None:
                     family.add_metric((str(gpu.index), gpu.name), value)
             if family.samples:

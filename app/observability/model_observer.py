@@ -4,10 +4,10 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 
-from app.engine.batching.report import BatchReport
+from app.engine.batching.inference import BatchReport
 from app.engine.model.model import Model
 from app.engine.observer import STAGES, Gauges
-from app.engine.results import Outcome
+from app.engine.predictions import Outcome
 from app.errors import OUTCOMES, REJECTIONS, ServiceError
 from app.observability.metrics import Metrics
 from app.observability.traces import Tracer, current_tag

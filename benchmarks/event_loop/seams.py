@@ -23,7 +23,7 @@ SEAMS = (
     (UVICORN, "RequestResponseCycle.run_asgi", ASGI),
     ("app.api.body", "read_body", BODY),
     ("app.api.body", "checked", VALIDATION),
-    ("app.api.answers", "classify_texts", CLASSIFIER),
+    ("app.exchange", "Exchange.classify", CLASSIFIER),
     ("app.engine.classifier", "Classifier._encode", TOKENISE),
     ("app.engine.batching.batcher", "MicroBatcher.check_admission", BATCHER),
     ("app.engine.batching.batcher", "MicroBatcher.submit", BATCHER),

@@ -33,12 +33,12 @@ PARTS = 12
 ELSEWHERE = """
 from dataclasses import replace
 from pathlib import Path
-from app.files import ray_engine
-job_of = ray_engine.Job.of
+from app.files.cluster import ray_run
+task_of = ray_run.ActorTask.of
 def elsewhere(*arguments):
-    job = job_of(*arguments)
-    return replace(job, settings=job.settings.model_copy(update={"model": (Path("/nowhere"),)}))
-ray_engine.Job.of = elsewhere
+    task = task_of(*arguments)
+    return replace(task, settings=task.settings.model_copy(update={"model": (Path("/nowhere"),)}))
+ray_run.ActorTask.of = elsewhere
 """
 GENERATE, COMPARE = (Path(__file__).with_name(f"{name}.py") for name in ("texts", "compare"))
 
@@ -92,6 +92,8 @@ def check_kills(python: Path, cluster: Cluster, folder: Path, rows: int) -> None
     print(f"killed the command after {_parts(output)} parts", flush=True)
     assert not (output / "_SUCCESS").exists(), "it was complete before; use more --rows"
     cluster.add_worker()
+    lines = first.process.stdout.read() if first.process.stdout else ""
+    assert not lines, lines
     print("continued:", Run(python, [*arguments, "--resume"]).result(), flush=True)
 
 

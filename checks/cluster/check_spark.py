@@ -100,7 +100,7 @@ def _plain(source: Path, target: Path) -> tuple["pa.Table", float]:
 
 def _check_local(source: Path, expected: "pa.Table", plain_s: float) -> None:
     """Spark in this process, with the embedded model: bits, reuse of workers, throughput."""
-    from app.files import spark as job
+    from app.files.cluster import spark as job
 
     target = str(source.with_name("spark.parquet"))
     with _session(f"local[{CPUS}]") as session:
@@ -128,7 +128,7 @@ def _loads(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
     """How often this Python worker has loaded a model, once for each partition."""
     import pyarrow as pa
 
-    from app.files.spark import _classifier
+    from app.files.cluster.spark import _classifier
 
     for _ in batches:
         pass
@@ -139,7 +139,7 @@ def _check_executors(source: Path, expected: "pa.Table", directory: Path) -> Non
     """Two executors that get the bundle from the driver, while Python workers are killed."""
     from app.config.settings import Settings
     from app.engine.model.bundle import EMBEDDED_BUNDLE
-    from app.files import spark as job
+    from app.files.cluster import spark as job
 
     bundle = directory / "my-bundle"
     shutil.copytree(EMBEDDED_BUNDLE, bundle)

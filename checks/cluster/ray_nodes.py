@@ -16,7 +16,7 @@ from benchmarks.service import ROOT, free_port
 COMMAND = """
 import sys
 from app.cli import main
-from app.files import parts
+from app.files.run import parts
 parts.PART_ROWS = int(sys.argv.pop(1))
 exec(sys.argv.pop(1))
 sys.exit(main())
@@ -104,23 +104,30 @@ class Run:
         command: list[str | Path] = [python, "-c", COMMAND, rows, first, "classify", *others]
         self._started = time.monotonic()
         self.process = subprocess.Popen(
-            command, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command,
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
 
     def result(self) -> str:
-        """Wait for its end and return its summary."""
-        _, errors = self.process.communicate(timeout=1_800)
+        """Wait for its end and return its summary, which must be all that it writes."""
+        errors, _ = self.process.communicate(timeout=1_800)
         self.seconds = time.monotonic() - self._started
         assert self.process.returncode == 0, errors
         lines = errors.splitlines()
-        first = next(n for n, line in enumerate(lines) if " rows in " in line)
-        return "; ".join(" ".join(line.split()) for line in lines[first:])
+        assert " rows in " in lines[0], errors
+        return "; ".join(" ".join(line.split()) for line in lines)
 
     def error(self) -> str:
-        """Wait for its end and return the line that says why it failed."""
-        _, errors = self.process.communicate(timeout=180)
+        """Wait for its end and return the line that says why it failed; there must be no other."""
+        errors, _ = self.process.communicate(timeout=180)
         assert self.process.returncode == 1, errors
-        return next(line for line in errors.splitlines() if line.startswith("sentiment: "))
+        (line,) = errors.splitlines()
+        assert line.startswith("sentiment: "), errors
+        return line
 
 
 def wait(

@@ -146,6 +146,12 @@ def containers(one: Object) -> list[Object]:
     return found
 
 
+def only(objects: Sequence[Object], kind: str) -> Object:
+    """The one object of this kind."""
+    (found,) = (one for one in objects if one["kind"] == kind)
+    return found
+
+
 def kubectl(overlay: Path) -> list[Object] | None:
     """The objects that kubectl renders for an overlay; None if kubectl is not installed."""
     if not (command := shutil.which("kubectl")):

@@ -69,7 +69,7 @@ def _soak(
     faults = Faults(traffic, service.pid, truth.model.name, seed + 2)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         capacity, at_rest = runner.run(_ask(service, traffic, faults, watch, 60 * minutes))
-    code = service.wait()
+    code, _ = service.wait()
     for line in service.log.splitlines():
         if "Traceback" in line:
             tally.failed("tracebacks in the log", line)

@@ -11,8 +11,7 @@ from app.config.settings import Settings
 from app.engine.explanation import contributions, without_each, word_spans
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.model.load import load_model
-from app.engine.predictions import outcomes_of, score_batch
-from app.engine.results import Outcome, Prediction, item
+from app.engine.predictions import Outcome, Prediction, item, outcomes_of, score_batch
 from app.engine.text.encoded_text import DEFAULTS, TextOptions, encode, encodings
 from benchmarks.texts import texts_of, tweet_lengths
 

@@ -23,7 +23,7 @@ from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 from transformers import BertweetTokenizer, PreTrainedTokenizerFast
 
-from app.engine.text.word_cache import BERTWEET_WORD
+from app.engine.text.text_tokenizer import BERTWEET_WORD
 from app.errors import UserError
 from model_export.checkpoint.layout import read_json
 

@@ -15,7 +15,7 @@ from app.engine.text.preprocessing import Preprocessing
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.bertweet import embed_unknown_pieces, normalises
-from model_export.checkpoint.config import check_task, read_config
+from model_export.checkpoint.config import check_task, model_config, read_config
 from model_export.checkpoint.labels import MULTI_LABEL, canonical_labels, read_labels
 from model_export.checkpoint.layout import (
     CONFIG_FILE,
@@ -24,7 +24,6 @@ from model_export.checkpoint.layout import (
     read_json,
     shards,
 )
-from model_export.checkpoint.model_config import model_config
 from model_export.checkpoint.source import origin
 from model_export.checkpoint.tokenizer import check_vocabulary, load_tokenizer
 from model_export.checkpoint.weights import Fit, load_weights
@@ -113,6 +112,7 @@ def load_checkpoint(
     tokenizer = load_tokenizer(path)
     check_vocabulary(tokenizer, model.config.vocab_size, str(path))
     embed_unknown_pieces(model, tokenizer)
+    parts = shards(path / weights)
     return Checkpoint(
         path=path,
         model=model.eval(),
@@ -121,7 +121,7 @@ def load_checkpoint(
         labels=spelled if labels is not None else canonical_labels(spelled),
         max_tokens=longest or limit,
         preprocessing=preprocessing or trained_preprocessing(path),
-        files=_digests(path, [*side_files, weights, *shards(path / weights)]),
+        files={name: sha256(path / name) for name in sorted({*side_files, weights, *parts})},
     )
 
 
@@ -185,7 +185,3 @@ def trained_preprocessing(path: Path) -> Preprocessing:
     names = f"{name} {config.get('_name_or_path', '')}".lower()
     recorded = config.get("preprocessing", "tweet" if "twitter" in names else "none")
     return next((known for known in get_args(Preprocessing) if known == recorded), "none")
-
-
-def _digests(path: Path, names: Sequence[str]) -> dict[str, str]:
-    return {name: sha256(path / name) for name in sorted(set(names))}

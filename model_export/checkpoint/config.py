@@ -59,6 +59,16 @@ def read_config(directory: Path, where: str) -> dict[str, Any]:
     return config
 
 
+def model_config(entries: Mapping[str, Any]) -> Any:
+    """The config of transformers that has these entries, which are checked.
+
+    Its own reader would open the file again, and takes no byte order mark.
+    """
+    from transformers import CONFIG_MAPPING  # only where a model or a tokenizer is made
+
+    return CONFIG_MAPPING[entries["model_type"]].from_dict(dict(entries))
+
+
 def check_task(config: Mapping[str, Any], where: str) -> None:
     """Check that the config is that of a sequence classifier.
 

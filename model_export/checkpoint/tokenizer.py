@@ -33,8 +33,7 @@ from transformers import AutoTokenizer, BertweetTokenizer, PreTrainedTokenizerFa
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES, SENTENCEPIECE
 from model_export.checkpoint.bertweet import fast_tokenizer, unknown_pieces
-from model_export.checkpoint.config import read_config
-from model_export.checkpoint.model_config import model_config
+from model_export.checkpoint.config import model_config, read_config
 from model_export.checkpoint.sentencepiece_form import follow_sentencepiece
 
 

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, recall_score
 
 
@@ -80,11 +82,10 @@ def score(
     """
     present = [label for label in labels if label in set(gold)]
     recalls = recall_score(gold, predicted, labels=present, average=None, zero_division=0)
-    whole = _figures(gold, predicted, labels)
-    by_group = {
-        name: _figures(*_of_group(gold, predicted, groups, name), labels)
-        for name in sorted(set(groups))
-    }
+    texts = np.array([gold, predicted])
+    whole = _figures(texts, labels)
+    group_of = np.array(groups)
+    by_group = {name: _figures(texts[:, group_of == name], labels) for name in sorted(set(groups))}
     parts = list(by_group.values()) or [whole]
     return Scores(
         **asdict(whole),
@@ -101,7 +102,9 @@ def score(
     )
 
 
-def _figures(gold: Sequence[str], predicted: Sequence[str], labels: list[str]) -> Figures:
+def _figures(texts: NDArray[np.str_], labels: list[str]) -> Figures:
+    """The figures of gold and predicted labels, [2, texts]."""
+    gold, predicted = texts
     present = [label for label in labels if label in set(gold)]
     macro: dict[str, Any] = {"labels": present, "average": "macro", "zero_division": 0}
     return Figures(
@@ -110,10 +113,3 @@ def _figures(gold: Sequence[str], predicted: Sequence[str], labels: list[str]) -
         macro_recall=float(recall_score(gold, predicted, **macro)),
         macro_f1=float(f1_score(gold, predicted, **macro)),
     )
-
-
-def _of_group(
-    gold: Sequence[str], predicted: Sequence[str], groups: Sequence[str], name: str
-) -> tuple[list[str], list[str]]:
-    rows = [row for row, group in enumerate(groups) if group == name]
-    return [gold[row] for row in rows], [predicted[row] for row in rows]

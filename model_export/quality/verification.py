@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from app.engine.model.bundle import Parity, Precision
 from app.engine.model.model import Logits, Model
-from app.engine.model.parity import DECIDED_BY, tolerance
+from app.engine.model.parity import DECIDED_BY, decided, tolerance
 from app.engine.text.encoding import Encoding
 from app.engine.text.pairs import TextPair
 from app.errors import InferenceFailed, UserError
@@ -69,8 +69,8 @@ def verify(model: Model, checkpoint: Checkpoint) -> Parity:
         max_abs_logit_diff=float(np.abs(found - expected).max()),
         label_agreement=float(agrees.mean()),
     )
-    decided = _margins(expected, checkpoint) > DECIDED_BY
-    agreement = float(agrees[decided].mean()) if decided.any() else 1.0
+    certain = np.abs(expected) > DECIDED_BY if checkpoint.multi_label else decided(expected)
+    agreement = float(agrees[certain].mean()) if certain.any() else 1.0
     largest = float(np.abs(expected).max())
     allowed = tolerance(model.precision, expected)
     least = LABEL_AGREEMENT[model.precision]
@@ -88,15 +88,6 @@ def verify(model: Model, checkpoint: Checkpoint) -> Parity:
 def _decisions(logits: NDArray[np.float32], checkpoint: Checkpoint) -> NDArray[Any]:
     """What logits [texts, labels] decide: the best label, or which labels have a score over 0.5."""
     return logits > 0 if checkpoint.multi_label else logits.argmax(1)
-
-
-def _margins(logits: NDArray[np.float32], checkpoint: Checkpoint) -> NDArray[np.float32]:
-    """How far logits [texts, labels] are from another decision; the shape is the decisions'."""
-    if checkpoint.multi_label:
-        return np.abs(logits)
-    best = np.sort(logits, axis=1)
-    margins: NDArray[np.float32] = best[:, -1] - best[:, -2]
-    return margins
 
 
 def _encodings(model: Model) -> list[Encoding]:

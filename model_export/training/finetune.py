@@ -16,15 +16,13 @@ from app.engine.text.preprocessing import Preprocessing
 from app.errors import UserError
 from model_export.atomic_directory import atomic_directory, full_disk_named
 from model_export.checkpoint.checkpoint import max_tokens
-from model_export.checkpoint.config import read_config
+from model_export.checkpoint.config import model_config, read_config
 from model_export.checkpoint.labels import SENTIMENTS
 from model_export.checkpoint.layout import check_directory, choose_local_files
-from model_export.checkpoint.model_config import model_config
 from model_export.output import check_new_output
 from model_export.quality.labelled import Example, read_examples
 from model_export.quality.scores import Scores
-from model_export.training import unfinished
-from model_export.training.recipe import MAX_TOKENS, Recipe
+from model_export.training.recipe import MAX_TOKENS, Recipe, remove_saves, start_or_resume
 from model_export.training.run import Run, evaluate, load_base
 from model_export.training.training_data import Tokenised, tokenise, without_leaks
 
@@ -59,7 +57,7 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     say(f"preprocessing {preprocessing}")
     say(f"texts are cut to {limit} tokens; {cut} training texts are that long or longer")
     work = output.with_name(output.name + ".training")
-    unfinished.start_or_resume(work, recipe)
+    start_or_resume(work, recipe)
 
     with full_disk_named(work):
         averaged, runs = _train_every_seed(recipe, train_set, validation_set, work, say)
@@ -82,7 +80,7 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
         text = json.dumps(record, indent=2) + "\n"
         (directory / "training.json").write_text(text, encoding="utf-8")
         check_new_output(output)  # something may have been put there meanwhile
-    unfinished.remove(work)
+    remove_saves(work)
     return scores
 
 

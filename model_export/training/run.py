@@ -9,10 +9,10 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 
+from app.atomic_files import write_atomically
 from model_export.batches import batches
-from model_export.checkpoint.config import read_config
+from model_export.checkpoint.config import model_config, read_config
 from model_export.checkpoint.labels import SENTIMENTS
-from model_export.checkpoint.model_config import model_config
 from model_export.quality.scores import Scores, score
 from model_export.training.recipe import LABEL_SMOOTHING, WARMUP_SHARE, Recipe
 from model_export.training.training_data import (
@@ -110,12 +110,7 @@ class Run:
             "schedule": self._schedule.state_dict(),
             "rng": torch.get_rng_state(),
         }
-        partial = self._state_path.with_suffix(".partial")
-        try:
-            torch.save(state, partial)
-            partial.replace(self._state_path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_atomically(self._state_path, lambda partial: torch.save(state, partial))
 
     def _resume(self) -> None:
         if not self._state_path.exists():

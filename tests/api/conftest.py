@@ -1,11 +1,16 @@
-"""Fixtures for the tests of the pages."""
+"""Fixtures: a browser, and one server of the tiny model for all tests that only ask it."""
 
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
+
+from tests.support.serving import Process
+
+BY_HAND = ("--runners", "2", "--threads", "1", "--max-batch-tokens", "512")
 
 
 @pytest.fixture(scope="module")
@@ -21,3 +26,10 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=chromium, args=flags)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def url(bundle: Path) -> Iterator[str]:
+    """The URL of a server of the tiny model."""
+    with Process("--model", str(bundle), *BY_HAND) as process:
+        yield process.url

@@ -7,6 +7,7 @@ import pty
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -212,7 +213,7 @@ def test_help_is_quick() -> None:
         "print([n for n in ('fastapi', 'onnxruntime', 'numpy') if n in sys.modules])"
     )
     done = subprocess.run(
-        [COMMAND[0], "-c", code], cwd=ROOT, env=environment(), capture_output=True, check=True
+        [sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, check=True
     )
     assert done.stdout.strip() == b"[]"
 

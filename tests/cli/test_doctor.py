@@ -93,22 +93,27 @@ def test_a_gpu_that_was_asked_for_and_is_not_there_is_a_problem(
     assert (code, lines[3]) == (0, "ok       GPU: not used, because the device is cpu")
 
 
-def test_a_gpu_is_compared_with_the_cpu(ask: Ask, gpu: Callable[..., None]) -> None:
-    """Driver and GPU are named, and the logits are those of the CPU."""
-    gpu(WORKING)
+@pytest.mark.parametrize(
+    ("error", "begin", "end"),
+    [
+        (0.0, "ok       parity: logits differ from fp32 on the CPU by up to 0 ", ""),
+        (
+            2.0,
+            "PROBLEM  parity: logits differ from fp32 on the CPU by up to 2 ",
+            "serve with --precision fp32, and report this",
+        ),
+    ],
+)
+def test_a_gpu_is_compared_with_the_cpu(
+    ask: Ask, gpu: Callable[..., None], error: float, begin: str, end: str
+) -> None:
+    """Driver and GPU are named; a difference above the tolerance is said, with what helps."""
+    gpu(WORKING, error)
     code, lines = ask()
-    assert code == 0
+    assert code == (1 if error else 0)
     assert "NVIDIA Test, 80 GiB; driver 580.65.06 for CUDA 13.0" in lines[3]
-    assert lines[5].startswith("ok       parity: logits differ from fp32 on the CPU by up to 0 ")
-
-
-def test_wrong_logits_of_a_gpu_are_a_problem(ask: Ask, gpu: Callable[..., None]) -> None:
-    """A difference above the tolerance of the precision is said, with what helps."""
-    gpu(WORKING, error=2.0)
-    code, lines = ask()
-    assert code == 1
-    assert lines[5].startswith("PROBLEM  parity: logits differ from fp32 on the CPU by up to 2 ")
-    assert lines[5].endswith("serve with --precision fp32, and report this")
+    assert lines[5].startswith(begin)
+    assert lines[5].endswith(end)
 
 
 def test_each_gpu_is_compared_with_the_cpu(

@@ -252,32 +252,39 @@ def test_a_service_that_does_not_answer(classify: Call, bundle: Path) -> None:
     released = threading.Event()
     server = Slow([])
     with _listening(server) as url:
-        started = time.monotonic()
         with pytest.raises(ConnectionFailed, match="in time") as raised:
             classify(url, "love", {"timeout_s": 0.3})
-        assert time.monotonic() - started < 20
         released.set()
     assert raised.value.code == "timed_out"
     assert len(server.seen) == 1
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 422, 500, 502, 504])
-def test_other_errors_are_not_tried_again(classify: Call, status: int) -> None:
-    """An error that another attempt cannot change is raised after one attempt."""
-    server = Server([_problem(status, "wrong", retry_after="0")])
-    with _listening(server) as url, pytest.raises(SentimentError, match="it is wrong") as raised:
+HTML = {"content-type": "text/html"}, b"<h1>Bad Gateway</h1>"
+
+
+@pytest.mark.parametrize(
+    ("step", "code", "words"),
+    [
+        *[
+            (_problem(status, "wrong", retry_after="0"), "wrong", "it is wrong")
+            for status in (400, 401, 403, 404, 422, 500, 502, 504)
+        ],
+        *[((status, *HTML), None, "text/html") for status in (200, 302, 502)],
+    ],
+)
+def test_other_errors_are_not_tried_again(
+    classify: Call, step: tuple[int, dict[str, str], bytes], code: str | None, words: str
+) -> None:
+    """An error that another attempt cannot change is raised after one attempt.
+
+    A proxy's page of HTML is named by its HTTP status and content type.
+    """
+    server = Server([step])
+    with _listening(server) as url, pytest.raises(SentimentError, match=words) as raised:
         classify(url, ["love"], {})
-    assert (raised.value.status, raised.value.request_id) == (status, "r1")
+    assert (raised.value.status, raised.value.code) == (step[0], code)
+    assert raised.value.request_id == ("r1" if code else None)
     assert len(server.seen) == 1
-
-
-@pytest.mark.parametrize("status", [200, 302, 502])
-def test_a_page_of_a_proxy_is_an_error(classify: Call, status: int) -> None:
-    """HTML instead of JSON raises an error with the HTTP status and the content type."""
-    server = Server([(status, {"content-type": "text/html"}, b"<h1>Bad Gateway</h1>")])
-    with _listening(server) as url, pytest.raises(SentimentError, match="text/html") as raised:
-        classify(url, "love", {})
-    assert (raised.value.status, raised.value.code) == (status, None)
 
 
 @pytest.mark.parametrize("document", [b"[]", b"{}", b'{"results": []}', b'{"results": [{}]}', b"7"])
@@ -406,10 +413,10 @@ def test_an_endless_input_is_read_as_it_is_answered_async() -> None:
     class Stuck(Server):
         def answer(self, body: Any) -> tuple[int, dict[str, str], bytes]:
             if body["inputs"][0].startswith("stuck"):
-                released.wait(30)
+                waited.append(released.wait(30))
             return super().answer(body)
 
-    released = threading.Event()
+    released, waited = threading.Event(), list[bool]()
     taken: list[int] = []
 
     async def run(url: str) -> None:
@@ -425,9 +432,8 @@ def test_an_endless_input_is_read_as_it_is_answered_async() -> None:
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
     with _listening(Stuck([])) as url:
-        started = time.monotonic()
         asyncio.run(run(url))
-        assert time.monotonic() - started < 20
+        assert not waited  # for those that are stuck
         released.set()
 
 

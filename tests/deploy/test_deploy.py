@@ -14,7 +14,7 @@ import pytest
 from app.config import platforms
 from app.config.settings import Settings
 from app.server import health_check
-from checks.deploy.check import OVERLAYS, Object, containers, kubectl, load, render
+from checks.deploy.check import OVERLAYS, Object, containers, kubectl, load, only, render
 from deploy.prometheus import operator
 from tests.support.serving import ROOT, Process
 
@@ -34,13 +34,8 @@ def served() -> Iterator[Process]:
         yield process
 
 
-def _only(objects: list[Object], kind: str) -> Object:
-    (found,) = (one for one in objects if one["kind"] == kind)
-    return found
-
-
 def _spec(overlay: Path) -> dict[str, Any]:
-    spec: dict[str, Any] = _only(render(overlay), "Deployment")["spec"]["template"]["spec"]
+    spec: dict[str, Any] = only(render(overlay), "Deployment")["spec"]["template"]["spec"]
     return spec
 
 
@@ -48,11 +43,6 @@ def _container(overlay: Path) -> Object:
     container: Object
     (container,) = _spec(overlay)["containers"]
     return container
-
-
-def _seconds(duration: str) -> float:
-    (number,) = re.fullmatch(r"(\d+)s", duration).groups()  # type: ignore[union-attr]
-    return float(number)
 
 
 # The image
@@ -131,13 +121,6 @@ def test_the_log_says_which_port_and_model_and_why(served: Process) -> None:
 # Compose
 
 
-def test_compose_gives_the_drain_its_time() -> None:
-    """The grace period is longer than the drain and what comes after it."""
-    service = COMPOSE["services"]["sentiment"]
-    drain_s = int(service["environment"]["SENTIMENT_DRAIN_MS"]) / 1000
-    assert _seconds(service["stop_grace_period"]) >= drain_s + MARGIN_S
-
-
 def test_compose_passes_every_setting() -> None:
     """A setting in .env or in the shell reaches the service, except those that Compose decides."""
     environment = COMPOSE["services"]["sentiment"]["environment"]
@@ -208,14 +191,17 @@ def test_probes_ask_what_the_service_answers(served: Process, overlay: Path) -> 
     assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
-def test_a_pod_has_time_to_finish(overlay: Path) -> None:
-    """The preStop sleep, the drain and a margin fit into the grace period."""
-    container = _container(overlay)
-    drain_ms = {e["name"]: e.get("value") for e in container["env"]}["SENTIMENT_DRAIN_MS"]
-    sleep_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
-    needed = sleep_s + int(drain_ms) / 1000 + MARGIN_S
-    assert needed <= _spec(overlay)["terminationGracePeriodSeconds"]
+def test_a_container_has_time_to_finish() -> None:
+    """The preStop sleep, the drain and a margin fit into the grace period, also with Compose."""
+    service = COMPOSE["services"]["sentiment"]
+    drain_s = int(service["environment"]["SENTIMENT_DRAIN_MS"]) / 1000
+    assert float(service["stop_grace_period"].removesuffix("s")) >= drain_s + MARGIN_S
+    for overlay in OVERLAYS:
+        container = _container(overlay)
+        drain_ms = {e["name"]: e.get("value") for e in container["env"]}["SENTIMENT_DRAIN_MS"]
+        needed = container["lifecycle"]["preStop"]["sleep"]["seconds"] + MARGIN_S
+        grace_s = _spec(overlay)["terminationGracePeriodSeconds"]
+        assert grace_s >= needed + int(drain_ms) / 1000, overlay
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
@@ -242,13 +228,13 @@ def test_a_pod_keeps_to_the_restricted_standard(overlay: Path) -> None:
 def test_objects_select_the_pods_by_labels_that_they_have(overlay: Path) -> None:
     """All selectors match the labels of the pods."""
     objects = render(overlay)
-    deployment, service = _only(objects, "Deployment"), _only(objects, "Service")
+    deployment, service = only(objects, "Deployment"), only(objects, "Service")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     selectors = [
         deployment["spec"]["selector"]["matchLabels"],
         service["spec"]["selector"],
-        _only(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
-        _only(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+        only(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        only(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
         *(
             constraint["labelSelector"]["matchLabels"]
             for constraint in _spec(overlay)["topologySpreadConstraints"]
@@ -261,7 +247,7 @@ def test_objects_select_the_pods_by_labels_that_they_have(overlay: Path) -> None
 def test_an_overlay_serves_what_its_job_exports(overlay: str) -> None:
     """The Job writes the model to the path, in the volume, that the service reads."""
     objects = render(ROOT / "deploy/kubernetes/overlays" / overlay)
-    export, service = (_only(objects, k)["spec"]["template"] for k in ("Job", "Deployment"))
+    export, service = (only(objects, k)["spec"]["template"] for k in ("Job", "Deployment"))
     (job,), (pod,) = export["spec"]["containers"], service["spec"]["containers"]
     assert job["args"][1:3] == [
         "--output",
@@ -271,10 +257,10 @@ def test_an_overlay_serves_what_its_job_exports(overlay: str) -> None:
         assert "/models" in [mount["mountPath"] for mount in container["volumeMounts"]]
         claims = {v["name"]: v.get("persistentVolumeClaim") for v in template["spec"]["volumes"]}
         assert claims["models"] == {
-            "claimName": _only(objects, "PersistentVolumeClaim")["metadata"]["name"]
+            "claimName": only(objects, "PersistentVolumeClaim")["metadata"]["name"]
         }
     # The Job opens connections, which the service's policy forbids.
-    policy = _only(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]
+    policy = only(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]
     assert not policy.items() <= export["metadata"]["labels"].items()
 
 
@@ -288,14 +274,14 @@ def test_the_gpu_overlay_gives_a_pod_one_gpu() -> None:
     probe = container["startupProbe"]
     assert probe["failureThreshold"] * probe["periodSeconds"] == 300
     assert probe["httpGet"]["path"] == "/health/ready"
-    (job,) = _only(render(gpu), "Job")["spec"]["template"]["spec"]["containers"]
+    (job,) = only(render(gpu), "Job")["spec"]["template"]["spec"]["containers"]
     assert job["args"][3:] == ["--precision", "fp32,fp16"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 def test_only_prometheus_reaches_the_metrics(overlay: Path) -> None:
     """One rule of the policy opens the port for requests, the other that for metrics."""
-    rules = _only(render(overlay), "NetworkPolicy")["spec"]["ingress"]
+    rules = only(render(overlay), "NetworkPolicy")["spec"]["ingress"]
     opened = [[port["port"] for port in rule["ports"]] for rule in rules]
     assert opened == [["http"], ["metrics"]]
     (prometheus,) = rules[1]["from"]
@@ -308,7 +294,7 @@ def test_only_prometheus_reaches_the_metrics(overlay: Path) -> None:
 def test_one_autoscaler_scales_the_deployment(overlay: Path) -> None:
     """An overlay has either HPA or KEDA, and the Deployment does not set the number of replicas."""
     objects = render(overlay)
-    deployment = _only(objects, "Deployment")
+    deployment = only(objects, "Deployment")
     (scaler,) = (o for o in objects if o["kind"] in ("HorizontalPodAutoscaler", "ScaledObject"))
     assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
     assert "replicas" not in deployment["spec"]
@@ -375,7 +361,7 @@ def test_the_operator_gets_all_rules() -> None:
 
 def test_grafana_gets_the_dashboard() -> None:
     """The ConfigMap has the dashboard and the label that Grafana's sidecar looks for."""
-    config = _only(render(ROOT / "deploy/grafana"), "ConfigMap")
+    config = only(render(ROOT / "deploy/grafana"), "ConfigMap")
     dashboard = (ROOT / "deploy/grafana/dashboards/sentiment.json").read_text(encoding="utf-8")
     assert config["data"] == {"sentiment.json": dashboard}
     assert config["metadata"]["labels"] == {"grafana_dashboard": "1"}
@@ -395,7 +381,7 @@ def test_what_is_set_is_a_setting() -> None:
 def test_no_service_link_can_become_a_setting() -> None:
     """The variables that a Service's name creates in pods are not settings of ours."""
     for overlay in OVERLAYS:
-        name = _only(render(overlay), "Service")["metadata"]["name"]
+        name = only(render(overlay), "Service")["metadata"]["name"]
         variable = name.upper().replace("-", "_")
         assert not {f"{variable}_PORT", f"{variable}_SERVICE_HOST"} & SETTINGS
         assert _spec(overlay)["enableServiceLinks"] is False

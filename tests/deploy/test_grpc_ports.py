@@ -1,7 +1,5 @@
 """Compose, kustomize and Helm can give the service a port for gRPC, and reach it."""
 
-from pathlib import Path
-
 import pytest
 
 from app.config.settings import Settings
@@ -65,12 +63,8 @@ def test_a_pod_gets_the_port_and_calls_reach_it(
     assert list(violations(objects, made)) == []
 
 
-def test_the_chart_has_no_port_for_grpc_by_default() -> None:
-    """Nobody gets a port that nobody asked for."""
+def test_no_port_for_grpc_by_default() -> None:
+    """Nobody gets a port that nobody asked for: neither from the base nor from the chart."""
+    assert "grpc" not in str(render(KUBERNETES / "base")).lower()
     pytest.importorskip("helm_python", reason="make install-dev installs it")
     assert "grpc" not in str(rendered({})).lower()
-
-
-def test_the_base_has_no_port_for_grpc() -> None:
-    """Only the component adds it."""
-    assert "grpc" not in str(render(Path(KUBERNETES / "base"))).lower()

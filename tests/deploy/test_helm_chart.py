@@ -9,7 +9,7 @@ import pytest
 
 from app.config.settings import Settings
 from checks.deploy.chart import CASES, CHART, rendered
-from checks.deploy.check import OVERLAYS, Object, load, render
+from checks.deploy.check import OVERLAYS, Object, load, only, render
 from deploy.prometheus.operator import prometheus_rule
 from tests.support.serving import ROOT
 
@@ -20,13 +20,8 @@ PORTS = {"port", "metrics_port", "grpc_port"}
 DECIDED = {"host", *PORTS, "drain_ms", "model", "api_keys", "admin_keys"}
 
 
-def _only(objects: list[Object], kind: str) -> Object:
-    (found,) = (one for one in objects if one["kind"] == kind)
-    return found
-
-
 def _pod(objects: list[Object], kind: str = "Deployment") -> Object:
-    pod: Object = _only(objects, kind)["spec"]["template"]["spec"]
+    pod: Object = only(objects, kind)["spec"]["template"]["spec"]
     return pod
 
 
@@ -51,7 +46,7 @@ def test_the_chart_makes_the_pods_of_the_overlay() -> None:
 def test_selectors_fit_the_pods_of_their_release(case: str) -> None:
     """Each selector matches the pods of its release, and none those of another or of the export."""
     objects = rendered(CASES[case], "one")
-    pods = [_only(rendered(CASES[case], name), "Deployment") for name in ("one", "two")]
+    pods = [only(rendered(CASES[case], name), "Deployment") for name in ("one", "two")]
     own, other = (pod["spec"]["template"]["metadata"]["labels"] for pod in pods)
     spec = {one["kind"]: one["spec"] for one in objects if "spec" in one}
     selectors = [
@@ -128,11 +123,9 @@ def test_the_model_is_served_from_where_the_job_writes_it() -> None:
     assert job["args"] == ["team/model", "--output", path, "--max-tokens", "128"]
     for pod in (_pod(objects), _pod(objects, "Job")):
         claims = [v["persistentVolumeClaim"] for v in pod["volumes"] if v["name"] == "models"]
-        assert claims == [
-            {"claimName": _only(objects, "PersistentVolumeClaim")["metadata"]["name"]}
-        ]
+        assert claims == [{"claimName": only(objects, "PersistentVolumeClaim")["metadata"]["name"]}]
     changed = {"model": {"name": "mine", "export": {"source": "team/other"}}}
-    names = {_only(o, "Job")["metadata"]["name"] for o in (objects, rendered(changed))}
+    names = {only(o, "Job")["metadata"]["name"] for o in (objects, rendered(changed))}
     assert len(names) == 2
 
 
@@ -153,10 +146,10 @@ def test_a_pod_gets_one_gpu_and_a_model_for_it() -> None:
 def test_monitoring_is_that_of_kustomize() -> None:
     """The chart has the same rules and dashboard; `runbooks` makes the links absolute."""
     objects = rendered(CASES["gpu"])
-    assert _only(objects, "PrometheusRule")["spec"] == prometheus_rule()["spec"]
+    assert only(objects, "PrometheusRule")["spec"] == prometheus_rule()["spec"]
     dashboard = (ROOT / "deploy/grafana/dashboards/sentiment.json").read_text(encoding="utf-8")
-    assert _only(objects, "ConfigMap")["data"] == {"sentiment.json": dashboard}
-    groups = _only(rendered(CASES["model"]), "PrometheusRule")["spec"]["groups"]
+    assert only(objects, "ConfigMap")["data"] == {"sentiment.json": dashboard}
+    groups = only(rendered(CASES["model"]), "PrometheusRule")["spec"]["groups"]
     urls = [r["annotations"]["runbook_url"] for g in groups for r in g["rules"] if "alert" in r]
     begin = "https://git.example.com/sentiment/docs/operations.md#"
     assert urls
@@ -166,13 +159,13 @@ def test_monitoring_is_that_of_kustomize() -> None:
 def test_scraped_pods_belong_to_the_job_that_rules_select() -> None:
     """The monitor's job label has the job's name, and KEDA's queries select its pods."""
     objects = rendered(CASES["gpu"])
-    monitor = _only(objects, "PodMonitor")["spec"]
+    monitor = only(objects, "PodMonitor")["spec"]
     (endpoint,) = monitor["podMetricsEndpoints"]
     (container,) = _pod(objects)["containers"]
-    labels = _only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    labels = only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert labels[monitor["jobLabel"]] == "sentiment"
     assert endpoint["port"] in {port["name"] for port in container["ports"]}
-    for trigger in _only(objects, "ScaledObject")["spec"]["triggers"]:
+    for trigger in only(objects, "ScaledObject")["spec"]["triggers"]:
         query = trigger["metadata"]["query"]
         (pods,) = set(re.findall(r'pod=~"([^"]+)"', query))
         assert query.count('pod=~"') == query.count("{")
@@ -184,7 +177,7 @@ def test_kedas_rule_is_that_of_kustomize() -> None:
     """Without what selects the pods, the chart's triggers are those of the component."""
 
     def triggers(objects: list[Object]) -> list[Object]:
-        found: list[Object] = _only(objects, "ScaledObject")["spec"]["triggers"]
+        found: list[Object] = only(objects, "ScaledObject")["spec"]["triggers"]
         for one in found:
             one["metadata"]["query"] = re.sub(
                 r'job="sentiment"|namespace="[^"]+",pod=~"[^"]+"', "", one["metadata"]["query"]

@@ -3,20 +3,18 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import threading
-from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
-from tests.api.routes.test_stream import FLAGS
-from tests.support.serving import ROOT, SLOW_COMMAND, Process, eventually
+from benchmarks.service import free_port
+from tests.api.routes.test_stream import FLAGS, HEAD
+from tests.support.serving import ROOT, SLOW_COMMAND, Process, connect, constant_load, eventually
 
 CONFIG = ROOT / "deploy/nginx/nginx.conf"
 
@@ -41,9 +39,7 @@ def replicas(bundle: Path) -> Iterator[list[Process]]:
 
 @contextmanager
 def _proxy(program: str, replicas: list[Process], directory: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     config = CONFIG.read_text(encoding="utf-8").replace("listen 8080", f"listen 127.0.0.1:{port}")
     for number, replica in enumerate(replicas, start=1):
         config = config.replace(f"sentiment-{number}:8000", f"127.0.0.1:{replica.port}")
@@ -66,29 +62,8 @@ def _answers(url: str) -> bool:
         return False
 
 
-@contextmanager
-def _load(url: str) -> Iterator[Counter[str]]:
-    """Clients that send requests all the time; yields the number of each kind of answer."""
-    seen: Counter[str] = Counter()
-    done = threading.Event()
-
-    def ask() -> None:
-        with httpx2.Client(base_url=url) as client:
-            while not done.is_set():
-                try:
-                    answer = client.post("/classify", json={"inputs": ["love", "worst"]})
-                    labels = [result["label"] for result in answer.json()["results"]]
-                    seen["sound" if labels == ["positive", "negative"] else answer.text] += 1
-                except (httpx2.HTTPError, KeyError, ValueError) as error:
-                    seen[repr(error)] += 1
-
-    with ThreadPoolExecutor(8) as pool:
-        for _ in range(8):
-            pool.submit(ask)
-        try:
-            yield seen
-        finally:
-            done.set()
+def _is_sound(document: Any) -> bool:
+    return [result["label"] for result in document["results"]] == ["positive", "negative"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -96,12 +71,16 @@ def test_a_replica_that_goes_is_noticed_by_no_client(
     nginx: str, replicas: list[Process], tmp_path: Path, number: int
 ) -> None:
     """If a replica is killed or stopped, the other one answers its requests."""
-    with _proxy(nginx, replicas, tmp_path) as url, _load(url) as seen:
-        eventually(lambda: seen["sound"] > 50)
+    clients = [["love", "worst"]] * 8
+    with (
+        _proxy(nginx, replicas, tmp_path) as url,
+        constant_load(url, clients, _is_sound) as seen,
+    ):
+        eventually(lambda: seen[True] > 50)
         replicas[0].signal(number)
-        before = seen["sound"]
-        eventually(lambda: seen["sound"] > before + 100)
-    assert set(seen) == {"sound"}
+        before = seen[True]
+        eventually(lambda: seen[True] > before + 100)
+    assert set(seen) == {True}
 
 
 def test_a_stream_goes_through_line_by_line(
@@ -111,10 +90,7 @@ def test_a_stream_goes_through_line_by_line(
     with _proxy(nginx, replicas, tmp_path) as url:
         assert httpx2.get(f"{url}/metrics").status_code == 404
         assert httpx2.post(f"{url}/models/tiny/reload").status_code == 404
-        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
-            connection.settimeout(30)
-            head = "POST /classify/stream HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
-            connection.sendall(f"{head}content-type: application/x-ndjson\r\n\r\n".encode())
+        with connect(int(url.rpartition(":")[2]), HEAD) as connection:
             received = connection.makefile("rb")
             for number in range(3):
                 line = b'{"id":%d,"text":"love"}\n' % number

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -57,13 +57,6 @@ class Gated:
             yield
 
 
-def _in_loop(work: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await work()
-
-    asyncio.run(main())
-
-
 def _later(seconds: float = 30) -> float:
     return asyncio.get_running_loop().time() + seconds
 
@@ -75,23 +68,19 @@ async def _begin(worker: Worker, gated: Gated) -> asyncio.Task[None]:
     return task
 
 
-def test_jobs_take_turns(worker: Worker) -> None:
+async def test_jobs_take_turns(worker: Worker) -> None:
     """Jobs take turns step by step, so a short job does not wait for long ones."""
     log, gated = Log(), Gated()
-
-    async def work() -> None:
-        first = await _begin(worker, gated)
-        jobs = [("long", 4), ("longer", 5), ("short", 1)]
-        tasks = [
-            asyncio.create_task(worker.run(log.job(name, steps), deadline=_later()))
-            for name, steps in jobs
-        ]
-        await asyncio.sleep(0)  # they queue
-        gated.go.set()
-        first.cancel()
-        assert await asyncio.gather(*tasks) == ["long", "longer", "short"]
-
-    _in_loop(work)
+    first = await _begin(worker, gated)
+    jobs = [("long", 4), ("longer", 5), ("short", 1)]
+    tasks = [
+        asyncio.create_task(worker.run(log.job(name, steps), deadline=_later()))
+        for name, steps in jobs
+    ]
+    await asyncio.sleep(0)  # they queue
+    gated.go.set()
+    first.cancel()
+    assert await asyncio.gather(*tasks) == ["long", "longer", "short"]
     assert log.steps[:7] == ["long", "longer", "short", "long", "longer", "long", "longer"]
     assert len(log.steps) == 10
 
@@ -103,33 +92,25 @@ def test_all_steps_at_once_give_the_same(worker: Worker) -> None:
     assert log.steps == ["small"] * 3
 
 
-def test_who_is_cancelled_takes_no_further_step(worker: Worker) -> None:
+async def test_who_is_cancelled_takes_no_further_step(worker: Worker) -> None:
     """A cancelled job finishes its current step and takes no further one."""
     gated = Gated()
-
-    async def work() -> None:
-        task = await _begin(worker, gated)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        gated.go.set()
-        await worker.run(Log().job("next", 3), deadline=_later())
-
-    _in_loop(work)
+    task = await _begin(worker, gated)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gated.go.set()
+    await worker.run(Log().job("next", 3), deadline=_later())
     assert gated.steps == 1
 
 
-def test_the_deadline_ends_a_job(worker: Worker) -> None:
+async def test_the_deadline_ends_a_job(worker: Worker) -> None:
     """At the deadline, a job gets the client's error and takes no further step."""
     gated = Gated()
-
-    async def work() -> None:
-        with pytest.raises(DeadlineExceeded):
-            await worker.run(gated.job(), deadline=_later(0.05))
-        gated.go.set()
-        await worker.run(Log().job("next", 3), deadline=_later())
-
-    _in_loop(work)
+    with pytest.raises(DeadlineExceeded):
+        await worker.run(gated.job(), deadline=_later(0.05))
+    gated.go.set()
+    await worker.run(Log().job("next", 3), deadline=_later())
     assert gated.steps <= 1
 
 
@@ -143,7 +124,7 @@ def test_the_deadline_ends_a_job(worker: Worker) -> None:
         (KeyboardInterrupt, RuntimeError),
     ],
 )
-def test_what_a_step_raises_fails_its_job_only(
+async def test_what_a_step_raises_fails_its_job_only(
     worker: Worker, raised: type[BaseException], expected: type[Exception]
 ) -> None:
     """Whatever a step raises fails its own job alone; other and later jobs are done."""
@@ -152,35 +133,28 @@ def test_what_a_step_raises_fails_its_job_only(
         yield
         raise raised
 
-    async def work() -> None:
-        beside = asyncio.create_task(worker.run(Log().job("beside", 5), deadline=_later()))
-        with pytest.raises(expected):
-            await worker.run(failing(), deadline=_later())
-        assert await beside == "beside"
-        assert await worker.run(Log().job("next", 1), deadline=_later()) == "next"
-
-    _in_loop(work)
+    beside = asyncio.create_task(worker.run(Log().job("beside", 5), deadline=_later()))
+    with pytest.raises(expected):
+        await worker.run(failing(), deadline=_later())
+    assert await beside == "beside"
+    assert await worker.run(Log().job("next", 1), deadline=_later()) == "next"
 
 
-def test_closed_it_tells_whoever_waits(worker: Worker) -> None:
+async def test_closed_it_tells_whoever_waits(worker: Worker) -> None:
     """Closing fails running, waiting and later jobs, and ends the thread."""
     gated = Gated()
-
-    async def work() -> None:
-        tasks = [
-            await _begin(worker, gated),
-            asyncio.create_task(worker.run(Log().job("waits", 1), deadline=_later())),
-        ]
-        await asyncio.sleep(0)
-        worker.close()
-        gated.go.set()
-        for task in tasks:
-            with pytest.raises(ShuttingDown):
-                await task
+    tasks = [
+        await _begin(worker, gated),
+        asyncio.create_task(worker.run(Log().job("waits", 1), deadline=_later())),
+    ]
+    await asyncio.sleep(0)
+    worker.close()
+    gated.go.set()
+    for task in tasks:
         with pytest.raises(ShuttingDown):
-            await worker.run(Log().job("late", 1), deadline=_later())
-
-    _in_loop(work)
+            await task
+    with pytest.raises(ShuttingDown):
+        await worker.run(Log().job("late", 1), deadline=_later())
     assert gated.steps == 1
     eventually(lambda: not _threads())
 
@@ -190,13 +164,11 @@ def test_it_survives_the_event_loop_of_a_job(worker: Worker) -> None:
     gated = Gated()
 
     async def leave() -> None:
-        task = await _begin(worker, gated)
-        task.cancel()
-
-    _in_loop(leave)
-    gated.go.set()
+        (await _begin(worker, gated)).cancel()
 
     async def work() -> None:
         assert await worker.run(Log().job("next", 2), deadline=_later()) == "next"
 
-    _in_loop(work)
+    asyncio.run(leave())
+    gated.go.set()
+    asyncio.run(work())

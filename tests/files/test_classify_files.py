@@ -21,18 +21,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import app.files
+import app.files.tables
 from app.cli import main
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
-from app.errors import CannotContinue, UserError
-from app.files import tables
-from app.files.csv_table import Csv
-from app.files.job import Job
-from app.files.outputs import CsvOutput, LinesOutput
-from app.files.progress_bar import Warnings
-from app.files.table_classifier import ClassifiedChunk, ResultItem
-from app.files.tables import Chunk
+from app.errors import CannotContinue
+from app.files.run import command
+from app.files.run.file_run import FileRun
+from app.files.run.progress_bar import Warnings
+from app.files.tables import table as tables
+from app.files.tables.csv_table import CsvTable
+from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem
 from tests.support import serving
 from tests.support.serving import COMMAND, ROOT, Process, environment, eventually
 from tests.support.tiny_bundle import make_bundle, write_manifest
@@ -44,7 +43,7 @@ SLOW_COMMAND = [
     """
 import sys, time
 from app.cli import main
-from app.files import parquet, tables
+from app.files.tables import parquet, table as tables
 from app.engine.model.model import Model
 tables.CHUNK_CHARS, parquet.CHUNK_ROWS = 300, 40
 infer = Model.infer
@@ -98,7 +97,7 @@ def _parquet(path: Path, count: int) -> Path:
 
 
 def _parts(output: Path) -> int:
-    return len(list(Path(f"{output}.partial").glob("0*.json")))
+    return len(list(Path(f"{output}.partial").glob("part-*.json")))
 
 
 def test_a_csv_file_to_a_csv_file(bundle: Path, tmp_path: Path) -> None:
@@ -310,8 +309,8 @@ def test_without_pyarrow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without pyarrow, a Parquet file fails with an error that says what to install."""
-    monkeypatch.delitem(sys.modules, "app.files.parquet", raising=False)
-    monkeypatch.delattr(app.files, "parquet", raising=False)
+    monkeypatch.delitem(sys.modules, "app.files.tables.parquet", raising=False)
+    monkeypatch.delattr(app.files.tables, "parquet", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["classify", "--input", str(tmp_path / "in.parquet")]) == 1
     assert "pip install '.[files]'" in capsys.readouterr().err
@@ -363,7 +362,7 @@ def test_ctrl_c_does_not_wait_for_a_slow_model(bundle: Path, tmp_path: Path) -> 
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        eventually(Path(f"{target}.partial/job.json").exists)
+        eventually(Path(f"{target}.partial/_plan.json").exists)
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         try:
@@ -388,7 +387,7 @@ def test_ctrl_c_while_reading_standard_input(bundle: Path, tmp_path: Path) -> No
         assert process.stdin
         process.stdin.write(b"love\n" * 1_000)
         process.stdin.flush()
-        eventually(lambda: _parts(target) == 1)
+        eventually(lambda: any(tmp_path.glob("out.csv.*.tmp")))
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
         assert process.stderr
@@ -419,14 +418,6 @@ def test_killed_at_random_moments(bundle: Path, tmp_path: Path, make: Any, suffi
     assert not Path(f"{target}.partial").exists()
 
 
-def test_what_is_left_of_a_stream(tmp_path: Path) -> None:
-    """Standard input cannot be read again, so --resume is not offered after a killed run."""
-    target = tmp_path / "out.txt"
-    Job(target, LinesOutput(), {"input": None}, resume=None)
-    with pytest.raises(UserError, match=r"holds the results of an unfinished run; delete the dir"):
-        Job(target, LinesOutput(), {"input": None}, resume=None)
-
-
 class _RecordingClassifier:
     """A classifier that answers at once and records the texts."""
 
@@ -435,7 +426,9 @@ class _RecordingClassifier:
         self.identity = {"model": "recording"}
         self.texts: list[str] = []
 
-    def classify(self, chunks: Iterable[Chunk]) -> Generator[ClassifiedChunk, None, None]:
+    def classify(
+        self, chunks: Iterable[Chunk], **_: object
+    ) -> Generator[ClassifiedChunk, None, None]:
         good: ResultItem = {
             "label": "good",
             "score": 1.0,
@@ -449,11 +442,11 @@ class _RecordingClassifier:
 
 def _classify_rest(source: Path, target: Path) -> int:
     """Start or continue the run, and finish it. Returns the number of texts classified now."""
-    table, classifier = Csv(source, "text"), _RecordingClassifier()
-    job = Job(target, CsvOutput(table, classifier.labels), classifier.identity, resume=True)
-    for chunk, results in classifier.classify(table.chunks(job.tally.rows)):
-        job.add(chunk, results)
-    job.finish()
+    classifier = _RecordingClassifier()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "_classifier", lambda *_: classifier)
+        options = ["--input", str(source), "--output", str(target), "--resume"]
+        assert main(["classify", *options]) == 0
     return len(classifier.texts)
 
 
@@ -480,24 +473,24 @@ def test_a_damaged_part_is_written_again(
     caplog: pytest.LogCaptureFixture,
     damage: Callable[[Path, Path], None],
 ) -> None:
-    """A continued run does not join it, and says from which part on it classifies again."""
+    """A continued run classifies its rows again, and says so unless the part is gone."""
     monkeypatch.setattr(tables, "CHUNK_CHARS", 250)
     source, target = _csv(tmp_path / "in.csv", 60), tmp_path / "out.csv"
     assert _classify_rest(source, target) == 60
     whole = target.read_bytes()
     target.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(Job, "finish", lambda job: None)
+        patch.setattr(FileRun, "finish", lambda run: None)
         assert _classify_rest(source, target) == 60
     assert _parts(target) > 3
-    parts = Path(f"{target}.partial")
-    sound = sum(json.loads((parts / f"00000{n}.json").read_text())["rows"] for n in range(2))
-    damage(parts / "000002.part", parts / "000002.json")
-    assert _classify_rest(source, target) == 60 - sound
+    part = sorted(Path(f"{target}.partial").glob("part-*.csv"))[2]
+    record = part.with_name(f"{part.name}.json")
+    rows = json.loads(record.read_text())["rows"]
+    damage(part, record)
+    assert _classify_rest(source, target) == rows
     assert target.read_bytes() == whole
-    assert caplog.messages == [
-        f"{parts}/000002.part is damaged; its rows and all after them are classified again"
-    ]
+    damaged = [f"{part} is damaged; its rows are classified again"]
+    assert caplog.messages == ([] if damage is _remove else damaged)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -512,9 +505,9 @@ def test_killed_at_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     while _killed_at(steps, source, target):
         steps += 1
         assert not target.exists() or target.read_bytes() == whole
-        tallies = Path(f"{target}.partial").glob("0*.json")
+        tallies = Path(f"{target}.partial").glob("part-*.json")
         saved = sum(json.loads(path.read_text())["rows"] for path in tallies)
-        unfinished = Path(f"{target}.partial/job.json").exists()
+        unfinished = Path(f"{target}.partial/_plan.json").exists()
         assert _classify_rest(source, target) == 60 - (saved if unfinished else 0)
         assert target.read_bytes() == whole
         assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
@@ -564,8 +557,10 @@ def test_a_changed_input_is_not_continued(tmp_path: Path, bundle: Path) -> None:
         done = _classify(*options, *more, command=SLOW_COMMAND)
         assert done.returncode == 1
         (line,) = done.stderr.splitlines()
-        assert "cannot be continued: size was" in line
-        assert "--resume" not in line
+        assert line.endswith(
+            f"cannot be continued: {source} has changed; choose another --output, or delete the "
+            "directory to start anew"
+        )
 
 
 def test_resume_is_promised_only_where_it_works(
@@ -578,18 +573,18 @@ def test_resume_is_promised_only_where_it_works(
     source, target = _csv(tmp_path / "in.csv", 10), tmp_path / "out.csv"
     options = ["classify", "--model", str(bundle), "--input", str(source), "--output", str(target)]
 
-    def grow_and_stop(_: Job) -> None:
+    def grow_and_stop(_: FileRun) -> None:
         _csv(source, 11)
         raise KeyboardInterrupt
 
-    def find_damage(_: Job) -> None:
+    def find_damage(_: FileRun) -> None:
         raise CannotContinue("in.csv cannot be read")
 
     for stop, words in [
         (grow_and_stop, f"interrupted; {source} has changed since the start, so this run cannot"),
         (find_damage, f"in.csv cannot be read; 11 rows are in {target}.partial"),
     ]:
-        monkeypatch.setattr(Job, "finish", stop)
+        monkeypatch.setattr(FileRun, "finish", stop)
         assert main(options) in (1, 130)
         (line,) = capsys.readouterr().err.splitlines()[-1:]
         assert words in line
@@ -611,10 +606,54 @@ def test_nothing_is_left_of_an_input_that_cannot_be_read(
         raise CannotContinue("in.csv cannot be read")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Csv, "chunks", damaged)
+        patch.setattr(CsvTable, "chunks", damaged)
         assert main(options) == 1
     assert capsys.readouterr().err == "sentiment: in.csv cannot be read\n"
     assert main(options) == 0
+
+
+def test_two_runs_into_one_output(bundle: Path, tmp_path: Path) -> None:
+    """The second run is refused while the first is alive, with any input and with --resume."""
+    first, other = _csv(tmp_path / "a.csv", 3_000), _csv(tmp_path / "b.csv", 2_000)
+    target = tmp_path / "out.csv"
+    options = ("--model", bundle, "--output", target)
+    with _started(*options, "--input", first) as process:
+        eventually(lambda: _parts(target) > 1)
+        process.send_signal(signal.SIGSTOP)
+        for source, more in ((other, []), (first, []), (first, ["--resume"])):
+            done = _classify(*options, "--input", source, *more)
+            assert done.returncode == 1
+            (line,) = done.stderr.splitlines()
+            assert line == (
+                f"sentiment: another run is writing to {target}; wait for its end, or choose "
+                "another --output"
+            )
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 0
+    with target.open(newline="") as file:
+        assert [(row["id"], row["text"]) for row in csv.DictReader(file)] == _rows(3_000)
+
+
+def test_a_run_that_lost_its_place(bundle: Path, tmp_path: Path) -> None:
+    """It stops when its directory was deleted, and adds nothing to the run that came after it."""
+    first, other = _csv(tmp_path / "a.csv", 3_000), _csv(tmp_path / "b.csv", 2_000)
+    target = tmp_path / "out.csv"
+    options = ("--model", bundle, "--output", target)
+    with _started(*options, "--input", first) as process:
+        eventually(lambda: _parts(target) > 1)
+        process.send_signal(signal.SIGSTOP)
+        shutil.rmtree(f"{target}.partial")
+        with _started(*options, "--input", other) as second:
+            eventually(lambda: _parts(target) > 1)
+            process.send_signal(signal.SIGCONT)
+            assert process.wait(60) == 1
+            assert process.stderr
+            (line,) = process.stderr.read().splitlines()
+            assert second.wait(60) == 0
+    assert line.endswith(f"{target}.partial was removed or replaced; nothing of this run is saved")
+    with target.open(newline="") as file:
+        assert [(row["id"], row["text"]) for row in csv.DictReader(file)] == _rows(2_000)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv", "out.csv"]
 
 
 def test_a_full_disk_keeps_the_complete_parts(bundle: Path, tmp_path: Path) -> None:
@@ -690,7 +729,7 @@ def test_a_service_that_requires_a_key(bundle: Path) -> None:
 def test_a_service_that_dies(bundle: Path, tmp_path: Path) -> None:
     """Exit code 1 and a one-line error; when the service is back, --resume continues."""
     source, target = _csv(tmp_path / "in.csv", 4_000), tmp_path / "out.csv"
-    patience = "from app.files import patient_client; patient_client.ABSENCE_S = 0.5\n"
+    patience = "from app.files.run import patient_client; patient_client.ABSENCE_S = 0.5\n"
     command = [*SLOW_COMMAND[:-1], patience + SLOW_COMMAND[-1]]
     with Process("--model", str(bundle)) as service:
         url, port = service.url, service.port
@@ -769,8 +808,8 @@ def test_memory_does_not_grow_with_the_file(bundle: Path, tmp_path: Path) -> Non
         # Measured whenever a part is saved. The peak from getrusage may be that of this process.
         code = (
             "import sys; from pathlib import Path; from app.cli import main; "
-            "from app.files.job import Job; add = Job.add; "
-            "Job.add = lambda *a: (print(Path('/proc/self/statm').read_text()), add(*a))[1]; "
+            "from app.files.run.file_run import FileRun; add = FileRun.add; "
+            "FileRun.add = lambda *a: (print(Path('/proc/self/statm').read_text()), add(*a))[1]; "
             "sys.exit(main())"
         )
         options = ("--model", bundle, "--input", source, "--output", target)

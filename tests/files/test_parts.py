@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,14 +17,21 @@ from pyarrow import fs
 from app.cli import main
 from app.config.settings import Settings
 from app.errors import CannotContinue, UserError
-from app.files.actor_share import Share, actor_share
-from app.files.formats import table_opener
-from app.files.job import Tally
-from app.files.local import LocalClassifier
-from app.files.object_store import Directory, InputFile, ObjectFile, list_files
-from app.files.parts import Part, divide, read_pieces, write_part
-from app.files.plan import PLAN, SUCCESS, Plan, check_output
-from app.files.tables import START, Source, Table
+from app.files.cluster.actor_share import Share, actor_share
+from app.files.cluster.object_store import (
+    ObjectFile,
+    StoreDirectory,
+    check_is_outside,
+    list_files,
+)
+from app.files.cluster.parquet_parts import read_record, write_part
+from app.files.run.directory import LocalDirectory, RunDirectory
+from app.files.run.local import LocalClassifier
+from app.files.run.parts import InputFile, divide, read_pieces
+from app.files.run.plan import PLAN, SUCCESS, RunPlan, check_output
+from app.files.run.tally import Tally
+from app.files.tables.formats import table_opener
+from app.files.tables.table import Table, TableSource
 from tests.support.serving import ROOT, environment
 
 TEXTS = ["love", "worst", "it", "", 'a "quoted"\nline', "naïve 日本 😀", "is"]
@@ -67,7 +75,7 @@ WRITERS: dict[str, Callable[[Path, int], Path]] = {
 }
 
 
-def _table(source: Source) -> Table:
+def _table(source: TableSource) -> Table:
     return table_opener(source.suffix)(source, "text")
 
 
@@ -76,9 +84,13 @@ def _object(path: Path) -> ObjectFile:
     return ObjectFile(fs.LocalFileSystem(), str(path), f"s3://{path}")
 
 
-def _plan(source: Path, rows: int = 4_000, **options: object) -> Plan:
+def _plan(source: Path, rows: int = 4_000, **options: object) -> RunPlan:
     files = list_files(str(source))
-    return Plan(divide([read_pieces(file, "text", rows) for file in files], rows), options)
+    return RunPlan(divide([read_pieces(file, "text", rows) for file in files], rows), options)
+
+
+def _done(plan: RunPlan, directory: RunDirectory) -> dict[str, Tally]:
+    return plan.done(directory, partial(read_record, directory))
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +113,10 @@ def test_chunks_from_the_end_of_any_chunk(tmp_path: Path, suffix: str, stored: b
     there = pickle.loads(pickle.dumps(table))  # noqa: S301 (our own)
     for index, chunk in enumerate(chunks[:-1], start=1):
         assert chunk.end is not None
-        rest = list(there.chunks(start=chunk.end))
+        rest = list(there.chunks(chunk.end))
         assert [_shown(c.texts) for c in rest] == [_shown(c.texts) for c in chunks[index:]]
         assert [c.end for c in rest] == [c.end for c in chunks[index:]]
         assert there.records(rest[0].rows) == table.records(chunks[index].rows)
-    skipped = [text for chunk in there.chunks(3_000, START) for text in chunk.texts]
-    assert _shown(skipped) == _shown([text for chunk in chunks for text in chunk.texts][3_000:])
 
 
 def _shown(texts: Sequence[object]) -> list[str]:
@@ -147,16 +157,14 @@ def test_parts_are_equal_to_the_file_of_the_command(
     source, target = WRITERS[suffix](tmp_path / f"in{suffix}", 5_000), tmp_path / "out.parquet"
     options = ["--model", str(bundle), "--input", str(source), "--output", str(target)]
     assert main(["classify", *options]) == 0
-    plan, directory = _plan(source, 2_000), Directory(str(tmp_path / "out"))
-    plan.begin(directory)
+    plan, directory = _plan(source, 2_000), LocalDirectory(tmp_path / "out")
+    plan.begin(directory, resume=True)
     for part in reversed(plan.parts):
         write_part(part, classifier, directory, plan.digest)
-    tables = [pq.read_table(directory.location(part.name)) for part in plan.parts]
+    tables = [pq.read_table(directory.path / part.name) for part in plan.parts]
     whole = pa.concat_tables(table.replace_schema_metadata() for table in tables)
     assert whole.equals(pq.read_table(target).replace_schema_metadata())
-    tally = Tally()
-    for one in plan.done(directory).values():
-        tally.add(one)
+    tally = Tally.total(_done(plan, directory).values())
     assert (tally.rows, tally.errors) == (5_000, whole["error"].drop_null().length())
 
 
@@ -165,20 +173,18 @@ def test_a_part_counts_only_if_it_is_whole_and_of_this_plan(
 ) -> None:
     """Damaged parts, one of another plan and one that is written at the moment are not done."""
     plan = _plan(_csv(tmp_path / "in.csv", 10_000), 2_000)
-    directory = Directory(str(tmp_path / "out"))
-    plan.begin(directory)
+    directory = LocalDirectory(tmp_path / "out")
+    plan.begin(directory, resume=True)
     for part in plan.parts:
         write_part(part, classifier, directory, plan.digest)
-    first, second, third, fourth, fifth = (
-        Path(directory.location(part.name)) for part in plan.parts
-    )
+    first, second, third, fourth, fifth = (Path(directory.path / part.name) for part in plan.parts)
     first.write_bytes(first.read_bytes()[:-10])
     whole = fifth.read_bytes()
     footer = int.from_bytes(whole[-8:-4], "little")
     fifth.write_bytes(whole[: -8 - footer] + bytes(footer) + whole[-8:])
     write_part(plan.parts[1], classifier, directory, "another plan")
     third.rename(third.with_name(f"{third.name}.0.tmp"))
-    assert list(plan.done(directory)) == [fourth.name]
+    assert list(_done(plan, directory)) == [fourth.name]
     named = {message.partition(" ")[0] for message in caplog.messages}
     assert named == {str(first), str(second), str(fifth)}
     directory.remove_leftovers()
@@ -188,8 +194,8 @@ def test_a_part_counts_only_if_it_is_whole_and_of_this_plan(
 def test_a_part_that_fails_leaves_nothing(classifier: LocalClassifier, tmp_path: Path) -> None:
     """An input that changed during the run gives an error, and no file, not even a hidden one."""
     source = _csv(tmp_path / "in.csv", 3_000)
-    plan, directory = _plan(source), Directory(str(tmp_path / "out"))
-    plan.begin(directory)
+    plan, directory = _plan(source), LocalDirectory(tmp_path / "out")
+    plan.begin(directory, resume=True)
     os.utime(source, ns=(1, 1))
     with pytest.raises(CannotContinue, match=r"in.csv has changed since the start"):
         write_part(plan.parts[0], classifier, directory, plan.digest)
@@ -201,40 +207,40 @@ def test_only_the_same_run_is_continued(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     source = _csv(folder / "a.csv", 10)
-    directory = Directory(str(tmp_path / "out"))
+    directory = LocalDirectory(tmp_path / "out")
     directory.create()
     # A run was killed before it had a plan, so there is nothing to continue yet.
     directory.write(f"{PLAN}.0.tmp", Path.touch)
     check_output(directory, resume=False)
-    _plan(folder, column="text").begin(directory)
+    _plan(folder, column="text").begin(directory, resume=True)
     directory.remove_leftovers()
     assert directory.names() == {PLAN}
-    _plan(folder, column="text").begin(directory)
+    _plan(folder, column="text").begin(directory, resume=True)
     check_output(directory, resume=True)
     with pytest.raises(UserError, match=r"unfinished run; add --resume to continue it, or delete"):
         check_output(directory, resume=False)
     directory.write(SUCCESS, Path.touch)
     with pytest.raises(UserError, match=r"complete run; give another --output, or delete"):
         check_output(directory, resume=False)
-    with pytest.raises(UserError, match=r"column was 'text' and is 'body' now"):
-        _plan(folder, column="body").begin(directory)
+    with pytest.raises(UserError, match=r"'text' and is 'body' now; repeat the first command, or"):
+        _plan(folder, column="body").begin(directory, resume=True)
     _csv(folder / "b.csv", 10)
-    with pytest.raises(UserError, match=r"b.csv was added"):
-        _plan(folder, column="text").begin(directory)
+    with pytest.raises(UserError, match=r"b.csv was added; choose another --output"):
+        _plan(folder, column="text").begin(directory, resume=True)
     (folder / "b.csv").unlink()
     os.utime(source, ns=(1, 1))
-    with pytest.raises(UserError, match=r"a.csv has changed or is gone"):
-        _plan(folder, column="text").begin(directory)
-    Path(directory.location(PLAN)).write_text("{")
+    with pytest.raises(UserError, match=r"a.csv has changed; choose another --output, or"):
+        _plan(folder, column="text").begin(directory, resume=True)
+    Path(directory.path / PLAN).write_text("{")
     with pytest.raises(UserError, match=r"cannot be continued"):
-        _plan(folder, column="text").begin(directory)
+        _plan(folder, column="text").begin(directory, resume=True)
 
 
 def test_a_plan_of_stored_files(tmp_path: Path) -> None:
     """The plan names them by their addresses."""
     path = _csv(tmp_path / "in.csv", 3)
     file = InputFile(_object(path), size=1, mtime_ns=2)
-    plan = Plan(divide([read_pieces(file, "text", 2_000)], 2_000), {"column": "text"})
+    plan = RunPlan(divide([read_pieces(file, "text", 2_000)], 2_000), {"column": "text"})
     assert plan.document["inputs"] == {f"s3://{path}": [1, 2]}
 
 
@@ -242,14 +248,18 @@ def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
     """Results never go among files of something else."""
     (tmp_path / "notes").write_text("mine")
     with pytest.raises(UserError, match=r"files of another kind"):
-        check_output(Directory(str(tmp_path)), resume=True)
+        check_output(LocalDirectory(tmp_path), resume=True)
 
 
 def test_an_output_inside_of_the_input_is_refused(tmp_path: Path) -> None:
-    """Else --resume would take results for inputs."""
-    with pytest.raises(UserError, match=r"out is inside of --input .*; choose another"):
-        Directory(str(tmp_path / "in" / "out")).check_is_outside(f"{tmp_path}/in/")
-    Directory(str(tmp_path / "input")).check_is_outside(f"{tmp_path}/in")
+    """Else --resume would take results for inputs. Links and ".." do not hide it."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "link").symlink_to("in")
+    for output in ("in/out", "in/x/../out", "x/../in/out", "link/out", "in"):
+        with pytest.raises(UserError, match=r" is inside of --input .*; choose another"):
+            check_is_outside(str(tmp_path / output), f"{tmp_path}/in/")
+    for output in ("input", "in/../out"):
+        check_is_outside(str(tmp_path / output), f"{tmp_path}/x/../in")
 
 
 @pytest.mark.parametrize(
@@ -371,27 +381,26 @@ def test_a_column_that_one_file_lacks(tmp_path: Path) -> None:
 def test_files_without_rows(classifier: LocalClassifier, tmp_path: Path) -> None:
     """They give one part with the columns and no rows."""
     plan = _plan(_csv(tmp_path / "in.csv", 0))
-    directory = Directory(str(tmp_path / "out"))
-    plan.begin(directory)
+    directory = LocalDirectory(tmp_path / "out")
+    plan.begin(directory, resume=True)
     assert write_part(plan.parts[0], classifier, directory, plan.digest) == 0
-    assert pq.read_table(directory.location(plan.parts[0].name)).num_rows == 0
-    assert list(plan.done(directory)) == ["part-00000-of-00001.parquet"]
+    assert pq.read_table(directory.path / plan.parts[0].name).num_rows == 0
+    assert list(_done(plan, directory)) == ["part-00000-of-00001.parquet"]
 
 
 def test_a_store_gets_a_part_whole(classifier: LocalClassifier, tmp_path: Path) -> None:
     """Where a file cannot be renamed, it is written elsewhere and copied when it is complete."""
     source = _csv(tmp_path / "in.csv", 3_000)
-    plan, directory = _plan(source), Directory(str(tmp_path / "out"))
-    directory.filesystem = fs.SubTreeFileSystem("/", fs.LocalFileSystem())
-    directory._is_local = False
-    plan.begin(directory)
+    filesystem = fs.SubTreeFileSystem("/", fs.LocalFileSystem())
+    plan, directory = _plan(source), StoreDirectory(filesystem, f"{tmp_path}/out", "s3://out")
+    plan.begin(directory, resume=True)
     os.utime(source, ns=(1, 1))
     with pytest.raises(CannotContinue):
         write_part(plan.parts[0], classifier, directory, plan.digest)
     assert directory.names() == {PLAN}
     plan = _plan(source)
     assert write_part(plan.parts[0], classifier, directory, plan.digest) == 3_000
-    assert list(plan.done(directory)) == [Part("part-00000-of-00001.parquet", []).name]
+    assert list(_done(plan, directory)) == ["part-00000-of-00001.parquet"]
 
 
 @pytest.mark.parametrize(

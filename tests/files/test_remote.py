@@ -11,14 +11,15 @@ import httpx
 import pytest
 
 from app.cli import main
-from app.files import patient_client, tables
-from app.files.patient_client import (
+from app.files.run import patient_client
+from app.files.run.patient_client import (
     ABSENCE_S,
     FIRST_CONTACT_S,
     LONGEST_PAUSE_S,
     ModelChanged,
     PatientClient,
 )
+from app.files.tables import table as tables
 from sentiment_client import ConnectionFailed, ModelInfo, SentimentError
 
 URL = "http://service.test/"

@@ -1,6 +1,8 @@
 """How each kind of file is read, and how the results are written."""
 
 import csv
+import gzip
+import io
 import json
 import subprocess
 from collections.abc import Sequence
@@ -12,13 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from app.errors import CannotContinue, ServiceError, UserError
-from app.files import csv_table, tables
-from app.files.csv_table import Csv
-from app.files.outputs import CsvOutput, JsonlOutput, LinesOutput, Output
-from app.files.parquet import Parquet, ParquetOutput
-from app.files.table_classifier import ResultItem
-from app.files.tables import Table
-from app.files.text_tables import Jsonl, Lines
+from app.files.run.parts import InputFile, read_pieces
+from app.files.tables import csv_table
+from app.files.tables import table as tables
+from app.files.tables.csv_table import CsvTable
+from app.files.tables.formats import table_opener
+from app.files.tables.outputs import CsvOutput, JsonlOutput, LinesOutput, OutputFormat
+from app.files.tables.parquet import ParquetOutput, ParquetTable
+from app.files.tables.table import ResultItem, Table
+from app.files.tables.text_tables import JsonlTable, LinesTable
 
 LABELS = ["bad", "good"]
 GOOD: ResultItem = {"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}}
@@ -31,19 +35,22 @@ OUTPUTS: dict[str, Any] = {
 }
 
 
-def _texts(table: Table, skip: int = 0) -> list[str]:
+def _texts(table: Table) -> list[str]:
     """Each row's text, or the code and message of its error."""
-    texts = [text for chunk in table.chunks(skip) for text in chunk.texts]
+    texts = [text for chunk in table.chunks() for text in chunk.texts]
     return [f"{t.code}: {t.detail}" if isinstance(t, ServiceError) else t for t in texts]
 
 
-def _written(table: Table, output: Output, path: Path, results: Sequence[ResultItem] = ()) -> bytes:
+def _written(
+    table: Table, output: OutputFormat, path: Path, results: Sequence[ResultItem] = ()
+) -> bytes:
     """The file with these results for the first texts, and ``GOOD`` for the others."""
     left = list(results)
     parts = []
-    for number, chunk in enumerate(table.chunks(0)):
+    for number, chunk in enumerate(table.chunks()):
         parts.append(path / f"{number}.part")
-        output.write(parts[-1], chunk, [left.pop(0) if left else GOOD for _ in chunk.texts])
+        items = [left.pop(0) if left else GOOD for _ in chunk.texts]
+        output.write(parts[-1], [(chunk, items)])
     output.join(parts, path / "whole")
     return (path / "whole").read_bytes()
 
@@ -56,9 +63,8 @@ def _file(path: Path, name: str, content: bytes) -> Path:
 def test_lines(tmp_path: Path) -> None:
     """Each line is a text, even an empty one. A byte order mark is not part of the first text."""
     path = _file(tmp_path, "a.txt", "\ufefflove\r\n\né \u2028 so\rwhat\nend".encode())
-    table = Lines(path)
+    table = LinesTable(path)
     assert _texts(table) == ["love", "", "é \u2028 so\rwhat", "end"]
-    assert _texts(table, skip=2) == ["é \u2028 so\rwhat", "end"]
     assert (
         _written(table, LinesOutput(), tmp_path, [GOOD, FAILED])
         == (
@@ -69,7 +75,7 @@ def test_lines(tmp_path: Path) -> None:
 
 def test_an_empty_file_of_lines(tmp_path: Path) -> None:
     """A file without lines has no rows, and its output has none."""
-    table = Lines(_file(tmp_path, "a.txt", b""))
+    table = LinesTable(_file(tmp_path, "a.txt", b""))
     assert _texts(table) == []
     assert _written(table, CsvOutput(table, LABELS), tmp_path) == (
         b"text,label,score,score_bad,score_good,error\n"
@@ -81,9 +87,8 @@ def test_csv_cells_stay_unchanged(tmp_path: Path) -> None:
     content = (
         b'\xef\xbb\xbfid,text\r\n1,"a ""b"", c"\r\n2,"two\nlines"\r\n\r\n3,\xff\r\n4,"cr\rin"\n5,\n'
     )
-    table = Csv(_file(tmp_path, "a.csv", content), "text")
+    table = CsvTable(_file(tmp_path, "a.csv", content), "text")
     assert _texts(table) == ['a "b", c', "two\nlines", "\udcff", "cr\rin", ""]
-    assert _texts(table, skip=3) == ["cr\rin", ""]
     written = _written(table, CsvOutput(table, LABELS), tmp_path, [GOOD, FAILED])
     assert written.startswith(
         b'id,text,label,score,score_bad,score_good,error\n1,"a ""b"", c",good,'
@@ -96,14 +101,13 @@ def test_csv_cells_stay_unchanged(tmp_path: Path) -> None:
 
 def test_csv_rows_of_another_width(tmp_path: Path) -> None:
     """A row with too few or too many cells fails in its place and names its line; others do not."""
-    table = Csv(_file(tmp_path, "a.csv", b"id,text\n1\n2,two\n3,three,more\n4,four\n"), "text")
+    table = CsvTable(_file(tmp_path, "a.csv", b"id,text\n1\n2,two\n3,three,more\n4,four\n"), "text")
     assert _texts(table) == [
         "invalid_request: line 2: the header has 2 columns, but this row has 1",
         "two",
         "invalid_request: line 4: the header has 2 columns, but this row has 3",
         "four",
     ]
-    assert _texts(table, skip=2) == _texts(table)[2:]
     assert _written(table, CsvOutput(table, []), tmp_path).splitlines()[1:4] == [
         b"1,,good,0.75,",
         b"2,two,good,0.75,",
@@ -113,7 +117,7 @@ def test_csv_rows_of_another_width(tmp_path: Path) -> None:
 
 def test_csv_with_only_a_header(tmp_path: Path) -> None:
     """A file with only a header has columns, but no rows."""
-    table = Csv(_file(tmp_path, "a.csv", b"id,text"), "text")
+    table = CsvTable(_file(tmp_path, "a.csv", b"id,text"), "text")
     assert (table.columns, _texts(table)) == (["id", "text"], [])
 
 
@@ -121,7 +125,7 @@ def test_csv_with_only_a_header(tmp_path: Path) -> None:
 def test_csv_without_a_header(tmp_path: Path, content: bytes) -> None:
     """A file without a header is refused, because its columns are not known."""
     with pytest.raises(UserError, match="is empty"):
-        Csv(_file(tmp_path, "a.csv", content), "text")
+        CsvTable(_file(tmp_path, "a.csv", content), "text")
 
 
 @pytest.mark.parametrize(
@@ -142,19 +146,19 @@ def test_a_quote_that_is_never_closed(
     monkeypatch.setattr(csv_table, "MAX_FIELD_CHARS", 500)
     path = _file(tmp_path, "a.csv", f"id,text\n{rows}".encode())
     with pytest.raises(UserError, match=rf"a\.csv, line {line}: the quote that opens here"):
-        Csv(path, "text")
+        CsvTable(path, "text")
 
 
 def test_a_quote_that_opens_after_the_file_was_checked(tmp_path: Path) -> None:
     """A file that changed since then ends with the same error."""
     path = _file(tmp_path, "a.csv", b'text\n"fine"\n')
-    table = Csv(path, "text")
+    table = CsvTable(path, "text")
     path.write_bytes(b'text\n"open\n')
     with pytest.raises(CannotContinue, match="line 2: the quote that opens here"):
         _texts(table)
 
 
-@pytest.mark.parametrize("kind", [Csv, Jsonl, Lines])
+@pytest.mark.parametrize("kind", [CsvTable, JsonlTable, LinesTable])
 @pytest.mark.parametrize(
     ("encoding", "named"),
     [
@@ -169,36 +173,99 @@ def test_text_in_another_encoding(tmp_path: Path, kind: Any, encoding: str, name
     """The file is refused with the name of a likely encoding and a command that converts it."""
     path = _file(tmp_path, "a file.csv", "text\nle café\nnaïve\n".encode(encoding))
     with pytest.raises(UserError, match=rf"not UTF-8.* iconv -f {named} -t UTF-8 '/.*/a file.csv'"):
-        kind(*[path] if kind is Lines else [path, "text"])
+        kind(*[path] if kind is LinesTable else [path, "text"])
+
+
+@pytest.mark.parametrize("kind", [CsvTable, JsonlTable, LinesTable])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (gzip.compress(b"text\nlove\n"), "compressed with gzip; .* gunzip -c '/.*/a file.csv' >"),
+        (b"PK\x03\x04\x14\0\0\0\x08\0[Content_Types].xml", "Excel workbook; save it as CSV"),
+        (b"PK\x03\x04\x14\0\0\0\x08\0reviews.csv", "ZIP archive; unpack it"),
+        (b"PAR1\x15\x04\x15", r"Parquet file; rename it so that it ends in \.parquet"),
+    ],
+    ids=["gzip", "xlsx", "zip", "parquet"],
+)
+def test_another_kind_of_file_under_this_name(
+    tmp_path: Path, kind: Any, content: bytes, words: str
+) -> None:
+    """The error says what the file is and what to do."""
+    path = _file(tmp_path, "a file.csv", content)
+    with pytest.raises(UserError, match=words):
+        kind(*[path] if kind is LinesTable else [path, "text"])
 
 
 def test_a_few_bytes_that_are_not_utf8(tmp_path: Path) -> None:
     """They do not make the file one in another encoding, wherever blocks of reading end."""
     content = "é\n".encode() * 600_000
-    assert len(_texts(Lines(_file(tmp_path, "a.txt", b"\xe9\n" + b"x" + content)))) == 600_001
-    assert _texts(Lines(_file(tmp_path, "b.txt", "é\n".encode() + b"\xe9"))) == ["é", "\udce9"]
+    assert len(_texts(LinesTable(_file(tmp_path, "a.txt", b"\xe9\n" + b"x" + content)))) == 600_001
+    assert _texts(LinesTable(_file(tmp_path, "b.txt", "é\n".encode() + b"\xe9"))) == ["é", "\udce9"]
+
+
+def test_text_in_another_encoding_after_the_beginning(tmp_path: Path) -> None:
+    """It is found when the file is read to its end, which is before any row is classified."""
+    path = _file(tmp_path, "a.csv", b"text\n" + b"x" * 2_000_000 + b"\n\xe9\n")
+    with pytest.raises(UserError, match="is not UTF-8; if it is Windows-1252"):
+        CsvTable(path, "text")
+
+
+class _CountedFile:
+    """A file of an object store that counts the bytes that are read."""
+
+    def __init__(self, content: bytes, suffix: str) -> None:
+        self.content, self.suffix, self.read = content, suffix, 0
+
+    def open(self, _: str) -> io.BytesIO:
+        outer = self
+
+        class Counted(io.BytesIO):
+            def read(self, size: int | None = -1) -> bytes:
+                content = super().read(size)
+                outer.read += len(content)
+                return content
+
+            read1 = read
+
+        return Counted(self.content)
+
+    def status(self) -> tuple[int, int]:
+        return len(self.content), 0
+
+
+@pytest.mark.parametrize(
+    ("suffix", "line"),
+    [(".csv", b"love\n"), (".jsonl", b'{"text": "love"}\n'), (".txt", b"love\n")],
+)
+def test_a_file_is_read_once_before_the_work(suffix: str, line: bytes) -> None:
+    """Its check also finds the parts; only its beginning is read again."""
+    file = _CountedFile(b"text\n" * (suffix == ".csv") + line * 600_000, suffix)
+    pieces = read_pieces(InputFile(file, *file.status()), "text", 20_000)
+    assert sum(piece.rows for piece in pieces) == 600_000
+    most = file.status()[0] * 1.5
+    assert file.read < most
 
 
 @pytest.mark.parametrize("content", [b"id;text\n", b'"id";"text"\n', b"id\ttext\n", b"id|x\n"])
 def test_another_delimiter(tmp_path: Path, content: bytes) -> None:
     """A CSV file without commas is refused with the delimiter and a command that converts it."""
     with pytest.raises(UserError, match=r"separates its columns with '(;|\\t|\|)', .* python3"):
-        Csv(_file(tmp_path, "a.csv", content), "text")
+        CsvTable(_file(tmp_path, "a.csv", content), "text")
 
 
 def test_the_command_that_converts_another_delimiter(tmp_path: Path) -> None:
     """What it writes is read as the same table, with delimiters and lines inside of cells."""
     content = b'id;text\r\n1;"a;b, ""c"""\r\n2;"two\nlines"\r\n'
     with pytest.raises(UserError) as raised:
-        Csv(_file(tmp_path, "it's.csv", content), "text")
+        CsvTable(_file(tmp_path, "it's.csv", content), "text")
     command = str(raised.value).rpartition("for example with: ")[2]
     subprocess.run(command, shell=True, check=True, cwd=tmp_path)  # noqa: S602
-    assert _texts(Csv(tmp_path / "commas.csv", "text")) == ['a;b, "c"', "two\nlines"]
+    assert _texts(CsvTable(tmp_path / "commas.csv", "text")) == ['a;b, "c"', "two\nlines"]
 
 
 def test_a_single_column_may_contain_other_delimiters(tmp_path: Path) -> None:
     """A column that is asked for by its whole name is not taken apart."""
-    assert _texts(Csv(_file(tmp_path, "a.csv", b"text; raw\nx;y\n"), "text; raw")) == ["x;y"]
+    assert _texts(CsvTable(_file(tmp_path, "a.csv", b"text; raw\nx;y\n"), "text; raw")) == ["x;y"]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
@@ -208,14 +275,14 @@ def test_columns_of_the_same_name(tmp_path: Path, name: str) -> None:
     if name == "a.parquet":
         arrays = [pa.array([1]), pa.array(["x"]), pa.array([2])]
         pq.write_table(pa.Table.from_arrays(arrays, names=["id", "text", "id"]), path)
-    kind: Any = {"a.csv": Csv, "a.parquet": Parquet}[name]
+    kind: Any = {"a.csv": CsvTable, "a.parquet": ParquetTable}[name]
     with pytest.raises(UserError, match="several columns with the same name: 'id'; give each"):
         kind(path, "text")
 
 
 def test_a_long_cell_is_read_whole(tmp_path: Path) -> None:
     """A cell longer than the default limit of Python's csv is read whole."""
-    table = Csv(_file(tmp_path, "a.csv", b"text\n" + b"x" * 200_000 + b"\n"), "text")
+    table = CsvTable(_file(tmp_path, "a.csv", b"text\n" + b"x" * 200_000 + b"\n"), "text")
     assert [len(text) for text in _texts(table)] == [200_000]
 
 
@@ -229,7 +296,7 @@ def test_an_unknown_column(tmp_path: Path, name: str) -> None:
         path.write_text(
             {"a.csv": "id,tweet\n1,x\n", "a.jsonl": '{"id": 1}\n{"tweet": "x"}\n'}[name]
         )
-    kinds: dict[str, Any] = {"a.csv": Csv, "a.jsonl": Jsonl, "a.parquet": Parquet}
+    kinds: dict[str, Any] = {"a.csv": CsvTable, "a.jsonl": JsonlTable, "a.parquet": ParquetTable}
     table = kinds[name]
     with pytest.raises(UserError, match=r"no column 'text'.*: 'id', 'tweet'"):
         table(path, "text")
@@ -248,7 +315,7 @@ def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
         "{ }",
         '{"text": null}',
     ]
-    table = Jsonl(_file(tmp_path, "a.jsonl", "\r\n".join(lines).encode()), "text")
+    table = JsonlTable(_file(tmp_path, "a.jsonl", "\r\n".join(lines).encode()), "text")
     assert table.columns == ["text", "n", "big", "é"]
     texts = [
         "love",
@@ -260,7 +327,6 @@ def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
         "empty_text: line 8 has no 'text'",
     ]
     assert _texts(table) == texts
-    assert _texts(table, skip=3) == texts[3:]
     written = (
         _written(table, JsonlOutput(table), tmp_path, [GOOD, GOOD, FAILED]).decode().splitlines()
     )
@@ -272,6 +338,28 @@ def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
         "{" + failed,
     ]
     assert all(isinstance(json.loads(line), dict) for line in written)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '[{"text": "love"}, {"text": "it"}]',
+        '[\n{"text": "love"},\n{"text": "it"}\n]\n',
+        '\n  [{"text": "love"},\n{"text": "it"}]\n',
+        '{\n  "text": "love"\n}\n',
+    ],
+)
+def test_json_that_is_not_json_lines(tmp_path: Path, content: str) -> None:
+    """It is refused with a command that converts it, even where single lines are objects."""
+    path = _file(tmp_path, "a file.jsonl", content.encode())
+    with pytest.raises(UserError, match=r"is not JSON lines.* jq -c .* '/.*/a file.jsonl' > "):
+        JsonlTable(path, "text")
+
+
+def test_jsonl_may_begin_with_a_line_that_is_no_object(tmp_path: Path) -> None:
+    """A line with an array of its own fails in its place."""
+    table = JsonlTable(_file(tmp_path, "a.jsonl", b'[1]\n{"text": "love"}\n'), "text")
+    assert _texts(table) == ["invalid_request: line 1 is not a JSON object", "love"]
 
 
 def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
@@ -288,10 +376,9 @@ def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
         metadata={"pandas": "{}"},
     )
     pq.write_table(table, tmp_path / "a.parquet")
-    source = Parquet(tmp_path / "a.parquet", "text")
+    source = ParquetTable(tmp_path / "a.parquet", "text")
     assert _texts(source) == ["love", "empty_text: the row has no text", "\udcff"]
-    assert _texts(source, skip=1) == _texts(source)[1:]
-    assert _texts(Parquet(tmp_path / "a.parquet", "kind")) == ["a", "b", "a"]
+    assert _texts(ParquetTable(tmp_path / "a.parquet", "kind")) == ["a", "b", "a"]
     _written(source, ParquetOutput(source, LABELS), tmp_path, [GOOD, FAILED])
     whole = pq.read_table(tmp_path / "whole")
     assert whole.select(["when", "text", "list", "kind"]).equals(
@@ -301,6 +388,41 @@ def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
     assert whole.schema.names[4:] == ["label", "score", "score_bad", "score_good", "error"]
     assert whole["label"].to_pylist() == ["good", None, "good"]
     assert whole["error"].to_pylist() == [None, "empty_text: no text", None]
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view"])
+def test_parquet_kinds_of_text(tmp_path: Path, kind: str) -> None:
+    """All types of strings that Arrow has are texts, and stay as they are in Parquet."""
+    texts = pa.array(["love", None, "x" * 40], getattr(pa, kind)())
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    table = ParquetTable(tmp_path / "a.parquet", "text")
+    assert _texts(table) == ["love", "empty_text: the row has no text", "x" * 40]
+    _written(table, ParquetOutput(table, LABELS), tmp_path)
+    assert pq.read_table(tmp_path / "whole")["text"].type == texts.type
+
+
+@pytest.mark.parametrize("kind", [CsvOutput, JsonlOutput])
+def test_parquet_values_that_text_lacks(tmp_path: Path, kind: Any) -> None:
+    """In JSON, NaN and infinity become null; bytes become base64 in JSON and in CSV."""
+    columns = {
+        "text": ["x"],
+        "number": [float("nan")],
+        "numbers": [[1.5, float("inf")]],
+        "raw": pa.array([b"\0\xff"]),
+        "raws": pa.array([[b"a", None]]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    table = ParquetTable(tmp_path / "a.parquet", "text")
+    output = kind(table, LABELS) if kind is CsvOutput else kind(table)
+    written = _written(table, output, tmp_path).decode()
+    if kind is CsvOutput:
+        (row,) = csv.DictReader(written.splitlines())
+        expected: dict[str, Any] = {"numbers": "[1.5, null]", "raws": '["YQ==", null]'}
+    else:
+        row = json.loads(written, parse_constant=pytest.fail)
+        expected = {"number": None, "numbers": [1.5, None], "raws": ["YQ==", None]}
+    expected["raw"] = "AP8="
+    assert {name: row[name] for name in expected} == expected
 
 
 def _with_dates(path: Path) -> Path:
@@ -323,7 +445,7 @@ def _with_dates(path: Path) -> Path:
 
 def test_parquet_dates_stay_unchanged_in_parquet(tmp_path: Path) -> None:
     """Nanoseconds and years after 9999 are written as they are."""
-    table = Parquet(_with_dates(tmp_path / "a.parquet"), "text")
+    table = ParquetTable(_with_dates(tmp_path / "a.parquet"), "text")
     _written(table, ParquetOutput(table, LABELS), tmp_path)
     before, after = pq.read_table(tmp_path / "a.parquet"), pq.read_table(tmp_path / "whole")
     assert after.select(before.schema.names).equals(before)
@@ -332,7 +454,7 @@ def test_parquet_dates_stay_unchanged_in_parquet(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [CsvOutput, JsonlOutput])
 def test_parquet_dates_as_text(tmp_path: Path, kind: Any) -> None:
     """In text files, they are text with all digits, and durations are numbers."""
-    table = Parquet(_with_dates(tmp_path / "a.parquet"), "text")
+    table = ParquetTable(_with_dates(tmp_path / "a.parquet"), "text")
     output = kind(table, LABELS) if kind is CsvOutput else kind(table)
     written = _written(table, output, tmp_path).decode()
     reader: Any = csv.DictReader(written.splitlines())
@@ -361,8 +483,8 @@ def test_old_parquet_timestamps(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     columns = pa.table({"text": ["x"], "when": when})
     pq.write_table(columns, path, use_deprecated_int96_timestamps=True)
-    table = Parquet(path, "text")
-    (chunk,) = table.chunks(0)
+    table = ParquetTable(path, "text")
+    (chunk,) = table.chunks()
     assert table.records(chunk.rows)[0]["when"] == "9999-12-31 23:59:59.000000"
 
 
@@ -371,7 +493,7 @@ def test_a_parquet_column_that_cannot_be_text(tmp_path: Path) -> None:
     text = pa.array(["x"])
     twice = pa.StructArray.from_arrays([text, text], names=["a", "a"])
     pq.write_table(pa.table({"text": text, "both": twice}), tmp_path / "a.parquet")
-    table = Parquet(tmp_path / "a.parquet", "text")
+    table = ParquetTable(tmp_path / "a.parquet", "text")
     with pytest.raises(UserError, match="column that can only be written as Parquet"):
         _written(table, CsvOutput(table, LABELS), tmp_path)
     _written(table, ParquetOutput(table, LABELS), tmp_path)
@@ -385,21 +507,21 @@ def test_a_damaged_parquet_page(tmp_path: Path) -> None:
     content[4:60] = b"\xff" * 56
     path.write_bytes(content)
     with pytest.raises(CannotContinue, match=r"a\.parquet cannot be read"):
-        _texts(Parquet(path, "text"))
+        _texts(ParquetTable(path, "text"))
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 and nothing else"])
 def test_a_file_that_is_not_parquet(tmp_path: Path, content: bytes) -> None:
     """A file that is not Parquet is refused with an error that says so."""
     with pytest.raises(UserError, match="cannot be read as Parquet"):
-        Parquet(_file(tmp_path, "a.parquet", content), "text")
+        ParquetTable(_file(tmp_path, "a.parquet", content), "text")
 
 
 def test_a_parquet_column_of_numbers(tmp_path: Path) -> None:
     """A column that is not text is refused with its type."""
     pq.write_table(pa.table({"text": [1]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match="'text' has the type int64"):
-        Parquet(tmp_path / "a.parquet", "text")
+        ParquetTable(tmp_path / "a.parquet", "text")
 
 
 def _sources(path: Path) -> dict[str, Table]:
@@ -418,9 +540,9 @@ def _sources(path: Path) -> dict[str, Table]:
     ]
     pq.write_table(pa.Table.from_pylist(listed, schema), path / "a.parquet")
     return {
-        ".csv": Csv(path / "a.csv", "text"),
-        ".jsonl": Jsonl(path / "a.jsonl", "text"),
-        ".parquet": Parquet(path / "a.parquet", "text"),
+        ".csv": CsvTable(path / "a.csv", "text"),
+        ".jsonl": JsonlTable(path / "a.jsonl", "text"),
+        ".parquet": ParquetTable(path / "a.parquet", "text"),
     }
 
 
@@ -453,7 +575,7 @@ def test_jsonl_columns_have_types_in_parquet(tmp_path: Path) -> None:
         b'{"text": "x", "i": 1, "f": 1, "b": true, "m": 1, "o": {"a": "\\ud83d"}, "h": 1}\n'
         b'{"text": "y", "i": null, "f": 2.5, "b": false, "m": "one", "h": 9999999999999999999}\n'
     )
-    table = Jsonl(_file(tmp_path, "a.jsonl", lines), "text")
+    table = JsonlTable(_file(tmp_path, "a.jsonl", lines), "text")
     _written(table, ParquetOutput(table, []), tmp_path)
     first, second = pq.read_table(tmp_path / "whole").to_pylist()
     assert [first[name] for name in "ifbmoh"] == [1, 1.0, True, "1", '{"a": "\ufffd"}', "1"]
@@ -462,10 +584,30 @@ def test_jsonl_columns_have_types_in_parquet(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_name_of_a_column_that_parquet_cannot_hold(tmp_path: Path, name: str) -> None:
+    """It gets U+FFFD for what is not UTF-8, as texts do."""
+    content = {
+        "a.csv": b"text,pr\xe9nom\nlove,\xc3\xa9\xc3\xa9\n",
+        "a.jsonl": b'{"text": "love", "pr\xe9nom": "\xc3\xa9\xc3\xa9"}',
+    }
+    table = table_opener(Path(name).suffix)(_file(tmp_path, name, content[name]), "text")
+    _written(table, ParquetOutput(table, LABELS), tmp_path)
+    (row,) = pq.read_table(tmp_path / "whole").to_pylist()
+    assert (row["text"], row["pr\ufffdnom"], row["label"]) == ("love", "éé", "good")
+
+
+def test_names_of_columns_that_become_the_same(tmp_path: Path) -> None:
+    """They are refused like two columns of the same name."""
+    path = _file(tmp_path, "a.csv", b"text,\xe9,\xe8\n" + "é".encode() * 4)
+    with pytest.raises(UserError, match="several columns with the same name: '\ufffd'"):
+        CsvTable(path, "text")
+
+
 def test_result_columns_do_not_replace_input_columns(tmp_path: Path) -> None:
     """A result column whose name is taken gets the prefix "predicted_", repeatedly if needed."""
     content = b"label,text,predicted_label,error,score_bad\nmine,x,mine,mine,mine\n"
-    table = Csv(_file(tmp_path, "a.csv", content), "text")
+    table = CsvTable(_file(tmp_path, "a.csv", content), "text")
     header, row = _written(table, CsvOutput(table, LABELS), tmp_path).decode().splitlines()
     added = "predicted_predicted_label,score,predicted_score_bad,score_good,predicted_error"
     assert header == f"label,text,predicted_label,error,score_bad,{added}"
@@ -475,21 +617,21 @@ def test_result_columns_do_not_replace_input_columns(tmp_path: Path) -> None:
 def test_result_members_do_not_replace_input_members(tmp_path: Path) -> None:
     """A name that any row uses counts as taken, so a result column has one name in all rows."""
     content = b'{"text": "x"}\n{"text": "y", "label": 1, "scores": 2}\n'
-    table = Jsonl(_file(tmp_path, "a.jsonl", content), "text")
+    table = JsonlTable(_file(tmp_path, "a.jsonl", content), "text")
     first, second = map(json.loads, _written(table, JsonlOutput(table), tmp_path).splitlines())
     assert set(first) == {"text", "predicted_label", "score", "predicted_scores", "error"}
     assert (second["label"], second["scores"], second["predicted_label"]) == (1, 2, "good")
 
 
 def test_chunks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk ends at a number of rows or characters, and tells which part of the file is read."""
+    """A chunk ends at a number of rows or characters, and the table knows where."""
     monkeypatch.setattr(tables, "CHUNK_CHARS", 100)
     rows = ["x" * 30] * 8 + ["x"] * 5_000
-    chunks = list(Lines(_file(tmp_path, "a.txt", "\n".join(rows).encode())).chunks(0))
+    table = LinesTable(_file(tmp_path, "a.txt", "\n".join(rows).encode()))
+    chunks = list(table.chunks())
     sizes = [len(chunk.texts) for chunk in chunks]
     assert sizes[:2] == [4, 4]
     assert sum(sizes) == 5_008
     assert max(sizes) <= 100
-    fractions = [chunk.fraction or 0 for chunk in chunks]
-    assert fractions == sorted(fractions)
-    assert fractions[-1] == 1
+    assert table.ends == [chunk.end for chunk in chunks]
+    assert table.ends[-1].rows == 5_008

@@ -274,22 +274,38 @@ def test_wrong_usage(words: list[str], says: str, capsys: pytest.CaptureFixture[
     assert says in printed.splitlines()[-1]
 
 
+UNEXPECTED = ZeroDivisionError("no such shape\nand ten lines more")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (
+            UNEXPECTED,
+            1,
+            r"unexpected ZeroDivisionError in test_export_cli\.py, line \d+: no such shape",
+        ),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
 def test_an_error_that_nobody_expected_is_one_line(
     bert: Exported,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    says: str,
 ) -> None:
-    """Exit code 1; the line has its class, where it was raised and its first line."""
+    """The line has its class, where it was raised and its first line; Ctrl-C is no traceback
+    either, and has the exit code that shells know. Nothing is half written."""
 
     def fail(*arguments: object) -> None:
-        raise ZeroDivisionError("no such shape\nand ten lines more")
+        raise error
 
     monkeypatch.setattr(export_module, "verify", fail)
-    assert main([str(bert.source), "--output", str(tmp_path / "out")]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    place = r"unexpected ZeroDivisionError in test_export_cli\.py, line \d+: no such shape"
-    assert re.fullmatch(f"sentiment-export: {place}", line)
+    assert main([str(bert.source), "--output", str(tmp_path / "out")]) == code
+    assert re.fullmatch(f"sentiment-export: {says}\n", capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
 
 
@@ -317,23 +333,6 @@ def test_the_output_is_checked_before_the_source(
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert main([str(tmp_path / "no source"), "--output", str(tmp_path / "loop")]) == 1
     assert "loop cannot be followed: " in capsys.readouterr().err
-
-
-def test_ctrl_c_is_no_traceback(
-    bert: Exported,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """One line, the exit code that shells know, and nothing half written."""
-
-    def interrupt(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(export_module, "verify", interrupt)
-    assert main([str(bert.source), "--output", str(tmp_path / "out")]) == 130
-    assert capsys.readouterr().err == "sentiment-export: interrupted\n"
-    assert not list(tmp_path.iterdir())
 
 
 _LOADED = """

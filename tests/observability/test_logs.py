@@ -5,7 +5,6 @@ import os
 import pty
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,11 +15,13 @@ import httpx2
 import pytest
 
 from app.cli import main
-from tests.api.routes.test_stream import FLAGS
+from benchmarks.service import free_port
+from tests.api.routes.test_stream import FLAGS, HEAD
 from tests.support.serving import (
     COMMAND,
     ROOT,
     Process,
+    connect,
     environment,
     eventually,
     exchange,
@@ -56,8 +57,7 @@ def test_a_request_is_a_line_with_its_stages(bundle: Path) -> None:
         headers = {"content-type": "application/x-ndjson"}
         httpx2.post(f"{process.url}/classify/stream", content=lines, headers=headers)
         httpx2.post(f"{process.url}/tokenize", json={"inputs": "love"})
-        process.signal(signal.SIGTERM)
-        _, log = process.wait()
+        log = process.terminate()
     accesses = [line for line in _lines(log) if line["logger"] == "access"]
     first, second, listed, refused, streamed, tokenized = accesses
     assert (first["request_id"], first["trace_id"]) == ("find-me", TRACE)
@@ -87,16 +87,11 @@ def test_a_stream_that_ends_early_has_a_code(bundle: Path) -> None:
         headers = {"content-type": "application/x-ndjson", "content-encoding": "gzip"}
         url = f"{process.url}/classify/stream"
         answer = httpx2.post(url, content=b"no gzip", headers=headers)
-        del headers["content-encoding"]
-        with socket.create_connection(("127.0.0.1", process.port), timeout=30) as leaving:
-            head = [f"{name}: {value}" for name, value in {**headers, "host": "x"}.items()]
-            head = ["POST /classify/stream HTTP/1.1", *head, "transfer-encoding: chunked", "", ""]
-            leaving.sendall("\r\n".join(head).encode())
+        with connect(process.port, HEAD) as leaving:
             leaving.recv(100)  # the answer has begun
         with httpx2.Client(base_url=process.url) as client:  # its own request is in flight
             eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 1)
-        process.signal(signal.SIGTERM)
-        _, log = process.wait()
+        log = process.terminate()
     code = json.loads(answer.text.splitlines()[-1])["error"]["code"]
     accesses = [line for line in _lines(log) if line["logger"] == "access"]
     ends = [(line["route"], line["status"], line["code"]) for line in accesses]
@@ -106,23 +101,18 @@ def test_a_stream_that_ends_early_has_a_code(bundle: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "parent",
-    [
-        "",
-        "garbage",
+def test_an_odd_traceparent_is_no_trace(bundle: Path) -> None:
+    """An invalid header is ignored, as the specification requires."""
+    zeros, capitals = (
         f"00-{'0' * 32}-b7ad6b7169203331-01",
         f"00-{TRACE.upper()}-b7ad6b7169203331-01",
-    ],
-)
-def test_an_odd_traceparent_is_no_trace(bundle: Path, parent: str) -> None:
-    """An invalid header is ignored, as the specification requires."""
+    )
     with _served(bundle) as process:
-        httpx2.get(f"{process.url}/models", headers={"traceparent": parent})
-        process.signal(signal.SIGTERM)
-        _, log = process.wait()
-    (line,) = (line for line in _lines(log) if line["logger"] == "access")
-    assert "trace_id" not in line
+        for parent in ("", "garbage", zeros, capitals):
+            httpx2.get(f"{process.url}/models", headers={"traceparent": parent})
+        log = process.terminate()
+    accesses = [line for line in _lines(log) if line["logger"] == "access"]
+    assert ["trace_id" in line for line in accesses] == [False] * 4
 
 
 def test_no_text_of_a_user_gets_into_the_log(bundle: Path) -> None:
@@ -150,12 +140,10 @@ def test_no_text_of_a_user_gets_into_the_log(bundle: Path) -> None:
 def test_every_line_has_one_form(bundle: Path) -> None:
     """uvicorn's lines have the same fields as ours."""
     with _served(bundle) as process:
-        with socket.create_connection(("127.0.0.1", process.port)) as connection:
-            connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\n")
-            connection.sendall(b"connection: upgrade\r\n\r\n")
+        upgrade = b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"
+        with connect(process.port, upgrade) as connection:
             connection.recv(100)
-        process.signal(signal.SIGTERM)
-        _, log = process.wait()
+        log = process.terminate()
     started = _lines(process.first_lines)
     assert started[-1]["message"].startswith("serving tiny")
     for line in started + _lines(log):
@@ -174,8 +162,7 @@ def test_what_machines_ask_all_the_time_is_logged_at_debug(bundle: Path) -> None
             assert httpx2.get(f"{process.url}{path}").status_code == 200, path
         httpx2.get(f"{process.url}/web/nothing.js")
         httpx2.get(f"{process.url}/info")
-        process.signal(signal.SIGTERM)
-        _, log = process.wait()
+        log = process.terminate()
     lines = [line for line in _lines(log) if line["logger"] == "access"]
     asked = [(line["level"], line["route"], line["status"]) for line in lines]
     assert asked == [("info", "/web/{name}", 404), ("info", "/info", 200)]
@@ -210,8 +197,7 @@ def test_an_unexpected_failure_is_a_line_of_the_log() -> None:
 @pytest.mark.parametrize("docs", ["on", "off"])
 def test_the_start_says_where_to_look(bundle: Path, docs: str) -> None:
     """The first line that names the address also has the page, the docs if any, and the metrics."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with _served(bundle, "--docs", docs, "--metrics-port", str(port)) as process:
         line = _lines(process.first_lines)[-1]
         assert line["message"].endswith(f" at {process.url}")
@@ -225,8 +211,7 @@ def test_the_access_log_can_be_switched_off(bundle: Path) -> None:
     """The other lines are still logged."""
     with _served(bundle, "--access-log", "off") as process:
         httpx2.get(f"{process.url}/health")
-        process.signal(signal.SIGTERM)
-        _, log = process.wait()
+        log = process.terminate()
     assert [line["message"] for line in _lines(log)] == ["shutting down", "stopped"]
 
 

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.api.routes.test_stream import FLAGS
-from tests.support.serving import COMMAND, ROOT, SLOW_COMMAND, Process, environment
+from tests.support.serving import SLOW_COMMAND, Process, environment, patched
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TEXT = "xyzzy-plugh"
@@ -84,8 +83,7 @@ def test_a_request_is_a_span_with_its_stages(bundle: Path, collector: Collector)
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
         answer = httpx2.post(f"{process.url}/classify", json={"inputs": "love"}, headers=headers)
         assert answer.status_code == 200
-        process.signal(signal.SIGTERM)
-        assert process.wait()[0] == 0
+        process.terminate()
     (request,) = collector.named("POST /classify")
     assert (request.trace_id.hex(), request.parent_span_id.hex()) == (TRACE, PARENT)
     assert request.kind == request.SPAN_KIND_SERVER
@@ -112,8 +110,7 @@ def test_a_batch_is_linked_to_all_requests_in_it(bundle: Path, collector: Collec
                 pool.submit(httpx2.post, f"{process.url}/classify", json=body) for _ in range(12)
             ]
             assert {answer.result().status_code for answer in asked} == {200}
-        process.signal(signal.SIGTERM)
-        process.wait()
+        process.terminate()
     requests = {span.span_id for span in collector.named("POST /classify")}
     batches = collector.named("batch")
     linked = [{link.span_id for link in batch.links} for batch in batches]
@@ -148,8 +145,7 @@ def test_the_log_has_the_trace(bundle: Path, collector: Collector) -> None:
     flags = ["--model", str(bundle), *FLAGS, "--otlp-endpoint", collector.url]
     with Process(*flags, "--access-log", "on") as process:
         httpx2.get(f"{process.url}/info")
-        process.signal(signal.SIGTERM)
-        _, log = process.wait()
+        log = process.terminate()
     (span,) = collector.named("GET /info")
     assert f'"trace_id":"{span.trace_id.hex()}"' in log
 
@@ -160,18 +156,15 @@ def test_a_collector_that_is_gone_harms_nobody(bundle: Path, collector: Collecto
     with _served(bundle, collector.url) as process:
         answer = httpx2.post(f"{process.url}/classify", json={"inputs": "love"})
         assert answer.status_code == 200
-        process.signal(signal.SIGTERM)
-        code, _ = process.wait()
-    assert code == 0
+        process.terminate()
 
 
 def test_without_the_sdk_it_is_said_how_to_get_it(bundle: Path) -> None:
     """One line, not a traceback; and without an endpoint the SDK is not even looked for."""
-    hidden = "import sys; sys.modules['opentelemetry.sdk'] = None; from app.cli import main; "
-    command = [sys.executable, "-c", f"{hidden}sys.exit(main())", "serve", "--model", str(bundle)]
+    hidden = patched("sys.modules['opentelemetry.sdk'] = None")
+    flags = ["--model", str(bundle), *FLAGS]
     done = subprocess.run(
-        [*command, *FLAGS, "--port", "0", "--otlp-endpoint", "http://localhost:4318"],
-        cwd=ROOT,
+        [*hidden, "serve", *flags, "--port", "0", "--otlp-endpoint", "http://localhost:4318"],
         env=environment(),
         capture_output=True,
         text=True,
@@ -180,7 +173,5 @@ def test_without_the_sdk_it_is_said_how_to_get_it(bundle: Path) -> None:
     assert done.returncode == 1
     assert "pip install '.[otel]'" in done.stderr
     assert "Traceback" not in done.stderr
-    with Process(
-        "--model", str(bundle), *FLAGS, command=[*COMMAND[:2], f"{hidden}sys.exit(main())"]
-    ):
+    with Process(*flags, command=hidden):
         pass

@@ -37,6 +37,14 @@ sys.exit(any(main(words) for words in json.loads(sys.argv[1])))
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
+def test_the_examples_are_found() -> None:
+    """Four clients, the server and the command line: no test below passes by finding none."""
+    commands = [command.split()[0] for command, _ in EXAMPLES]
+    assert len(PYTHON) == 4
+    assert commands.count("curl") >= 3
+    assert ".venv/bin/sentiment" in commands
+
+
 @pytest.fixture(scope="module")
 def embedded() -> Iterator[Process]:
     """The embedded model, served."""
@@ -75,19 +83,6 @@ def test_a_python_example_prints_what_its_comments_say(embedded: Process, code: 
     assert done.returncode == 0, done.stderr
     said = " ".join(re.findall(r"print\(.*\)  # (.*)", code))
     assert done.stdout.split() == said.split()
-
-
-def test_every_client_has_an_example() -> None:
-    """Those that the section names are those that the test above finds."""
-    assert len(PYTHON) == 4
-
-
-def test_the_readme_has_examples_of_server_and_command_line() -> None:
-    """The examples are found at all, so that the test above does not pass by finding none."""
-    commands = [command.split()[0] for command, _ in EXAMPLES]
-
-    assert commands.count("curl") >= 3
-    assert ".venv/bin/sentiment" in commands
 
 
 def test_the_export_section_works_word_by_word(tmp_path: Path) -> None:

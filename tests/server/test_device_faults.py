@@ -3,7 +3,6 @@
 import json
 import math
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +14,12 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app.engine.batching.report import BatchReport
+from app.engine.batching.inference import BatchReport
 from app.grpc_api.messages import METHODS
 from benchmarks.service import free_port
 from tests.conftest import Serve
 from tests.engine.model.test_device_errors import ARENA_MEMORY, ILLEGAL_ADDRESS
-from tests.support.serving import Process, metric
+from tests.support.serving import Process, metric, patched
 from tests.support.tiny_bundle import different_texts, make_bundle
 
 MODEL = {"model": "tiny"}
@@ -31,10 +30,8 @@ TEXTS = different_texts(40)  # of 8 tokens each
 
 # The session raises the text in a file named `fault`, once that lies in the directory.
 LOSING = """
-import sys
 from pathlib import Path
 import onnxruntime
-from app.cli import main
 fault = Path(sys.argv.pop(1)) / "fault"
 run = onnxruntime.InferenceSession.run
 def losing(self, *arguments):
@@ -42,7 +39,6 @@ def losing(self, *arguments):
         raise RuntimeError(fault.read_text())
     return run(self, *arguments)
 onnxruntime.InferenceSession.run = losing
-sys.exit(main())
 """
 
 
@@ -173,7 +169,7 @@ def test_a_lost_gpu_ends_the_process_life(
 def test_a_lost_gpu_in_a_real_process(bundle: Path, tmp_path: Path) -> None:
     """gRPC's health and liveness fail as well; SIGTERM still ends the process in order."""
     port = free_port()
-    command = [sys.executable, "-c", LOSING, str(tmp_path)]
+    command = patched(LOSING, str(tmp_path))
     flags = ["--model", str(bundle), "--max-batch-tokens", "512", "--runners", "2"]
     with (
         Process(*flags, "--threads", "1", "--grpc-port", str(port), command=command) as process,

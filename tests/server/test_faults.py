@@ -1,6 +1,5 @@
 """Faults inside the service: in inference, in the bundle that it serves, and in the clock."""
 
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,33 +10,24 @@ import pytest
 
 from tests.api.routes.test_stream import FLAGS
 from tests.conftest import Serve
-from tests.support.serving import Gate, Process, eventually, metric
+from tests.support.serving import Gate, Process, before_inference, eventually, metric
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
 ADMIN = {"authorization": "Bearer admin-key-1"}
 DAY_S = 86_400.0
 
 # Inference that breaks on texts with two words "worst" or more; its token is 5.
-FAULTY_COMMAND = [
-    sys.executable,
-    "-c",
+FAULTY_COMMAND = before_inference(
     """
-import sys
-from app.cli import main
-from app.engine.model.model import Model
-infer = Model.infer
-def faulty(model, encodings):
     counts = {encoding.ids.count(5) for encoding in encodings}
     if 2 in counts:
         raise SystemExit("a secret")
     if 3 in counts:
         raise MemoryError("a secret")
-    results = infer(model, encodings)
-    return results[1:] if 4 in counts else results
-Model.infer = faulty
-sys.exit(main())
-""",
-]
+    if 4 in counts:
+        return infer(self, encodings)[1:]
+"""
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,26 +41,18 @@ def faulty(bundle: Path) -> Iterator[httpx2.Client]:
 
 
 @pytest.mark.parametrize(
-    "culprit",
+    ("culprit", "status", "code"),
     [
-        pytest.param("worst worst", id="SystemExit"),
-        pytest.param("worst worst worst worst", id="a row too few"),
-        pytest.param("nan", id="NaN"),
+        pytest.param("worst worst", 500, "inference_failed", id="SystemExit"),
+        pytest.param("worst " * 4, 500, "inference_failed", id="a row too few"),
+        pytest.param("nan", 500, "inference_failed", id="NaN"),
+        pytest.param("worst " * 3, 507, "out_of_memory", id="MemoryError"),
     ],
 )
 def test_inference_that_breaks_on_a_text_fails_that_text(
-    faulty: httpx2.Client, culprit: str
+    faulty: httpx2.Client, culprit: str, status: int, code: str
 ) -> None:
-    """The text gets 500, alone or in its place in a list; the process stays alive and ready."""
-    _fails_alone(faulty, culprit, 500, "inference_failed")
-
-
-def test_a_text_for_which_memory_runs_out_fails_alone(faulty: httpx2.Client) -> None:
-    """After a MemoryError, the text gets 507, alone or in its place; the process stays ready."""
-    _fails_alone(faulty, "worst worst worst", 507, "out_of_memory")
-
-
-def _fails_alone(faulty: httpx2.Client, culprit: str, status: int, code: str) -> None:
+    """The text gets 500 or 507, alone or in its place; the process stays alive and ready."""
     texts = ["love", "worst", "love", culprit, "worst", "love"]
     answer = faulty.post("/classify", json={"inputs": texts})
     assert answer.status_code == 200

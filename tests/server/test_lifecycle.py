@@ -1,12 +1,9 @@
 """A real process, from its start to the last answer after SIGTERM."""
 
-import http.client
 import json
 import signal
 import socket
 import subprocess
-import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
@@ -20,18 +17,17 @@ from app.cli import main
 from app.server.listener import bind
 from app.server.run import Server
 from tests.support.serving import (
-    COMMAND,
-    ROOT,
-    SLOW_COMMAND,
+    HEAD,
     STUCK_COMMAND,
     Process,
+    connect,
     environment,
     eventually,
     metric,
+    patched,
+    read_all,
+    statuses,
 )
-
-BODY = b'{"inputs": ["love", "worst"]}'
-HEADERS = {"content-type": "application/json"}
 
 
 def test_it_answers_as_soon_as_it_says_so(bundle: Path) -> None:
@@ -56,15 +52,9 @@ def test_a_signal_ends_it_with_success(bundle: Path, number: int) -> None:
 
 def test_sigterm_ends_a_start() -> None:
     """SIGTERM ends a process that is still starting, even as process 1 of a container."""
-    code = (
-        "import sys, time, app.main; from app.__main__ import main; "
-        "app.main.create_app = lambda _: print('loading', flush=True) or time.sleep(60); "
-        "sys.exit(main())"
-    )
-    command = [sys.executable, "-c", code, "serve", "--port", "0"]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True
-    ) as process:
+    loading = "import app.main; app.main.create_app = lambda _: print('loading', flush=True) or "
+    command = [*patched(loading + "time.sleep(60)"), "serve", "--port", "0"]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stdout.readline() == "loading\n"
         process.send_signal(signal.SIGTERM)
@@ -81,82 +71,26 @@ def test_the_signal_itself_ends_readiness(client: TestClient) -> None:
     assert client.get("/health/ready").json()["code"] == "shutting_down"
 
 
-class Client(threading.Thread):
-    """Sends requests on one connection until the server ends it; remembers every answer."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__()
-        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        self.connection.connect()
-        self.statuses: list[int] = []
-        self.lost: Exception | None = None
-
-    def run(self) -> None:
-        closing = False
-        while not closing:
-            try:
-                self.connection.request("POST", "/classify", BODY, HEADERS)
-                answer = self.connection.getresponse()
-                answer.read()
-            except Exception as error:
-                self.lost = error
-                return
-            self.statuses.append(answer.status)
-            closing = answer.getheader("connection") == "close"
-        self.connection.close()
-
-
-@pytest.mark.parametrize("command", [COMMAND, SLOW_COMMAND], ids=["fast", "slow"])
-def test_sigterm_under_load_loses_no_request(bundle: Path, command: list[str]) -> None:
-    """Under load, each request gets its result, or 503 once the shutdown has begun.
-
-    SIGTERM mostly hits the fast service between requests, and the slow one during a request.
-    """
-    with Process("--model", str(bundle), "--runners", "1", command=command) as process:
-        clients = [Client(process.port) for _ in range(16)]
-        for client in clients:
-            client.start()
-        eventually(lambda: all(client.statuses for client in clients))
-        process.signal(signal.SIGTERM)
-        code, log = process.wait()
-        for client in clients:
-            client.join()
-    assert code == 0
-    assert "Traceback" not in log
-    assert [client.lost for client in clients if client.lost] == []
-    statuses = [status for client in clients for status in client.statuses]
-    assert set(statuses) <= {200, 503}
-
-
-def _half_a_request(port: int) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
-    connection.sendall(
-        b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        b"content-length: 100\r\n\r\n"
-    )
-    return connection
+HALF_A_REQUEST = HEAD + b"content-length: 100\r\n\r\n"
 
 
 def test_a_client_that_dawdles_cannot_hold_the_process(bundle: Path) -> None:
     """When drain-ms ends, unfinished requests get 503, and the exit code is still 0."""
     with (
         Process("--model", str(bundle), "--drain-ms", "500") as process,
-        _half_a_request(process.port) as dawdler,
+        connect(process.port, HALF_A_REQUEST) as dawdler,
         httpx2.Client(base_url=process.url) as client,
     ):
         eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 2)
-        process.signal(signal.SIGTERM)
-        code, log = process.wait()
-        assert dawdler.recv(65536).startswith(b"HTTP/1.1 503 ")
-    assert code == 0
-    assert "Traceback" not in log
+        process.terminate()
+        assert statuses(read_all(dawdler)) == [503]
 
 
 def test_a_second_ctrl_c_ends_it_at_once(bundle: Path) -> None:
     """A second Ctrl-C ends the process at once, without waiting for drain-ms."""
     with (
         Process("--model", str(bundle), "--drain-ms", "600000") as process,
-        _half_a_request(process.port),
+        connect(process.port, HALF_A_REQUEST),
         httpx2.Client(base_url=process.url) as client,
     ):
         eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 2)

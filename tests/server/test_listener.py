@@ -14,6 +14,7 @@ from app.cli import main
 from app.errors import UserError
 from app.server.listener import BEGUN_A_TURN, Listener, bind
 from app.server.request_scheduler import STARTS_A_TURN, Turns
+from benchmarks.service import free_port
 from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import Process, exchange
 
@@ -214,8 +215,7 @@ def test_a_request_that_cannot_begin_holds_up_no_other() -> None:
 
 def test_the_metrics_have_a_port_of_their_own(bundle: Path) -> None:
     """The metrics port serves only metrics, and the service's port does not serve them."""
-    with bind("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with Process("--model", str(bundle), *FLAGS, "--metrics-port", str(port)) as process:
         metrics = httpx2.get(f"http://127.0.0.1:{port}/metrics")
         assert "sentiment_model_ready" in metrics.text
@@ -224,10 +224,7 @@ def test_the_metrics_have_a_port_of_their_own(bundle: Path) -> None:
         assert exchange(port, b"\x00").startswith(b"HTTP/1.1 400 ")
 
 
-@pytest.mark.parametrize("flags", [("--port", "8765", "--metrics-port", "8765")])
-def test_one_port_for_both_is_wrong_usage(
-    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_port_for_both_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     """One port for both gives exit code 2 and one line, before anything is loaded."""
-    assert main(["serve", *flags]) == 2
+    assert main(["serve", "--port", "8765", "--metrics-port", "8765"]) == 2
     assert "--metrics-port: give another port than the service's own" in capsys.readouterr().err

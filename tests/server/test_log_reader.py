@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,27 +16,51 @@ import httpx2
 import pytest
 
 from app import logs
+from benchmarks.service import free_port
 from tests.api.routes.test_stream import FLAGS
-from tests.support.serving import COMMAND, ROOT, Process, environment, eventually, exchange, metric
+from tests.support.serving import (
+    COMMAND,
+    ROOT,
+    Process,
+    environment,
+    eventually,
+    exchange,
+    metric,
+    patched,
+)
 
 # Few lines may wait, so that few requests are enough.
-SMALL_QUEUE = [
-    sys.executable,
-    "-c",
-    """
-import sys
-from app import logs
-from app.cli import main
-logs.MAX_WAITING = 200
-sys.exit(main())
-""",
-]
+SMALL_QUEUE = patched("from app import logs\nlogs.MAX_WAITING = 200")
 REQUESTS = 700  # their lines fill the pipe and the queue
 
 
-def _served(bundle: Path) -> Process:
-    flags = ["--model", str(bundle), *FLAGS, "--access-log", "on"]
-    return Process(*flags, command=SMALL_QUEUE)
+class Unread(Process):
+    """A service whose log nobody reads until ``reader`` is set; when it is cleared, again not."""
+
+    def __init__(self, bundle: Path) -> None:
+        self.reader = threading.Event()
+        flags = ["--model", str(bundle), *FLAGS, "--access-log", "on"]
+        super().__init__(*flags, command=SMALL_QUEUE)
+
+    def _read_log(self) -> None:
+        assert self._process.stderr is not None
+        self.reader.wait()
+        with self._process.stderr as lines:
+            for line in lines:
+                self._lines.append(line)
+                self.reader.wait()
+
+    def leave(self) -> None:
+        """Close the log's other end."""
+        assert self._process.stderr is not None
+        with Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), self._process.stderr.fileno())
+
+    def end_unread(self) -> None:
+        """SIGTERM ends it with code 0, although nobody reads its log."""
+        self.signal(signal.SIGTERM)
+        assert self._process.wait(30) == 0
+        self.reader.set()
 
 
 def _ask(client: httpx2.Client, times: int) -> None:
@@ -49,9 +72,10 @@ def test_a_reader_that_stops_stops_nothing(bundle: Path) -> None:
 
     SIGTERM ends the service with code 0, although the pipe and the queue are full.
     """
-    with _served(bundle) as process, httpx2.Client(base_url=process.url, timeout=30) as client:
+    with Unread(bundle) as process, httpx2.Client(base_url=process.url, timeout=30) as client:
         assert metric(client, "sentiment_log_lines_dropped_total") == 0
         _ask(client, REQUESTS)
+        process.reader.set()
         log = process.read_until("log lines were dropped")
         told = int(re.findall(r"(\d+) log lines were dropped", log)[0])
         assert told > 100
@@ -61,27 +85,24 @@ def test_a_reader_that_stops_stops_nothing(bundle: Path) -> None:
         lines = [json.loads(line) for line in log.splitlines()]
         written = [line for line in lines if line["logger"] == "access"]
         assert len(written) + told == REQUESTS + 1  # the last
+        process.reader.clear()
         _ask(client, REQUESTS)
-        process.signal(signal.SIGTERM)
-        assert process.wait_unread() == 0
+        process.end_unread()
 
 
 def test_a_reader_that_leaves_ends_nothing(bundle: Path) -> None:
     """Without a reader, lines are counted as dropped, requests are answered, the exit code is 0."""
-    with _served(bundle) as process, httpx2.Client(base_url=process.url, timeout=30) as client:
-        process.stop_reading()
+    with Unread(bundle) as process, httpx2.Client(base_url=process.url, timeout=30) as client:
+        process.leave()
         _ask(client, 3)
         eventually(lambda: metric(client, "sentiment_log_lines_dropped_total") >= 3)
-        process.signal(signal.SIGTERM)
-        assert process.wait_unread() == 0
+        process.end_unread()
 
 
 @pytest.fixture(scope="module")
 def bare(bundle: Path) -> Iterator[tuple[int, int]]:
     """Process id and port of a service started without standard files and with few descriptors."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     shell = ["bash", "-c", 'ulimit -Sn 256; exec "$@" <&- >&- 2>&-', "bash", *COMMAND]
     command = [*shell, "serve", "--model", str(bundle), "--port", str(port), *FLAGS]
 

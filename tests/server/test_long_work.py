@@ -1,8 +1,6 @@
 """Very long requests: other requests are answered meanwhile, and the work ends in time."""
 
 import json
-import os
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +18,7 @@ from app.engine.text.input_tokenizer import InputTokenizer
 from app.errors import InvalidRequest
 from tests.api.routes.test_stream import FLAGS
 from tests.conftest import Serve
-from tests.support.serving import Process, eventually
+from tests.support.serving import Process, connect, eventually, post
 
 # sentencex needs two seconds for each of these texts, if it gets the whole of it.
 NASTY = {"inputs": ["。」" * 25_000] * 6, "split": "sentences"}
@@ -34,31 +32,17 @@ def service(bundle: Path) -> Iterator[Process]:
         yield process
 
 
-def _send(process: Process, *headers: str) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", process.port), timeout=60)
-    lines = ["POST /classify HTTP/1.1", "host: a", "content-type: application/json", *headers]
-    head = "\r\n".join([*lines, f"content-length: {len(NASTY_BODY)}", "", ""])
-    connection.sendall(head.encode() + NASTY_BODY)
-    return connection
-
-
-def _cpu_s(process: Process) -> float:
-    """The CPU seconds of all threads of the process."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
-
-
 def _spent_until_idle(process: Process) -> float:
     """The CPU seconds that the process spends until it is idle."""
-    before = _cpu_s(process)
+    before = process.cpu_seconds()
 
     def is_idle() -> bool:
-        seen = _cpu_s(process)
+        seen = process.cpu_seconds()
         time.sleep(0.3)
-        return _cpu_s(process) - seen < 0.05
+        return process.cpu_seconds() - seen < 0.05
 
     eventually(is_idle)
-    return _cpu_s(process) - before
+    return process.cpu_seconds() - before
 
 
 def test_sentences_hold_nobody_up_and_end_with_the_deadline(service: Process) -> None:
@@ -66,16 +50,16 @@ def test_sentences_hold_nobody_up_and_end_with_the_deadline(service: Process) ->
 
     CPU time of the process is measured, because the machine may be busy.
     """
-    answered = [_cpu_s(service)]
+    answered = [service.cpu_seconds()]
     with (
         httpx2.Client(base_url=service.url, timeout=60) as probing,
-        _send(service, "x-request-timeout-ms: 2000") as nasty,
+        connect(service.port, post(NASTY_BODY, b"x-request-timeout-ms: 2000")) as nasty,
     ):
         nasty.settimeout(0)
         answer = b""
         while not answer:
             assert probing.get("/health/live").status_code == 200
-            answered.append(_cpu_s(service))
+            answered.append(service.cpu_seconds())
             try:
                 answer = nasty.recv(4096)
             except BlockingIOError:
@@ -87,9 +71,9 @@ def test_sentences_hold_nobody_up_and_end_with_the_deadline(service: Process) ->
 
 def test_sentences_are_not_looked_for_when_the_client_has_left(service: Process) -> None:
     """Splitting stops when the client leaves; the whole work would take many more seconds."""
-    before = _cpu_s(service)
-    with _send(service):
-        eventually(lambda: _cpu_s(service) - before > 0.5)
+    before = service.cpu_seconds()
+    with connect(service.port, post(NASTY_BODY)):
+        eventually(lambda: service.cpu_seconds() - before > 0.5)
     assert _spent_until_idle(service) < 1.5
 
 

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import signal
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.api.routes.test_stream import HEAD, chunk
-from tests.support.serving import STUCK_COMMAND, Process, eventually
+from tests.support.serving import STUCK_COMMAND, Process, before_inference, eventually
 
 STREAMS = 60
 ENOUGH = 10  # lines that every stream should have answered
@@ -23,18 +21,7 @@ DRAIN_MS = 3_000
 LINES = chunk(b"".join(b'{"id":%d,"text":"love"}\n' % number for number in range(20_000)))
 # A batch of ten lines in 20 ms, so that there is much to wait for.
 SLOW_FLAGS = "--runners 1 --threads 1 --max-batch-tokens 30"
-SLOW_COMMAND = [
-    sys.executable,
-    "-c",
-    """
-import sys, time
-from app.cli import main
-from app.engine.model.model import Model
-infer = Model.infer
-Model.infer = lambda self, encodings: (time.sleep(0.02), infer(self, encodings))[1]
-sys.exit(main())
-""",
-]
+SLOW_COMMAND = before_inference("time.sleep(0.02)")
 
 
 @dataclass
@@ -65,7 +52,6 @@ class Seen:
     when_all_had_one: list[int]  # how many answers each had then
     when_all_had_enough: list[int]
     exit_code: int
-    exit_seconds: float
     log: str
 
 
@@ -81,12 +67,10 @@ async def _watch(process: Process) -> Seen:
         return [len(stream.answers) for stream in streams]
 
     one, enough = await answers_when_all_have(1), await answers_when_all_have(ENOUGH)
-    started = time.monotonic()
     process.signal(signal.SIGTERM)
     code, log = await asyncio.to_thread(process.wait)
-    seconds = time.monotonic() - started
     await asyncio.wait_for(asyncio.gather(*talking), 30)
-    return Seen(streams, one, enough, code, seconds, log)
+    return Seen(streams, one, enough, code, log)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +104,6 @@ def test_sigterm_ends_every_stream_in_order(seen: Seen) -> None:
         assert [answer["id"] for answer in answers] == list(range(len(answers)))
         assert stream.complete
     assert seen.exit_code == 0
-    assert seen.exit_seconds < DRAIN_MS / 1000 + 5
     assert "Traceback" not in seen.log
 
 

@@ -5,13 +5,10 @@ import gc
 import json
 import shutil
 import signal
-import socket
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,15 +18,23 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app.api.protocols.open_inference.request import EXAMPLE
-from app.config.settings import Settings
 from app.engine import loading
 from app.engine.classifier import Classifier
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
-from app.main import create_app
 from tests.api.routes.test_stream import FLAGS, HEAD
-from tests.conftest import SET_BY_HAND, Serve
-from tests.support.serving import Gate, Process, eventually, listening, metric
+from tests.conftest import Serve
+from tests.support.serving import (
+    Gate,
+    Process,
+    connect,
+    constant_load,
+    eventually,
+    metric,
+    post,
+    read_all,
+    statuses,
+)
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
 ADMIN = {"authorization": "Bearer admin-key-1"}
@@ -58,33 +63,10 @@ def _revision(client: httpx2.Client) -> str:
     return revision
 
 
-@contextmanager
-def _load(url: str) -> Iterator[Counter[object]]:
-    """Clients that send requests all the time; yields how often each answer came."""
-    seen: Counter[object] = Counter()
-    done = threading.Event()
-
-    def ask(texts: list[str]) -> None:
-        with httpx2.Client(base_url=url) as client:
-            while not done.is_set():
-                try:
-                    answer = client.post("/classify", json={"inputs": texts})
-                except httpx2.HTTPError as error:
-                    seen[repr(error)] += 1
-                    continue
-                document = answer.json()
-                sound = answer.status_code == 200 and all(
-                    "label" in result for result in document["results"]
-                )
-                seen[document["model"]["revision"] if sound else answer.text] += 1
-
-    with ThreadPoolExecutor(4) as pool:
-        for texts in (["love"], ["worst", "it"], ["love it"] * 100, ["it " * 500] * 30):
-            pool.submit(ask, texts)
-        try:
-            yield seen
-        finally:
-            done.set()
+def _revision_of(document: Any) -> str:
+    """The model's revision, if each text has a label."""
+    assert all(result["label"] for result in document["results"])
+    return str(document["model"]["revision"])
 
 
 def test_a_reload_answers_with_the_new_model(serve: Serve, bundle: Path) -> None:
@@ -106,7 +88,8 @@ def test_nothing_fails_while_models_change(bundle: Path) -> None:
     """Under load, with reloads of both kinds, every answer is valid and each model is used."""
     flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1"]
     with Process(*flags) as process, httpx2.Client(base_url=process.url) as client:
-        with _load(process.url) as seen:
+        clients = (["love"], ["worst", "it"], ["love it"] * 100, ["it " * 500] * 30)
+        with constant_load(process.url, clients, _revision_of) as seen:
             eventually(lambda: seen["0123abc"] > 10)
             for number, revision in enumerate(REVISIONS):
                 _release(bundle, revision)
@@ -115,9 +98,7 @@ def test_nothing_fails_while_models_change(bundle: Path) -> None:
                 else:
                     process.signal(signal.SIGHUP)
                 eventually(lambda revision=revision: seen[revision] > 10)  # type: ignore[misc]
-        process.signal(signal.SIGTERM)
-        code, _ = process.wait()
-    assert code == 0
+        process.terminate()
     assert set(seen) == {"0123abc", *REVISIONS}
 
 
@@ -127,9 +108,8 @@ def test_a_stream_goes_on_with_the_new_model(bundle: Path) -> None:
     with (
         Process(*flags) as process,
         httpx2.Client(base_url=process.url) as client,
-        socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection,
+        connect(process.port, HEAD) as connection,
     ):
-        connection.sendall(HEAD)
         received = connection.makefile("rb")
         for number in range(4):
             line = b'{"id":%d,"text":"love"}\n' % number
@@ -222,29 +202,27 @@ TENSOR = {"inputs": EXAMPLE["inputs"]}  # with all outputs
     ],
 )
 def test_a_body_that_ends_after_a_reload_is_answered_by_the_new_model(
-    bundle: Path, path: str, body: Any, classes: Callable[[Any], float]
+    listen: Callable[..., int],
+    bundle: Path,
+    path: str,
+    body: Any,
+    classes: Callable[[Any], float],
 ) -> None:
     """Labels, shape and values of an answer all come from the model that computed it."""
-    settings = {"model": (bundle,), "admin_keys": "admin-key-1", **SET_BY_HAND}
-    app = create_app(Settings.model_validate(settings))
-    content = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    ).encode()
+    port = listen(model=(bundle,), admin_keys="admin-key-1")
+    request = post(json.dumps(body).encode(), b"connection: close")
+    request = request.replace(b"/classify", path.encode(), 1)
     with (
-        listening(app) as url,
-        httpx2.Client(base_url=url) as client,
-        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as waiting,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client,
+        connect(port, request[:-5]) as waiting,
     ):
-        waiting.sendall(head + content[:5])
         eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 2)
         _release_two_labels(bundle)
         assert _reload(client).status_code == 200
-        waiting.sendall(content[5:])
-        received = b"".join(iter(lambda: waiting.recv(65536), b""))
-    status, _, answer = received.partition(b"\r\n\r\n")
-    assert status.startswith(b"HTTP/1.1 200"), received
+        waiting.sendall(request[-5:])
+        received = read_all(waiting)
+    assert statuses(received) == [200], received
+    _, _, answer = received.partition(b"\r\n\r\n")
     assert classes(json.loads(answer)) == len(NEW_LABELS)
 
 
@@ -258,14 +236,15 @@ def _release_two_labels(bundle: Path) -> None:
 
 
 def test_only_an_admin_key_reloads(serve: Serve, bundle: Path) -> None:
-    """A client's key or no key is refused; without a configured admin key, all are refused."""
+    """A client's key or no key is refused; reload of an unknown model gives 404."""
     client = serve(model=(bundle,), api_keys="client-key-1", admin_keys="admin-key-1")
     for headers in ({}, {"authorization": "Bearer client-key-1"}):
         for path in ("/models/tiny/reload", "/models/tiny/reload%0A", "/models/tiny/reload%0D"):
             assert client.post(path, headers=headers).status_code == 401, path
     assert _reload(client).status_code == 200
     assert client.get("/info", headers=ADMIN).status_code == 401
-    assert _reload(serve(model=(bundle,))).status_code == 401
+    unknown = _reload(client, "other")
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "model_not_found")
 
 
 def test_without_admin_keys_the_refusal_says_so(client: TestClient) -> None:
@@ -304,30 +283,19 @@ def test_other_reloads_do_not_wait_for_what_one_has_begun(
         assert first.result(30).status_code == 200
 
 
-def test_an_unknown_model_is_not_reloaded(client: TestClient, serve: Serve) -> None:
-    """Reload of an unknown model gives 404, as on other routes."""
-    answer = _reload(serve(admin_keys="admin-key-1"), "other")
-    assert (answer.status_code, answer.json()["code"]) == (404, "model_not_found")
-
-
 def test_memory_returns_to_what_it_was(bundle: Path) -> None:
     """After twenty reloads, the process is hardly larger than after the first few."""
     flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1"]
     with Process(*flags) as process, httpx2.Client(base_url=process.url) as client:
-
-        def resident_kib() -> int:
-            status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
-            return next(int(line.split()[1]) for line in status.splitlines() if "VmRSS" in line)
-
         sizes = []
         for revision in REVISIONS:
             _release(bundle, revision)
             assert _reload(client).status_code == 200
             assert _revision(client) == revision
-            sizes.append(resident_kib())
+            sizes.append(process.memory_bytes())
         threads = Path(f"/proc/{process.pid}/task")
         eventually(lambda: len(list(threads.iterdir())) < 20)
-    assert sizes[-1] < sizes[4] + 10_000
+    assert sizes[-1] < sizes[4] + 10_000_000
 
 
 def test_a_model_that_was_replaced_is_freed(

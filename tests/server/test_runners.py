@@ -2,14 +2,13 @@
 
 import json
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from tests.support.serving import Process, eventually, metric
+from tests.support.serving import Process, eventually, metric, patched
 
 MODEL = {"model": "tiny"}
 LIVE = ("/health/live", "/v2/health/live")
@@ -17,29 +16,24 @@ READY = ("/health", "/health/ready", "/v2/health/ready", "/v2/models/tiny/ready"
 
 # Inference on "worst" does not return while a file named `fault` lies in the directory.
 HANGING = """
-import sys, time
 from pathlib import Path
 import app.engine.batching.runners
-from app.cli import main
 from app.engine.model.model import Model
 app.engine.batching.runners.STUCK_LEAST_S, app.engine.batching.runners.WATCH_S = 0.5, 0.1
 fault = Path(sys.argv.pop(1)) / "fault"
 infer = Model.infer
 def hanging(self, encodings):
-    worst = self.encode("worst")
-    while fault.exists() and worst in encodings:
+    worst = self.tokenizer.encode("worst").ids
+    while fault.exists() and worst in [encoding.ids for encoding in encodings]:
         time.sleep(0.02)
     return infer(self, encodings)
 Model.infer = hanging
-sys.exit(main())
 """
 
 # Taking a batch raises MemoryError three times, and while `fault` lies in the directory.
 DYING = """
-import sys
 from pathlib import Path
 import app.engine.batching.runners
-from app.cli import main
 from app.engine.batching.fair_queue import FairQueue
 app.engine.batching.runners.RESTART_PAUSE_S = 0.1
 fault = Path(sys.argv.pop(1)) / "fault"
@@ -49,7 +43,6 @@ def dying(self, **limits):
         raise MemoryError
     return take_batch(self, **limits)
 FairQueue.take_batch = dying
-sys.exit(main())
 """
 
 
@@ -62,7 +55,7 @@ def fault(tmp_path: Path) -> Path:
 @pytest.fixture
 def process(request: pytest.FixtureRequest, bundle: Path, tmp_path: Path) -> Iterator[Process]:
     """The service with two runners and a fault."""
-    command = [sys.executable, "-c", request.param, str(tmp_path)]
+    command = patched(request.param, str(tmp_path))
     flags = ["--model", str(bundle), "--deadline-ms", "60000", "--max-batch-tokens", "512"]
     with Process(*flags, "--runners", "2", "--threads", "1", command=command) as process:
         yield process

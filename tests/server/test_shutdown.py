@@ -3,14 +3,13 @@
 import http.client
 import json
 import random
-import signal
-import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from signal import SIGHUP, SIGTERM
 
 import httpx2
 import pytest
@@ -21,8 +20,10 @@ from tests.support.serving import (
     COMMAND,
     SLOW_COMMAND,
     Process,
+    connect,
     eventually,
     metric,
+    patched,
     read_answer,
 )
 from tests.support.tiny_bundle import make_bundle
@@ -89,51 +90,41 @@ def clients(port: int, *, keep: bool, pause_s: float = 0.0) -> Iterator[Counter[
 @pytest.mark.parametrize(
     ("command", "keep", "pause_s", "signals"),
     [
-        pytest.param(SLOW_COMMAND, False, 0.0, 2, id="new connections, twice"),
-        pytest.param(COMMAND, False, 0.0, 1, id="new connections"),
-        pytest.param(COMMAND, True, 0.0, 1, id="kept connections"),
-        pytest.param(COMMAND, True, 0.1, 2, id="kept and mostly idle, twice"),
+        pytest.param(SLOW_COMMAND, False, 0.0, [SIGTERM] * 2, id="new connections, twice"),
+        pytest.param(COMMAND, False, 0.0, [SIGTERM], id="new connections"),
+        pytest.param(SLOW_COMMAND, True, 0.0, [SIGTERM], id="kept connections, slow"),
+        pytest.param(COMMAND, True, 0.0, [SIGTERM], id="kept connections"),
+        pytest.param(COMMAND, True, 0.1, [SIGTERM] * 2, id="kept and mostly idle, twice"),
+        pytest.param(COMMAND, True, 0.0, [*[SIGHUP] * 20, SIGTERM], id="during a reload"),
     ],
 )
 def test_no_connection_is_reset(
-    bundle: Path, command: list[str], keep: bool, pause_s: float, signals: int
+    bundle: Path, command: list[str], keep: bool, pause_s: float, signals: list[int]
 ) -> None:
-    """Begun requests are answered; later ones get 503 and the connection closes; exit code 0."""
+    """Begun requests are answered; later ones get 503 and the connection closes; exit code 0.
+
+    SIGTERM mostly hits the slow service during a request. A reload ends with the process.
+    """
     flags = ["--model", str(bundle), *FLAGS, "--drain-ms", "2000"]
     with Process(*flags, command=command) as process:
         with clients(process.port, keep=keep, pause_s=pause_s) as seen:
-            for _ in range(signals):
-                process.signal(signal.SIGTERM)
-                time.sleep(0.1)
-        code, log = process.wait()
+            for number in signals:
+                process.signal(number)
+                time.sleep(0.1 if number == SIGTERM else 0.01)
+        process.terminate()
     assert set(seen) <= {200, 503}
-    assert (code, "Traceback" in log) == (0, False)
-
-
-def test_no_connection_is_reset_during_a_reload(bundle: Path) -> None:
-    """During a reload, SIGTERM resets no connection, and the reload ends with the process."""
-    with Process("--model", str(bundle), *FLAGS, "--drain-ms", "2000") as process:
-        with clients(process.port, keep=True) as seen:
-            for _ in range(20):
-                process.signal(signal.SIGHUP)
-            time.sleep(0.2)
-            process.signal(signal.SIGTERM)
-        code, log = process.wait()
-    assert set(seen) <= {200, 503}
-    assert (code, "Traceback" in log) == (0, False)
 
 
 def test_a_client_that_never_reads_cannot_hold_the_process(bundle: Path) -> None:
     """A client that never reads is abandoned when drain-ms ends."""
     with (
         Process("--model", str(bundle), *FLAGS, "--drain-ms", "1000") as process,
-        socket.create_connection(("127.0.0.1", process.port)) as client,
+        connect(process.port, buffer_bytes=4_096) as client,
     ):
-        client.setblocking(False)
-        request = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 1_000
-        client.send(request)
-        time.sleep(0.5)
-        process.signal(signal.SIGTERM)
+        client.settimeout(0.2)
+        with suppress(TimeoutError):  # until no more is taken
+            client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 100_000)
+        process.signal(SIGTERM)
         code, log = process.wait()
     assert code in (0, 1)
     assert "Traceback" not in log
@@ -143,18 +134,16 @@ def test_half_a_head_does_not_hold_the_process(bundle: Path) -> None:
     """A client that has sent a part of a head and then nothing gets 503, on either port."""
     metrics_port = free_port()
     flags = ["--drain-ms", "600000", "--metrics-port", str(metrics_port), *FLAGS]
-    with Process("--model", str(bundle), *flags) as process, ExitStack() as stack:
-        connections = []
-        for port in (process.port, metrics_port):
-            connection = socket.create_connection(("127.0.0.1", port), timeout=30)
-            connections.append(stack.enter_context(connection))
-            connection.sendall(b"GET /metrics HTTP/1.1\r\nhost:")
-        process.signal(signal.SIGTERM)
-        code, log = process.wait()
-        for connection in connections:
+    half = b"GET /metrics HTTP/1.1\r\nhost:"
+    with (
+        Process("--model", str(bundle), *flags) as process,
+        connect(process.port, half) as first,
+        connect(metrics_port, half) as second,
+    ):
+        process.terminate()
+        for connection in (first, second):
             status, body = read_answer(connection)
             assert (status, json.loads(body)["code"]) == (503, "shutting_down")
-    assert (code, "Traceback" in log) == (0, False)
 
 
 def test_many_hangups_are_one_or_two_reloads(bundle: Path) -> None:
@@ -164,20 +153,19 @@ def test_many_hangups_are_one_or_two_reloads(bundle: Path) -> None:
         httpx2.Client(base_url=process.url) as client,
     ):
         for _ in range(60):
-            process.signal(signal.SIGHUP)
+            process.signal(SIGHUP)
             time.sleep(0.005)
         process.read_until("loaded again")
         time.sleep(0.5)
         assert client.get("/health/ready").status_code == 200
         assert metric(client, "sentiment_http_requests_in_flight") == 1
-        process.signal(signal.SIGTERM)
-        _, log = process.wait()
+        log = process.terminate()
     assert log.count("loaded again") <= 4
 
 
 # SIGHUP arrives when the command is imported, and before and after the models are loaded.
 HANGUPS = """
-import os, signal, sys
+import os, signal
 
 def hang_up():
     os.kill(os.getpid(), signal.SIGHUP)
@@ -196,7 +184,7 @@ sys.meta_path.insert(0, AtImport())
 
 def test_a_hangup_does_not_end_a_start(bundle: Path) -> None:
     """SIGHUP while the command is imported or the models are loaded does not end the process."""
-    command = [*COMMAND[:2], HANGUPS + COMMAND[2]]
+    command = patched(HANGUPS)
     with Process("--model", str(bundle), *FLAGS, command=command) as process:
         assert httpx2.get(f"{process.url}/health/ready").status_code == 200
         process.read_until("loaded again")
@@ -223,12 +211,10 @@ def test_a_load_that_is_under_way_does_not_hold_or_crash_the_process(
 ) -> None:
     """SIGTERM during a reload drops the new model, whether or not it gets ready in time."""
     flags = ["--model", str(slow_bundle), "--drain-ms", str(drain_ms), *FLAGS]
-    command = [*COMMAND[:2], LATE_EXIT + COMMAND[2]]
+    command = patched(LATE_EXIT)
     with Process(*flags, command=command) as process:
         threads = Path(f"/proc/{process.pid}/task")
         before = len(list(threads.iterdir()))
-        process.signal(signal.SIGHUP)
+        process.signal(SIGHUP)
         eventually(lambda: len(list(threads.iterdir())) > before)
-        process.signal(signal.SIGTERM)
-        code, log = process.wait()
-    assert (code, "Traceback" in log) == (0, False)
+        process.terminate()

@@ -11,10 +11,7 @@ import pytest
 
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.budget import TokenBudget
-from app.engine.batching.report import BatchReport
-from app.errors import (
-    ServiceError,
-)
+from app.errors import ServiceError
 from tests.support.serving import eventually
 
 # Far beyond what a test takes, so that only a hang comes to it.
@@ -84,30 +81,27 @@ def jump(seconds: float) -> None:
     loop.time = lambda: before() + seconds  # type: ignore[method-assign]
 
 
+def batcher_of(infer: Infer = capitals, **options: Any) -> MicroBatcher[str, str]:
+    """A batcher with one runner and hooks that do nothing, where ``options`` say nothing else."""
+    usual: dict[str, Any] = {
+        "key": distinct,
+        "runners": 1,
+        "budget": TokenBudget(options.pop("max_batch_tokens", 1000)),
+        "max_queue_tokens": 1000,
+        "on_batch": lambda report: None,
+        "on_lag": lambda seconds: None,
+        "on_loss": lambda: None,
+        "on_stall": lambda: None,
+    }
+    return MicroBatcher(infer, **usual | options)
+
+
 @asynccontextmanager
 async def batching(
-    infer: Infer = capitals,
-    *,
-    key: Callable[[str], Hashable] = distinct,
-    runners: int = 1,
-    max_batch_tokens: int = 1000,
-    budget: TokenBudget | None = None,
-    max_queue_tokens: int = 1000,
-    on_batch: Callable[[BatchReport], None] = lambda report: None,
-    on_loss: Callable[[], None] = lambda: None,
-    on_stall: Callable[[], None] = lambda: None,
+    infer: Infer = capitals, **options: Any
 ) -> AsyncIterator[MicroBatcher[str, str]]:
-    batcher = MicroBatcher(
-        infer,
-        key=key,
-        runners=runners,
-        budget=budget or TokenBudget(max_batch_tokens),
-        max_queue_tokens=max_queue_tokens,
-        on_batch=on_batch,
-        on_lag=lambda seconds: None,
-        on_loss=on_loss,
-        on_stall=on_stall,
-    )
+    """A batcher with these options. It is drained at the end."""
+    batcher = batcher_of(infer, **options)
     try:
         yield batcher
     finally:

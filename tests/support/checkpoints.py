@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -25,6 +26,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     PreTrainedModel,
     XLMRobertaTokenizerFast,
 )
@@ -32,6 +34,7 @@ from transformers import (
 from app.engine.model.bundle import Bundle, Precision
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
+from app.engine.text.preprocessing import preprocess
 from model_export.checkpoint import architectures as known
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.export import WRITERS, export
@@ -81,6 +84,14 @@ def make_checkpoint(
     path.mkdir(parents=True)
     vocabulary = _TOKENIZERS[architecture](path)
     save_model(path, random_model(architecture, vocabulary, **config), pickled=pickled)
+    return path
+
+
+def configure(path: Path, **entries: Any) -> Path:
+    """Change entries of the config.json in ``path``; None removes one."""
+    config = json.loads((path / "config.json").read_text()) | entries
+    kept = {name: value for name, value in config.items() if value is not None}
+    (path / "config.json").write_text(json.dumps(kept))
     return path
 
 
@@ -183,6 +194,29 @@ def exported(base: Path, architecture: str) -> Exported:
         patch.setitem(WRITERS, "fp32", keep_plain)
         export(load_checkpoint(source), directory / "bundle", say=silent)
     return Exported(source, directory / "bundle", kept)
+
+
+def assert_like_transformers(model: Model, source: Path, texts: Sequence[str] = CORPUS) -> None:
+    """Ids and fp32 logits are those of transformers' slow tokenizer and model.
+
+    The logits are the same alone and in one batch.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(source, use_fast=False)
+    reference = AutoModelForSequenceClassification.from_pretrained(source).eval()
+    encodings = [model.tokenizer.encode(text) for text in texts]
+    for text, encoding, batched in zip(texts, encodings, model.infer(encodings), strict=True):
+        expected = tokenizer(
+            preprocess(text, model.preprocessing),
+            truncation=True,
+            max_length=model.max_tokens,
+            return_tensors="pt",
+        )
+        assert encoding.ids == expected["input_ids"][0].tolist()
+        with torch.inference_mode():
+            logits = reference(**expected).logits[0].numpy()
+        (alone,) = model.infer([encoding])
+        np.testing.assert_array_equal(np.asarray(batched), np.asarray(alone))
+        np.testing.assert_allclose(np.asarray(alone), logits, atol=1e-4)
 
 
 def silent(line: str) -> None:

@@ -2,17 +2,19 @@
 
 import os
 import re
+import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx2
 from fastapi import FastAPI
@@ -21,37 +23,41 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.engine.model.model import Model
 from app.server.listener import bind
 from app.server.run import Server
+from benchmarks import service
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "import sys; from app.__main__ import main; sys.exit(main())"]
-SLOW_COMMAND = [
-    sys.executable,
-    "-c",
-    """
-import sys, time
-from app.cli import main
-from app.engine.model.model import Model
-infer = Model.infer
-Model.infer = lambda self, encodings: (time.sleep(0.05), infer(self, encodings))[1]
-sys.exit(main())
-""",
-]
+COMMAND = [str(Path(sys.executable).with_name("sentiment"))]
 
-# Inference never returns, but for the two batches of the warm-up.
-STUCK_COMMAND = [
-    sys.executable,
-    "-c",
-    """
-import sys, time
+HEALTH = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+HEAD = b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+BODY = b'{"inputs": "love"}'
+
+
+def patched(code: str, *arguments: str) -> list[str]:
+    """The command, after this code, which may take the arguments from ``sys.argv[1]`` on."""
+    start = "from app.__main__ import main\nsys.exit(main())"
+    return [sys.executable, "-c", f"import sys, time\n{code}\n{start}", *arguments]
+
+
+def before_inference(code: str) -> list[str]:
+    """The command; the code comes before batch ``number`` of ``encodings`` is computed."""
+    return patched(
+        f"""
 from itertools import count
-from app.cli import main
 from app.engine.model.model import Model
-infer, calls = Model.infer, count()
-stick = lambda: next(calls) > 1 and time.sleep(600)
-Model.infer = lambda self, encodings: (stick(), infer(self, encodings))[1]
-sys.exit(main())
-""",
-]
+infer, numbers = Model.infer, count()
+def replacement(self, encodings):
+    number = next(numbers)
+    {code}
+    return infer(self, encodings)
+Model.infer = replacement
+"""
+    )
+
+
+SLOW_COMMAND = before_inference("time.sleep(0.05)")
+# Inference never returns, but for the two batches of the warm-up.
+STUCK_COMMAND = before_inference("number > 1 and time.sleep(600)")
 
 
 class Gate:
@@ -97,8 +103,8 @@ def listening(app: FastAPI, *, keep_alive_s: int = 5) -> Iterator[str]:
         thread.join()
 
 
-class Process:
-    """``sentiment serve`` in a process of its own, on a free port."""
+class Process(service.Server):
+    """``sentiment serve`` on a free port, without settings from outside; killed in the end."""
 
     def __init__(
         self,
@@ -106,25 +112,10 @@ class Process:
         command: Sequence[str] = COMMAND,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        self._process = subprocess.Popen(
-            # Nobody reads the log before the end: what a full pipe does not take may be dropped.
-            [*command, "serve", "--port", "0", "--access-log", "off", *flags],
-            cwd=ROOT,
-            env=environment(**variables or {}),
-            stderr=subprocess.PIPE,
-            text=True,
+        super().__init__(
+            *(*command, "serve", "--port", "0", "--access-log", "off", *flags),
+            environment=environment(**variables or {}),
         )
-        assert self._process.stderr is not None
-        self.first_lines = ""
-        while not (match := re.search(r"http://[\d.\[:\]]+:(\d+)", self.first_lines)):
-            line = self._process.stderr.readline()
-            assert line, f"the service did not start: {self.first_lines}"
-            self.first_lines += line
-        self.port = int(match[1])
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self,
@@ -132,41 +123,32 @@ class Process:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._process.kill()
-        self._process.communicate()
+        self.signal(signal.SIGKILL)
+        super().__exit__(kind, error, traceback)
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
-
-    def signal(self, number: int) -> None:
-        """Send a signal."""
-        self._process.send_signal(number)
+    def terminate(self) -> str:
+        """Send SIGTERM; what is logged until the process has ended, which it does in order."""
+        self.signal(signal.SIGTERM)
+        code, log = self.wait()
+        assert (code, "Traceback" in log) == (0, False), log
+        return log
 
     def read_until(self, words: str) -> str:
-        """Read the log until a line has these words; what was read."""
-        assert self._process.stderr is not None
-        log = ""
-        while words not in (line := self._process.stderr.readline()):
-            assert line, f"the process ended without saying {words!r}"
-            log += line
-        return log + line
+        """Wait for a line of the log with these words; what is new in the log up to it."""
 
-    def stop_reading(self) -> None:
-        """Close the log's other end."""
-        assert self._process.stderr is not None
-        with Path(os.devnull).open() as nothing:
-            os.dup2(nothing.fileno(), self._process.stderr.fileno())
+        def found() -> bool:
+            new = self._lines[self._taken + len(seen) :]
+            seen.extend(new[: next((n for n, line in enumerate(new, 1) if words in line), None)])
+            return bool(seen) and words in seen[-1]
 
-    def wait_unread(self) -> int:
-        """The exit code, while nobody reads the log."""
-        return self._process.wait(30)
+        seen: list[str] = []
+        eventually(found)
+        self._taken += len(seen)
+        return "".join(seen)
 
-    def wait(self) -> tuple[int, str]:
-        """The exit code, and what was logged after the first line."""
-        _, log = self._process.communicate(timeout=30)
-        return self._process.returncode, log
+    def memory_bytes(self) -> int:
+        """Resident memory."""
+        return int(self.memory_mb()["Rss"] * 1e6)
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -192,15 +174,38 @@ def metric(client: httpx2.Client, name: str, **labels: str) -> float:
     return found[0]
 
 
+def post(body: bytes = BODY, *headers: bytes) -> bytes:
+    """A whole request to classify this, with these headers as well."""
+    named = b"".join(header + b"\r\n" for header in headers)
+    return HEAD + named + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+def connect(port: int, *parts: bytes, buffer_bytes: int | None = None) -> socket.socket:
+    """A connection on which these parts were sent, perhaps with a receive buffer of this size."""
+    connection = socket.socket()
+    if buffer_bytes is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+    connection.settimeout(30)
+    connection.connect(("127.0.0.1", port))
+    for part in parts:
+        connection.sendall(part)
+    return connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What the server sends until it closes."""
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
 def exchange(port: int, *parts: bytes) -> bytes:
     """Send parts on a connection of their own; the server's answer until it closes."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-        for part in parts:
-            connection.sendall(part)
-        received = b""
-        while chunk := connection.recv(65536):
-            received += chunk
-    return received
+    with connect(port, *parts) as connection:
+        return read_all(connection)
+
+
+def statuses(answers: bytes) -> list[int]:
+    """The status of each answer."""
+    return [int(status) for status in re.findall(rb"HTTP/1.1 (\d+)", answers)]
 
 
 def read_answer(connection: socket.socket) -> tuple[int, bytes]:
@@ -208,6 +213,36 @@ def read_answer(connection: socket.socket) -> tuple[int, bytes]:
     with HTTPResponse(connection) as response:
         response.begin()
         return response.status, response.read()
+
+
+@contextmanager
+def constant_load(
+    url: str, clients: Sequence[list[str]], outcome: Callable[[Any], Hashable]
+) -> Iterator[Counter[Hashable]]:
+    """A client for each list of texts asks all the time; yields how often each outcome came.
+
+    ``outcome`` is told the document of a 200; any other answer or error is an outcome itself.
+    """
+    seen: Counter[Hashable] = Counter()
+    done = threading.Event()
+
+    def ask(texts: list[str]) -> None:
+        with httpx2.Client(base_url=url) as client:
+            while not done.is_set():
+                try:
+                    answer = client.post("/classify", json={"inputs": texts})
+                    sound = answer.status_code == 200
+                    seen[outcome(answer.json()) if sound else answer.text] += 1
+                except (httpx2.HTTPError, KeyError, ValueError) as error:
+                    seen[repr(error)] += 1
+
+    with ThreadPoolExecutor(len(clients)) as pool:
+        for texts in clients:
+            pool.submit(ask, texts)
+        try:
+            yield seen
+        finally:
+            done.set()
 
 
 def eventually(condition: Callable[[], bool]) -> None:

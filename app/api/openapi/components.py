@@ -26,7 +26,7 @@ def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str
     errors = components.setdefault("responses", {})
     if keys:
         components["securitySchemes"] = {"HTTPBearer": {"type": "http", "scheme": "bearer"}}
-    for operation in [one for methods in document["paths"].values() for one in methods.values()]:
+    for operation in [o for methods in document["paths"].values() for o in methods.values()]:
         if keys:
             operation["security"] = [{"HTTPBearer": []}]
         answers = operation["responses"]
@@ -55,8 +55,8 @@ def encoded(value: Any) -> str:
 def _decode_examples(content: dict[str, Any]) -> None:
     if "example" in content:
         content["example"] = json.loads(content["example"])
-    for one in content.get("examples", {}).values():
-        one["value"] = json.loads(one["value"])
+    for example in content.get("examples", {}).values():
+        example["value"] = json.loads(example["value"])
 
 
 def _moved(schema: Schema, schemas: dict[str, Schema]) -> Schema:
@@ -64,7 +64,7 @@ def _moved(schema: Schema, schemas: dict[str, Schema]) -> Schema:
     for name, definition in schema.pop("$defs", {}).items():
         _add(name, definition, schemas)
     if "anyOf" in schema:
-        return {"anyOf": [_moved(one, schemas) for one in schema["anyOf"]]}
+        return {"anyOf": [_moved(choice, schemas) for choice in schema["anyOf"]]}
     if schema.get("type") != "object" or "title" not in schema:
         return schema
     name = schema["title"]
@@ -72,8 +72,8 @@ def _moved(schema: Schema, schemas: dict[str, Schema]) -> Schema:
     return {"$ref": REFERENCE.format(model=name)}
 
 
-def _add(name: str, one: dict[str, Any], components: dict[str, dict[str, Any]]) -> None:
-    if components.setdefault(name, one) != one:
+def _add(name: str, component: Schema, components: dict[str, Schema]) -> None:
+    if components.setdefault(name, component) != component:
         raise ValueError(f"two different components are named {name}")
 
 
@@ -87,7 +87,7 @@ def _plain(part: Any) -> Any:
     - Integers of 64 bits. Without bounds or a format, some languages get 32.
     """
     if isinstance(part, list):
-        return [_plain(one) for one in part]
+        return [_plain(item) for item in part]
     if not isinstance(part, dict):
         return part
     plain = {

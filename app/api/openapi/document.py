@@ -57,8 +57,8 @@ _PATH_PARAMETERS = {
 
 def documented_body(schema: type[BaseModel], *others: type[BaseModel]) -> dict[str, Any]:
     """The ``openapi_extra`` of a route that reads a body with one of these schemas."""
-    schemas = [one.model_json_schema(ref_template=REFERENCE) for one in (schema, *others)]
-    shown = {one["title"]: {"value": encoded(one.pop("examples")[0])} for one in schemas}
+    schemas = [body.model_json_schema(ref_template=REFERENCE) for body in (schema, *others)]
+    shown = {body["title"]: {"value": encoded(body.pop("examples")[0])} for body in schemas}
     content: dict[str, Any]
     if others:
         content = {"schema": {"anyOf": schemas}, "examples": shown}

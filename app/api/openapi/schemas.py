@@ -1,51 +1,28 @@
 """Schemas of the native API. Answers are typed dicts, because they are built as plain dicts."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     StrictBool,
     TypeAdapter,
     WithJsonSchema,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from app.api.inputs import Text, Texts
+from app.api.validation import RequestBody, Text, Texts
 from app.engine.model.bundle import Calibration, Parity, Precision
 from app.engine.model.session import Int8Kernels
-from app.engine.results import FailedItem, Prediction, Word
+from app.engine.predictions import FailedItem, Prediction, Word
 from app.engine.text.encoded_text import Overflow, Split
 from app.engine.text.preprocessing import Preprocessing
 from app.engine.text.tokens import Tokens
 
 LANGUAGE_TAG = re.compile("[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}")  # BCP 47
-
-
-class RequestBody(BaseModel):
-    """A JSON object without unknown fields."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_fields(cls, body: Any) -> Any:
-        # Pydantic's own check reports every unknown field. A hostile body can have a million of
-        # them, and the check would take seconds.
-        known = cls.__pydantic_fields__
-        if isinstance(body, dict) and not known.keys() >= body.keys():
-            unknown = next(name for name in body if name not in known)
-            raise PydanticCustomError(
-                "unknown_field",
-                "unknown field {name}; the accepted fields are {accepted}",
-                {"name": ascii(unknown[:40]), "accepted": ", ".join(known)},
-            )
-        return body
 
 
 def _language_tag(value: str) -> str:

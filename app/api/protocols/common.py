@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 from typing_extensions import TypedDict
 
-from app.api.inputs import NonEmpty, PairObject, Text, parse_texts
+from app.api.validation import NonEmpty, PairObject, Text, parse_texts
 from app.engine.model.model import Model
-from app.engine.results import Prediction
+from app.engine.predictions import Prediction
 from app.engine.text.pairs import Input
 
 

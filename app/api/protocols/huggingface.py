@@ -10,14 +10,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from app.api.answers import JsonAnswer, every_prediction, timing
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
-from app.api.inputs import as_list
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.protocols.common import INPUTS, AllTexts, LabelScore, ranking, whole
 from app.api.routing import Route
+from app.api.validation import as_list
 from app.engine.classifier import Classification
 from app.engine.model.model import Model
-from app.engine.results import Prediction
+from app.engine.predictions import Prediction
 
 router = APIRouter(tags=["compatibility"], route_class=Route)
 
@@ -78,7 +78,7 @@ async def best_labels(
     done = await request.exchange.classify(as_list(body.inputs), model=None)
     predictions = every_prediction(done.outcomes)
     scores = _scores(done.model, predictions, asked.function_to_apply)
-    ranked = [ranking(one)[: asked.top_k] for one in scores]
+    ranked = [ranking(by_label)[: asked.top_k] for by_label in scores]
     return ranked, done
 
 
@@ -91,6 +91,6 @@ def _scores(
     logits = [prediction["logits"] for prediction in predictions]
     if function == "none":
         return logits
-    rows = np.array([[*one.values()] for one in logits], dtype=np.float32)
+    rows = np.array([[*by_label.values()] for by_label in logits], dtype=np.float32)
     scores = model.scores(rows, function).tolist()
     return [dict(zip(model.labels, row, strict=True)) for row in scores]

@@ -11,7 +11,6 @@ from pydantic_core import PydanticCustomError
 from app.api.answers import JsonAnswer, every_prediction, timing
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
-from app.api.inputs import NonEmpty, PairObject, Text, as_list, parse_texts, text_or_pair
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
 from app.api.openapi.schemas import Problem
@@ -22,10 +21,18 @@ from app.api.protocols.hosting.instances import (
     answer_instances,
 )
 from app.api.routing import Route
-from app.api.validation import ByField
+from app.api.validation import (
+    ByField,
+    NonEmpty,
+    PairObject,
+    Text,
+    as_list,
+    parse_texts,
+    text_or_pair,
+)
 from app.engine.classifier import Classification
 from app.engine.machine.gpu import CUDA
-from app.engine.results import Prediction
+from app.engine.predictions import Prediction
 from app.engine.text.encoded_text import TextOptions
 from app.engine.text.pairs import Input
 from app.errors import (
@@ -146,7 +153,7 @@ async def predict(request: HttpRequest) -> Response:
     options = TextOptions("error" if body.truncate is False else "truncate")
     done = await request.exchange.classify(texts, model=None, options=options)
     predictions = every_prediction(done.outcomes)
-    batch = [ranking(one["logits" if body.raw_scores else "scores"]) for one in predictions]
+    batch = [ranking(p["logits" if body.raw_scores else "scores"]) for p in predictions]
     response = JsonAnswer(batch if isinstance(body.inputs, list) else batch[0], timing(done))
     response.headers.update(_headers(done, texts, predictions, started))
     return response

@@ -1,10 +1,9 @@
-"""POST /v1/classify and GET /v1/models, compatible with vLLM."""
+"""POST /v1/classify, compatible with vLLM. ``kserve.py`` has GET /v1/models."""
 
 import time
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool
 from typing_extensions import TypedDict
 
@@ -15,8 +14,7 @@ from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.protocols.common import INPUTS, AllTexts, tokens_computed
 from app.api.routing import Route
-from app.errors import RateLimited, ServiceError, Unauthorized
-from app.service import Service
+from app.errors import ServiceError
 
 
 class ClassificationRequest(BaseModel):
@@ -109,11 +107,10 @@ class ClassifyRoute(Route):
     error_members = staticmethod(_failure)
 
 
-router = APIRouter(tags=["compatibility"], route_class=Route)
-classifying = APIRouter(tags=["compatibility"], route_class=ClassifyRoute)
+router = APIRouter(tags=["compatibility"], route_class=ClassifyRoute)
 
 
-@classifying.post(
+@router.post(
     "/v1/classify",
     operation_id="classifyVllm",
     response_model=ClassificationResponse,
@@ -158,48 +155,3 @@ async def classify(request: HttpRequest) -> Response:
         },
     }
     return JsonAnswer(response, timing(done))
-
-
-class ServedModel(TypedDict):
-    """A model name that requests may send as ``model``."""
-
-    id: Annotated[str, Field(description="the model's name")]
-    object: Annotated[Literal["model"], Field(description="always model")]
-    created: Annotated[int, Field(description="when the service started, in Unix seconds")]
-    owned_by: Annotated[str, Field(description="always sentiment-service")]
-
-
-class ServedModels(TypedDict):
-    """The served models. The first one answers requests that name no model."""
-
-    object: Annotated[Literal["list"], Field(description="always list")]
-    data: Annotated[list[ServedModel], Field(description="the default model first")]
-    models: Annotated[list[str], Field(description="their names again, for KServe's clients")]
-
-
-@router.get(
-    "/v1/models",
-    operation_id="listModelsV1",
-    response_model=ServedModels,
-    responses={**example(examples.LISTED), **documented(Unauthorized, RateLimited)},
-)
-async def models(request: HttpRequest) -> Response:
-    """The served models, in the format that OpenAI's clients read."""
-    service = request.exchange.service
-    names = [*service.models.classifiers]
-    listed: ServedModels = {
-        "object": "list",
-        "data": [served_model(service, name) for name in names],
-        "models": names,
-    }
-    return JSONResponse(listed)
-
-
-def served_model(service: Service, name: str) -> ServedModel:
-    """The fields of a model that OpenAI's clients read."""
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.started_at,
-        "owned_by": "sentiment-service",
-    }

@@ -5,7 +5,6 @@ from fastapi import APIRouter, Response
 from app.api.answers import JsonAnswer, timing, version, whole_failure
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
-from app.api.inputs import as_list
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.openapi.schemas import (
@@ -15,8 +14,9 @@ from app.api.openapi.schemas import (
     ExplainResponse,
 )
 from app.api.routing import Route
+from app.api.validation import as_list
 from app.engine import explanation
-from app.engine.results import item
+from app.engine.predictions import item
 from app.engine.text.encoded_text import TextOptions
 
 router = APIRouter(tags=["classification"], route_class=Route)

@@ -98,7 +98,7 @@ async def info(request: HttpRequest) -> Info:
 )
 async def models(request: HttpRequest) -> Models:
     """The served models."""
-    served = [(one.model, one.plan) for one in request.exchange.service.models.classifiers.values()]
+    classifiers = request.exchange.service.models.classifiers.values()
     return {
         "models": [
             ModelInfo(
@@ -117,7 +117,7 @@ async def models(request: HttpRequest) -> Models:
                 calibration=model.calibration,
                 tuning=plan.summary(),
             )
-            for model, plan in served
+            for model, plan in [(c.model, c.plan) for c in classifiers]
         ]
     }
 

@@ -9,7 +9,7 @@ from app.api.answers import in_places
 from app.api.ndjson import Line, answer_line
 from app.engine.classifier import Classifier
 from app.engine.observer import CountingFailures
-from app.engine.results import Outcome
+from app.engine.predictions import Outcome
 from app.engine.text.encoded_text import TextOptions
 from app.engine.text.pairs import Input
 from app.errors import ServiceError, ShuttingDown, TooManyTexts
@@ -49,8 +49,7 @@ class StreamGroup:
         )
         outcomes = in_places(texts, results)
         self._exchange.asks(self._classifier.model.name, len(texts))
-        if self._exchange.work is not None:
-            self._exchange.work.add_tokens(outcomes)
+        self._exchange.add_tokens(outcomes)
         return b"".join(map(answer_line, self.lines, outcomes))
 
     @property

@@ -5,13 +5,13 @@ from fastapi import APIRouter, Response
 from app.api.answers import JsonAnswer, version
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
-from app.api.inputs import as_list
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.openapi.schemas import TokenizeRequest, TokenizeResponse
 from app.api.routing import Route
+from app.api.validation import as_list
 from app.engine.batching.admission import REQUEST_SHARE
-from app.engine.results import item
+from app.engine.predictions import item
 from app.engine.text.tokens import tokens_steps
 from app.errors import ServiceError
 

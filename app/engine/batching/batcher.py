@@ -23,9 +23,8 @@ from typing import Generic, TypeVar
 from app.engine.batching.admission import Admission
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.fair_queue import Entry, FairQueue
-from app.engine.batching.inference import Inference
+from app.engine.batching.inference import BatchReport, Inference
 from app.engine.batching.pending import Answer, Computing, PendingRequest
-from app.engine.batching.report import BatchReport
 from app.engine.batching.runners import Runner, Runners
 from app.errors import (
     DeadlineExceeded,

@@ -1,4 +1,4 @@
-"""Compute batches, and handle the errors that are raised meanwhile."""
+"""Compute batches. If one fails, it is computed again in parts, so that only bad items fail."""
 
 import logging
 import threading
@@ -8,13 +8,36 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from app.engine.batching.budget import TokenBudget
-from app.engine.batching.isolation import infer_each
-from app.errors import DeviceLost, OutOfMemory, ServiceError, first_line
+from app.errors import (
+    DeviceLost,
+    InferenceFailed,
+    NotReady,
+    OutOfMemory,
+    ServiceError,
+    first_line,
+)
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item", bound=Sized)
 Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class BatchReport:
+    """What one batch contained, and how long it took."""
+
+    texts: int  # number of rows; equal texts share one
+    tokens: int
+    padded_tokens: int  # texts × longest
+    max_tokens: int  # the budget, in padded tokens
+    inference_seconds: float
+    failed: int  # number of texts that failed
+    others_waited: bool  # whether other texts waited when the batch was done
+    tags: tuple[object, ...] = ()  # of the requests in the batch
+    shared: int = 0  # number of texts that got the result of an equal text's row
+    retried: bool = False  # whether it was computed again in parts, after an error
+    out_of_memory: bool = False  # whether memory ran out
 
 
 @dataclass(slots=True)
@@ -74,3 +97,48 @@ def out_of_memory(items: Sequence[Sized], budget: TokenBudget, error: OutOfMemor
         budget.lower(tokens, reason)
     else:
         logger.error("the memory ran out for a single text of %d tokens: %s", tokens, reason)
+
+
+def infer_each(
+    infer: Callable[[Sequence[Item]], Sequence[Result | ServiceError]],
+    items: Sequence[Item],
+    *,
+    on_failure: Callable[[Sequence[Item], BaseException], None],
+) -> list[Result | ServiceError]:
+    """Return a result or an error for each item, even if ``infer`` raises.
+
+    If ``infer`` raises on a batch, each half of the batch is computed separately, and so on with
+    the halves of a half. Only the items that cause the failure fail. After ``DeviceLost``, no call
+    can succeed: the items that have no result fail at once.
+
+    ``on_failure`` is called after each call of ``infer`` that raised, with the items and the
+    exception. What it raises is not caught.
+    """
+    results: list[Result | ServiceError] = []
+    parts = [items]  # the last one is computed next
+    while parts:
+        part = parts.pop()
+        try:
+            computed = list(infer(part))
+            if len(computed) != len(part):
+                raise RuntimeError(f"infer gave {len(computed)} results for {len(part)} items")
+            results += computed
+        except BaseException as error:
+            # SystemExit and MemoryError too: they fail texts, not the runner.
+            on_failure(part, error)
+            if isinstance(error, DeviceLost):
+                # One error each: they are raised in different requests.
+                return results + [NotReady(str(error)) for _ in items[len(results) :]]
+            if len(part) == 1:
+                results.append(_error_of_one(error))
+            else:
+                middle = len(part) // 2
+                parts += [part[middle:], part[:middle]]
+    return results
+
+
+def _error_of_one(error: BaseException) -> ServiceError:
+    """The error of an item that failed alone."""
+    if isinstance(error, OutOfMemory):
+        return OutOfMemory(error.detail)  # without the traceback, which keeps the batch in memory
+    return InferenceFailed("inference failed on this text")

@@ -9,12 +9,11 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from app.engine.model.batch_inputs import batch_shape, fill
 from app.engine.model.bound_session import BoundSessions
 from app.engine.model.bundle import Bundle, Precision
 from app.engine.model.device import CPU, Device
 from app.engine.model.session import int8_kernels, open_sessions
-from app.engine.text.encoding import Encoding
+from app.engine.text.encoding import Encoding, batch_shape, fill
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.errors import InferenceFailed, UserError
 

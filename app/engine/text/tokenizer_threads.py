@@ -6,9 +6,9 @@ does not hold Python's global lock meanwhile.
 
 import os
 
-# One thread that looks words up (``word_cache.py``) takes 17 to 28 µs for a tweet. Threads without
-# that take 7 µs, and 51 µs ÷ threads. So fewer than four are hardly faster, and take twice the CPU
-# time. Sixteen threads would save only 3 µs more than eight.
+# One thread that looks words up (``WordCache``) takes 17 to 28 µs for a tweet. Threads without that
+# take 7 µs, and 51 µs ÷ threads. So fewer than four are hardly faster, and take twice the CPU time.
+# Sixteen threads would save only 3 µs more than eight.
 MIN_THREADS, MAX_THREADS = 4, 8
 MIN_TEXTS = 32  # a shorter list is not worth handing over
 

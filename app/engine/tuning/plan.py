@@ -11,17 +11,16 @@ import hashlib
 import logging
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from uuid import uuid4
 
 import onnxruntime
 import platformdirs
 from pydantic import BaseModel, Field, PositiveInt
 
+from app.atomic_files import write_text_atomically
 from app.config.settings import Settings
 from app.engine.batching.budget import TokenBudget
 from app.engine.machine.cpu import cpu_flags, cpu_name, ways_to_share
@@ -190,17 +189,11 @@ def _read(file: Path | None, key: str) -> _Kept | None:
 def _write(file: Path | None, kept: _Kept) -> None:
     if file is None:
         return
-    # The name is random. Process ids would not do: in containers that share the directory, two
-    # processes may have the same id.
-    written = file.with_name(f".{file.name}.{uuid4().hex}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        written.write_text(kept.model_dump_json(indent=1) + "\n", "utf-8")
-        written.replace(file)
+        write_text_atomically(file, kept.model_dump_json(indent=1) + "\n")
     except OSError as error:  # a home directory may be read-only
         logger.info("what was measured is not kept: %s", error)
-        with suppress(OSError):
-            written.unlink(missing_ok=True)
 
 
 def _correct(file: Path | None, kept: _Kept, tokens: int) -> None:

@@ -56,6 +56,7 @@ def broken_compressions(content: bytes) -> Iterator[tuple[str, str, bytes]]:
     yield "two gzip members", "gzip", _gzip(content) * 2
     yield "bytes after gzip", "gzip", _gzip(content) + b"x"
     yield "bytes after br", "br", _brotli(content) + b"x"
+    yield "bytes after deflate", "deflate", zlib.compress(content) + b"x"
     yield "gzip named br", "br", _gzip(content)
     yield "zstd", "zstd", b"\x28\xb5\x2f\xfd"
     yield "compress", "compress", content

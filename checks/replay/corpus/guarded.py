@@ -28,7 +28,8 @@ AUTHORIZATIONS = {
     "x-api-key": [f"x-api-key: {KEY}"],
 }
 ROUTES = [
-    "GET /", "GET /health", "GET /health/live", "GET /v2/health/live", "GET /info", "GET /models",
+    "GET /", "GET /health", "GET /health/live", "GET /v2/health/live", "GET /health/ready",
+    "GET /v2/health/ready", "GET /info", "GET /models",
     "GET /metrics", "GET /docs", "GET /openapi.json", "GET /web/page.js", "GET /none", "GET /v2",
     "GET /v1/models", "HEAD /info", "OPTIONS /classify", "GET /classify", "GET /health%0A",
     "GET /classify%0A", "GET /web/../info", "POST /none", "POST /health", "POST /web/page.js",

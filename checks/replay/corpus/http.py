@@ -11,7 +11,7 @@ ROUTES = [
     f"/v2/models/{MODEL}/versions/1", f"/v2/models/{MODEL}/versions/1/ready", "/health",
     "/health/live", "/health/ready", "/info", "/models", f"/models/{MODEL}/reload", "/metrics",
     "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/web/page.js", "/web/style.css",
-    "/web/api.js", "/web/view.js", "/web/icon.svg", "/web/index.html",
+    "/web/api.js", "/web/view.js", "/web/icon.svg", "/web/index.html", "/docs/docs.js",
 ]  # fmt: skip
 PATHS = [
     "/none", "/classify/", "/classify/stream/", "/health/", "/info/", "/models/", "/v2/", "/docs/",

@@ -6,6 +6,8 @@ from typing import Any
 from checks.replay.request import MODEL, post_value, request
 
 GOOD = "I love this!"
+LONG = "so good " * 256
+V1 = f"/v1/models/{MODEL}:predict"
 INSTANCES: dict[str, Any] = {
     "texts": [GOOD, "meh"],
     "objects": [{"text": GOOD}, {"inputs": "meh", "id": 1}, {"content": "meh"}],
@@ -18,9 +20,13 @@ INSTANCES: dict[str, Any] = {
     "number": [1],
     "rows": [[GOOD]],
     "other object": [{"x": GOOD}],
+    "text and number": [GOOD, 1],
+    "pair of a number": [{"text": GOOD, "text_pair": 1}],
+    "text null": [{"text": None}],
     "null": None,
     "1,001 texts": ["ok"] * 1_001,
 }
+PARAMETERS: list[Any] = [[], None, {"overflow": "cut"}, {"overflow": "error"}]
 INVOCATIONS: dict[str, Any] = {
     "a text": {"inputs": GOOD},
     "a list": {"inputs": [GOOD, "meh"]},
@@ -29,10 +35,19 @@ INVOCATIONS: dict[str, Any] = {
     "sigmoid": {"inputs": GOOD, "parameters": {"function_to_apply": "sigmoid"}},
     "empty text": {"inputs": [GOOD, ""]},
     "our fields": {"inputs": [GOOD, ""], "overflow": "window"},
+    "split": {"inputs": GOOD, "split": "sentences"},
     "another model": {"inputs": GOOD, "model": "other"},
     "split table": {"dataframe_split": {"columns": ["id", "text"], "data": [[1, GOOD]]}},
+    "table of one column": {"dataframe_split": {"index": [0], "columns": ["x"], "data": [[GOOD]]}},
+    "table that is a list": {"dataframe_split": []},
+    "table without rows": {"dataframe_split": {"columns": ["a"], "data": []}},
+    "table of a number": {"dataframe_split": {"columns": ["a"], "data": [[1]]}},
+    "table with an empty row": {"dataframe_split": {"columns": ["a"], "data": [[]]}},
     "table without a text": {"dataframe_split": {"columns": ["a", "b"], "data": [[1, 2]]}},
     "records": {"dataframe_records": [{"text": GOOD}, {"text": ""}]},
+    "records that are no objects": {"dataframe_records": [1]},
+    "records without a text": {"dataframe_records": [{"a": "x", "b": "y"}]},
+    "inputs with a number": {"inputs": [1]},
     "records without rows": {"dataframe_records": []},
     "no known field": {"x": 1},
     "a list as body": [GOOD],
@@ -44,7 +59,11 @@ REQUESTS = [
     *(
         post_value(f"instances: {name}, {path}", path, {"instances": it})
         for name, it in INSTANCES.items()
-        for path in (f"/v1/models/{MODEL}:predict", "/predict", "/invocations")
+        for path in (V1, "/predict", "/invocations")
+    ),
+    *(
+        post_value(f"instances: parameters {it}", V1, {"instances": [LONG], "parameters": it})
+        for it in PARAMETERS
     ),
     *(post_value(f"invocations: {name}", "/invocations", it) for name, it in INVOCATIONS.items()),
     *(
@@ -64,6 +83,8 @@ REQUESTS = [
             ("text/csv ; charset=utf-8", "meh"),
             ("application/x-ndjson", "\n" * 1_001),
             ("text/plain", "meh"),
+            ("text/csv", 'meh\n"open\nI love this!'),
+            ("application/jsonlines", '\ufeff"I love this!"'),
         )
     ),
     *(
@@ -73,6 +94,7 @@ REQUESTS = [
             "GET /execution-parameters",
             f"GET /v2/models/{MODEL}/config",
             "GET /v2/models/other/stats",
+            f"GET /v2/models/{MODEL}/versions/2/config",
             "POST /v2/repository/index",
             f"POST /v2/repository/models/{MODEL}/load",
             "GET /v1/models/other",

@@ -6,7 +6,10 @@ from typing import Any
 from checks.replay.request import MODEL, post, post_value, request
 
 GOOD = "I love this!"
-CLASSIFYING = ("/", "/predict", "/v1/classify", "/explain", f"/v2/models/{MODEL}/infer")
+CLASSIFYING = (
+    *("/", "/predict", "/v1/classify", "/explain", f"/v2/models/{MODEL}/infer"),
+    f"/v1/models/{MODEL}:predict",
+)
 
 # What ``inputs`` or ``input`` may be, in each of the protocols.
 INPUTS: dict[str, Any] = {
@@ -27,6 +30,11 @@ INPUTS: dict[str, Any] = {
     "pairs": [[GOOD, "meh"]],
     "row and text": [[GOOD], GOOD],
     "row of a number": [[1]],
+    "row with null": [[GOOD, None]],
+    "row of three": [[GOOD] * 3],
+    "row and pair": [[GOOD], [GOOD, "meh"]],
+    "rows, one blank": [[GOOD], [" "]],
+    "pair in an object": {"text": GOOD, "text_pair": "meh"},
     "rows of rows": [[[GOOD]]],
     "number": 1,
     "boolean": True,
@@ -132,6 +140,7 @@ REQUESTS = [
             "invalid UTF-8": b'{"inputs": "\xff"}',
             "UTF-16": '{"inputs": "a", "input": "a"}'.encode("utf-16"),
             "a list": b"[]",
+            "no field": b"{}",
         }.items()
     ),
     *(

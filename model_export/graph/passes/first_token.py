@@ -8,13 +8,13 @@ The queries of two tokens are kept instead of one. ONNX Runtime multiplies a sin
 another kernel, and the last bit of its sums changes with the padding of the batch.
 """
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
 from model_export.graph.encoder_layers import find_layers
 from model_export.graph.linear import NotRecognised
+from model_export.graph.passes.editor import Editor
 
 QUERIES_KEPT = 2
 
@@ -32,9 +32,9 @@ def keep_first_token(model: ir.Model) -> None:
                 f"{use.node.op_type} {use.node.name} reads more of the last layer than its first "
                 "token"
             )
-    tape = Tape()
-    first = _constant(tape, "first", [0])
-    kept = _constant(tape, "kept", list(range(QUERIES_KEPT)))
+    edit, tape = Editor(model.graph, "first_token"), Tape()
+    first = edit.integers("first", [0])
+    kept = edit.integers("kept", list(range(QUERIES_KEPT)))
     queries = tape.op("Gather", [last.hidden, kept], {"axis": 1})
     residual = tape.op("Gather", [last.hidden, first], {"axis": 1})
     model.graph.insert_before(last.query.matmul, tape.nodes)
@@ -42,14 +42,12 @@ def keep_first_token(model: ir.Model) -> None:
     add = last.attention_residual
     add.replace_input_with(tuple(add.inputs).index(last.hidden), residual)
 
-    shape = _constant(tape, "shape", [0, 1, last.hidden_size])
+    shape = edit.integers("shape", [0, 1, last.hidden_size])
     after = Tape()
     by_head = last.context_reshape.inputs[0]
     last.context_reshape.replace_input_with(0, after.op("Gather", [by_head, first], {"axis": 1}))
     last.context_reshape.replace_input_with(1, shape)
     model.graph.insert_before(last.context_reshape, after.nodes)
-    for initializer in tape.initializers:
-        model.graph.register_initializer(initializer)
     RemoveUnusedNodesPass()(model)
 
 
@@ -59,7 +57,3 @@ def selects_first_token(node: ir.Node) -> bool:
         return False
     index = node.inputs[1].const_value if node.inputs[1] is not None else None
     return index is not None and not index.numpy().any()
-
-
-def _constant(tape: Tape, name: str, values: list[int]) -> ir.Value:
-    return tape.initializer(ir.tensor(np.array(values, np.int64), name=f"first_token.{name}"))

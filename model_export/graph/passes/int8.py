@@ -92,8 +92,8 @@ class _Int8Pass:
         # The int8 values and their scales, by the fp32 value that they stand for.
         self._matrices: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         self._activations: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
-        self._vector = self._edit.constant("vector", np.array([-1], np.int64))
-        self._last_axis = self._edit.constant("last_axis", np.array([1], np.int64))
+        self._vector = self._edit.integers("vector", [-1])
+        self._last_axis = self._edit.integers("last_axis", [1])
         self._zero_point = self._edit.constant("zero_point", np.uint8(128))
         self._unit_scale = self._edit.constant("unit_scale", np.float32(1))
         self._levels = self._edit.constant("one_over_levels", np.float32(1 / 127))

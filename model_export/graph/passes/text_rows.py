@@ -21,12 +21,14 @@ class TextRows:
 
 
 def text_rows(graph: ir.Graph, edit: Editor, tape: Tape) -> TextRows:
-    """Record the nodes that compute the row numbers from the attention mask.
+    """Record the nodes that compute the row numbers from the attention mask [batch, sequence].
 
     Raises:
         NotRecognised: the graph has no attention mask.
     """
-    mask = attention_mask(graph)
+    mask = next((value for value in graph.inputs if value.name == "attention_mask"), None)
+    if mask is None:
+        raise NotRecognised("the graph has no attention_mask")
     sequence = tape.op("Shape", [mask], {"start": 1, "end": 2})
     real = tape.op("NonZero", [mask])
     text = tape.op("Gather", [real, edit.integers("text", 0)], {"axis": 0})
@@ -40,15 +42,3 @@ def text_rows(graph: ir.Graph, edit: Editor, tape: Tape) -> TextRows:
     token = tape.op("Sub", [count, edit.integers("one", 1)])
     token = tape.op("Reshape", [token, tape.op("Shape", [mask])])
     return TextRows(sequence, text, position, tokens, token)
-
-
-def attention_mask(graph: ir.Graph) -> ir.Value:
-    """The graph's input that says where padding is: int64 [batch, sequence], 0 for padding.
-
-    Raises:
-        NotRecognised: there is none.
-    """
-    mask = next((i for i in graph.inputs if i.name == "attention_mask"), None)
-    if mask is None:
-        raise NotRecognised("the graph has no attention_mask")
-    return mask

@@ -17,7 +17,8 @@ from app.main import create_app
 from tests.conftest import SET_BY_HAND
 
 MAX_BYTES = 90_000
-# Clients name their functions by these, so none may change.
+# The operationId of each route. Generated clients name their functions by it, so a change would
+# break the programs that call them.
 OPERATIONS = {
     ("post", "/classify"): "classify",
     ("post", "/classify/stream"): "classifyStream",

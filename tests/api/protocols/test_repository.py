@@ -72,13 +72,6 @@ def test_statistics_count_what_was_computed(client: TestClient) -> None:
     assert stages["success"]["ns"] == sum(parts) > 0
 
 
-@pytest.mark.parametrize("path", ["/v2/models/other/stats", "/v2/models/tiny/versions/2/config"])
-def test_an_unknown_model_or_version_is_not_found(client: TestClient, path: str) -> None:
-    """404 with the code that all routes have."""
-    answer = client.get(path)
-    assert (answer.status_code, answer.json()["code"]) == (404, "model_not_found")
-
-
 def test_a_served_name_takes_the_place_of_the_bundles(serve: Serve) -> None:
     """Requests, answers and metrics know the model by it, also after a reload."""
     client = serve(served_name="sentiment", admin_keys="admin-key-1")

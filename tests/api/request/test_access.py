@@ -3,13 +3,11 @@
 import json
 import socket
 import subprocess
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx2
 import pytest
-from fastapi.testclient import TestClient
 
 from app import limits as access
 from app.cli import main
@@ -20,69 +18,21 @@ from tests.conftest import Serve
 from tests.support.serving import COMMAND, ROOT, Process, environment, metric
 
 KEYS = "first-key-1,second-key-2"
-PROTECTED = [
-    ("POST", "/classify"),
-    ("POST", "/classify/stream"),
-    ("POST", "/explain"),
-    ("POST", "/"),
-    ("POST", "/predict"),
-    ("POST", "/v1/classify"),
-    ("POST", "/v2/models/tiny/infer"),
-    ("GET", "/v2/models/tiny"),
-    ("GET", "/v1/models"),
-    ("GET", "/info"),
-    ("GET", "/models"),
-    ("GET", "/nowhere"),
-]
-OPEN = ["/", "/health", "/health/live", "/health/ready", "/v2/health/ready", "/metrics", "/docs"]
-
-
-@pytest.mark.parametrize(("method", "path"), PROTECTED)
-def test_without_a_key_nothing_is_answered(serve: Serve, method: str, path: str) -> None:
-    """Without a key, classifying routes, routes about the models and unknown paths are refused."""
-    answer = serve(api_keys=KEYS).request(method, path)
-    assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
-    assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def test_each_key_opens_and_no_other(serve: Serve) -> None:
     """Several keys are valid at once, so that an operator can replace one."""
     client = serve(api_keys=KEYS)
-    for header, status in [
-        ("Bearer first-key-1", 200),
-        ("bearer second-key-2", 200),
-        ("Bearer  second-key-2 ", 200),
-        ("Bearer first-key-", 401),
-        ("Bearer first-key-12", 401),
-        (f"Bearer {KEYS}", 401),
-        ("Basic first-key-1", 401),
-        ("first-key-1", 401),
-        ("Bearer", 401),
-        ("Bearer caf\xe9", 401),
+    for key, status in [
+        ("first-key-1", 200),
+        ("second-key-2", 200),
+        ("first-key-", 401),
+        ("first-key-12", 401),
+        (KEYS, 401),
+        (Settings(api_keys=KEYS).api_keys[0].decode(), 401),  # type: ignore[arg-type] # its digest
     ]:
-        answer = client.post(
-            "/classify",
-            json={"inputs": "love"},
-            headers={b"authorization": header.encode("latin-1")},
-        )
-        assert answer.status_code == status, header
-
-
-@pytest.mark.parametrize("path", OPEN)
-def test_probes_and_pages_need_no_key(serve: Serve, path: str) -> None:
-    """Probes, pages and metrics need no key: orchestrators, browsers and Prometheus have none."""
-    assert serve(api_keys=KEYS).get(path).status_code == 200
-
-
-def test_a_digest_is_no_key(serve: Serve) -> None:
-    """The digest of a key, which the service keeps in memory, is not accepted as a key."""
-    settings = Settings(api_keys=KEYS)  # type: ignore[arg-type]
-    answer = serve(api_keys=KEYS).post(
-        "/classify",
-        json={"inputs": "love"},
-        headers={"authorization": f"Bearer {settings.api_keys[0].decode()}"},
-    )
-    assert answer.status_code == 401
+        answer = client.get("/info", headers={"authorization": f"Bearer {key}"})
+        assert answer.status_code == status, key
 
 
 def test_keys_show_nowhere(bundle: Path) -> None:
@@ -176,30 +126,13 @@ def test_a_rate_is_validated(rate: str, capsys: pytest.CaptureFixture[str]) -> N
     assert "600/minute" in capsys.readouterr().err
 
 
-def test_no_origin_is_allowed_by_default(client: TestClient) -> None:
-    """By default, a page from another origin cannot read an answer."""
-    answer = client.post(
-        "/classify", json={"inputs": "love"}, headers={"origin": "https://example.org"}
-    )
-    assert not [name for name in answer.headers if name.startswith("access-control")]
-
-
-def test_allowed_origins_may_read_answers_and_errors(serve: Serve) -> None:
-    """Allowed origins may read answers and their important headers; other origins may not."""
-    client = serve(cors_origins="https://example.org, https://example.com")
-    for inputs, status in (("love", 200), ("", 422)):
-        answer = client.post(
-            "/classify", json={"inputs": inputs}, headers={"origin": "https://example.com"}
-        )
-        assert answer.status_code == status
-        assert answer.headers["access-control-allow-origin"] == "https://example.com"
-        assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
-    asked = {"access-control-request-method": "POST"}
-    asked |= {"access-control-request-headers": "authorization,content-type"}
-    allowed = client.options("/classify", headers={"origin": "https://example.org", **asked})
-    assert allowed.status_code == 200
-    other = client.options("/classify", headers={"origin": "https://evil.example", **asked})
-    assert "access-control-allow-origin" not in other.headers
+def test_several_origins_may_be_allowed(serve: Serve) -> None:
+    """Each of the listed origins may read answers."""
+    origins = ["https://example.org", "https://example.com"]
+    client = serve(cors_origins=", ".join(origins))
+    for origin in origins:
+        answer = client.get("/health", headers={"origin": origin})
+        assert answer.headers["access-control-allow-origin"] == origin
 
 
 @pytest.mark.parametrize("origins", ["example.org", "https://example.org/path", "https:// x"])
@@ -219,21 +152,16 @@ def test_refusals_are_counted_by_route(serve: Serve) -> None:
         assert metric(client, "sentiment_http_requests_total", **labels) == 1
 
 
-def test_docs_can_be_switched_off(serve: Serve) -> None:
-    """With docs off, neither the page, its files nor the OpenAPI document exists."""
-    client = serve(docs="off")
-    for path in ("/docs", "/docs/docs.js", "/docs/swagger-ui/swagger-ui.css", "/openapi.json"):
-        assert client.get(path).status_code == 404, path
-
-
 def test_without_docs_nothing_leads_there(serve: Serve) -> None:
-    """With docs off, neither the page nor an error mentions /docs; with docs on, both do."""
+    """With docs off, neither the page nor an error mentions /docs, and its files are not served."""
     for docs in ("on", "off"):
         client = serve(docs=docs)
         page = client.get("/")
         assert "content-security-policy" in page.headers
         assert ('href="docs"' in page.text) == (docs == "on")
         assert ("/docs" in client.get("/nowhere").json()["detail"]) == (docs == "on")
+        for path in ("/docs/docs.js", "/docs/swagger-ui/swagger-ui.css"):
+            assert client.get(path).status_code == (200 if docs == "on" else 404), path
 
 
 def test_keys_are_described(serve: Serve) -> None:
@@ -272,18 +200,6 @@ def test_a_metrics_port_in_use_is_one_line(bundle: Path) -> None:
     assert done.returncode == 1
     assert "Address already in use" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
-
-
-def test_a_rate_s_window_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After Retry-After the next request is accepted; a clock set back changes nothing."""
-    client = serve(rate_limit="1/second")
-    assert client.get("/info").status_code == 200
-    refused = client.get("/info")
-    assert refused.status_code == 429
-    an_hour_ago = time.time() - 3_600
-    monkeypatch.setattr(time, "time", lambda: an_hour_ago)
-    time.sleep(int(refused.headers["retry-after"]))
-    assert client.get("/info").status_code == 200
 
 
 def test_a_window_moves(monkeypatch: pytest.MonkeyPatch) -> None:

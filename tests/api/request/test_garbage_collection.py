@@ -11,8 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.api import json_document
-from app.api.garbage_collection import collector_paused
-from app.api.json_document import parse
+from app.api.json_document import collector_paused, parse
 
 
 @pytest.fixture(autouse=True)

@@ -16,19 +16,15 @@ from app.engine.machine.memory import available_memory
 from app.main import create_app
 from tests.api.routes.test_stream import FLAGS
 from tests.conftest import SET_BY_HAND, Serve
-from tests.support.serving import COMMAND, Gate, Process, eventually, exchange, listening, metric
+from tests.support.serving import Gate, Process, eventually, exchange, listening, metric, patched
 
 HEAD = b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 MEBIBYTE = 1_048_576
 BODY = json.dumps({"inputs": ["love"]}).encode().ljust(MEBIBYTE)
 
 # One text keeps the event loop for a second.
-STALLING_COMMAND = [
-    *COMMAND[:2],
+STALLING_COMMAND = patched(
     """
-import sys, time
-from app.cli import main
-from app.engine.model.model import Model
 from app.engine.text.input_tokenizer import InputTokenizer
 encode_batch = InputTokenizer.encode_batch
 def stall(self, texts):
@@ -36,9 +32,8 @@ def stall(self, texts):
         time.sleep(1)
     return encode_batch(self, texts)
 InputTokenizer.encode_batch = stall
-sys.exit(main())
-""",
-]
+"""
+)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from app.config.settings import Settings
 from app.engine.classifier import Classifier
 from app.engine.model.model import Model
-from app.lifecycle import Lifecycle, Stage
+from app.lifecycle import Lifecycle, LifecycleStage
 from app.main import create_app
 from tests.conftest import SET_BY_HAND
 from tests.support.tiny_bundle import make_bundle
@@ -21,7 +21,7 @@ def _runner_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("runner-")}
 
 
-def _stage(app: FastAPI) -> Stage:
+def _stage(app: FastAPI) -> LifecycleStage:
     lifecycle: Lifecycle = app.state.service.lifecycle
     return lifecycle.stage
 
@@ -31,11 +31,11 @@ def test_an_application_can_be_started_again(bundle: Path) -> None:
     app = create_app(Settings.model_validate({"model": (bundle,), **SET_BY_HAND}))
     for _ in range(2):
         with TestClient(app) as client:
-            assert _stage(app) is Stage.READY
+            assert _stage(app) is LifecycleStage.READY
             assert client.get("/health/ready").status_code == 200
             answer = client.post("/classify", json={"inputs": "love"})
             assert answer.json()["results"][0]["label"] == "positive"
-        assert _stage(app) is Stage.STOPPED
+        assert _stage(app) is LifecycleStage.STOPPED
 
 
 def test_a_start_that_fails_leaves_no_thread(

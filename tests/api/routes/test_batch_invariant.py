@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import cast
 
 from fastapi import FastAPI
-from fastapi.testclient import TestClient
 
 from app.engine.machine.gpu import CUDA
 from app.engine.model.bundle import MANIFEST
@@ -13,22 +12,14 @@ from tests.conftest import Serve
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
 
-def test_info_claims_it_on_cpus(serve: Serve) -> None:
-    """The property tests compare bits of fp32 and int8 on CPUs."""
-    assert serve().get("/info").json()["batch_invariant"] is True
-
-
-def test_info_claims_nothing_of_fp16(serve: Serve, tmp_path: Path) -> None:
-    """It has not been measured for fp16."""
-    bundle = make_bundle(tmp_path / "half")
-    variants = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))["variants"]
-    write_manifest(bundle, variants={"fp16": variants["fp32"]})
-    client = serve(model=(bundle,), precision="fp16")
+def test_info_claims_only_what_was_proven(serve: Serve, tmp_path: Path) -> None:
+    """fp32 and int8 on CPUs, whose bits the property tests compare; not fp16, and no GPU."""
+    client = serve()
+    assert client.get("/info").json()["batch_invariant"] is True
+    cast(FastAPI, client.app).state.service.models.classifier(None).model.provider = CUDA
     assert client.get("/info").json()["batch_invariant"] is None
-
-
-def test_info_claims_nothing_of_gpus(client: TestClient) -> None:
-    """It has not been measured on a GPU, in any precision."""
-    model = cast(FastAPI, client.app).state.service.models.classifier(None).model
-    model.provider = CUDA
-    assert client.get("/info").json()["batch_invariant"] is None
+    half = make_bundle(tmp_path / "half")
+    variants = json.loads((half / MANIFEST).read_text(encoding="utf-8"))["variants"]
+    write_manifest(half, variants={"fp16": variants["fp32"]})
+    info = serve(model=(half,), precision="fp16").get("/info").json()
+    assert info["batch_invariant"] is None

@@ -124,16 +124,6 @@ def test_an_explanation_has_the_calibrated_score(calibrated: TestClient) -> None
     assert answer["words"][1]["contribution"] == pytest.approx(answer["score"] - without)
 
 
-def test_info_and_models_tell_the_calibration(calibrated: TestClient) -> None:
-    """They have the manifest's record."""
-    record = calibrated.get("/info").json()["calibration"]
-    assert record["method"] == "temperature"
-    assert record["temperature"] == TEMPERATURE
-    assert record["ece"] == {"before": 0.2, "after": 0.1}
-    (model,) = calibrated.get("/models").json()["models"]
-    assert model["calibration"] == record
-
-
 def test_without_calibration_they_say_so(serve: Serve) -> None:
     """The field is null, and the scores are the plain softmax of the logits."""
     client = serve()

@@ -1,6 +1,5 @@
 """Texts longer than the model accepts: windows, and single sentences."""
 
-import json
 import math
 from itertools import chain, pairwise
 from pathlib import Path
@@ -64,13 +63,6 @@ def test_windows_are_averaged_by_their_tokens(client: TestClient) -> None:
     assert result["label"] == "positive"
 
 
-def test_a_short_text_has_one_window_and_the_same_answer(client: TestClient) -> None:
-    """For a text that fits, windows give the same answer."""
-    (plain,) = _classify(client, "love it")
-    (windowed,) = _classify(client, "love it", overflow="window")
-    assert windowed == {**plain, "windows": 1}
-
-
 def test_a_window_that_fails_fails_its_text(client: TestClient) -> None:
     """If one window fails, its text fails, without an answer from the rest; others are answered."""
     failed, fine = _classify(client, ["love " * 20 + "nan", "love"], overflow="window")
@@ -117,29 +109,12 @@ def test_a_sentence_fails_alone(client: TestClient) -> None:
     assert result["sentences"][2]["error"]["code"] == "inference_failed"
 
 
-def test_a_whole_that_fails_is_the_error(client: TestClient) -> None:
-    """If the whole text fails, the answer is its error, as without sentences."""
-    answer = client.post("/classify", json={"inputs": " ", "split": "sentences"})
-    assert (answer.status_code, answer.json()["code"]) == (422, "empty_text")
-
-
 def test_sentences_count_in_no_metric_of_texts(client: TestClient) -> None:
     """Sentences are not counted in the metrics, which count what clients sent."""
     _classify(client, "love it! worst. So so.", split="sentences")
     assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 1
     labels = {"model": "tiny", "label": "negative"}
     assert metric(client, "sentiment_predictions_total", **labels) == 0
-
-
-def test_a_long_sentence_is_treated_as_asked(client: TestClient) -> None:
-    """A long sentence is truncated, refused in its place, or split into windows, as requested."""
-    text = "love it. " + "worst " * 20 + "."
-    (cut,) = _classify(client, text, split="sentences")
-    (windowed,) = _classify(client, text, split="sentences", overflow="window")
-    assert isinstance(cut["sentences"], list)
-    assert isinstance(windowed["sentences"], list)
-    assert [s["truncated"] for s in cut["sentences"]] == [False, True]
-    assert [s["windows"] for s in windowed["sentences"]] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -167,15 +142,3 @@ def test_sentences_of_many_languages(language: str, text: str, sentences: int) -
     assert len(found) == sentences, found
     assert all(sentence == sentence.strip() for sentence in found)
     assert "".join("".join(found).split()) == "".join(text.split())
-
-
-@pytest.mark.parametrize(
-    "field", [{"split": "words"}, {"overflow": "wrap"}, {"language": 1}, {"language": "\ud800"}]
-)
-def test_odd_options_are_named(client: TestClient, field: dict[str, object]) -> None:
-    """The error for an invalid option names its field and the accepted values."""
-    content = json.dumps({"inputs": "love", **field})
-    headers = {"content-type": "application/json"}
-    answer = client.post("/classify", content=content, headers=headers)
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
-    assert answer.json()["detail"].startswith(f"{next(iter(field))} must be ")

@@ -8,7 +8,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.conftest import Serve
-from tests.support.serving import metric
 from tests.support.tiny_bundle import MAX_TOKENS, make_bundle, write_manifest
 
 PAIR = {"text": "love it", "text_pair": "worst"}
@@ -75,38 +74,6 @@ def test_a_long_pair_is_truncated_or_refused(client: TestClient) -> None:
     assert text["sentences"]
 
 
-def test_a_model_for_single_texts_says_so(serve: Serve) -> None:
-    """In a list the pair fails alone, and counts as a failed text; alone it is the error."""
-    client = serve()
-    love, pair = _classify(client, ["love", PAIR])
-    assert love["label"] == "positive"
-    assert pair["error"]["code"] == "invalid_request"
-    assert "the model tiny takes single texts" in pair["error"]["message"]
-    alone = client.post("/classify", json={"inputs": PAIR})
-    assert (alone.status_code, alone.json()["detail"]) == (422, pair["error"]["message"])
-    assert metric(client, "sentiment_texts_total", model="tiny", outcome="invalid_request") == 2
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        {},
-        {"text_pair": "worst"},
-        {"text": "love", "text_pair": 1},
-        {"text": None},
-        {"text": "love", "pair": "worst"},
-        ["love", "worst"],
-        1,
-    ],
-)
-def test_other_objects_are_refused(client: TestClient, item: Any) -> None:
-    """An item that is no text and no pair is refused, and the error says what is accepted."""
-    for inputs in ([item], ["love", item]):
-        answer = client.post("/classify", json={"inputs": inputs})
-        assert answer.status_code == 422
-        assert 'an object {"text": ..., "text_pair": ...}' in answer.json()["detail"]
-
-
 def _labels(rows: Any) -> list[list[str]]:
     return [[one["label"] for one in row] for row in rows]
 
@@ -139,12 +106,6 @@ def test_lines_of_a_stream_may_be_pairs(client: TestClient) -> None:
     assert pair["logits"] == LOGITS
     assert text["label"] == "positive"
     assert bad["error"]["message"] == "line 3: text_pair must be a string"
-
-
-def test_a_pair_is_not_explained(client: TestClient) -> None:
-    """Only single texts are explained."""
-    answer = client.post("/explain", json={"inputs": PAIR})
-    assert (answer.status_code, answer.json()["detail"]) == (422, "inputs must be a string")
 
 
 def test_a_request_of_many_pairs_is_parsed(client: TestClient) -> None:

@@ -22,63 +22,6 @@ def _tokenize(client: TestClient, inputs: Any, **options: Any) -> Any:
     return answer.json()["results"]
 
 
-def test_one_text(client: TestClient) -> None:
-    """Tokens, ids, offsets and the count, after the preprocessing that the model was trained with.
-
-    The tiny model has one token for each word.
-    """
-    answer = client.post("/tokenize", json={"inputs": "@anna 😀 love"}).json()
-    assert answer["model"] == {"name": "tiny", "revision": "0123abc", "precision": "fp32"}
-    assert answer["results"] == [
-        {
-            "text": "@user 😀 love",
-            "tokens": ["<s>", "<unk>", "<unk>", "love", "</s>"],
-            "ids": [1, 3, 3, 4, 2],
-            "offsets": [[0, 0], [0, 5], [6, 7], [8, 12], [0, 0]],
-            "sequence_ids": [None, 0, 0, 0, None],
-            "count": 5,
-            "truncated": False,
-        }
-    ]
-
-
-def test_special_tokens_can_be_left_out(client: TestClient) -> None:
-    """They are left out of the lists and of the count; one that the text spells stays."""
-    (one,) = _tokenize(client, "love </s>", add_special_tokens=False)
-    assert (one["tokens"], one["ids"], one["count"]) == (["love", "</s>"], [4, 2], 2)
-    assert one["offsets"] == [[0, 4], [5, 9]]
-
-
-def test_a_bad_text_fails_alone(client: TestClient) -> None:
-    """In a list it has its error in its place; alone it is the error of the request."""
-    good, empty, nul, long = _tokenize(client, ["love", " ", "\0", "x" * 50_001])
-    assert good["count"] == 3
-    codes = [one["error"]["code"] for one in (empty, nul, long)]
-    assert codes == ["empty_text", "invalid_request", "text_too_long"]
-    alone = client.post("/tokenize", json={"inputs": " "})
-    assert (alone.status_code, alone.json()["code"]) == (422, "empty_text")
-
-
-@pytest.mark.parametrize(
-    ("body", "code", "says"),
-    [
-        ({}, "invalid_request", "inputs is required"),
-        ({"inputs": 1}, "invalid_request", "must be a string, an object"),
-        ({"inputs": "a", "add_special_tokens": 1}, "invalid_request", "add_special_tokens must be"),
-        ({"inputs": "a", "overflow": "error"}, "invalid_request", "unknown field 'overflow'"),
-        ({"inputs": ["a"] * 1_001}, "too_many_texts", "at most 1000"),
-        ({"inputs": "a", "model": "x"}, "model_not_found", "served models are: tiny"),
-    ],
-)
-def test_a_bad_request_says_what_is_accepted(
-    client: TestClient, body: Any, code: str, says: str
-) -> None:
-    """The limits and the errors are those of /classify."""
-    problem = client.post("/tokenize", json=body).json()
-    assert problem["code"] == code
-    assert says in problem["detail"]
-
-
 def test_an_answer_has_a_limited_number_of_tokens(serve: Serve) -> None:
     """All texts together may have half of max_queue_tokens, counted after truncation."""
     client = serve(max_queue_tokens=64)

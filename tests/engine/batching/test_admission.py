@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from app.engine.batching.admission import CAUTION
-from app.errors import Overloaded, ServiceError, TooManyTexts
+from app.errors import Overloaded, ServiceError
 from tests.support.batching import Clock, Gate, ask, batching, capitals, queued
 
 # Admission
@@ -27,14 +27,6 @@ async def test_a_full_queue_refuses_at_once() -> None:
         tasks += [await queued(batcher, "xx")]
         gate.open()
         assert await asyncio.gather(*tasks) == [["FIRST"], ["XXXX"], ["XXXX"], ["XX"]]
-
-
-async def test_one_request_may_fill_half_of_the_queue() -> None:
-    """A request that would leave no room for others is refused for good, even by an empty queue."""
-    async with batching(max_queue_tokens=10) as batcher:
-        with pytest.raises(TooManyTexts, match="more than the 5 tokens"):
-            await ask(batcher, "xxx", "xxx")
-        assert await ask(batcher, "xxx", "xx") == ["XXX", "XX"]
 
 
 async def test_a_full_queue_tells_when_to_come_back(clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""The batcher: batches, equal texts, reports, deadlines. The simulation proves more of each."""
+"""The batcher: equal texts and reports. test_batcher_simulation.py proves the rest of it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from app.engine.batching.budget import TokenBudget
-from app.engine.batching.report import BatchReport
+from app.engine.batching.inference import BatchReport
 from app.errors import DeadlineExceeded, InferenceFailed, ServiceError
 from tests.support.batching import (
     PATIENCE_S,
@@ -20,53 +20,6 @@ from tests.support.batching import (
     queued,
     until,
 )
-
-# Batching
-
-
-async def test_concurrent_requests_each_get_their_own_answers() -> None:
-    """Many requests of many sizes at once: each gets its own results, in its order."""
-    requests = [[f"{n}-{i}-" + "x" * (i * n % 7) for i in range(n % 9 + 1)] for n in range(100)]
-    async with batching(runners=3, max_batch_tokens=50, max_queue_tokens=10**6) as batcher:
-        answers = await asyncio.gather(*(ask(batcher, *items) for items in requests))
-        assert answers == [[item.upper() for item in items] for items in requests]
-        assert (batcher.queued_texts, batcher.queued_tokens) == (0, 0)
-
-
-async def test_an_empty_request_is_answered_at_once() -> None:
-    """A request without items gets an empty answer at once, and infer is not called."""
-    gate = Gate()
-    async with batching(gate) as batcher:
-        empty = await queued(batcher)
-        assert empty.done()
-        assert empty.result() == []
-    assert gate.batches == []
-
-
-async def test_what_waits_while_a_batch_runs_makes_the_next_batch() -> None:
-    """Texts of different requests that wait together share a batch once the runner is free."""
-    gate = Gate()
-    async with batching(gate) as batcher:
-        tasks = [await queued(batcher, "first")]
-        await gate.entered()
-        tasks += [await queued(batcher, item) for item in ("abc", "def", "ghi")]
-        assert (batcher.queued_texts, batcher.queued_tokens) == (3, 9)
-        gate.open()
-        await asyncio.gather(*tasks)
-    assert gate.batches == [["first"], ["abc", "def", "ghi"]]
-
-
-async def test_idle_runners_share_a_request() -> None:
-    """Two idle runners compute a request of sixteen texts as two batches of eight, in parallel."""
-    gate = Gate()
-    async with batching(gate, runners=2) as batcher:
-        task = await queued(batcher, *["xxxx"] * 16)
-        await gate.entered()
-        await gate.entered()
-        assert [len(batch) for batch in gate.batches] == [8, 8]
-        gate.open()
-        assert await task == ["XXXX"] * 16
-
 
 # Equal texts
 
@@ -233,7 +186,14 @@ async def test_a_raising_hook_costs_nobody_an_answer(
     assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error] * 2
 
 
-# Deadlines and departures
+async def test_an_empty_request_is_answered_at_once() -> None:
+    """A request without items gets an empty answer at once, and infer is not called."""
+    gate = Gate()
+    async with batching(gate) as batcher:
+        empty = await queued(batcher)
+        assert empty.done()
+        assert empty.result() == []
+    assert gate.batches == []
 
 
 async def test_the_deadline_is_kept_though_the_runner_is_stuck() -> None:

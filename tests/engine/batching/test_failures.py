@@ -5,18 +5,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.budget import TokenBudget
-from app.engine.batching.report import BatchReport
+from app.engine.batching.inference import BatchReport
 from app.errors import DeviceLost, InferenceFailed, NotReady, OutOfMemory, ServiceError
 from tests.support.batching import (
     Clock,
     Gate,
     Infer,
     ask,
+    batcher_of,
     batching,
     capitals,
-    distinct,
     kinds,
     queued,
 )
@@ -53,17 +52,7 @@ def test_a_closed_loop_does_not_end_the_runner() -> None:
     loop.set_exception_handler(lambda loop, context: None)  # of tasks that never end
 
     async def scenario() -> list[asyncio.Task[list[str | ServiceError]]]:
-        batcher = MicroBatcher(
-            gate,
-            key=distinct,
-            runners=1,
-            budget=TokenBudget(4),
-            max_queue_tokens=100,
-            on_batch=lambda report: None,
-            on_lag=lambda seconds: None,
-            on_loss=lambda: None,
-            on_stall=lambda: None,
-        )
+        batcher = batcher_of(gate, max_batch_tokens=4)
         return [await queued(batcher, "aaaa"), await queued(batcher, "bbbb")]
 
     tasks = loop.run_until_complete(scenario())
@@ -117,17 +106,6 @@ async def test_a_batch_that_does_not_fit_is_computed_in_parts(
     async with batching(infer, budget=budget) as batcher:
         assert await ask(batcher, *["xxxx"] * 40) == ["XXXX"] * 40
     assert calls == [40] * 4
-
-
-async def test_a_text_that_does_not_fit_alone_fails_alone() -> None:
-    """It gets an error of its own kind, and does not lower the budget below what others need."""
-    _, infer = fitting(40)
-    budget = TokenBudget(100)
-    async with batching(infer, budget=budget) as batcher:
-        assert kinds(await ask(batcher, "x" * 50)) == [OutOfMemory]
-        assert budget.tokens == 100
-        results = await ask(batcher, "x" * 50, "y" * 40)
-        assert kinds(results) == [OutOfMemory, "Y" * 40]
 
 
 async def test_a_batch_computed_in_parts_tells_nothing_of_the_speed(clock: Clock) -> None:

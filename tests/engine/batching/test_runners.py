@@ -7,19 +7,16 @@ import time
 import pytest
 
 from app.engine.batching.admission import CAUTION, Admission
-from app.engine.batching.batcher import MicroBatcher
-from app.engine.batching.budget import TokenBudget
 from app.engine.batching.fair_queue import FairQueue
-from app.engine.batching.runners import WATCH_S, Runners
+from app.engine.batching.runners import HOPELESS_AFTER, WATCH_S, Runners
 from app.errors import InferenceFailed, NotReady, Overloaded, ShuttingDown
 from tests.support.batching import (
     PATIENCE_S,
     Clock,
     Gate,
     ask,
+    batcher_of,
     batching,
-    capitals,
-    distinct,
     kinds,
     queued,
     raising,
@@ -105,13 +102,13 @@ async def test_the_batch_of_a_lost_runner_fails(
 
 
 async def test_without_hope_nothing_waits(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If runners are lost again and again, texts fail, until a batch succeeds."""
-    async with batching(runners=2) as batcher:
-        with monkeypatch.context() as patch:
-            raising(patch, FairQueue, "take_batch", MemoryError, 10**9)
-            assert kinds(await ask(batcher, "a", "b")) == [NotReady] * 2
-            assert batcher.runners.hopeless
-            assert batcher.failing
+    """If the runner is lost again and again, texts fail, until a batch succeeds."""
+    async with batching() as batcher:
+        # Exactly as often as it takes: a loss that came later would fail the next text as well.
+        raising(monkeypatch, FairQueue, "take_batch", MemoryError, HOPELESS_AFTER)
+        assert kinds(await ask(batcher, "a", "b")) == [NotReady] * 2
+        assert batcher.runners.hopeless
+        assert batcher.failing
         assert await ask(batcher, "c") == ["C"]
         assert not batcher.runners.hopeless
         await until(lambda: batcher.runners.complete)
@@ -221,17 +218,7 @@ def test_an_idle_batcher_sets_no_timer() -> None:
     """When the last request has its answer, no timer wakes the event loop any more."""
 
     async def scenario() -> None:
-        batcher = MicroBatcher(
-            capitals,
-            key=distinct,
-            runners=2,
-            budget=TokenBudget(100),
-            max_queue_tokens=100,
-            on_batch=lambda report: None,
-            on_lag=lambda seconds: None,
-            on_loss=lambda: None,
-            on_stall=lambda: None,
-        )
+        batcher = batcher_of(runners=2)
         assert await ask(batcher, "a") == ["A"]
         await asyncio.sleep(2 * WATCH_S)
         await asyncio.get_running_loop().create_future()  # with a timer, this would be endless
@@ -241,6 +228,30 @@ def test_an_idle_batcher_sets_no_timer() -> None:
 
 
 # Shutdown
+
+
+@pytest.mark.parametrize(("pause_s", "answer"), [(0.01, "A"), (600.0, ShuttingDown)])
+async def test_drain_ends_with_a_lost_runner(
+    pause_s: float, answer: object, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replacement thread computes the waiting texts, or they fail when drain's time is over."""
+    monkeypatch.setattr("app.engine.batching.runners.RESTART_PAUSE_S", pause_s)
+    raising(monkeypatch, FairQueue, "take_batch", MemoryError, 1)
+    async with batching() as batcher:
+        await until(lambda: not batcher.runners.complete)
+        task = await queued(batcher, "a")
+        assert await batcher.drain(PATIENCE_S if pause_s < 1 else 0.1)
+        assert kinds(await task) == [answer]
+
+
+async def test_drain_ends_with_a_runner_that_hangs(quick: None) -> None:
+    """With a hanging runner, drain returns in time and reports that not all runners have ended."""
+    gate = Gate()
+    async with batching(gate) as batcher:
+        stuck = await queued(batcher, "stuck")
+        await gate.entered()
+        assert kinds(await stuck) == [InferenceFailed]
+        assert not await batcher.drain(0.1)
 
 
 async def test_drain_finishes_what_was_admitted_and_admits_no_more() -> None:
@@ -268,27 +279,3 @@ async def test_drain_finishes_what_was_admitted_and_admits_no_more() -> None:
         for runner in runners:
             runner.join(PATIENCE_S)
             assert not runner.is_alive()
-
-
-@pytest.mark.parametrize(("pause_s", "answer"), [(0.01, "A"), (600.0, ShuttingDown)])
-async def test_drain_ends_with_a_lost_runner(
-    pause_s: float, answer: object, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The replacement thread computes the waiting texts, or they fail when drain's time is over."""
-    monkeypatch.setattr("app.engine.batching.runners.RESTART_PAUSE_S", pause_s)
-    raising(monkeypatch, FairQueue, "take_batch", MemoryError, 1)
-    async with batching() as batcher:
-        await until(lambda: not batcher.runners.complete)
-        task = await queued(batcher, "a")
-        assert await batcher.drain(PATIENCE_S if pause_s < 1 else 0.1)
-        assert kinds(await task) == [answer]
-
-
-async def test_drain_ends_with_a_runner_that_hangs(quick: None) -> None:
-    """With a hanging runner, drain returns in time and reports that not all runners have ended."""
-    gate = Gate()
-    async with batching(gate) as batcher:
-        stuck = await queued(batcher, "stuck")
-        await gate.entered()
-        assert kinds(await stuck) == [InferenceFailed]
-        assert not await batcher.drain(0.1)

@@ -8,7 +8,8 @@ import pytest
 
 from app.cli import main
 from app.config.settings import Settings
-from app.engine.machine.gpu import cuda_state
+from app.engine.machine.gpu import CudaState
+from app.engine.model import device
 from app.main import create_app
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
@@ -112,27 +113,24 @@ def test_what_is_wrong_is_said_in_one_line(
     assert says in message
 
 
-def test_a_precision_that_the_bundle_lacks(
-    bundle: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--precision", "int8"], "no int8 variant; it holds: fp32"),
+        (["--model", "{bundle}"], "named tiny"),  # a request could not choose between them
+        (["--device", "cuda"], "CUDA cannot be used"),  # the CPU is not used instead
+    ],
+)
+def test_what_the_bundle_or_the_machine_lacks(
+    bundle: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    says: str,
 ) -> None:
-    """If the bundle lacks the requested precision, the line names the precisions it has."""
-    assert main(["serve", "--model", str(bundle), "--precision", "int8", "--port", "0"]) == 1
+    """The line names what was asked for and is not there."""
+    monkeypatch.setattr(device, "cuda_state", lambda: CudaState(problem="no driver", cure="none"))
+    flags = [flag.format(bundle=bundle) for flag in flags]
+    assert main(["serve", "--model", str(bundle), *flags, "--port", "0"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "no int8 variant; it holds: fp32" in line
-
-
-def test_two_models_of_one_name(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two models with one name are refused, because a request could not choose between them."""
-    twice = ["--model", str(bundle), "--model", str(bundle)]
-    assert main(["serve", *twice, "--port", "0"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "named tiny" in line
-
-
-def test_cuda_that_cannot_be_had(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """If CUDA is requested and missing, the service does not fall back to the CPU."""
-    if not cuda_state().problem:
-        pytest.skip("this machine has CUDA")
-    assert main(["serve", "--model", str(bundle), "--device", "cuda", "--port", "0"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "CUDA cannot be used" in line
+    assert says in line

@@ -16,7 +16,7 @@ from app.engine.model.device import CPU, Device
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.errors import UserError
-from app.files.local import LocalClassifier
+from app.files.run.local import LocalClassifier
 
 TWO_GPUS = CudaState(gpus=(CudaGpu("A100", 40 << 30), CudaGpu("L4", 24 << 30)))
 NO_DRIVER = CudaState(problem="no NVIDIA driver is found", cure="install the driver")
@@ -69,9 +69,13 @@ def test_what_a_setting_names(setting: str, gpus: tuple[int, ...], name: str) ->
 
 
 def test_options_of_cuda(bundle: Path, opened: list[dict[str, Any]]) -> None:
-    """Products in full fp32, an arena that grows by what is needed, no patterns, no fallback."""
+    """Products in full fp32, an arena that grows by what is needed, no patterns, no fallback.
+
+    A limit of memory is given to ONNX Runtime in bytes, for each GPU.
+    """
     model = _load(bundle, "cuda:1")
-    (arguments,) = opened
+    _load(bundle, "cuda:0,1", gpu_memory_mb=1_500)
+    arguments, *limited = opened
     options = {"device_id": "1", "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
     assert arguments["providers"] == [(CUDA, options), CPU]
     assert not arguments["options"].enable_mem_pattern
@@ -81,14 +85,9 @@ def test_options_of_cuda(bundle: Path, opened: list[dict[str, Any]]) -> None:
         "use_tf32": "0",
         "arena_extend_strategy": "kSameAsRequested",
     }
-
-
-def test_memory_of_a_gpu_is_limited(bundle: Path, opened: list[dict[str, Any]]) -> None:
-    """The limit is given to ONNX Runtime in bytes, for each GPU."""
-    _load(bundle, "cuda:0,1", gpu_memory_mb=1_500)
-    given = [(one["providers"][0][1]["device_id"], one["providers"][0][1]) for one in opened]
-    assert [number for number, _ in given] == ["0", "1"]
-    assert {options["gpu_mem_limit"] for _, options in given} == {"1500000000"}
+    for number, one in enumerate(limited):
+        assert one["providers"][0][1]["device_id"] == str(number)
+        assert one["providers"][0][1]["gpu_mem_limit"] == "1500000000"
 
 
 def test_options_of_the_cpu(bundle: Path) -> None:
@@ -113,26 +112,25 @@ def test_cuda_that_cannot_be_used(bundle: Path, monkeypatch: pytest.MonkeyPatch)
         _load(bundle, "cuda:1")
 
 
+@pytest.mark.parametrize(
+    ("providers", "warnings"),
+    [([CUDA, CPU], 1), ([CPU], 0)],
+    ids=["package for GPUs", "package for CPUs"],
+)
 def test_auto_serves_on_the_cpu_and_says_why(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    providers: list[str],
+    warnings: int,
 ) -> None:
-    """With the package for GPUs, a warning says why the CPU computes."""
+    """A warning says why the CPU computes, unless the package for CPUs was installed."""
     monkeypatch.setattr(device_module, "cuda_state", lambda: NO_DRIVER)
-    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(ort, "get_available_providers", lambda: providers)
     with caplog.at_level(logging.WARNING):
         assert _load(bundle, "auto").provider == CPU
-    (record,) = caplog.records
-    assert record.getMessage().startswith("serving on the CPU: CUDA cannot be used: no NVIDIA")
-
-
-def test_auto_is_silent_with_the_package_for_cpus(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Who installed the package for CPUs does not expect a GPU to compute."""
-    monkeypatch.setattr(ort, "get_available_providers", lambda: [CPU])
-    with caplog.at_level(logging.WARNING):
-        assert _load(bundle, "auto").provider == CPU
-    assert not caplog.records
+    words = "serving on the CPU: CUDA cannot be used: no NVIDIA"
+    assert [message.startswith(words) for message in caplog.messages] == [True] * warnings
 
 
 def test_auto_takes_the_first_gpu(bundle: Path, opened: list[dict[str, Any]]) -> None:

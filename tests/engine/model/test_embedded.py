@@ -40,29 +40,6 @@ def test_it_is_small_enough_for_a_repository() -> None:
     assert total <= 26_000_000
 
 
-def test_the_manifest_says_what_it_is(bundle: Bundle) -> None:
-    """Three labels in canonical order, 512 tokens, tweets normalised, int8 and verified."""
-    manifest = bundle.manifest
-    assert manifest.name == EMBEDDED_BUNDLE.name
-    assert manifest.labels == ["negative", "neutral", "positive"]
-    assert manifest.max_tokens == 512
-    assert manifest.preprocessing == "tweet"
-    parity = manifest.variants["int8"].parity
-    assert parity is not None
-    assert parity.samples >= 20
-    assert parity.label_agreement >= 0.95
-
-
-def test_its_scores_are_calibrated(bundle: Bundle, model: Model) -> None:
-    """The manifest has a temperature that lowers both figures, and the model uses it."""
-    calibration = bundle.manifest.variants["int8"].calibration
-    assert calibration is not None
-    assert calibration.texts == 1280
-    assert calibration.ece.after < calibration.ece.before
-    assert calibration.log_loss.after < calibration.log_loss.before
-    assert model.temperature == calibration.temperature > 1
-
-
 @pytest.mark.parametrize(
     ("text", "label"),
     [
@@ -84,12 +61,3 @@ def test_it_is_right_where_nobody_could_doubt(model: Model, text: str, label: st
     (logits,) = model.infer([model.tokenizer.encode(text)])
     assert not isinstance(logits, InferenceFailed)
     assert model.labels[int(logits.argmax())] == label
-
-
-def test_it_reads_a_text_of_full_length(model: Model) -> None:
-    """512 tokens give an answer, so the last position has an embedding; longer texts are cut."""
-    encoding = model.tokenizer.encode("I love this! " * 400)
-    assert len(encoding) == 512
-    assert encoding.truncated
-    (logits,) = model.infer([encoding])
-    assert not isinstance(logits, InferenceFailed)

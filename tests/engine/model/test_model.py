@@ -15,7 +15,7 @@ from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
 from app.engine.text.preprocessing import normalise_tweet
-from app.errors import EmptyText, InferenceFailed, InvalidRequest, UserError
+from app.errors import EmptyText, InferenceFailed
 from tests.support.checkpoints import exported
 from tests.support.tiny_bundle import MAX_TOKENS, make_bundle, write_manifest
 
@@ -94,13 +94,6 @@ def _with_and_without(directory: Path) -> tuple[Model, Model]:
     return models[0], models[1]
 
 
-@pytest.mark.parametrize("text", ["", " ", "   ", "\n", "\t \r\n", "\u00a0", "\u3000\u2003"])
-def test_a_blank_text_is_empty(tiny: Model, text: str) -> None:
-    """A text of white space of any kind is an empty text."""
-    with pytest.raises(EmptyText, match="empty or blank"):
-        tiny.tokenizer.encode(text)
-
-
 @pytest.mark.parametrize("text", ["\u200b", "\u200d\u200c", "\x01\x02", "\ufeff \u200b", "\u00ad"])
 def test_a_text_of_invisible_characters_is_empty(embedded: Model, tiny: Model, text: str) -> None:
     """A text of invisible characters is empty, whatever a tokenizer would do with them."""
@@ -118,41 +111,16 @@ def test_characters_that_the_tokenizer_drops_are_one_unknown_token(
     assert embedded.tokenizer.encode(text).tokens == 3
 
 
-@pytest.mark.parametrize("text", ["\0", "good\0bad", " \0 "])
-def test_a_nul_character_is_refused(tiny: Model, text: str) -> None:
-    """A NUL character is refused, because libraries in C treat it in different ways."""
-    with pytest.raises(InvalidRequest, match="NUL"):
-        tiny.tokenizer.encode(text)
-
-
-@pytest.mark.parametrize("text", ["\ud800", "love \udfff", "\ude00\ud83d", "@\ud800 http"])
-def test_half_of_a_surrogate_pair_is_refused(tiny: Model, text: str) -> None:
-    """Half of a surrogate pair is refused: it is no character, so no tokenizer can read it."""
-    with pytest.raises(InvalidRequest, match="surrogate"):
-        tiny.tokenizer.encode(text)
-
-
 def test_logits_come_one_array_a_text_in_order(tiny: Model) -> None:
-    """Each text gets an array of shape [labels]; padding does not change its logits."""
-    texts = ["love", "worst worst", "the meeting is at three"]
-    results = tiny.infer([tiny.tokenizer.encode(text) for text in texts])
-    assert [list(result) for result in results if not isinstance(result, InferenceFailed)] == [
-        [-1, 0, 4],
-        [8, 0, -2],
-        [0, 2.5, 0],
-    ]
-
-
-def test_a_text_without_finite_logits_fails_alone(tiny: Model) -> None:
-    """A text without finite logits fails alone; its neighbours keep their answers."""
-    first, middle, last = tiny.infer(
-        [tiny.tokenizer.encode(text) for text in ("love", "nan", "worst")]
-    )
-    assert isinstance(middle, InferenceFailed)
-    assert not isinstance(first, InferenceFailed)
-    assert not isinstance(last, InferenceFailed)
-    assert list(first) == [-1, 0, 4]
-    assert list(last) == [4, 0, -1]
+    """Each text gets an array of shape [labels], whatever its padding; one without finite logits
+    fails alone."""
+    texts = ["love", "nan", "worst worst", "the meeting is at three"]
+    first, failed, *others = tiny.infer([tiny.tokenizer.encode(text) for text in texts])
+    assert isinstance(failed, InferenceFailed)
+    expected = [[-1, 0, 4], [8, 0, -2], [0, 2.5, 0]]
+    for result, logits in zip([first, *others], expected, strict=True):
+        assert not isinstance(result, InferenceFailed)
+        assert list(result) == logits
 
 
 def test_token_types_are_fed_to_the_models_that_have_them(
@@ -171,13 +139,6 @@ def test_token_types_are_fed_to_the_models_that_have_them(
         assert not isinstance(logits, InferenceFailed)
     both = {"input_ids", "attention_mask"}
     assert asked == {"bert": both | {"token_type_ids"}, "roberta": both}
-
-
-def test_scores_are_the_softmax_of_logits(tiny: Model) -> None:
-    """They sum to 1 over the labels, for one text and for many."""
-    logits = np.log(np.array([[1, 2, 5], [1, 1, 2]], np.float32))
-    np.testing.assert_allclose(tiny.scores(logits), [[0.125, 0.25, 0.625], [0.25, 0.25, 0.5]], 1e-6)
-    np.testing.assert_allclose(tiny.scores(logits[0]), [0.125, 0.25, 0.625], 1e-6)
 
 
 def test_scores_of_extreme_logits_are_finite(tiny: Model) -> None:
@@ -202,19 +163,6 @@ def test_scores_of_a_multi_label_model_are_sigmoids(tmp_path: Path) -> None:
     np.testing.assert_allclose(scores, [0.5, 1, 0, 1, 0, 0.75], atol=1e-6)
 
 
-def test_a_model_that_does_not_fit_the_labels_is_refused(tmp_path: Path) -> None:
-    """A model with two outputs does not fit three labels and is refused."""
-    path = make_bundle(tmp_path / "two", outputs=2)
-    with pytest.raises(UserError, match="fp32 model has 2 outputs, but the manifest has 3 labels"):
-        _load(path)
-
-
-def test_a_variant_that_is_not_there_is_refused(bundle: Path) -> None:
-    """The error names the variants that the bundle has."""
-    with pytest.raises(UserError, match="no int8 variant; it holds: fp32"):
-        _load(bundle, "int8")
-
-
 def test_auto_takes_what_a_cpu_does_best(tmp_path_factory: pytest.TempPathFactory) -> None:
     """On a CPU, auto chooses int8 if the bundle has it."""
     opened = Bundle.open(exported(tmp_path_factory.getbasetemp(), "bert").bundle)
@@ -227,17 +175,6 @@ def test_auto_takes_fp32_where_there_is_no_int8(bundle: Path) -> None:
     """auto chooses fp32 if the bundle has only that."""
     model = load_model(Bundle.open(bundle), device="cpu", precision="auto", threads=1)
     assert model.precision == "fp32"
-
-
-def test_cuda_on_a_runtime_without_it_is_refused(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If CUDA is requested, the model is not loaded on the CPU instead."""
-    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    with pytest.raises(
-        UserError, match=r"CUDA cannot be used: .+ is the one for CPUs\. Install the extra 'gpu'"
-    ):
-        load_model(Bundle.open(bundle), device="cuda", precision="auto", threads=1)
 
 
 def test_a_failing_batch_writes_nothing_past_the_log(

@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
 
 from app.engine.machine.cpu import cpu_flags
 from app.engine.model import model as model_module
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
-from app.engine.model.session import MATMUL_INTEGER, Int8Kernels, int8_kernels
+from app.engine.model.session import Int8Kernels, int8_kernels
 from tests.conftest import Serve
 from tests.support.cpus import without_vnni
 from tests.support.serving import COMMAND, Process, environment
@@ -57,17 +55,6 @@ def _option(model: Model) -> str | None:
     except RuntimeError:  # it is not set
         return None
     return value
-
-
-def test_the_probe_is_the_model_that_its_comment_says() -> None:
-    """The probe's bytes are those that the onnx package writes for the one node."""
-    tensors = [("a", TensorProto.UINT8), ("b", TensorProto.INT8), ("y", TensorProto.INT32)]
-    a, b, y = (helper.make_tensor_value_info(name, kind, [None, None]) for name, kind in tensors)
-    node = helper.make_node("MatMulInteger", ["a", "b"], ["y"])
-    graph = helper.make_graph([node], "p", [a, b], [y])
-    built = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=5)
-    assert onnx.load_from_string(MATMUL_INTEGER) == built
-    onnx.checker.check_model(built)
 
 
 @pytest.mark.parametrize(

@@ -57,22 +57,7 @@ def test_a_bundle_can_ask_for_it() -> None:
     assert preprocess("@anna isn't it", "bertweet") == "@USER is n't it"
 
 
-PIECES = [
-    "a",
-    "@",
-    "http",
-    "://",
-    ".co",
-    "&#55296;",
-    "&",
-    ";",
-    "<s>",
-    "\ufe0f",
-    "\x1c",
-    "\n",
-    "!",
-    " ",
-]
+PIECES = ["http", "://", ".co", "&#55296;", "<s>", *"a@&;! \ufe0f\x1c\n"]
 
 
 @given(st.lists(st.sampled_from(PIECES)).map("".join))
@@ -89,7 +74,7 @@ def test_a_long_text_without_spaces_takes_no_square_of_its_length(part: str) -> 
 
     Patterns without limits would search from each place to the end, and take minutes.
     """
-    assert _cpu_seconds(part * 20_000) < 40 * _cpu_seconds(part * 2_000)
+    assert _cpu_seconds(part * 5_000) < 40 * _cpu_seconds(part * 500)
 
 
 def _cpu_seconds(text: str) -> float:

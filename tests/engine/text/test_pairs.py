@@ -140,42 +140,23 @@ def test_texts_are_cut_on_the_tokenizers_side(base: Path, side: str) -> None:
         assert pairs.offsets(pair) == (whole.offsets, whole.sequence_ids)
 
 
-def test_a_model_for_single_texts_refuses_pairs(base: Path) -> None:
-    """Each pair gets an error in its place that says how to export such a model."""
-    model = exported(base, "bert").model("fp32")
-    text, pair = model.tokenizer.encode_batch(["soup", PAIRS[0]])
-    assert isinstance(text, Encoding)
-    assert isinstance(pair, InvalidRequest)
-    assert "takes single texts" in pair.detail
-    assert "--text-pairs" in pair.detail
-
-
-def test_an_error_says_which_text_of_a_pair_is_bad(base: Path) -> None:
+@pytest.mark.parametrize(
+    ("pair", "error", "says"),
+    [
+        (TextPair("soup", " "), EmptyText, "text_pair is empty"),
+        (TextPair("", "soup"), EmptyText, "the text is empty"),
+        (TextPair("soup", "a\0"), InvalidRequest, "text_pair holds a NUL"),
+        (TextPair("\ud800", "x"), InvalidRequest, "the text holds half"),
+    ],
+)
+def test_an_error_says_which_text_of_a_pair_is_bad(
+    base: Path, pair: TextPair, error: type[Exception], says: str
+) -> None:
     """A pair with a bad text fails alone, and its error calls the second text text_pair."""
-    model = _model(base, "bert")
-    bad = [
-        TextPair("soup", " "),
-        TextPair("", "soup"),
-        TextPair("soup", "a\0"),
-        TextPair("\ud800", "x"),
-    ]
-    good, *errors = model.tokenizer.encode_batch(["soup", *bad])
+    good, bad = _model(base, "bert").tokenizer.encode_batch(["soup", pair])
     assert isinstance(good, Encoding)
-    assert [type(error) for error in errors] == [
-        EmptyText,
-        EmptyText,
-        InvalidRequest,
-        InvalidRequest,
-    ]
-    starts = [
-        "text_pair is empty",
-        "the text is empty",
-        "text_pair holds a NUL",
-        "the text holds half",
-    ]
-    for error, start in zip(errors, starts, strict=True):
-        assert not isinstance(error, Encoding)
-        assert error.detail.startswith(start)
+    assert isinstance(bad, error)
+    assert str(bad).startswith(says)
 
 
 def _logits(results: list[np.ndarray | InferenceFailed]) -> list[np.ndarray]:

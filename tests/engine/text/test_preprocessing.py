@@ -60,14 +60,6 @@ def test_it_gives_what_the_model_card_gives(text: str, expected: str) -> None:
     assert normalise_tweet(text) == expected
 
 
-@given(st.lists(st.sampled_from(["@", "a", "http", " ", "\n", "\t", "H", "(", "😀"])).map("".join))
-def test_spaces_survive_and_a_second_pass_changes_nothing(text: str) -> None:
-    """The number of spaces is unchanged, and a normalised text stays as it is."""
-    once = normalise_tweet(text)
-    assert once.count(" ") == text.count(" ")
-    assert normalise_tweet(once) == once
-
-
 def test_a_checkpoint_without_normalisation_sees_the_text_itself() -> None:
     """``none`` changes nothing; ``tweet`` applies the rule."""
     assert preprocess("@anna http://x", "none") == "@anna http://x"

@@ -1,6 +1,5 @@
 """Long lists are tokenised by several threads where CPUs are idle: when, and with what result."""
 
-import json
 import os
 import random
 import subprocess
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
 from app.config.settings import Settings
 from app.engine import loading
@@ -18,8 +16,7 @@ from app.engine.model.bundle import EMBEDDED_BUNDLE
 from app.engine.model.device import CPU
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
-from app.engine.text.word_cache import WordCache
-from app.main import create_app
+from app.engine.text.text_tokenizer import WordCache
 from tests.conftest import SET_BY_HAND
 
 # Prints how many threads were started by a list, and by single texts before it.
@@ -96,20 +93,3 @@ def test_a_divided_list_has_the_same_encodings(monkeypatch: pytest.MonkeyPatch) 
     divided = _load(monkeypatch, CUDA, 7, EMBEDDED_BUNDLE)
     monkeypatch.setattr(WordCache, "encode", None)
     assert [*map(repr, divided.tokenizer.encode_batch(texts))] == [*map(repr, one)]
-
-
-def test_a_request_with_a_divided_list_gets_the_same_answer(
-    monkeypatch: pytest.MonkeyPatch, bundle: Path
-) -> None:
-    """A request of a thousand texts gets the same answer with threads as without."""
-    body = {"inputs": [text for text in _texts() if text.isprintable()]}
-    app = create_app(Settings.model_validate({"model": (bundle,), **SET_BY_HAND}))
-    with TestClient(app) as client:
-        (classifier,) = app.state.service.models.classifiers.values()
-        answers = []
-        for divides in (False, True):
-            classifier.model.tokenizer.texts.divides_lists = divides
-            monkeypatch.setenv("TOKENIZERS_PARALLELISM", json.dumps(divides))
-            answers.append(client.post("/classify", json=body).json()["results"])
-    assert len(answers[0]) == len(body["inputs"])
-    assert answers[0] == answers[1]

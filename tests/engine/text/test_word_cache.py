@@ -10,8 +10,8 @@ from tokenizers.normalizers import Replace
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE
-from app.engine.text import word_cache
-from app.engine.text.word_cache import MAX_WORD_CHARS, WordCache
+from app.engine.text import text_tokenizer
+from app.engine.text.text_tokenizer import MAX_WORD_CHARS, WordCache
 
 MAX_TOKENS = 128
 UNKNOWN = "[UNK]"
@@ -88,7 +88,7 @@ def test_words_are_tokenised_once(tokenizer: Tokenizer, monkeypatch: pytest.Monk
 def test_memory_is_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many different words come, no more than MAX_WORDS are kept, and long words are not
     kept at all; the ids stay right."""
-    monkeypatch.setattr(word_cache, "MAX_WORDS", 50)
+    monkeypatch.setattr(text_tokenizer, "MAX_WORDS", 50)
     cache = WordCache(tokenizer, max_tokens=MAX_TOKENS)
     for number in range(200):
         texts = [f"w{number} \u0301m{number} good {'long' * number}"]
@@ -100,7 +100,7 @@ def test_memory_is_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 
 def test_many_threads_may_use_it(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that look up, learn and forget at the same time all get right ids."""
-    monkeypatch.setattr(word_cache, "MAX_WORDS", 60)
+    monkeypatch.setattr(text_tokenizer, "MAX_WORDS", 60)
     cache = WordCache(tokenizer, max_tokens=MAX_TOKENS)
     texts = _texts(300)
     expected = _reference(tokenizer, texts)

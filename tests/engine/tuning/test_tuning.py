@@ -68,6 +68,11 @@ def _kept(settings: Settings) -> Path:
     return file
 
 
+def _costs(settings: Settings) -> Any:
+    """The costs that were measured for each way to share the CPUs."""
+    return json.loads(_kept(settings).read_text())["costs"]
+
+
 @pytest.mark.parametrize(
     ("target_s", "expected"),
     [
@@ -137,12 +142,6 @@ def test_a_single_setting_is_kept_and_the_rest_measured(
     assert "measured in" in plan.reason
 
 
-def test_the_budget_is_one_of_the_measured_batches(model: Model, settings: Settings) -> None:
-    """The budget in tokens is one of the measured batch sizes, times the measured text length."""
-    plan = tune(model, settings, cpus=2)
-    assert plan.budget.tokens in {TEXT_TOKENS * texts for texts in BATCHES}
-
-
 @pytest.mark.parametrize("provider", [CPU, CUDA])
 def test_live_batches_may_be_larger_than_measured_only_on_a_cpu(
     model: Model, settings: Settings, provider: str
@@ -150,7 +149,7 @@ def test_live_batches_may_be_larger_than_measured_only_on_a_cpu(
     """On a GPU, live batches never exceed the measured sizes, since memory might run out."""
     model.provider = provider
     plan = tune(model, settings, cpus=1)
-    (cost,) = json.loads(_kept(settings).read_text())["costs"]
+    (cost,) = _costs(settings)
     measured = TEXT_TOKENS * max(map(int, cost["seconds"]))
     plan.budget.tokens = measured
     tried = {plan.budget.next(waiting=10**6) for _ in range(100)}
@@ -187,7 +186,7 @@ def test_time_that_others_had_does_not_count(
 
     monkeypatch.setattr(Model, "infer", interrupted)
     tune(model, settings, cpus=1)
-    (cost,) = json.loads(_kept(settings).read_text())["costs"]
+    (cost,) = _costs(settings)
     assert max(cost["seconds"].values()) < 0.05
 
 
@@ -201,18 +200,21 @@ def test_a_coarse_clock_is_not_trusted(
 
     monkeypatch.setattr("app.engine.tuning.costs.time.thread_time", coarse)
     tune(model, settings, cpus=1)
-    (cost,) = json.loads(_kept(settings).read_text())["costs"]
+    (cost,) = _costs(settings)
     assert 0 < min(cost["seconds"].values()) < 0.015
 
 
 def test_few_rounds_leave_much_in_doubt(
-    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    model: Model, settings: Settings, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One round shows no spread, so a large spread is assumed, and the rule for noise decides."""
+    """A slow model is measured once, with as few texts as fit into the time.
+
+    One round shows no spread, so a large spread is assumed, and the rule for noise decides.
+    """
     monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
-    tune(model, settings, cpus=2)
-    kept = json.loads(_kept(settings).read_text())["costs"]
-    assert [cost["spread"] for cost in kept] == [costs.UNKNOWN_SPREAD] * 2
+    assert tune(model, settings, cpus=2).budget.tokens == TEXT_TOKENS
+    assert {*batches} == {1}
+    assert [cost["spread"] for cost in _costs(settings)] == [costs.UNKNOWN_SPREAD] * 2
 
 
 def test_ways_are_measured_in_turns(
@@ -250,7 +252,7 @@ def test_sizes_that_do_not_fit_into_the_memory_are_left_out(
     monkeypatch.setattr(Model, "infer", limited)
     plan = tune(model, settings, cpus=2)
     assert plan.budget.tokens <= 2 * TEXT_TOKENS
-    for cost in json.loads(_kept(settings).read_text())["costs"]:
+    for cost in _costs(settings):
         assert set(cost["seconds"]) == {"1", "2"}
 
 
@@ -304,6 +306,7 @@ def test_the_next_start_reads_what_was_measured(
 ) -> None:
     """The cache keeps the costs, not the choice: another target chooses from the same figures."""
     first = tune(model, settings, cpus=2)
+    assert first.budget.tokens in {TEXT_TOKENS * texts for texts in BATCHES}
     batches.clear()
     again = tune(model, settings, cpus=2)
     tune(model, settings.model_copy(update={"target_latency_ms": 1}), cpus=2)
@@ -421,13 +424,29 @@ def test_a_cache_that_is_no_file_holds_up_nobody(
         assert _kept(settings).is_file() == repaired
 
 
-def test_a_tilde_is_the_home_directory(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ({"cache_dir": "~/mine"}, "home/mine"),
+        ({}, "caches/sentiment-service"),  # of the platform: on Linux, XDG_CACHE_HOME
+    ],
+)
+def test_where_the_cache_is(
+    model: Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    place: str,
 ) -> None:
-    """A tilde in a settings file is expanded to the home directory."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    tune(model, Settings(cache_dir=Path("~/mine")), cpus=1)
-    assert list((tmp_path / "mine").glob("tuning-*.json"))
+    """In cache_dir, with a tilde for the home directory, or else in the platform's cache.
+
+    An empty SENTIMENT_CACHE_DIR means unset.
+    """
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setenv("SENTIMENT_CACHE_DIR", "")
+    tune(model, Settings(**settings), cpus=1)
+    assert list((tmp_path / place).glob("tuning-*.json"))
 
 
 def test_without_a_home_there_is_no_cache(
@@ -441,25 +460,6 @@ def test_without_a_home_there_is_no_cache(
     before = sorted(tmp_path.rglob("*"))
     tune(model, Settings(), cpus=2)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_the_platforms_cache_is_the_default(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On Linux the default is XDG_CACHE_HOME; an empty SENTIMENT_CACHE_DIR means unset."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    monkeypatch.setenv("SENTIMENT_CACHE_DIR", "")
-    tune(model, Settings(), cpus=1)
-    assert list((tmp_path / "caches" / "sentiment-service").glob("tuning-*.json"))
-
-
-def test_measuring_takes_bounded_time(
-    model: Model, settings: Settings, batches: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A slow model is measured on the batches that fit into the time, at least on one text."""
-    monkeypatch.setattr("app.engine.tuning.costs.MEASURING_SECONDS", 0.0)
-    assert tune(model, settings, cpus=1).budget.tokens == TEXT_TOKENS
-    assert {*batches} == {1}
 
 
 def test_the_choice_is_explained(tmp_path: Path) -> None:

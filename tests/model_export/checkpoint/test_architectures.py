@@ -4,21 +4,19 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from app.engine.model.bundle import Bundle
 from app.engine.model.load import load_model
-from app.engine.text.preprocessing import preprocess
 from app.errors import UserError
 from model_export.checkpoint.architectures import ARCHITECTURES, REFUSED
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.checkpoint.describe import describe
 from model_export.checkpoint.weights import check_fit, fit
 from model_export.export import export
-from tests.support.checkpoints import CORPUS, make_checkpoint, silent
+from tests.support.checkpoints import CORPUS, assert_like_transformers, make_checkpoint, silent
 from tests.support.published import PUBLISHED, make_published
 
 EXAMPLES = [known.example for known in ARCHITECTURES.values()]
@@ -144,26 +142,7 @@ def test_the_service_answers_like_transformers(
     The export itself compares pairs of texts.
     """
     path = published(name)
-    checkpoint = load_checkpoint(path)
-    export(checkpoint, tmp_path / "bundle", precisions=["fp32"], text_pairs=True, say=silent)
-    served = load_model(Bundle.open(tmp_path / "bundle"), device="cpu", precision="fp32", threads=1)
-    tokenizer = AutoTokenizer.from_pretrained(path, use_fast=False)
-    model = AutoModelForSequenceClassification.from_pretrained(path).eval()
-    encodings = []
-    for text in CORPUS:
-        encoding = served.tokenizer.encode(text)
-        expected = tokenizer(
-            preprocess(text, served.preprocessing),
-            truncation=True,
-            max_length=served.max_tokens,
-            return_tensors="pt",
-        )
-        assert encoding.ids == expected["input_ids"][0].tolist()
-        with torch.inference_mode():
-            logits = model(**expected).logits[0].numpy()
-        (found,) = served.infer([encoding])
-        np.testing.assert_allclose(np.asarray(found), logits, atol=1e-4)
-        encodings.append((encoding, found))
-    batched = served.infer([encoding for encoding, _ in encodings])
-    for (_, alone), together in zip(encodings, batched, strict=True):
-        np.testing.assert_array_equal(np.asarray(together), np.asarray(alone))
+    output = tmp_path / "bundle"
+    export(load_checkpoint(path), output, precisions=["fp32"], text_pairs=True, say=silent)
+    served = load_model(Bundle.open(output), device="cpu", precision="fp32", threads=1)
+    assert_like_transformers(served, path)

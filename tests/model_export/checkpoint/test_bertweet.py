@@ -6,6 +6,7 @@ from it. All texts were written for these tests.
 """
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from app.engine.model.bundle import Bundle, Precision
 from app.engine.model.load import load_model
 from app.engine.text.bertweet import _CHARACTERS, normalise_bertweet
-from app.engine.text.word_cache import WordCache
+from app.engine.text.text_tokenizer import WordCache
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.checkpoint.describe import describe
@@ -176,15 +177,9 @@ def test_describe_names_tokenizer_and_normalisation(source: Path) -> None:
     assert any(change.startswith("texts are normalised as for BERTweet") for change in told.changes)
 
 
-def _copy(source: Path, target: Path) -> Path:
-    for file in source.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
-    return target
-
-
 def test_a_tokenizer_json_beside_the_codes_is_not_read(source: Path, tmp_path: Path) -> None:
     """transformers reads the codes, too: a BertweetTokenizer has no fast form there."""
-    path = _copy(source, tmp_path)
+    path = Path(shutil.copytree(source, tmp_path, dirs_exist_ok=True))
     Tokenizer(WordLevel({"<unk>": 0})).save(str(path / "tokenizer.json"))
     made = load_tokenizer(source).backend_tokenizer.to_str()
     assert load_tokenizer(path).backend_tokenizer.to_str() == made
@@ -204,7 +199,7 @@ def test_a_damaged_file_is_named(
     source: Path, tmp_path: Path, name: str, content: str, says: str
 ) -> None:
     """One line says which file it is and what is wrong with it."""
-    path = _copy(source, tmp_path)
+    path = Path(shutil.copytree(source, tmp_path, dirs_exist_ok=True))
     (path / name).write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=says) as caught:
         load_tokenizer(path)
@@ -213,7 +208,7 @@ def test_a_damaged_file_is_named(
 
 def test_missing_codes_are_named(source: Path, tmp_path: Path) -> None:
     """Without bpe.codes there is no tokenizer; the error names the files that are needed."""
-    path = _copy(source, tmp_path)
+    path = Path(shutil.copytree(source, tmp_path, dirs_exist_ok=True))
     (path / "bpe.codes").unlink()
     with pytest.raises(UserError, match=r"or vocab\.txt with bpe\.codes"):
         load_tokenizer(path)

@@ -1,13 +1,11 @@
 """Loading checkpoints: complete ones load safely, others are refused with a one-line reason."""
 
-import json
 import math
 import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -21,14 +19,7 @@ from app.engine.model.bundle import sha256
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint, max_tokens
 from model_export.checkpoint.describe import describe
-from tests.support.checkpoints import MAX_TOKENS, make_checkpoint
-
-
-def _configure(path: Path, **changes: Any) -> None:
-    """Change entries of config.json; None removes one."""
-    config = json.loads((path / "config.json").read_text()) | changes
-    kept = {name: value for name, value in config.items() if value is not None}
-    (path / "config.json").write_text(json.dumps(kept))
+from tests.support.checkpoints import MAX_TOKENS, configure, make_checkpoint
 
 
 def test_what_a_checkpoint_is_loaded_as(tmp_path: Path) -> None:
@@ -51,7 +42,7 @@ def test_how_the_model_was_run_is_no_obstacle(tmp_path: Path) -> None:
     """Entries for TorchScript and for less memory change no logit, and the checkpoint loads."""
     path = make_checkpoint(tmp_path / "made", "roberta")
     before = load_checkpoint(path).logits([5, 6, 7])
-    _configure(path, torchscript=True, chunk_size_feed_forward=2)
+    configure(path, torchscript=True, chunk_size_feed_forward=2)
     assert torch.equal(load_checkpoint(path).logits([5, 6, 7]), before)
 
 
@@ -88,7 +79,7 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, value: float) -> N
 def test_a_config_that_names_no_class(tmp_path: Path) -> None:
     """The class that was loaded is the architecture."""
     path = make_checkpoint(tmp_path / "made", "bert")
-    _configure(path, architectures=None)
+    configure(path, architectures=None)
     assert load_checkpoint(path).architecture == "BertForSequenceClassification"
 
 
@@ -110,16 +101,17 @@ def _pickle_dump(bomb: _Bomb, path: Path) -> None:
     path.write_bytes(pickle.dumps({"bomb": bomb}))
 
 
+@pytest.mark.parametrize("read", [load_checkpoint, describe])
 @pytest.mark.parametrize("save", [_torch_save, _pickle_dump])
-def test_code_in_a_pickle_is_refused_and_never_run(
-    tmp_path: Path, save: Callable[[_Bomb, Path], None]
+def test_code_in_a_pickle_is_never_run(
+    tmp_path: Path, save: Callable[[_Bomb, Path], None], read: Callable[[Path], object]
 ) -> None:
-    """The line names the file and what to use instead; the file's code leaves no trace."""
+    """Export and describe refuse the file in one line that names it, and its code does nothing."""
     path = make_checkpoint(tmp_path / "made", "bert", pickled=True)
     target = tmp_path / "the code ran"
     save(_Bomb(target), path / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"pytorch_model\.bin .*more than plain tensors") as caught:
-        load_checkpoint(path)
+        read(path)
     assert "\n" not in str(caught.value)
     assert not target.exists()
 
@@ -181,8 +173,8 @@ def _config_is(text: str) -> Callable[[Path], object]:
         ),
         pytest.param(_config_is("{"), r"cannot read .*config\.json", id="config cut off"),
         pytest.param(_config_is('{"model_type": "no such"}'), "no such", id="unknown type"),
-        pytest.param(lambda p: _configure(p, hidden_size=96), "cannot load", id="other shapes"),
-        pytest.param(lambda p: _configure(p, model_type="vit"), "unsupported.* vit", id="images"),
+        pytest.param(lambda p: configure(p, hidden_size=96), "cannot load", id="other shapes"),
+        pytest.param(lambda p: configure(p, model_type="vit"), "unsupported.* vit", id="images"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -197,12 +189,15 @@ def test_what_is_wrong_is_said_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("read", [load_checkpoint, describe])
 @pytest.mark.parametrize("name", ["nowhere", "file"])
-def test_a_source_that_is_no_directory(tmp_path: Path, name: str) -> None:
+def test_a_source_that_is_no_directory(
+    tmp_path: Path, name: str, read: Callable[[Path], object]
+) -> None:
     """A hub id or a file is not taken for a checkpoint, and no network is asked."""
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="is not a directory"):
-        load_checkpoint(tmp_path / name)
+        read(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -239,8 +234,8 @@ def test_normalisation_is_guessed_recorded_or_asked_for(tmp_path: Path) -> None:
     plain = make_checkpoint(tmp_path / "plain", "bert")
     assert load_checkpoint(twitter).preprocessing == "tweet"
     assert load_checkpoint(plain).preprocessing == "none"
-    _configure(twitter, preprocessing="none")
-    _configure(plain, preprocessing="tweet")
+    configure(twitter, preprocessing="none")
+    configure(plain, preprocessing="tweet")
     assert load_checkpoint(twitter).preprocessing == "none"
     assert load_checkpoint(plain).preprocessing == "tweet"
     assert load_checkpoint(twitter, "tweet").preprocessing == "tweet"
@@ -258,7 +253,7 @@ def test_code_that_a_checkpoint_brings_is_never_run(
     (path / "evil.py").write_text(code)
     evil = "evil.Evil"
     code_map = {"AutoModelForSequenceClassification": evil, "AutoConfig": evil}
-    _configure(path, model_type="evil", auto_map=code_map)  # transformers has none of that type
+    configure(path, model_type="evil", auto_map=code_map)  # transformers has none of that type
     with pytest.raises(UserError):
         load_checkpoint(path)
     assert not ran.exists()

@@ -1,6 +1,5 @@
 """Labels and heads: what config.json may say of the outputs, and what becomes of it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,9 @@ from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.checkpoint.describe import describe
 from model_export.checkpoint.labels import canonical_labels, read_labels
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import configure, make_checkpoint
 
 MULTI_LABEL = "multi_label_classification"
-
-
-def _configured(path: Path, **entries: Any) -> Path:
-    """Change entries of the config.json in ``path``."""
-    config = json.loads((path / "config.json").read_text()) | entries
-    (path / "config.json").write_text(json.dumps(config))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -142,7 +134,7 @@ def test_what_transformers_cannot_read_is_said_in_our_words(
     tmp_path: Path, entries: dict[str, Any]
 ) -> None:
     """By the export and by describe, with the entry's name and what is accepted."""
-    path = _configured(make_checkpoint(tmp_path / "made", "bert"), **entries)
+    path = configure(make_checkpoint(tmp_path / "made", "bert"), **entries)
     (entry,) = entries
     for read in (load_checkpoint, describe):
         with pytest.raises(UserError, match=f"made: {entry} in config.json .*must be"):
@@ -152,7 +144,7 @@ def test_what_transformers_cannot_read_is_said_in_our_words(
 def test_given_names_decide_where_the_ids_have_gaps(tmp_path: Path) -> None:
     """Three outputs of which config.json names two; describe says what to do."""
     path = make_checkpoint(tmp_path / "made", "bert")
-    _configured(path, id2label={"0": "bad", "2": "good"}, label2id=None)
+    configure(path, id2label={"0": "bad", "2": "good"}, label2id=None)
     assert load_checkpoint(path, labels=["a", "b", "c"]).labels == ["a", "b", "c"]
     description = describe(path)
     assert description.labels == {"as_spelled": ["bad", "good"], "exported": []}

@@ -7,25 +7,23 @@ logits of the plain checkpoint.
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+from transformers import AutoTokenizer
 
 from app.engine.model.bundle import Bundle
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint
+from model_export.checkpoint.describe import describe
 from model_export.export import export
 from tests.support.checkpoints import (
     CORPUS,
+    assert_like_transformers,
+    configure,
     make_checkpoint,
     silent,
 )
@@ -35,28 +33,9 @@ def _files(path: Path) -> set[str]:
     return {file.name for file in path.iterdir()}
 
 
-def _configure(path: Path, **changes: Any) -> None:
-    config = json.loads((path / "config.json").read_text()) | changes
-    (path / "config.json").write_text(json.dumps(config))
-
-
 def _exported(source: Path, output: Path) -> Model:
     export(load_checkpoint(source), output, precisions=["fp32"], say=silent)
     return load_model(Bundle.open(output), device="cpu", precision="fp32", threads=1)
-
-
-def _is_right(model: Model, source: Path) -> None:
-    """Ids and logits are those of transformers' own slow tokenizer and model."""
-    tokenizer = AutoTokenizer.from_pretrained(source, use_fast=False)
-    reference = AutoModelForSequenceClassification.from_pretrained(source).eval()
-    for text in CORPUS:
-        encoding = model.tokenizer.encode(text)
-        expected = tokenizer(text, return_tensors="pt")
-        assert encoding.ids == expected["input_ids"][0].tolist()
-        with torch.inference_mode():
-            logits = reference(**expected).logits[0].numpy()
-        (found,) = model.infer([encoding])
-        np.testing.assert_allclose(np.asarray(found), logits, atol=1e-4)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -68,21 +47,15 @@ def test_long_texts_are_cut_at_the_side_that_the_checkpoint_names(
     (source / "tokenizer_config.json").write_text(json.dumps({"truncation_side": side}))
     model = _exported(source, tmp_path / "bundle")
     tokenizer = AutoTokenizer.from_pretrained(source, use_fast=False)
-    reference = AutoModelForSequenceClassification.from_pretrained(source).eval()
     text = " ".join(CORPUS * 2)
+    assert_like_transformers(model, source, [text])
     encoding = model.tokenizer.encode(text)
-    expected = tokenizer(text, truncation=True, max_length=64, return_tensors="pt")
-    assert encoding.ids == expected["input_ids"][0].tolist()
     assert encoding.truncated
     whole = tokenizer(text)["input_ids"]
     assert encoding.tokens == len(whole)
     inner = {tuple(window.ids[1:-1]) for window in encoding.windows}
     assert any(tuple(whole[1:-1][: len(ids)]) == ids for ids in inner)
     assert any(tuple(whole[1:-1][-len(ids) :]) == ids for ids in inner)
-    with torch.inference_mode():
-        logits = reference(**expected).logits[0].numpy()
-    (found,) = model.infer([encoding])
-    np.testing.assert_allclose(np.asarray(found), logits, atol=1e-4)
 
 
 @pytest.mark.parametrize("safe", [True, False])
@@ -94,7 +67,7 @@ def test_sharded_weights(tmp_path: Path, safe: bool) -> None:
     whole.model.save_pretrained(source, max_shard_size="50KB", safe_serialization=safe)
     assert len(_files(source)) > 4
     sharded = load_checkpoint(source)
-    _is_right(_exported(source, tmp_path / "bundle"), source)
+    assert_like_transformers(_exported(source, tmp_path / "bundle"), source)
     kept = {name for name in sharded.files if "-of-" in name or name.endswith(".index.json")}
     assert kept == {name for name in _files(source) if "-of-" in name or "index" in name}
 
@@ -260,14 +233,15 @@ def test_what_an_index_names_wrongly_is_named(
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
     if held:
         save_file({name: torch.zeros(1) for name in held}, source / SHARD)
-    with pytest.raises(UserError, match=says):
-        load_checkpoint(source)
+    for read in (load_checkpoint, describe):
+        with pytest.raises(UserError, match=says):
+            read(source)
 
 
 def test_a_config_for_another_task(tmp_path: Path) -> None:
     """A token classifier has weights of the same name; its config says what it is."""
     source = make_checkpoint(tmp_path / "made", "bert")
-    _configure(source, architectures=["BertForTokenClassification"])
+    configure(source, architectures=["BertForTokenClassification"])
     with pytest.raises(UserError, match="BertForTokenClassification, not a sequence classifier"):
         load_checkpoint(source)
 

@@ -72,6 +72,15 @@ def checkpoint(tmp_path: Path) -> Path:
     )
 
 
+@pytest.fixture
+def weights(hub: Hub, tmp_path: Path) -> bytes:
+    """The weights of a repository, of more bytes than the client writes at once."""
+    content = os.urandom(2**20) * 24
+    files = {"config.json": CONFIG, "model.safetensors": content}
+    hub.add(REPO, write_files(tmp_path / "large", **files))
+    return content
+
+
 NEEDED = [
     "config.json",
     "tokenizer.json",
@@ -221,13 +230,8 @@ def test_shards(hub: Hub, tmp_path: Path, index: str, shards: list[str]) -> None
     assert f"no complete copy of {REPO} at main" in error
 
 
-def test_a_cut_transfer_is_resumed(hub: Hub, tmp_path: Path) -> None:
+def test_a_cut_transfer_is_resumed(hub: Hub, weights: bytes, tmp_path: Path) -> None:
     """What came before the cut is kept, and the file is the same in the end."""
-    weights = os.urandom(2**20) * 24
-    source = write_files(
-        tmp_path / "source", **{"config.json": CONFIG, "model.safetensors": weights}
-    )
-    hub.add(REPO, source)
     hub.cut("model.safetensors")
     path = find(tmp_path, hub.url, REPO)
     assert (path / "model.safetensors").read_bytes() == weights
@@ -235,13 +239,8 @@ def test_a_cut_transfer_is_resumed(hub: Hub, tmp_path: Path) -> None:
     assert ranges == [None, f"bytes={CHUNK}-"]
 
 
-def test_a_killed_download_is_resumed(hub: Hub, tmp_path: Path) -> None:
+def test_a_killed_download_is_resumed(hub: Hub, weights: bytes, tmp_path: Path) -> None:
     """The next process goes on where the first was killed."""
-    weights = os.urandom(2**20) * 24
-    source = write_files(
-        tmp_path / "source", **{"config.json": CONFIG, "model.safetensors": weights}
-    )
-    hub.add(REPO, source)
     hub.cut("model.safetensors", halt=True)
     blobs = tmp_path / "hub" / "models--acme--tiny-sentiment" / "blobs"
     part = blobs / f"{hashlib.sha256(weights).hexdigest()}.incomplete"

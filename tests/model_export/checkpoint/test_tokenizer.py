@@ -8,6 +8,7 @@ attackers insert. All sentences were written for this test.
 import io
 import json
 import random
+import shutil
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 from transformers import AutoTokenizer
 
 from app.engine.text.preprocessing import normalise_tweet
-from app.engine.text.word_cache import WordCache
+from app.engine.text.text_tokenizer import WordCache
 from app.errors import UserError
 from model_export.checkpoint.tokenizer import load_tokenizer
 
@@ -204,7 +205,7 @@ def test_ids_equal_those_of_the_slow_reference(
 
 def test_bert_that_keeps_case_equals_the_reference_too(checkpoints: Path, tmp_path: Path) -> None:
     """``do_lower_case`` of tokenizer_config.json reaches the fast tokenizer."""
-    _copy(checkpoints / "bert", tmp_path)
+    shutil.copytree(checkpoints / "bert", tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     with (tmp_path / "vocab.txt").open("a", encoding="utf-8") as file:
         file.write("Caf\u00e9\n")
@@ -226,7 +227,7 @@ def test_scores_are_read_back_as_they_were_written(checkpoints: Path, tmp_path: 
 
 def test_given_tokenizer_json_is_used_as_it_is(checkpoints: Path, tmp_path: Path) -> None:
     """A tokenizer.json in the checkpoint is what the model was trained with: not corrected."""
-    _copy(checkpoints / "xlm-roberta", tmp_path)
+    shutil.copytree(checkpoints / "xlm-roberta", tmp_path, dirs_exist_ok=True)
     AutoTokenizer.from_pretrained(checkpoints / "xlm-roberta").save_pretrained(tmp_path)
     given = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert load_tokenizer(tmp_path).backend_tokenizer.to_str() == given.to_str()
@@ -249,7 +250,7 @@ def test_missing_files_are_named(
     checkpoints: Path, tmp_path: Path, family: str, removed: str, needed: str
 ) -> None:
     """Without its tokenizer files a checkpoint is refused in a line that says what would do."""
-    _copy(checkpoints / family, tmp_path)
+    shutil.copytree(checkpoints / family, tmp_path, dirs_exist_ok=True)
     (tmp_path / removed).unlink()
     with pytest.raises(UserError) as caught:
         load_tokenizer(tmp_path)
@@ -280,7 +281,7 @@ def test_damaged_file_is_named(
     checkpoints: Path, tmp_path: Path, family: str, name: str, damage: Callable[[bytes], bytes]
 ) -> None:
     """A file that cannot be read, or holds something else, is named in one line."""
-    _copy(checkpoints / family, tmp_path)
+    shutil.copytree(checkpoints / family, tmp_path, dirs_exist_ok=True)
     whole = (tmp_path / name).read_bytes() if (tmp_path / name).is_file() else b""
     (tmp_path / name).write_bytes(damage(whole))
     with pytest.raises(UserError) as caught:
@@ -291,32 +292,33 @@ def test_damaged_file_is_named(
 
 def test_tokenizer_without_fast_form_is_refused(checkpoints: Path, tmp_path: Path) -> None:
     """Japanese BERT cuts texts with a dictionary, for which there is no conversion."""
-    _copy(checkpoints / "bert", tmp_path)
+    shutil.copytree(checkpoints / "bert", tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertJapaneseTokenizer"}')
     with pytest.raises(UserError, match="no fast form"):
         load_tokenizer(tmp_path)
 
 
-def test_tokenizer_json_without_post_processor_is_refused(
-    checkpoints: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda whole: whole.update(post_processor=None), r"tokenizer\.json has no post-processor"),
+        (
+            lambda whole: whole["model"].update({"unk_token": "[NONE]"}),
+            r"fails on a character .* it needs an unknown token",
+        ),
+    ],
+)
+def test_a_tokenizer_json_that_texts_would_fail_on_is_refused(
+    checkpoints: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None], says: str
 ) -> None:
-    """Without it no special tokens would be added, and the classifier would read a word."""
-    _copy(checkpoints / "bert", tmp_path)
+    """Without a post-processor the classifier would read a word instead of a special token;
+    without an unknown token, the first text with a character of its own would fail."""
+    shutil.copytree(checkpoints / "bert", tmp_path, dirs_exist_ok=True)
     AutoTokenizer.from_pretrained(checkpoints / "bert").save_pretrained(tmp_path)
     whole = json.loads((tmp_path / "tokenizer.json").read_text())
-    (tmp_path / "tokenizer.json").write_text(json.dumps(whole | {"post_processor": None}))
-    with pytest.raises(UserError, match=r"tokenizer\.json has no post-processor"):
-        load_tokenizer(tmp_path)
-
-
-def test_tokenizer_without_unknown_token_is_refused(checkpoints: Path, tmp_path: Path) -> None:
-    """The first text with a character of its own would fail."""
-    _copy(checkpoints / "bert", tmp_path)
-    AutoTokenizer.from_pretrained(checkpoints / "bert").save_pretrained(tmp_path)
-    whole = json.loads((tmp_path / "tokenizer.json").read_text())
-    whole["model"] |= {"unk_token": "[NONE]"}
+    change(whole)
     (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
-    with pytest.raises(UserError, match=r"fails on a character .* it needs an unknown token"):
+    with pytest.raises(UserError, match=says):
         load_tokenizer(tmp_path)
 
 
@@ -331,7 +333,7 @@ def test_settings_of_tokenizer_config_are_followed(
     checkpoints: Path, tmp_path: Path, family: str, settings: dict[str, bool]
 ) -> None:
     """What tokenizer_config.json says of case, accents and spaces, the fast form does too."""
-    _copy(checkpoints / family, tmp_path)
+    shutil.copytree(checkpoints / family, tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     fast = load_tokenizer(tmp_path)
     slow = AutoTokenizer.from_pretrained(tmp_path, use_fast=False)
@@ -361,8 +363,3 @@ def test_a_model_file_without_normalisation_is_followed(tmp_path: Path) -> None:
     slow = AutoTokenizer.from_pretrained(tmp_path, use_fast=False)
     for text in _texts(500):
         assert fast(text)["input_ids"] == slow(text)["input_ids"], text
-
-
-def _copy(source: Path, target: Path) -> None:
-    for file in source.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())

@@ -40,8 +40,9 @@ def test_a_label_that_does_not_occur_counts_for_nothing() -> None:
 
 
 def test_the_table_shows_figures_and_matrix() -> None:
-    """A row a gold label, a column a prediction, in the order of the labels."""
-    lines = score(["negative", "positive"], ["negative", "neutral"], LABELS).table().splitlines()
+    """A row for each gold label, a column for each prediction; figures of the scores if known."""
+    scores = score(["negative", "positive"], ["negative", "neutral"], LABELS)
+    lines = scores.table().splitlines()
     assert lines[0] == "macro recall 0.5000  macro F1 0.5000  accuracy 0.5000  (2 texts)"
     assert [line.split() for line in lines[2:]] == [
         LABELS,
@@ -49,14 +50,8 @@ def test_the_table_shows_figures_and_matrix() -> None:
         ["neutral", "0", "0", "0"],
         ["positive", "0", "1", "0"],
     ]
-
-
-def test_the_figures_of_scores_are_shown_where_they_are_known() -> None:
-    """The line is there for a model's scores, and not for labels alone."""
-    scores = score(["negative", "positive"], ["negative", "neutral"], LABELS)
-    assert "scores:" not in scores.table()
     known = replace(scores, ece=0.25, log_loss=0.5)
-    assert known.table().splitlines()[-1] == "scores: ECE 0.2500  log loss 0.5000"
+    assert known.table().splitlines() == [*lines, "scores: ECE 0.2500  log loss 0.5000"]
     assert "ece" not in scores.as_dict()
 
 
@@ -131,21 +126,18 @@ def test_labels_may_be_spelled_as_in_the_checkpoint(
         ("", "holds no labelled texts"),
         ("\n \n", "holds no labelled texts"),
         (b"en\tpositive\t\xff\n", "cannot read .* as UTF-8"),
+        (None, "cannot read .*: No such file"),
     ],
 )
-def test_a_malformed_row_is_named(tmp_path: Path, content: str | bytes, says: str) -> None:
-    """File and row, in one line."""
-    path = _write(tmp_path / "labelled.tsv", content)
+def test_a_malformed_row_is_named(tmp_path: Path, content: str | bytes | None, says: str) -> None:
+    """File and row, in one line; or that the file is not there."""
+    path = tmp_path / "labelled.tsv"
+    if content is not None:
+        _write(path, content)
     with pytest.raises(UserError, match=says) as caught:
         read_examples(path, LABELS)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """Its name is in the line."""
-    with pytest.raises(UserError, match=r"cannot read .*none\.tsv"):
-        read_examples(tmp_path / "none.tsv", LABELS)
 
 
 @pytest.fixture(scope="module")

@@ -237,35 +237,6 @@ def test_the_weights_are_the_average_of_the_seeds(
         torch.testing.assert_close(both[name], (zero[name] + one[name]) / 2, rtol=0, atol=1e-6)
 
 
-def _other_labels(recipe: Recipe) -> Recipe:
-    (path,) = recipe.train
-    rows = path.read_text().splitlines()
-    swapped = [row.replace("\tnegative\t", "\tpositive\t", 1) for row in rows[:9]] + rows[9:]
-    path.write_text("\n".join(swapped))
-    return recipe
-
-
-def _one_row_less(recipe: Recipe) -> Recipe:
-    (path,) = recipe.train
-    path.write_text(path.read_text().partition("\n")[2])
-    return recipe
-
-
-def _other_validation(recipe: Recipe) -> Recipe:
-    recipe.validation.write_text(recipe.validation.read_text().partition("\n")[2])
-    return recipe
-
-
-def _other_base(recipe: Recipe) -> Recipe:
-    config = recipe.base / "config.json"
-    config.write_text(config.read_text().replace('"id2label"', ' "id2label"'))
-    return recipe
-
-
-def _other_rate(recipe: Recipe) -> Recipe:
-    return dataclasses.replace(recipe, learning_rate=1e-3)
-
-
 @pytest.fixture
 def copied(recipe: Recipe, tmp_path: Path) -> Recipe:
     """The recipe with files of its own, which the test may change."""
@@ -278,22 +249,16 @@ def copied(recipe: Recipe, tmp_path: Path) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("changed", "says"),
     [
-        (_other_labels, "the content of --train was sha256"),
-        (_one_row_less, "the content of --train was sha256"),
-        (_other_validation, "the content of --validation was sha256"),
-        (_other_base, "the content of the base was sha256"),
-        (_other_rate, "learning_rate was 0.003 then and is 0.001 now; .* remove the directory"),
+        ("train", "the content of --train was sha256"),
+        ("validation", "the content of --validation was sha256"),
+        ("base", "the content of the base was sha256"),
+        ("rate", "learning_rate was 0.003 then and is 0.001 now; .* remove the directory"),
     ],
 )
 def test_the_saves_of_another_training_are_not_resumed(
-    copied: Recipe,
-    trained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Recipe], Recipe],
-    says: str,
+    copied: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, says: str
 ) -> None:
     """Other data, another base or other settings are refused, and the saves stay as they are."""
     output, saves = tmp_path / "checkpoint", tmp_path / "checkpoint.training"
@@ -301,8 +266,14 @@ def test_the_saves_of_another_training_are_not_resumed(
         _interrupt_at(4, patch)
         _run_until_interrupted(copied, output)
     before = {path.name: path.read_bytes() for path in saves.iterdir()}
+    if changed == "rate":
+        copied = dataclasses.replace(copied, learning_rate=1e-3)
+    else:
+        base = copied.base / "config.json"
+        files = {"train": copied.train[0], "validation": copied.validation, "base": base}
+        files[changed].write_text(files[changed].read_text() + "\n")
     with pytest.raises(UserError, match=says):
-        finetune(change(copied), output, say=silent)
+        finetune(copied, output, say=silent)
     assert {path.name: path.read_bytes() for path in saves.iterdir()} == before
     assert not output.exists()
 
@@ -321,12 +292,13 @@ def test_a_directory_of_saves_that_is_not_described_is_refused(
 def test_the_saves_are_removed_at_the_end(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they take is said before; other files beside them are kept."""
+    """What they take is said before. Half a save, left by a kill while it was written, goes too."""
     output, saves = tmp_path / "checkpoint", tmp_path / "checkpoint.training"
     with monkeypatch.context() as patch:
         _interrupt_at(4, patch)
         _run_until_interrupted(recipe, output)
     size = (saves / "seed-0.pt").stat().st_size
+    (saves / "seed-0.pt.0123abcd.tmp").write_text("half a save")
     said: list[str] = []
     finetune(recipe, output, say=said.append)
     assert not saves.exists()
@@ -383,34 +355,27 @@ TRAIN_TEXT = "@anna It\u2019s GREAT &amp; new: look http://t.co/1"
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "leak"),
     [
-        TRAIN_TEXT,
-        "@anna it\u2019s great &amp; new: look http://t.co/1",
-        "its great  new... look!!!",
-        "@user It's great &amp; new - look http",
-        "@bob @carl It\\u2019s great &amp;amp; new look https://example.org/x",
-        "It\\u2019s great \\u0026 new, LOOK",
+        (TRAIN_TEXT, True),
+        ("@anna it\u2019s great &amp; new: look http://t.co/1", True),
+        ("its great  new... look!!!", True),
+        ("@user It's great &amp; new - look http", True),
+        ("@bob @carl It\\u2019s great &amp;amp; new look https://example.org/x", True),
+        ("It\\u2019s great \\u0026 new, LOOK", True),
+        ("😀", True),
+        ("It's great and new: look", False),
+        ("its great new lock", False),
+        ("great", False),
+        ("😢", False),
     ],
 )
-def test_a_validation_text_in_other_spelling_is_a_leak(text: str) -> None:
-    """Case, punctuation, entities, escapes, user names and links do not make it new."""
-    train = [Example("en", "positive", TRAIN_TEXT)]
-    assert without_leaks([Example("en", "positive", text)], train) == []
-
-
-@pytest.mark.parametrize("text", ["It's great and new: look", "its great new lock", "great", "😀"])
-def test_another_text_is_no_leak(text: str) -> None:
-    """Other words are another text."""
+def test_a_validation_text_in_other_spelling_is_a_leak(text: str, leak: bool) -> None:
+    """Case, punctuation, entities, escapes, user names and links do not make it new; other words
+    or, in a text without letters, other emoji do."""
+    train = [Example("en", "positive", seen) for seen in (TRAIN_TEXT, "😀", "@anna")]
     example = Example("en", "positive", text)
-    assert without_leaks([example], [Example("en", "positive", TRAIN_TEXT)]) == [example]
-
-
-def test_texts_without_letters_are_not_all_the_same() -> None:
-    """Emoji are all that such a text says, so they are compared."""
-    train = [Example("en", "positive", "😀"), Example("en", "neutral", "@anna")]
-    sad = Example("en", "negative", "😢")
-    assert without_leaks([sad, train[0]], train) == [sad]
+    assert without_leaks([example], train) == ([] if leak else [example])
 
 
 def test_leaks_are_left_out_of_the_validation(recipe: Recipe, tmp_path: Path) -> None:

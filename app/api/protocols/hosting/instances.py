@@ -10,8 +10,8 @@ from typing_extensions import TypedDict
 
 from app.api.answers import JsonAnswer, timing, whole_failure
 from app.api.http_exchange import HttpRequest
-from app.api.inputs import NonEmpty, text_or_pair
-from app.engine.results import FailedItem, Prediction, item
+from app.api.validation import NonEmpty, text_or_pair
+from app.engine.predictions import FailedItem, Prediction, item
 from app.engine.text.encoded_text import Overflow, TextOptions
 from app.engine.text.pairs import Input
 
@@ -35,8 +35,8 @@ def _texts(value: Any) -> list[Input]:
     if not isinstance(value, list) or not value:
         raise PydanticCustomError("instances", "must be a list of at least one text")
     texts = []
-    for index, one in enumerate(value):
-        if (text := text_of(one)) is None:
+    for index, instance in enumerate(value):
+        if (text := text_of(instance)) is None:
             raise PydanticCustomError(
                 "instances",
                 "item {index}, counted from 0, must be {accepted}",

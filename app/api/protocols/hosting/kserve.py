@@ -1,24 +1,42 @@
-"""KServe's protocol V1: GET /v1/models/{name} and POST /v1/models/{name}:predict.
+"""KServe's protocol V1: GET /v1/models, GET /v1/models/{name}, POST /v1/models/{name}:predict.
 
-``GET /v1/models`` is in vllm.py, because OpenAI's clients ask the same path.
+The answers of the first two have the fields of OpenAI as well, whose clients ask the same paths.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, example, path_parameters
 from app.api.protocols.hosting.instances import InstancesRequest, answer_instances
-from app.api.protocols.vllm import ServedModel, served_model
 from app.api.routing import Route
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
+from app.service import Service
 
 router = APIRouter(prefix="/v1/models", tags=["compatibility"], route_class=Route)
-classifying = APIRouter(prefix="/v1/models", tags=["compatibility"], route_class=Route)
+
+
+class ServedModel(TypedDict):
+    """A model name that requests may send as ``model``."""
+
+    id: Annotated[str, Field(description="the model's name")]
+    object: Annotated[Literal["model"], Field(description="always model")]
+    created: Annotated[int, Field(description="when the service started, in Unix seconds")]
+    owned_by: Annotated[str, Field(description="always sentiment-service")]
+
+
+class ServedModels(TypedDict):
+    """The served models. The first one answers requests that name no model."""
+
+    object: Annotated[Literal["list"], Field(description="always list")]
+    data: Annotated[list[ServedModel], Field(description="the default model first")]
+    models: Annotated[list[str], Field(description="their names again, for KServe's clients")]
 
 
 class ModelStatus(ServedModel):
@@ -26,6 +44,24 @@ class ModelStatus(ServedModel):
 
     name: Annotated[str, Field(description="the model's name")]
     ready: Annotated[bool, Field(description="always true; otherwise the answer is an error")]
+
+
+@router.get(
+    "",
+    operation_id="listModelsV1",
+    response_model=ServedModels,
+    responses={**example(examples.LISTED), **documented(Unauthorized, RateLimited)},
+)
+async def models(request: HttpRequest) -> Response:
+    """The served models, in the format that OpenAI's clients read."""
+    service = request.exchange.service
+    names = [*service.models.classifiers]
+    listed: ServedModels = {
+        "object": "list",
+        "data": [served_model(service, name) for name in names],
+        "models": names,
+    }
+    return JSONResponse(listed)
 
 
 @router.get(
@@ -48,7 +84,7 @@ async def model(request: HttpRequest) -> ModelStatus:
 
 
 # Not in our OpenAPI document, where the path above would match it, too: `x:predict` may be a name.
-@classifying.post("/{name}:predict", responses=documented(*ERRORS), include_in_schema=False)
+@router.post("/{name}:predict", responses=documented(*ERRORS), include_in_schema=False)
 async def predict(request: HttpRequest) -> Response:
     """Labels, scores and logits, in the format of KServe's protocol V1.
 
@@ -57,3 +93,13 @@ async def predict(request: HttpRequest) -> Response:
     name = request.exchange.service.models.classifier(request.path_params["name"]).model.name
     body = await read_body(request, InstancesRequest)
     return await answer_instances(request, body, model=name)
+
+
+def served_model(service: Service, name: str) -> ServedModel:
+    """The fields of a model that OpenAI's clients read."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "sentiment-service",
+    }

@@ -14,7 +14,7 @@ from app.api.http_exchange import HttpRequest
 from app.api.json_document import INLINE_BYTES, parse_steps
 from app.api.protocols.hosting.instances import ACCEPTED, text_of
 from app.engine.batching.admission import REQUEST_SHARE
-from app.engine.results import Outcome, item
+from app.engine.predictions import Outcome, item
 from app.engine.text.pairs import Input
 from app.engine.worker import Steps, finish
 from app.errors import InvalidRequest, ServiceError, TooManyTexts
@@ -73,7 +73,7 @@ class JsonList(JsonLines):
     ends = (b"[", b"]")
 
 
-class Csv(Format):
+class CsvRecords(Format):
     """One column without a header: the text. The answer has three: label, score, error code."""
 
     media_type = "text/csv"
@@ -173,8 +173,8 @@ async def _classified(
     good = [text for text in texts if not isinstance(text, ServiceError)]
     bad = [text for text in texts if isinstance(text, ServiceError)]
     request.exchange.service.models.classifier(None).observer.predictions(bad)
-    found = (await request.exchange.classify(good, model=None)).outcomes if good else []
-    outcomes = in_places(texts, found)
+    classified = (await request.exchange.classify(good, model=None)).outcomes if good else []
+    outcomes = in_places(texts, classified)
     for outcome in outcomes:
         if isinstance(outcome, ServiceError) and outcome.status in TRY_AGAIN:
             # A new error, because other requests may share the original.

@@ -16,7 +16,13 @@ from app.api.openapi.document import ERRORS, documented
 from app.api.openapi.schemas import ClassifyRequest
 from app.api.protocols.hosting.instances import InstancesRequest, answer_instances
 from app.api.protocols.hosting.mlflow import RecordsRequest, SplitRequest, as_instances
-from app.api.protocols.hosting.records import Csv, Format, JsonLines, JsonList, answer_records
+from app.api.protocols.hosting.records import (
+    CsvRecords,
+    Format,
+    JsonLines,
+    JsonList,
+    answer_records,
+)
 from app.api.protocols.huggingface import TextClassification, best_labels
 from app.api.routes import classify
 from app.api.routing import Route
@@ -26,11 +32,10 @@ from app.errors import UnsupportedMediaType
 # Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
 # The platform has its own description, and docs/platforms.md has ours.
 router = APIRouter(include_in_schema=False, route_class=Route)
-classifying = APIRouter(include_in_schema=False, route_class=Route)
 
 # The requests of a transform job may together have at most this many megabytes.
 JOB_MEGABYTES = 100
-JSON_LINES, CSV = JsonLines(), Csv()
+JSON_LINES, CSV = JsonLines(), CsvRecords()
 READS: dict[str, Format] = {
     "application/jsonlines": JSON_LINES,
     "application/jsonl": JSON_LINES,
@@ -77,7 +82,7 @@ async def execution_parameters(request: HttpRequest) -> ExecutionParameters:
     }
 
 
-@classifying.post("/invocations", responses=documented(*ERRORS))
+@router.post("/invocations", responses=documented(*ERRORS))
 async def invocations(request: HttpRequest) -> Response:
     """Classify in the formats of Amazon SageMaker, and of the containers that run there.
 

@@ -64,7 +64,8 @@ async def names(request: HttpRequest) -> dict[str, list[str]]:
 @router.post("/repository/index")
 async def index(request: HttpRequest) -> list[IndexItem]:
     """The served models, and whether they answer."""
-    return [await _index_item(one) for one in request.exchange.service.models.classifiers.values()]
+    classifiers = request.exchange.service.models.classifiers.values()
+    return [await _index_item(classifier) for classifier in classifiers]
 
 
 @router.post("/repository/models/{name}/load")

@@ -9,9 +9,9 @@ from pydantic_core import PydanticCustomError
 
 from app.api.body import media_type, read_bytes, validated
 from app.api.http_exchange import HttpRequest
-from app.api.inputs import NonEmpty, Text
 from app.api.protocols.common import whole
 from app.api.protocols.open_inference.bytes_tensor import unpack
+from app.api.validation import NonEmpty, Text
 from app.engine.text.encoded_text import Overflow
 from app.errors import InvalidRequest, UnsupportedMediaType
 
@@ -114,14 +114,14 @@ class OutputParameters(BaseModel):
         return default if self.binary_data is None else self.binary_data
 
 
-class Output(BaseModel):
+class RequestedOutput(BaseModel):
     """An output that the client requests."""
 
     name: OutputName
     parameters: OutputParameters = OutputParameters()
 
 
-ALL_OUTPUTS = [Output(name=name) for name in get_args(OutputName)]
+ALL_OUTPUTS = [RequestedOutput(name=name) for name in get_args(OutputName)]
 
 
 class RequestParameters(BaseModel):
@@ -142,7 +142,7 @@ class InferRequest(BaseModel):
 
     id: str | None = Field(default=None, description="comes back in the answer")
     parameters: RequestParameters = RequestParameters()
-    outputs: Annotated[list[Output], Field(max_length=4)] = Field(
+    outputs: Annotated[list[RequestedOutput], Field(max_length=4)] = Field(
         default=[], description="all of them unless some are named"
     )
 

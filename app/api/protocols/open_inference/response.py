@@ -17,7 +17,7 @@ from app.api.protocols.open_inference.request import (
     OutputName,
 )
 from app.engine.model.model import Model
-from app.engine.results import Prediction
+from app.engine.predictions import Prediction
 
 VERSION = "1"  # the same for every model; not the model's revision
 DataType = Literal["BYTES", "FP32"]

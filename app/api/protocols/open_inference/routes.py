@@ -25,7 +25,6 @@ from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unaut
 from app.service import Service
 
 router = APIRouter(prefix="/v2", tags=["compatibility"], route_class=Route)
-classifying = APIRouter(prefix="/v2", tags=["compatibility"], route_class=Route)
 
 
 SERVER = "sentiment-service"
@@ -158,12 +157,12 @@ async def model_ready(request: HttpRequest) -> ModelReady:
 
 # Not in our OpenAPI document: JSON Schema cannot say that data must have as many texts as shape
 # says, nor that bytes may follow the JSON. The protocol has its own description.
-@classifying.post(
+@router.post(
     "/models/{name}/versions/{version}/infer",
     responses=documented(*ERRORS),
     include_in_schema=False,
 )
-@classifying.post("/models/{name}/infer", responses=documented(*ERRORS), include_in_schema=False)
+@router.post("/models/{name}/infer", responses=documented(*ERRORS), include_in_schema=False)
 async def infer(request: HttpRequest) -> Response:
     """Labels, scores and logits of a tensor of texts.
 

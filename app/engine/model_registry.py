@@ -1,0 +1,210 @@
+"""The served models: find them by name, reload them while they answer, drain them at the end."""
+
+import asyncio
+import gc
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+from app.config.settings import Settings
+from app.engine.batching.stream_gate import StreamGate
+from app.engine.classifier import Classifier
+from app.engine.loading import Loaded, load_again
+from app.engine.machine.memory import give_back_memory
+from app.engine.model.model import Model
+from app.engine.tuning.plan import ServingPlan
+from app.engine.worker import Worker
+from app.errors import InvalidBundle, ModelNotFound, ServiceError, UserError
+from app.lifecycle import Lifecycle
+
+# The pause before the memory of a replaced model is given back: a runner whose thread is ending
+# keeps its batcher, and so the model, in memory a moment longer.
+FREE_AFTER_S = 0.1
+
+logger = logging.getLogger(__name__)
+
+
+class ModelRegistry:
+    """Classifiers by the names of their models. Requests that name no model go to the first.
+
+    Use it on the event loop only. ``classifier_of`` makes the classifier of a loaded model.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        lifecycle: Lifecycle,
+        cpus: float,
+        classifier_of: Callable[[Model, ServingPlan], Classifier],
+    ) -> None:
+        self._settings = settings
+        self._lifecycle = lifecycle
+        self._cpus = cpus
+        self._classifier_of = classifier_of
+        self.classifiers: dict[str, Classifier] = {}
+        self._stream_gates: dict[str, StreamGate] = {}  # kept when a model is reloaded
+        self._reloading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by model
+        self._loading = asyncio.Lock()  # one load at a time: it takes memory and CPUs
+        self._loader: Worker | None = None  # of the latest reload
+        self._retiring: set[Classifier] = set()  # replaced, but not finished yet
+
+    def start(self, loaded: Mapping[str, Loaded]) -> None:
+        """Create the classifiers of the loaded models. They answer from now on."""
+        for name, (model, plan) in loaded.items():
+            self.classifiers[name] = self._classifier_of(model, plan)
+
+    def classifier(self, name: str | None) -> Classifier:
+        """The classifier of the named model, or of the first one.
+
+        Raises:
+            ModelNotFound: no model has that name.
+            NotReady, ShuttingDown: the models are not loaded yet, or no longer.
+        """
+        if not self.classifiers:
+            self._lifecycle.check()
+        if name is None:
+            return next(iter(self.classifiers.values()))
+        try:
+            return self.classifiers[name]
+        except KeyError:
+            raise ModelNotFound(
+                f"no model has that name; the served models are: {', '.join(self.classifiers)}"
+            ) from None
+
+    def stream_gate(self, model: str | None) -> StreamGate:
+        """The gate at which streams wait for the named model, or for the first one.
+
+        Raises:
+            ModelNotFound, NotReady, ShuttingDown: as in ``classifier``.
+        """
+        name = self.classifier(model).model.name
+        gate = StreamGate(lambda: self.classifiers[name].stream_tokens)
+        return self._stream_gates.setdefault(name, gate)
+
+    def check_admission(self, *, timeout_s: float) -> None:
+        """Return if any model admits work that must be done within ``timeout_s`` seconds.
+
+        Raises:
+            Overloaded, ShuttingDown: no model does.
+        """
+        refusal: ServiceError | None = None
+        for classifier in self.classifiers.values():
+            try:
+                classifier.check_admission(timeout_s=timeout_s)
+                return
+            except ServiceError as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
+
+    def check_live(self) -> None:
+        """Return if every model can answer, or will probably recover by itself.
+
+        Raises:
+            NotReady: the process must be restarted.
+        """
+        self._lifecycle.check_recovers()
+        for classifier in self.classifiers.values():
+            classifier.health.check_live()
+
+    async def check_ready(self) -> None:
+        """Return if every model answers.
+
+        Raises:
+            NotReady, ShuttingDown: the service is starting, failing or stopping.
+        """
+        self._lifecycle.check()
+        self._lifecycle.check_recovers()
+        for classifier in self.classifiers.values():
+            await classifier.health.check_ready()
+
+    @property
+    def loading(self) -> bool:
+        """Whether a thread is loading a model. It cannot be interrupted.
+
+        The reload that waits for the thread may have been cancelled.
+        """
+        return self._loader is not None and self._loader.alive
+
+    async def reload(self, name: str) -> None:
+        """Load the named model's bundle again, while the old model answers.
+
+        When the new model is warm, new requests go to it. The old model finishes the requests that
+        it has begun.
+
+        Raises:
+            ModelNotFound, NotReady, ShuttingDown: there is no such model to reload now.
+            InvalidBundle: the bundle's present content cannot be served; the old model stays.
+        """
+        self.classifier(name)  # raises for an unknown name, before a lock is created for it
+        async with self._reloading[name]:
+            old = await self._replace(name)
+            # Reloads of other models need not wait until the old model has finished. The next
+            # reload of this model waits, so that at most two of its versions are in memory.
+            longest_ms = max(self._settings.drain_ms, self._settings.deadline_ms)
+            self._retiring.add(old)
+            await old.retire(longest_ms / 1000)
+            self._retiring.discard(old)
+            del old
+            await asyncio.sleep(FREE_AFTER_S)
+            gc.collect()  # the old classifier refers to itself, and its model is large
+            give_back_memory()
+
+    async def _replace(self, name: str) -> Classifier:
+        """Load the named model's bundle, let the new model answer, and return the old one."""
+        async with self._loading:
+            self._lifecycle.check()
+            old = self.classifier(name)
+            try:
+                new = await self._load(old)
+            except UserError as error:
+                logger.error("%s could not be reloaded: %s", name, error)
+                raise InvalidBundle(
+                    "the new bundle cannot be served; the service's log says why"
+                ) from None
+            if self._lifecycle.stopping:
+                await new.retire(0)
+                self._lifecycle.check()
+            self.classifiers[name] = new
+            logger.info("%s was loaded again: %s", name, new.plan.summary())
+            return old
+
+    async def _load(self, old: Classifier) -> Classifier:
+        # Not on one of the event loop's own threads: the loop would wait for it when it ends.
+        self._loader = loader = Worker("loader")
+        try:
+            steps = load_again(old.model, self._settings, self._cpus, old.plan)
+            model, plan = await loader.run(steps, deadline=math.inf)
+        finally:
+            loader.close()
+        if model.name != old.model.name:
+            raise UserError(f"{model.path} now holds a model named {model.name}")
+        return self._classifier_of(model, plan)
+
+    async def drain(self, until: float) -> bool:
+        """Finish the requests in progress, until the time ``until`` of ``time.monotonic``.
+
+        May be called again. Returns whether all were finished.
+        """
+        self._lifecycle.close()
+        timeout_s = max(0.0, until - time.monotonic())
+        classifiers = [*self.classifiers.values(), *self._retiring]
+        finished = await asyncio.gather(
+            *(classifier.retire(timeout_s) for classifier in classifiers)
+        )
+        self._lifecycle.computing = any(classifier.computing for classifier in classifiers)
+        return all(finished)
+
+    async def end(self) -> None:
+        """Finish the requests in progress in the time that is left, and free the models."""
+        self._lifecycle.stop()
+        await self.drain(self._lifecycle.stop_by)
+        self.classifiers.clear()
+        self._stream_gates.clear()
+
+    def summary(self) -> str:
+        """The models, each with its precision and its provider, in one line."""
+        models = (classifier.model for classifier in self.classifiers.values())
+        return ", ".join(f"{model.name} ({model.precision}, {model.provider})" for model in models)

@@ -1,0 +1,175 @@
+"""The options of ``sentiment classify``, and what can be wrong with them.
+
+They are apart from the command itself, which loads slowly.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from app.config.settings import Settings
+
+# The kinds of files that the command reads and writes.
+SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".parquet")
+# Settings that apply only when the command loads a model itself.
+LOCAL = ("model", "device", "precision")
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifyOptions:
+    """The command's options. ``fault`` has checked that they fit together.
+
+    Without ``input``, the texts are ``texts``; without those, the lines of standard input.
+    Without ``output``, the results go to standard output. ``address`` is that of a Ray cluster:
+    ``auto``, ``local``, ``ray://HOST:PORT`` or ``HOST:PORT``.
+    """
+
+    texts: tuple[str, ...]
+    input: str | None
+    output: str | None
+    column: str
+    resume: bool
+    json: bool
+    url: str | None
+    address: str
+
+    @classmethod
+    def from_arguments(cls, arguments: Namespace) -> Self:
+        """The options as the command line gave them."""
+        return cls(
+            texts=tuple(arguments.texts),
+            input=arguments.input,
+            output=arguments.output,
+            column=arguments.column or "text",
+            resume=arguments.resume,
+            json=arguments.json,
+            url=arguments.url,
+            address=arguments.address or "auto",
+        )
+
+
+def add_arguments(classify: ArgumentParser) -> None:
+    """Add all but the settings to the parser of ``classify``."""
+    classify.description = (
+        "Print one line for each text: label, score, text. If a text cannot be classified, its "
+        "line is 'error', the error code and the text. With --output, write a file instead: the "
+        "columns of --input, then label, score, a score_<label> for each label (in JSONL, one "
+        "object named scores), and error. If the input already has a column of the same name, the "
+        "new column gets the prefix 'predicted_'. The ending of FILE decides its format: "
+        f"{' '.join(SUFFIXES)}."
+    )
+    classify.add_argument(
+        "texts",
+        nargs="*",
+        metavar="TEXT",
+        help="texts to classify [default: lines of standard input]",
+    )
+    classify.add_argument(
+        "--input",
+        metavar="FILE",
+        help="read the texts from a file: text in UTF-8, CSV with commas, JSONL or Parquet",
+    )
+    classify.add_argument(
+        "--output",
+        metavar="FILE",
+        help="write the results to a file; until the job is complete, they are in FILE.partial",
+    )
+    classify.add_argument(
+        "--column", metavar="NAME", help="column of --input with the texts [default: text]"
+    )
+    classify.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue an interrupted run after the last row that it finished",
+    )
+    classify.add_argument(
+        "--json",
+        action="store_true",
+        help="print each result as a line of JSON, in the format of POST /classify",
+    )
+    classify.add_argument(
+        "--url",
+        help="let the service at this URL classify the texts; if it needs a key, set "
+        "SENTIMENT_API_KEY in the environment. The run waits as long as a rate limit says and up "
+        "to a minute for a service that is away, and stops if the service changes its model",
+    )
+    classify.add_argument(
+        "--engine",
+        choices=["ray"],
+        help="classify on the nodes of a Ray cluster: --input is then a file, a directory, a glob "
+        "or an address that begins with s3:// or gs://, of CSV, JSONL or Parquet, and --output a "
+        "directory of Parquet files; needs the extra 'ray'",
+    )
+    classify.add_argument(
+        "--address",
+        metavar="auto|local|ray://HOST:PORT|HOST:PORT",
+        help="the Ray cluster: the one that runs on this machine, one that is started for this "
+        "run, or one elsewhere [default: auto]",
+    )
+
+
+def fault(options: Namespace, settings: Settings) -> str | None:
+    """What is wrong with the options; None if they are valid."""
+    if found := _model_fault(options, settings):
+        return found
+    return _engine_fault(options) if options.engine else _usage_fault(options)
+
+
+def _model_fault(options: Namespace, settings: Settings) -> str | None:
+    """What is wrong with the options for the model or the service; None if they are valid."""
+    if options.url and options.engine:
+        return "--url cannot be combined with --engine; the nodes load the model themselves"
+    if options.url and not options.url.startswith(("http://", "https://")):
+        return "--url must begin with http:// or https://"
+    if options.url and any(name in options for name in LOCAL):
+        return "--url cannot be combined with --model, --device or --precision; the service decides"
+    if options.engine and settings.device.startswith("cuda:"):
+        return "--engine ray chooses the GPU of each actor; use --device cuda without a number"
+    if len(settings.model) > 1 and not options.url:
+        return "classify uses one model; give --model once"
+    return None
+
+
+def _engine_fault(options: Namespace) -> str | None:
+    """What is wrong with the options of ``classify --engine``; None if they are valid."""
+    if options.texts or options.json:
+        return "--engine needs --input and --output; texts and --json are for use without it"
+    if not (options.input and options.output):
+        return "--engine needs --input and --output"
+    address = options.address or "auto"
+    if address not in ("auto", "local") and ":" not in address:
+        return "--address accepts auto, local, ray://HOST:PORT or HOST:PORT"
+    return None
+
+
+def _usage_fault(options: Namespace) -> str | None:
+    """What is wrong with the options of ``classify`` without an engine; None if they are valid."""
+    # An empty path is refused below, because it has no ending.
+    given, made = (None if path is None else Path(path) for path in (options.input, options.output))
+    if options.address:
+        return "--address needs --engine ray"
+    for path in filter(None, (options.input, options.output)):
+        if "://" in path:
+            return f"{path} is not a file of this machine; --engine ray reads object stores"
+    if given and options.texts:
+        return "give either texts or --input, not both"
+    if not given and not options.texts and (sys.stdin is None or sys.stdin.isatty()):
+        return "give texts as arguments, on standard input or with --input"
+    for path in filter(None, (given, made)):
+        if path.suffix.lower() not in SUFFIXES:
+            return f"{path} must end in one of: {' '.join(SUFFIXES)}"
+    if options.column and not (given and given.suffix.lower() != ".txt"):
+        return "--column needs an --input with columns: CSV, JSONL or Parquet"
+    if options.resume and not (given and made):
+        return "--resume needs the same --input and --output as the interrupted run"
+    if options.json and made:
+        return "--json applies to standard output only; the ending of --output decides its format"
+    if made and not made.parent.is_dir():
+        return f"the directory {made.parent} of --output does not exist"
+    if made and made.is_dir():
+        return f"{made} is a directory; --output must be a file"
+    if given and made and made.exists() and made.samefile(given):
+        return "--output must not be the --input"
+    return None

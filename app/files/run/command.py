@@ -1,0 +1,139 @@
+"""The command `sentiment classify`: read texts, classify them, write the results."""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from app.atomic_files import write_atomically
+from app.config.settings import Settings
+from app.files.run.arguments import ClassifyOptions
+from app.files.run.file_run import FileRun
+from app.files.run.parts import InputFile, divide, pieces_of
+from app.files.run.plan import RunPlan
+from app.files.run.progress_bar import Progress, Warnings
+from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
+from app.files.run.tally import Tally, counted, summary
+from app.files.tables.formats import output_format, table_opener
+from app.files.tables.outputs import LinesOutput, ResultsOutput
+from app.files.tables.table import ClassifiedChunk, Table, check_is_file
+from app.files.tables.text_files import read_lines
+from app.files.tables.text_tables import TextStream
+from app.files.tables.unicode import SURROGATEESCAPE_OR_REPLACE
+
+# Chunks of standard input are smaller, so that the first results come soon.
+STREAM_CHUNK_ROWS = 1_000
+# For a smaller file, measuring the best plan would take longer than classifying the file.
+MEASURE_FROM_BYTES = 200_000
+
+
+def classify(options: ClassifyOptions, settings: Settings) -> None:
+    """Run the command in this process.
+
+    Raises:
+        UserError: an input, the model, the service or an unfinished run cannot be used.
+        OSError: a file cannot be read or written.
+    """
+    logging.basicConfig(handlers=[Warnings(logging.WARNING)])
+    if options.input and options.output:
+        _file_to_file(Path(options.input), Path(options.output), options, settings)
+        return
+    table = _table(options, settings)
+    classifier = _classifier(options, settings)
+    if options.output:
+        _stream_to_file(Path(options.output), table, classifier)
+    else:
+        _to_standard_output(table, classifier, options)
+
+
+def _file_to_file(source: Path, target: Path, options: ClassifyOptions, settings: Settings) -> None:
+    check_is_file(source)
+    file = InputFile.of(source.resolve())  # before it is read: a change from now on is seen
+    table = table_opener(source.suffix)(source, options.column)
+    classifier = _classifier(options, settings)
+    identity = {
+        "column": options.column,
+        "output": target.suffix.lower(),
+        "labels": classifier.labels,
+        **classifier.identity,
+    }
+    chunks = divide([pieces_of(file, table, rows=1)], rows=1, suffix=target.suffix.lower())
+    plan = RunPlan([part for part in chunks if part.rows], identity)
+    output = output_format(target.suffix, table, classifier.labels)
+    with FileRun(plan, target, output, classifier) as run:
+        run.complete(resume=options.resume)
+
+
+def _table(options: ClassifyOptions, settings: Settings) -> Table:
+    if options.input is None:
+        texts = options.texts or _standard_input(settings.max_text_chars)
+        return TextStream(texts, STREAM_CHUNK_ROWS)
+    path = Path(options.input)
+    open_table = table_opener(path.suffix)
+    check_is_file(path)
+    return open_table(path, options.column)
+
+
+def _classifier(options: ClassifyOptions, settings: Settings) -> TableClassifier:
+    if options.url is not None:
+        from app.files.run.remote import RemoteClassifier
+
+        return RemoteClassifier(options.url, os.environ.get("SENTIMENT_API_KEY") or None)
+    # Imported here: --url must work without loading the runtime.
+    from app.files.run.local import LocalClassifier
+
+    path = options.input
+    measure = path is not None and Path(path).stat().st_size > MEASURE_FROM_BYTES
+    return LocalClassifier(settings, measure=measure)
+
+
+def _standard_input(max_chars: int) -> Iterator[str]:
+    """The lines. A byte that is not UTF-8 becomes a lone surrogate: only its own line fails."""
+    with open(0, encoding="utf-8", errors="surrogateescape", newline="\n", closefd=False) as source:
+        yield from read_lines(source, max_chars)
+
+
+def _to_standard_output(
+    table: Table, classifier: TableClassifier, options: ClassifyOptions
+) -> None:
+    output = ResultsOutput() if options.json else LinesOutput()
+    shown = options.input is not None and sys.stderr.isatty() and not sys.stdout.isatty()
+    tally, started = Tally(), time.monotonic()
+    with (
+        open(1, "w", encoding="utf-8", errors=SURROGATEESCAPE_OR_REPLACE, closefd=False) as stdout,
+        _classified(table, classifier, tally, shown=shown) as chunks,
+    ):
+        for chunk, results in chunks:
+            stdout.writelines(output.lines(chunk, results))
+            stdout.flush()
+    if options.input:
+        print(summary(tally, tally.rows, time.monotonic() - started), file=sys.stderr)
+
+
+def _stream_to_file(target: Path, table: Table, classifier: TableClassifier) -> None:
+    """A stream can be read only once, so a run that fails leaves nothing to continue."""
+    output = output_format(target.suffix, table, classifier.labels)
+    tally, started = Tally(), time.monotonic()
+    with _classified(table, classifier, tally, shown=sys.stderr.isatty()) as chunks:
+        write_atomically(target, lambda path: output.write(path, chunks))
+    print(summary(tally, tally.rows, time.monotonic() - started), file=sys.stderr)
+
+
+@contextmanager
+def _classified(
+    table: Table, classifier: TableClassifier, tally: Tally, *, shown: bool
+) -> Iterator[Iterator[ClassifiedChunk]]:
+    """The results, which are counted and shown. Leaving the context cancels work in progress."""
+    total = table.ends[-1].rows if table.ends else None
+    with Progress(shown=shown, total=total) as progress:
+        chunks = classifier.classify(
+            table.chunks(),
+            # Results of a stream must not wait for more input: a person may be typing it.
+            read_ahead=READ_AHEAD_CHUNKS if table.ends else 0,
+            advance=progress.advance,
+        )
+        with closing(chunks):
+            yield counted(with_reasons(chunks), tally)

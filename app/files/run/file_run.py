@@ -1,0 +1,202 @@
+"""Classify a file in this process, so that an interrupted run can be continued.
+
+``FILE.partial/`` holds the parts, one for each chunk, until the whole file is written.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from app.atomic_files import FileLock, write_atomically
+from app.engine.model.bundle import sha256
+from app.errors import CannotContinue, UserError
+from app.files.run.directory import LocalDirectory
+from app.files.run.parts import Part
+from app.files.run.plan import PLAN, RunPlan
+from app.files.run.planned_run import PlannedRun
+from app.files.run.progress_bar import Progress
+from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
+from app.files.run.tally import Tally
+from app.files.tables.outputs import OutputFormat
+from app.files.tables.table import Chunk, ResultItem
+
+LOCK, WHOLE = "lock", "whole"
+
+
+class FileRun(PlannedRun):
+    """Writes the file ``target`` from chunks, each of which is a part.
+
+    A part is written first, then its record: counts, and a digest of its content.
+    """
+
+    directory: "PartialDirectory"
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        target: Path,
+        output: OutputFormat,
+        classifier: TableClassifier,
+    ) -> None:
+        """Lock the output.
+
+        Raises:
+            UserError: another run is writing to the file.
+            OSError: the directory of parts cannot be written.
+        """
+        super().__init__(plan, PartialDirectory(target))
+        self._target = target
+        self._output = output
+        self._classifier = classifier
+        self._rows = 0  # that are saved
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.directory.close()
+
+    def complete(self, *, resume: bool) -> None:
+        """See ``PlannedRun``. Without a row to keep, a run that cannot be continued leaves none."""
+        try:
+            super().complete(resume=resume)
+        except CannotContinue as error:
+            if self._rows and self.directory.is_ours():
+                where = f"{self._rows} rows are in {self.directory.path}"
+                raise UserError(f"{error}; {where}") from error
+            self.directory.remove()
+            raise
+
+    def classify(self, parts: Sequence[Part]) -> None:
+        """See ``PlannedRun``."""
+        self._rows = self.plan.rows - sum(part.rows for part in parts)
+        shown = sys.stderr.isatty()
+        with Progress(shown=shown, total=self.plan.rows, done=self._rows) as progress:
+            results = self._classifier.classify(
+                self._chunks(parts), read_ahead=READ_AHEAD_CHUNKS, advance=progress.advance
+            )
+            with closing(results):
+                for part, (chunk, items) in zip(parts, with_reasons(results), strict=True):
+                    self.add(part, chunk, items)
+
+    def add(self, part: Part, chunk: Chunk, results: list[ResultItem]) -> None:
+        """Save the results of a part.
+
+        Raises:
+            CannotContinue: the directory was removed or replaced.
+        """
+        self.directory.check_is_ours()
+        self.directory.write(part.name, lambda path: self._output.write(path, [(chunk, results)]))
+        record = {
+            "plan": self.plan.digest,
+            **vars(Tally.of(results)),
+            "sha256": sha256(self.directory.path / part.name),
+        }
+        self.directory.write_json(f"{part.name}.json", record)
+        self._rows += part.rows
+
+    def finish(self) -> None:
+        """Join the parts and remove them. The file appears only when it is complete.
+
+        Raises:
+            CannotContinue: the directory was removed or replaced.
+        """
+        self.directory.check_is_ours()
+        parts = [self.directory.path / part.name for part in self.plan.parts]
+        whole = self.directory.path / WHOLE
+        write_atomically(whole, lambda path: self._output.join(parts, path))
+        self.directory.check_is_ours()
+        whole.replace(self._target)
+        self.directory.remove()
+
+    def read_record(self, name: str) -> dict[str, Any] | None:
+        """See ``PlannedRun``."""
+        try:
+            record: dict[str, Any] = json.loads(self.directory.read(f"{name}.json") or b"{}")
+            digest = record.pop("sha256", None)
+            return record if digest == sha256(self.directory.path / name) else None
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def saved(self) -> str:
+        """See ``PlannedRun``."""
+        try:
+            self.directory.check_is_ours()
+            for piece in self.plan.parts[0].pieces if self.plan.parts else ():
+                piece.file.check_is_unchanged()
+        except CannotContinue as error:
+            return str(error)
+        return f"{self._rows} rows are saved; add --resume to continue"
+
+    def _chunks(self, parts: Sequence[Part]) -> Iterator[Chunk]:
+        """The chunk of each part. The file is read once, from the first of them on."""
+        names = {part.name for part in parts}
+        first = parts[0].pieces[0]
+        rest = self.plan.parts[self.plan.parts.index(parts[0]) :]
+        for part, chunk in zip(rest, first.table.chunks(first.start), strict=False):
+            first.file.check_is_unchanged()
+            if part.name in names:
+                yield chunk
+        first.file.check_is_unchanged()
+
+
+class PartialDirectory(LocalDirectory):
+    """``FILE.partial/``, locked for one run."""
+
+    def __init__(self, target: Path) -> None:
+        """Make and lock it. What a killed run has not removed of a complete one is removed.
+
+        Raises:
+            UserError: another run is writing to ``target``.
+        """
+        super().__init__(target.with_name(f"{target.name}.partial"))
+        self.create()
+        try:
+            self._lock = FileLock(self.path / LOCK)
+        except (BlockingIOError, FileNotFoundError):
+            raise UserError(
+                f"another run is writing to {target}; wait for its end, or choose another --output"
+            ) from None
+        if PLAN not in self.names():
+            self._remove_parts()
+
+    def names(self) -> set[str]:
+        """See ``RunDirectory``; without the lock."""
+        return super().names() - {LOCK}
+
+    def is_ours(self) -> bool:
+        """Whether the directory is still the one that was locked."""
+        return self._lock.is_held()
+
+    def check_is_ours(self) -> None:
+        """Check it.
+
+        Raises:
+            CannotContinue: it was removed or replaced.
+        """
+        if not self.is_ours():
+            raise CannotContinue(
+                f"{self.path} was removed or replaced; nothing of this run is saved"
+            )
+
+    def remove(self) -> None:
+        """Remove the run's files and the directory. A directory with other files in it stays."""
+        if not self.is_ours():
+            return
+        (self.path / PLAN).unlink(missing_ok=True)  # first: some parts are no run to continue
+        self._remove_parts()
+        (self.path / LOCK).unlink()
+        with suppress(OSError):
+            self.path.rmdir()
+
+    def close(self) -> None:
+        """Let other runs write to the file."""
+        self._lock.close()
+
+    def _remove_parts(self) -> None:
+        for pattern in ("part-*", f"{WHOLE}*", f"{PLAN}.*"):
+            for path in self.path.glob(pattern):
+                path.unlink()

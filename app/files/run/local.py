@@ -1,0 +1,167 @@
+"""Classify with a model in this process.
+
+While the model computes, the next texts are read and tokenised.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+from app.config.settings import Settings
+from app.engine.batching.budget import TokenBudget
+from app.engine.batching.inference import infer_each, out_of_memory
+from app.engine.loading import load_as_set
+from app.engine.machine.cpu import available_cpus, ways_to_share
+from app.engine.machine.gpu import CUDA
+from app.engine.model.bundle import MANIFEST, bundles_to_use, sha256
+from app.engine.predictions import Scored, item, outcomes_of, score_batch
+from app.engine.text.encoded_text import EncodedText, encode, encodings
+from app.engine.text.encoding import Encoding
+from app.engine.tuning.plan import RUNNERS_PER_GPU, tune
+from app.errors import OutOfMemory, ServiceError, UserError, first_line
+from app.files.tables.table import Chunk, ClassifiedChunk
+
+# Padded tokens of a batch, unless the settings say otherwise or more was measured to be better.
+# A server may want smaller batches, to answer sooner. Files gain nothing from that, and each
+# batch has a fixed cost.
+MIN_BATCH_TOKENS = 512
+
+BatchResults = list[Scored | ServiceError]
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenizedChunk:
+    """A chunk's texts and their batches, which the runners compute.
+
+    The batches have the encodings sorted by length; ``order`` maps this order to the encodings'.
+    """
+
+    encoded: list[EncodedText | ServiceError]
+    order: list[int]
+    batches: list[Future[BatchResults]]
+
+
+class LocalClassifier:
+    """A bundle's model. The settings decide how many runners and threads compute.
+
+    ``measure`` finds the best values for what the settings leave open; the first time, that
+    takes about 2 s.
+    """
+
+    def __init__(self, settings: Settings, *, measure: bool) -> None:
+        """Load the model.
+
+        Raises:
+            UserError: the bundle or the device cannot be used.
+        """
+        path = bundles_to_use(settings.model)[0]
+        cpus = available_cpus()
+        *_, (runners, threads) = ways_to_share(
+            cpus, runners=settings.runners, threads=settings.threads
+        )
+        model = load_as_set(path, settings, threads=threads)
+        if model.provider == CUDA:
+            runners = settings.runners or RUNNERS_PER_GPU * model.device.copies
+        max_tokens = settings.max_batch_tokens or MIN_BATCH_TOKENS
+        if measure:
+            plan = tune(model, settings, cpus)
+            runners, threads = plan.runners, plan.threads
+            max_tokens = settings.max_batch_tokens or max(MIN_BATCH_TOKENS, plan.budget.tokens)
+        self._model = model.with_threads(threads)
+        self._runners = runners
+        self._budget = TokenBudget(max_tokens)
+        self._max_chars = settings.max_text_chars
+        self.labels = model.labels
+        self.identity: dict[str, Any] = {
+            "model": model.name,
+            "device": str(model.device).partition(":")[0],  # GPUs may give other bits than CPUs
+            "precision": model.precision,
+            "manifest": sha256(path / MANIFEST),
+            "max_text_chars": settings.max_text_chars,
+        }
+
+    def classify(
+        self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], None]
+    ) -> Generator[ClassifiedChunk, None, None]:
+        """See ``TableClassifier``."""
+        tokenizer, runners = ThreadPoolExecutor(1), ThreadPoolExecutor(self._runners)
+        waiting: deque[tuple[Chunk, Future[_TokenizedChunk]]] = deque()
+        try:
+            for chunk in chunks:
+                waiting.append((chunk, tokenizer.submit(self._tokenize, chunk, runners)))
+                if len(waiting) > read_ahead:
+                    yield self._results(*waiting.popleft(), advance)
+            while waiting:
+                yield self._results(*waiting.popleft(), advance)
+        finally:
+            tokenizer.shutdown(wait=False, cancel_futures=True)
+            runners.shutdown(wait=False, cancel_futures=True)
+
+    def _tokenize(self, chunk: Chunk, runners: Executor) -> _TokenizedChunk:
+        """Tokenise the chunk's texts and hand their batches to the runners."""
+        texts = [text for text in chunk.texts if isinstance(text, str)]
+        encoded = encode(self._model.tokenizer, texts, max_chars=self._max_chars)
+        to_infer = encodings(encoded)
+        order = sorted(range(len(to_infer)), key=lambda index: len(to_infer[index]), reverse=True)
+        batches = [
+            runners.submit(self._infer, batch)
+            for batch in sorted_batches([to_infer[index] for index in order], self._budget.tokens)
+        ]
+        return _TokenizedChunk(encoded, order, batches)
+
+    def _infer(self, batch: Sequence[Encoding]) -> BatchResults:
+        def on_failure(part: Sequence[Encoding], error: BaseException) -> None:
+            if isinstance(error, OutOfMemory):
+                out_of_memory(part, self._budget, error)
+            if part is batch:
+                self._check_model()
+
+        return infer_each(partial(score_batch, self._model), batch, on_failure=on_failure)
+
+    def _check_model(self) -> None:
+        """Stop the run if the model fails on a plain text too. Else only some texts are at fault.
+
+        Raises:
+            UserError: the model failed.
+        """
+        try:
+            score_batch(self._model, [self._model.tokenizer.encode("a")])
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise UserError(f"the model fails on every text: {first_line(error)}") from error
+
+    def _results(
+        self, chunk: Chunk, future: Future[_TokenizedChunk], advance: Callable[[int], None]
+    ) -> ClassifiedChunk:
+        """Wait for the chunk's batches, and put their results in the order of the texts."""
+        tokenized = future.result()
+        sorted_results: BatchResults = []
+        for batch in tokenized.batches:
+            computed = batch.result()
+            sorted_results += computed
+            advance(len(computed))
+        advance(len(chunk.texts) - len(sorted_results))  # the texts that failed before
+        numbered = sorted(zip(tokenized.order, sorted_results, strict=True), key=itemgetter(0))
+        results = [result for _, result in numbered]
+        predictions = iter(outcomes_of(self._model, tokenized.encoded, results))
+        return chunk, [
+            item(next(predictions) if isinstance(text, str) else text) for text in chunk.texts
+        ]
+
+
+def sorted_batches(encodings: Iterable[Encoding], max_tokens: int) -> Iterator[list[Encoding]]:
+    """Batches of at most ``max_tokens`` tokens with padding, or of one longer text.
+
+    The encodings must be sorted by length, the longest first.
+    """
+    batch: list[Encoding] = []
+    for encoding in encodings:
+        if batch and (len(batch) + 1) * len(batch[0]) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(encoding)
+    if batch:
+        yield batch

@@ -1,0 +1,136 @@
+"""The plan of a run: its parts, which of them are done, and whether it is the same run."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from app.errors import UserError
+from app.files.run.directory import RunDirectory
+from app.files.run.parts import Part
+from app.files.run.tally import Tally
+
+PLAN, SUCCESS = "_plan.json", "_SUCCESS"
+# What a plan says of its inputs.
+INPUT_FACTS = ("inputs", "rows of parts")
+# Parts that are looked at at the same time; in an object store each takes some 50 ms.
+READERS = 16
+
+logger = logging.getLogger(__name__)
+
+# Reads what was saved with a part: its counts and the digest of its plan. None if it is damaged.
+ReadRecord = Callable[[str], dict[str, Any] | None]
+
+
+class RunPlan:
+    """The parts of a run, and what tells it from a run with other files or options.
+
+    ``document`` is written beside the parts. ``digest`` is saved with each of them.
+    """
+
+    def __init__(self, parts: Sequence[Part], options: dict[str, Any]) -> None:
+        """Plan to classify ``parts`` with ``options``, which are JSON values."""
+        self.parts = parts
+        files = [piece.file for part in parts for piece in part.pieces]
+        self.document = {
+            **options,
+            "inputs": {str(f.source): [f.size, f.mtime_ns] for f in files},
+            "rows of parts": [part.rows for part in parts],
+        }
+        self.digest = plan_digest(self.document)
+
+    @property
+    def rows(self) -> int:
+        """The rows of all parts."""
+        return sum(part.rows for part in self.parts)
+
+    def begin(self, directory: RunDirectory, *, resume: bool) -> None:
+        """Write the plan into the directory, or check that the directory has the same plan.
+
+        Raises:
+            UserError: the directory has another plan, or the same and ``resume`` is not set.
+        """
+        saved = directory.read(PLAN)
+        if saved is not None:
+            self._check_same(directory, saved)
+        check_output(directory, resume=resume)
+        if saved is None:
+            directory.create()
+            directory.write_json(PLAN, self.document)
+
+    def _check_same(self, directory: RunDirectory, content: bytes) -> None:
+        try:
+            saved = json.loads(content)
+        except ValueError:
+            saved = {}
+        before, now = saved.get("inputs", {}), self.document["inputs"]
+        faults = [
+            f"{path} {_difference(before.get(path), now.get(path))}"
+            for path in sorted({*before, *now})
+            if before.get(path) != now.get(path)
+        ]
+        advice = "choose another --output, or delete the directory to start anew"
+        if saved and not faults:
+            faults = [
+                f"{name} was {saved.get(name)!r} and is {value!r} now"
+                for name, value in self.document.items()
+                if name not in INPUT_FACTS and saved.get(name) != value
+            ]
+            advice = "repeat the first command, or delete the directory"
+        if faults or plan_digest(saved) != self.digest:
+            why = faults[0] if faults and saved else "its plan is damaged"
+            raise UserError(f"{directory.address} cannot be continued: {why}; {advice}")
+
+    def done(self, directory: RunDirectory, read_record: ReadRecord) -> dict[str, Tally]:
+        """The tallies of the parts that are done, by their names.
+
+        A file that is damaged or of another plan does not count; a warning is logged.
+        """
+        names = directory.names()
+        there = [part for part in self.parts if part.name in names]
+        with ThreadPoolExecutor(READERS) as pool:
+            records = pool.map(read_record, [part.name for part in there])
+            tallies = {}
+            for part, saved in zip(there, records, strict=True):
+                if saved and saved.pop("plan", "") == self.digest and saved["rows"] == part.rows:
+                    tallies[part.name] = Tally(**saved)
+                else:
+                    path = f"{directory.address}/{part.name}"
+                    logger.warning("%s is damaged; its rows are classified again", path)
+        return tallies
+
+
+def _difference(before: Any, now: Any) -> str:
+    if before is None:
+        return "was added"
+    return "is no longer an input" if now is None else "has changed"
+
+
+def check_output(directory: RunDirectory, *, resume: bool) -> None:
+    """Refuse a directory that has files, unless they are of a run that may be continued.
+
+    Raises:
+        UserError: it has.
+    """
+    # A run that was killed while it wrote its plan has left only a temporary file.
+    names = {name for name in directory.names() if not name.startswith(f"{PLAN}.")}
+    if names and PLAN not in names:
+        raise UserError(
+            f"{directory.address} has files of another kind; choose another --output, or delete "
+            "the directory"
+        )
+    if names and not resume:
+        kind, advice = "an unfinished", "add --resume to continue it"
+        if SUCCESS in names:
+            kind, advice = "a complete", "give another --output"
+        raise UserError(
+            f"{directory.address} holds the results of {kind} run; {advice}, or delete the "
+            "directory"
+        )
+
+
+def plan_digest(document: dict[str, Any]) -> str:
+    """The SHA-256 of a plan's document."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

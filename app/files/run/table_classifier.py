@@ -1,0 +1,50 @@
+"""The interface of a classifier of tables: a model in this process, or a remote service."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Protocol
+
+from app.errors import InvalidRequest
+from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem, Text
+from app.files.tables.unicode import NOT_UTF8
+
+# While one chunk of a table is written, the next two are computed.
+READ_AHEAD_CHUNKS = 2
+
+
+class TableClassifier(Protocol):
+    """Classifies tables.
+
+    ``labels`` are in the order of the model's scores. A run can be continued only by a
+    classifier with the same ``identity``: model, precision and so on, as JSON values.
+    """
+
+    labels: list[str]
+    identity: dict[str, Any]
+
+    def classify(
+        self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], None]
+    ) -> Generator[ClassifiedChunk, None, None]:
+        """Classify the chunks in order.
+
+        Up to ``read_ahead`` more chunks are read before a chunk's results are given, so that
+        there is always something to compute. ``advance(n)`` is called when n more texts are done.
+
+        Raises:
+            UserError: the model or the service failed.
+        """
+
+
+def with_reasons(chunks: Iterable[ClassifiedChunk]) -> Iterator[ClassifiedChunk]:
+    """The same chunks, with what users can understand for texts with bytes that are not UTF-8.
+
+    A model sees only the lone surrogates that such bytes have become.
+    """
+    for chunk, results in chunks:
+        yield chunk, [*map(_with_reason, chunk.texts, results)]
+
+
+def _with_reason(text: Text, result: ResultItem) -> ResultItem:
+    if "error" in result and isinstance(text, str) and NOT_UTF8.search(text):
+        message = "the text is not UTF-8; convert the input, for example with iconv"
+        return {"error": {"code": InvalidRequest.code, "message": message}}
+    return result

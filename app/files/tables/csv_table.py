@@ -1,0 +1,131 @@
+"""CSV files."""
+
+import csv
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from app.errors import CannotContinue, InvalidRequest, UserError
+from app.files.tables.table import (
+    START,
+    Chunk,
+    Place,
+    Table,
+    TableSource,
+    Text,
+    check_names,
+    column_index,
+    split_into_chunks,
+)
+from app.files.tables.text_files import MAX_FIELD_CHARS, TextFile, check_is_utf8
+
+OTHER_DELIMITERS = (";", "\t", "|")
+# The cells at the beginning of a row that are as they must be, each with the comma behind it.
+SOUND_CELLS = re.compile(r'(?:(?:"[^"]*+(?:""[^"]*+)*+"|[^",\r\n][^,\r\n]*+|),)*+')
+LINE_END = re.compile(r"\r\n|\r|\n")
+csv.field_size_limit(MAX_FIELD_CHARS)
+
+
+class CsvTable(Table):
+    """A file of comma-separated values in UTF-8 with a header. Blank lines are skipped.
+
+    The whole file is read once before its first chunk: a quote that is not closed must be found
+    before hours of work, and not after them.
+    """
+
+    def __init__(self, path: TableSource, column: str) -> None:
+        check_is_utf8(path)
+        self._path = path
+        with TextFile(path, "") as file:
+            _check_delimiter(path, file.readline(MAX_FIELD_CHARS), column)
+        with TextFile(path, "") as file:
+            rows = self._rows(file)
+            _, header = next(rows, (0, []))
+            if not header:
+                raise UserError(
+                    f"{path} is empty; a CSV file must begin with the names of its columns"
+                )
+            check_names(header, path)
+            super().__init__(header, dict.fromkeys(header, str))
+            self._text_index = column_index(column, header, path)
+            self._below_header = file.place(0)
+        self.ends = [chunk.end for chunk in self.chunks() if chunk.end]
+
+    def chunks(self, start: Place = START) -> Iterator[Chunk]:
+        start = self._below_header if start == START else start
+        with TextFile(self._path, "", start) as file:
+            read = self._rows(file, start.lines)
+            rows = ((*self._checked(row, line), sum(map(len, row))) for line, row in read)
+            yield from split_into_chunks(rows, lambda done: file.place(start.rows + done))
+
+    def records(self, rows: list[list[str]]) -> list[dict[str, Any]]:
+        return [dict(zip(self.columns, row, strict=True)) for row in rows]
+
+    def cells(self, rows: list[list[str]]) -> list[list[Any]]:
+        return rows
+
+    def _rows(self, file: TextFile, lines: int = 0) -> Iterator[tuple[int, list[str]]]:
+        """Each row that is not blank, with the number of its last line.
+
+        ``lines`` lines are before them.
+
+        Raises:
+            CannotContinue: a quoted cell does not end as it must.
+        """
+        # Strict, because otherwise a quote that is never closed takes all that follows into its
+        # cell, up to the next quote or the end of the file, without an error.
+        reader = csv.reader(file, strict=True)
+        last_line = lines
+        try:
+            for row in reader:
+                last_line = lines + reader.line_num
+                if row:
+                    yield last_line, row
+        except csv.Error as error:
+            raise self._fault(last_line + 1, lines + reader.line_num, error) from None
+
+    def _fault(self, first: int, last: int, error: csv.Error) -> CannotContinue:
+        """What is wrong with the row in the lines from ``first`` to ``last``."""
+        with TextFile(self._path, "") as file:
+            row = "".join(islice(file, first - 1, last))
+        begin = SOUND_CELLS.match(row).end()  # type: ignore[union-attr]  # it matches any text
+        line = first + len(LINE_END.findall(row[:begin]))
+        if not row.startswith('"', begin):
+            return CannotContinue(f"{self._path}, line {line}: {error}")
+        return CannotContinue(
+            f"{self._path}, line {line}: the quote that opens here is not closed as it must be "
+            f"(line {last}: {error}); a quote must end its cell, and quotes inside must be doubled"
+        )
+
+    def _checked(self, row: list[str], line: int) -> tuple[list[str], Text]:
+        """The row with as many cells as there are columns, and its text."""
+        width = len(self.columns)
+        if len(row) == width:
+            return row, row[self._text_index]
+        error = InvalidRequest(
+            f"line {line}: the header has {width} columns, but this row has {len(row)}"
+        )
+        return [*row, *[""] * width][:width], error
+
+
+def _check_delimiter(path: TableSource, header: str, column: str) -> None:
+    """Refuse a header that is a single column with commas, but several with another delimiter.
+
+    Raises:
+        UserError: it is; the message says how to convert the file.
+    """
+    names = next(csv.reader([header]), [])
+    if len(names) != 1 or column in names:
+        return
+    for delimiter in OTHER_DELIMITERS:
+        if len(next(csv.reader([header], delimiter=delimiter))) > 1:
+            code = (
+                "import csv, sys; csv.writer(sys.stdout).writerows("
+                f"csv.reader(sys.stdin, delimiter={delimiter!r}))"
+            )
+            raise UserError(
+                f"{path} separates its columns with {delimiter!r}, not with commas; convert it, "
+                f'for example with: python3 -c "{code}" < {shlex.quote(str(path))} > commas.csv'
+            )

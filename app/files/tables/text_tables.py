@@ -1,0 +1,170 @@
+"""Tables from lines of text: plain lines, JSONL and streams."""
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator
+from types import NoneType
+from typing import Any
+
+from app.errors import EmptyText, InvalidRequest, UserError
+from app.files.tables.table import (
+    START,
+    Chunk,
+    Place,
+    Table,
+    TableSource,
+    Text,
+    check_names,
+    column_index,
+    split_into_chunks,
+)
+from app.files.tables.text_files import MAX_FIELD_CHARS, TextFile, check_is_utf8, read_lines
+
+INT64_MAX = 2**63 - 1
+
+
+class _TextColumn(Table):
+    """A table with the single column ``text``; a row is its text."""
+
+    def __init__(self) -> None:
+        super().__init__(["text"], {"text": str})
+
+    def records(self, rows: list[str]) -> list[dict[str, Any]]:
+        return [{"text": text} for text in rows]
+
+
+class LinesTable(_TextColumn):
+    """A file with a text in each line."""
+
+    def __init__(self, path: TableSource) -> None:
+        super().__init__()
+        check_is_utf8(path)
+        self._path = path
+        self.ends = [chunk.end for chunk in self.chunks() if chunk.end]
+
+    def chunks(self, start: Place = START) -> Iterator[Chunk]:
+        with TextFile(self._path, "\n", start) as file:
+            rows = ((line, line, len(line)) for line in read_lines(file, MAX_FIELD_CHARS))
+            yield from split_into_chunks(rows, lambda done: file.place(start.rows + done))
+
+
+class TextStream(_TextColumn):
+    """Texts from arguments or standard input. ``chunks`` can be read only once."""
+
+    def __init__(self, texts: Iterable[str], chunk_rows: int) -> None:
+        super().__init__()
+        self._texts = texts
+        self._chunk_rows = chunk_rows
+
+    def chunks(self, start: Place = START) -> Iterator[Chunk]:
+        rows = ((text, text, len(text)) for text in self._texts)
+        return split_into_chunks(rows, lambda _: None, self._chunk_rows)
+
+
+class JsonlTable(Table):
+    """A file with a JSON object in each line. Blank lines are skipped.
+
+    The file is read twice: all columns must be known before the first row is written.
+    """
+
+    def __init__(self, path: TableSource, column: str) -> None:
+        check_is_utf8(path)
+        self._path = path
+        self._column = column
+        types: dict[str, type] = {}
+        first, objects = "", 0
+
+        def rows() -> Iterator[tuple[None, str, int]]:
+            nonlocal first, objects
+            for _, line in self._lines(file):
+                first = first or line
+                record = _json_object(line)
+                objects += record is not None
+                for name, value in (record or {}).items():
+                    types[name] = common_type(types.get(name, NoneType), _type_of(value))
+                yield None, "", len(line)
+
+        with TextFile(path, "\n") as file:
+            ends = [chunk.end for chunk in split_into_chunks(rows(), file.place) if chunk.end]
+        _check_is_json_lines(path, first, objects)
+        super().__init__(list(types), types, ends)
+        if self.columns:
+            check_names(self.columns, path)
+            column_index(column, self.columns, path)
+
+    def chunks(self, start: Place = START) -> Iterator[Chunk]:
+        with TextFile(self._path, "\n", start) as file:
+            lines = self._lines(file, start.lines)
+            rows = ((line, self._text(number, line), len(line)) for number, line in lines)
+            yield from split_into_chunks(rows, lambda done: file.place(start.rows + done))
+
+    def records(self, rows: list[str]) -> list[dict[str, Any]]:
+        return [_json_object(line) or {} for line in rows]
+
+    def json_objects(self, rows: list[str]) -> Iterator[str]:
+        """The lines unchanged, so that numbers keep all digits; {} for an invalid line."""
+        return ("{}" if _json_object(line) is None else line for line in rows)
+
+    def _lines(self, file: TextFile, before: int = 0) -> Iterator[tuple[int, str]]:
+        for number, line in enumerate(read_lines(file, MAX_FIELD_CHARS), start=before + 1):
+            if line and not line.isspace():
+                yield number, line
+
+    def _text(self, number: int, line: str) -> Text:
+        record = _json_object(line)
+        if record is None:
+            return InvalidRequest(f"line {number} is not a JSON object")
+        text = record.get(self._column)
+        if isinstance(text, str):
+            return text
+        if text is None:
+            return EmptyText(f"line {number} has no {self._column!r}")
+        return InvalidRequest(f"line {number}: {self._column!r} is not text")
+
+
+def _check_is_json_lines(path: TableSource, first: str, objects: int) -> None:
+    """Refuse JSON that was only named as JSON lines: an array, or an object on several lines.
+
+    ``first`` is the first line that is not blank, and ``objects`` the number of lines with an
+    object. The lines of an array may be objects, if its brackets have lines of their own.
+
+    Raises:
+        UserError: it is.
+    """
+    if first and (not objects or (first.lstrip().startswith("[") and not _is_json(first))):
+        raise UserError(
+            f"{path} is not JSON lines, which have an object in each line; JSON with an array can "
+            f"be converted, for example with: jq -c '.[]' {shlex.quote(str(path))} > lines.jsonl"
+        )
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _json_object(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _type_of(value: Any) -> type:
+    kind = type(value)
+    if kind in (dict, list) or (kind is int and abs(value) > INT64_MAX):
+        return object
+    return kind
+
+
+def common_type(one: type, other: type) -> type:
+    """The type of a column with values of both types; ``object`` if it is mixed."""
+    if NoneType in (one, other):
+        return one if other is NoneType else other
+    if {one, other} == {int, float}:
+        return float
+    return one if one is other else object
