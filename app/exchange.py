@@ -125,12 +125,13 @@ class Exchange(ABC):
             metrics.requests_in_flight -= 1
             self.release()
             trace = trace_id(span, self.headers)
-            metrics.observe_request(self.route, self.verb, self.status, seconds, trace)
+            route = self.route
+            metrics.observe_request(route, self.verb, self.status, seconds, trace)
             if service.logs_requests:
-                self._log(trace, seconds)
+                self._log(route, trace, seconds)
             if tracer and span and token:
                 detach(token)
-                tracer.end_request(span, method=self.verb, route=self.route, status=self.status)
+                tracer.end_request(span, method=self.verb, route=route, status=self.status)
 
     async def classify(
         self,
@@ -217,13 +218,13 @@ class Exchange(ABC):
             reason="inflight_bytes",
         )
 
-    def _log(self, trace: str | None, seconds: float) -> None:
-        quiet = self.route in QUIET or self.route == self.service.health_route
+    def _log(self, route: str, trace: str | None, seconds: float) -> None:
+        quiet = route in QUIET or route == self.service.health_route
         fields: dict[str, Any] = {"request_id": self.request_id}
         if trace:
             fields["trace_id"] = trace
         fields |= {"client": self.client, "method": self.verb}
-        fields |= {"route": self.route, "status": self.status}
+        fields |= {"route": route, "status": self.status}
         if self.code:
             fields["code"] = self.code
         work = self.work

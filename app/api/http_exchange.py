@@ -94,6 +94,13 @@ class HttpExchange(Exchange):
         self._received = 0  # bytes of the body
         self._received_all = False
 
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            # Each holds the other, so only the garbage collector would free them.
+            del self._scope["exchange"]
+
     @property
     def route(self) -> str:
         if "route" in self._scope:
