@@ -128,7 +128,13 @@ def check_shipping(python: Path, cluster: Cluster, folder: Path) -> None:
         f"--output={output}",
         f"--model={bundle}",
     ]
-    print("with a bundle of its own:", Run(python, arguments, ELSEWHERE).result(), flush=True)
+    try:
+        summary = Run(python, arguments, ELSEWHERE).result()
+    except AssertionError as error:  # Ray gives its own server 30 s, which a busy machine may need
+        if "Starting Ray client server failed" not in str(error):
+            raise
+        summary = Run(python, arguments, ELSEWHERE).result()
+    print("with a bundle of its own:", summary, flush=True)
     (part,) = output.glob("part-*.parquet")
     found, expected = pq.read_table(part), pq.read_table(folder / "plain.parquet")
     assert found.equals(expected.slice(0, found.num_rows)), "a shipped bundle gives other answers"
