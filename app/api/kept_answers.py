@@ -70,7 +70,7 @@ class Scrapes:
     """Answers scrapes of the metrics, which take milliseconds to render and to compress.
 
     A scrape gets the metrics as they are after it arrived. If scrapes come too often for that, they
-    wait, and all that wait share one rendering: so scrapes take a tenth of the time at most.
+    wait, and all that wait share one rendering: so scrapes take a tenth of a CPU's time at most.
     """
 
     def __init__(self, metrics: Metrics) -> None:
