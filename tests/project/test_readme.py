@@ -169,7 +169,7 @@ def _run(command: str, directory: Path, endpoint: str) -> str:
 
 
 def test_the_settings_table_lists_every_setting() -> None:
-    """The table of docs/settings.md has each setting's flag, variable and default, and no other row."""
+    """The table of docs/settings.md has each flag, variable and default, and no other row."""
     rows = re.findall(r"^\| `(--[a-z-]+)` \| `(\w+)` \| (.*?) \|", SETTINGS, re.MULTILINE)
 
     assert rows == [
