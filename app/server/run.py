@@ -82,8 +82,8 @@ def run(settings: Settings) -> int:
     if lifecycle.results_lost:
         logger.error("drain-ms was over before every request had its result; some got 503")
     if lifecycle.computing:
-        # The thread of the batch cannot be interrupted, and the interpreter would abort at exit.
-        logger.error("a batch was still running; its answer is lost")
+        # A thread inside a batch cannot be interrupted, and the interpreter would abort at exit.
+        logger.warning("the thread of a runner had not ended when drain-ms was over")
     if lifecycle.computing or service.models.loading or service.worker.alive:
         logs.close()
         os._exit(int(lifecycle.results_lost))
