@@ -67,6 +67,7 @@ class Prediction(LabelScores):
 class Word(Span):
     """A word of a text, and what it contributes to the text's label."""
 
+    word: str  # the text between these positions
     contribution: float  # how much lower the label's score is without the word
 
 
