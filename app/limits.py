@@ -7,8 +7,10 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from app.board import Board
 from app.config.settings import Settings
 from app.errors import RateLimited, Unauthorized
+from app.shared_hits import SharedHits, digest
 
 # Probes, which need no key and have no rate limit. So has the path of AIP_HEALTH_ROUTE.
 HEALTH = frozenset(
@@ -54,15 +56,17 @@ class Access:
     ``health_route`` is a path of probes, too.
     """
 
-    def __init__(self, settings: Settings, health_route: str | None) -> None:
+    def __init__(self, settings: Settings, health_route: str | None, board: Board) -> None:
         self._health_route = health_route
         self._digests = settings.api_keys
         self._admin_digests = settings.admin_keys
         self._rate = settings.rate_limit
         if self._rate:
             requests, period = self._rate.split("/")
-            self._window = MovingWindow(int(requests), PERIOD_S[period])
-        self._wrong_keys = MovingWindow(WRONG_KEYS, PERIOD_S["minute"])
+            self._window = MovingWindow(int(requests), PERIOD_S[period], _shared("hits", board))
+        self._wrong_keys = MovingWindow(
+            WRONG_KEYS, PERIOD_S["minute"], _shared("wrong_keys", board)
+        )
         # Addresses with the digests of keys that they have used. They pass when another client of
         # the same address sends wrong keys. The pair that was used last is at the end.
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -91,6 +95,12 @@ class Access:
                 f"the rate limit is {self._rate}; wait as long as Retry-After says",
                 retry_after_s=wait_s,
             )
+
+    def catch_up(self) -> None:
+        """Count what other workers have accepted since the last call."""
+        if self._rate:
+            self._window.catch_up()
+        self._wrong_keys.catch_up()
 
     def _is_health(self, asked: Asked) -> bool:
         path = asked.path
@@ -125,30 +135,49 @@ class Access:
 class MovingWindow:
     """Allows at most ``most`` hits of each key in any ``seconds``, by a monotonic clock.
 
-    The package ``limits`` uses the time of day. When that is set back, a client that has used up
-    its hits waits longer by the same time.
+    With ``shared``, the hits that other workers accept count as well. The package ``limits`` uses
+    the time of day. When that is set back, a client that has used up its hits waits longer by the
+    same time.
     """
 
-    def __init__(self, most: int, seconds: float) -> None:
+    def __init__(self, most: int, seconds: float, shared: SharedHits | None = None) -> None:
         self._most = most
         self._seconds = seconds
-        # The times of each key's accepted hits. The key that was accepted last is at the end.
-        self._hits: OrderedDict[str, deque[float]] = OrderedDict()
+        self._shared = shared
+        # The times of accepted hits, in order, by the digest of the key. The key that was accepted
+        # last is at the end.
+        self._hits: OrderedDict[bytes, deque[float]] = OrderedDict()
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Count the hits that other workers have accepted since the last call."""
+        if self._shared is not None:
+            for at, key in self._shared.new():
+                self._count(key, at)
 
     def hit(self, key: str) -> float:
         """Count a hit and return 0. After too many, return the seconds until the next may come."""
-        now = time.monotonic()
-        wait_s = self._wait_s(key, now)
+        self.catch_up()
+        name, now = digest(key), time.monotonic()
+        wait_s = self._wait_s(name, now)
         if not wait_s:
-            self._hits.setdefault(key, deque(maxlen=self._most)).append(now)
-            self._hits.move_to_end(key)
+            self._count(name, now)
+            if self._shared is not None:
+                self._shared.write(now, name)
         return wait_s
 
     def wait_s(self, key: str) -> float:
         """The seconds until the next hit may come; it is not counted."""
-        return self._wait_s(key, time.monotonic())
+        self.catch_up()
+        return self._wait_s(digest(key), time.monotonic())
 
-    def _wait_s(self, key: str, now: float) -> float:
+    def _count(self, key: bytes, at: float) -> None:
+        hits = self._hits.setdefault(key, deque(maxlen=self._most))
+        # A worker that was stopped between a hit and its report reports it late.
+        hits.append(max(at, hits[-1]) if hits else at)
+        self._hits.move_to_end(key)
+
+    def _wait_s(self, key: bytes, now: float) -> float:
         while self._hits and next(iter(self._hits.values()))[-1] + self._seconds <= now:
             self._hits.popitem(last=False)
         hits = self._hits.get(key)
@@ -160,13 +189,23 @@ class MovingWindow:
 class InflightBytes:
     """A number of bytes that may be taken and given back. Use it only on the event loop.
 
-    If ``within`` is given, this is a part of it: bytes taken here are taken there, too.
+    ``parts`` are where the workers of the service write how many they have taken, with this one's
+    first: the limit is for all together. If ``within`` is given, this is a part of it: bytes taken
+    here are taken there, too.
     """
 
-    def __init__(self, limit: int, *, within: "InflightBytes | None" = None) -> None:
+    def __init__(
+        self, limit: int, parts: Sequence[memoryview], *, within: "InflightBytes | None" = None
+    ) -> None:
         self.limit = limit
-        self.taken = 0
+        self._taken = [part.cast("q") for part in parts]
+        self._own = self._taken[0]
         self._within = within
+
+    @property
+    def taken(self) -> int:
+        """The bytes that all workers have taken."""
+        return sum([taken[0] for taken in self._taken])
 
     @property
     def left(self) -> int:
@@ -175,14 +214,16 @@ class InflightBytes:
 
     def take(self, size: int) -> bool:
         """Take ``size`` bytes if there is room for them. Returns whether there was."""
-        if size > self.left or (self._within is not None and not self._within.take(size)):
+        # First taken, then compared: of two workers that do so at the same time, one sees both.
+        self._own[0] += size
+        if self.left < 0 or (self._within is not None and not self._within.take(size)):
+            self._own[0] -= size
             return False
-        self.taken += size
         return True
 
     def give(self, size: int) -> None:
         """Give back ``size`` bytes that were taken."""
-        self.taken -= size
+        self._own[0] -= size
         if self._within is not None:
             self._within.give(size)
 
@@ -200,3 +241,7 @@ def _is_open(asked: Asked) -> bool:
     path = asked.path
     pages = path in OPEN_PAGES or path.startswith(("/web/", "/docs/"))
     return path in OPEN or (pages and _reads(asked))
+
+
+def _shared(section: str, board: Board) -> SharedHits | None:
+    return SharedHits(board.parts(section)) if board.workers > 1 else None

@@ -48,10 +48,9 @@ class ModelObserver:
         metrics.show_model(name, model.revision or "", model.precision, model.provider, version)
 
     def watch(self, gauges: Gauges) -> None:
-        """Set the functions that give the values of the gauges at each scrape."""
+        """Set the functions that give the values of the gauges."""
         for gauge in fields(gauges):  # they are named like the metrics
-            series = getattr(self._metrics, gauge.name).labels(self._name)
-            series.set_function(getattr(gauges, gauge.name))
+            getattr(self._metrics, gauge.name).watch(getattr(gauges, gauge.name), self._name)
 
     def predictions(self, outcomes: Iterable[Outcome]) -> None:
         """Count texts by what became of each."""
