@@ -3,14 +3,14 @@
 import hashlib
 import hmac
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from app.board import Board
 from app.config.settings import Settings
 from app.errors import RateLimited, Unauthorized
-from app.shared_hits import SharedHits, digest
+from app.moving_window import MovingWindow, SharedHits, digest
 
 # Probes, which need no key and have no rate limit. So has the path of AIP_HEALTH_ROUTE.
 HEALTH = frozenset(
@@ -63,13 +63,9 @@ class Access:
         self._rate = settings.rate_limit
         if self._rate:
             requests, period = self._rate.split("/")
-            self._window = MovingWindow(int(requests), PERIOD_S[period], _shared("hits", board))
-        self._wrong_keys = MovingWindow(
-            WRONG_KEYS, PERIOD_S["minute"], _shared("wrong_keys", board)
-        )
-        # Addresses with the digests of keys that they have used. They pass when another client of
-        # the same address sends wrong keys. The pair that was used last is at the end.
-        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+            self._window = MovingWindow(int(requests), PERIOD_S[period], board.parts("hits"))
+        self._wrong_keys = MovingWindow(WRONG_KEYS, PERIOD_S["minute"], board.parts("wrong_keys"))
+        self._known = KnownClients(board.parts("known"))
 
     def check(self, asked: Asked) -> None:
         """Return if the request may pass.
@@ -101,6 +97,7 @@ class Access:
         if self._rate:
             self._window.catch_up()
         self._wrong_keys.catch_up()
+        self._known.catch_up()
 
     def _is_health(self, asked: Asked) -> bool:
         path = asked.path
@@ -110,80 +107,57 @@ class Access:
         """The digest of the request's key, which must be one of ``digests``."""
         given = asked.headers.get(b"authorization", b"")
         scheme, _, key = given.partition(b" ")
-        digest = hashlib.sha256(key.strip()).hexdigest()
-        client = asked.client, digest
+        key_digest = hashlib.sha256(key.strip()).hexdigest()
+        address = asked.client
         # Before the key is compared: the answer must not tell a right guess from a wrong one.
-        if client not in self._known and (wait_s := self._wrong_keys.wait_s(client[0])):
+        client = digest(f"{address} {key_digest}")
+        if client not in self._known and (wait_s := self._wrong_keys.wait_s(address)):
             raise RateLimited(
                 f"this address has sent {WRONG_KEYS} wrong keys in a minute; wait as long as "
                 "Retry-After says",
                 retry_after_s=wait_s,
             )
         # All are compared, each in constant time, so that the time taken reveals nothing.
-        known = [hmac.compare_digest(digest.encode(), accepted) for accepted in digests]
+        known = [hmac.compare_digest(key_digest.encode(), accepted) for accepted in digests]
         if scheme.lower() != b"bearer" or not any(known):
             if given:
-                self._wrong_keys.hit(client[0])
+                self._wrong_keys.hit(address)
             raise Unauthorized("send one of the service's keys, as 'Authorization: Bearer KEY'")
-        self._known[client] = None
-        self._known.move_to_end(client)
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
-        return digest
+        self._known.add(client)
+        return key_digest
 
 
-class MovingWindow:
-    """Allows at most ``most`` hits of each key in any ``seconds``, by a monotonic clock.
+class KnownClients:
+    """Digests of addresses with keys that they have used, at any worker.
 
-    With ``shared``, the hits that other workers accept count as well. The package ``limits`` uses
-    the time of day. When that is set back, a client that has used up its hits waits longer by the
-    same time.
+    These clients pass when another one of the same address sends wrong keys.
     """
 
-    def __init__(self, most: int, seconds: float, shared: SharedHits | None = None) -> None:
-        self._most = most
-        self._seconds = seconds
-        self._shared = shared
-        # The times of accepted hits, in order, by the digest of the key. The key that was accepted
-        # last is at the end.
-        self._hits: OrderedDict[bytes, deque[float]] = OrderedDict()
+    def __init__(self, parts: Sequence[memoryview]) -> None:
+        self._shared = SharedHits(parts)
+        self._clients: OrderedDict[bytes, None] = OrderedDict()  # the one seen last is at the end
         self.catch_up()
+
+    def __contains__(self, client: bytes) -> bool:
+        self.catch_up()
+        return client in self._clients
+
+    def add(self, client: bytes) -> None:
+        """Remember a client that has used a right key."""
+        if client not in self._clients:
+            self._shared.write(time.monotonic(), client)
+        self._remember(client)
 
     def catch_up(self) -> None:
-        """Count the hits that other workers have accepted since the last call."""
-        if self._shared is not None:
-            for at, key in self._shared.new():
-                self._count(key, at)
+        """Learn which clients other workers have added since the last call."""
+        for _, client in self._shared.new():
+            self._remember(client)
 
-    def hit(self, key: str) -> float:
-        """Count a hit and return 0. After too many, return the seconds until the next may come."""
-        self.catch_up()
-        name, now = digest(key), time.monotonic()
-        wait_s = self._wait_s(name, now)
-        if not wait_s:
-            self._count(name, now)
-            if self._shared is not None:
-                self._shared.write(now, name)
-        return wait_s
-
-    def wait_s(self, key: str) -> float:
-        """The seconds until the next hit may come; it is not counted."""
-        self.catch_up()
-        return self._wait_s(digest(key), time.monotonic())
-
-    def _count(self, key: bytes, at: float) -> None:
-        hits = self._hits.setdefault(key, deque(maxlen=self._most))
-        # A worker that was stopped between a hit and its report reports it late.
-        hits.append(max(at, hits[-1]) if hits else at)
-        self._hits.move_to_end(key)
-
-    def _wait_s(self, key: bytes, now: float) -> float:
-        while self._hits and next(iter(self._hits.values()))[-1] + self._seconds <= now:
-            self._hits.popitem(last=False)
-        hits = self._hits.get(key)
-        if hits is None or len(hits) < self._most:
-            return 0.0
-        return max(0.0, hits[0] + self._seconds - now)
+    def _remember(self, client: bytes) -> None:
+        self._clients[client] = None
+        self._clients.move_to_end(client)
+        if len(self._clients) > REMEMBERED:
+            self._clients.popitem(last=False)
 
 
 class InflightBytes:
@@ -241,7 +215,3 @@ def _is_open(asked: Asked) -> bool:
     path = asked.path
     pages = path in OPEN_PAGES or path.startswith(("/web/", "/docs/"))
     return path in OPEN or (pages and _reads(asked))
-
-
-def _shared(section: str, board: Board) -> SharedHits | None:
-    return SharedHits(board.parts(section)) if board.workers > 1 else None
