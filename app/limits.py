@@ -172,14 +172,17 @@ class InflightBytes:
         self, limit: int, parts: Sequence[memoryview], *, within: "InflightBytes | None" = None
     ) -> None:
         self.limit = limit
-        self._taken = [part.cast("q") for part in parts]
-        self._own = self._taken[0]
+        self._own, *self._others = (part.cast("q") for part in parts)
+        self._own_taken = 0
         self._within = within
 
     @property
     def taken(self) -> int:
         """The bytes that all workers have taken."""
-        return sum([taken[0] for taken in self._taken])
+        taken = self._own_taken
+        for other in self._others:
+            taken += other[0]
+        return taken
 
     @property
     def left(self) -> int:
@@ -189,17 +192,21 @@ class InflightBytes:
     def take(self, size: int) -> bool:
         """Take ``size`` bytes if there is room for them. Returns whether there was."""
         # First taken, then compared: of two workers that do so at the same time, one sees both.
-        self._own[0] += size
+        self._add(size)
         if self.left < 0 or (self._within is not None and not self._within.take(size)):
-            self._own[0] -= size
+            self._add(-size)
             return False
         return True
 
     def give(self, size: int) -> None:
         """Give back ``size`` bytes that were taken."""
-        self._own[0] -= size
+        self._add(-size)
         if self._within is not None:
             self._within.give(size)
+
+    def _add(self, size: int) -> None:
+        self._own_taken += size
+        self._own[0] = self._own_taken
 
 
 def plain_address(host: str) -> str:

@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Generic, TypeVar
 
@@ -37,35 +36,29 @@ class Distribution:
     The last bucket is above all ``bounds``. ``exemplars`` has the latest of each bucket with one.
     """
 
-    __slots__ = ("_bounds", "_cells", "exemplars")
+    __slots__ = ("_bounds", "_cells", "counts", "exemplars", "sum")
 
-    def __init__(
-        self, bounds: Sequence[float], cells: Numbers, exemplars: dict[int, Exemplar]
-    ) -> None:
+    def __init__(self, bounds: Sequence[float], cells: Numbers) -> None:
         self._bounds = bounds
+        # The cells are only written from here on, because to read them takes as long again.
         self._cells = cells
-        self.exemplars = exemplars
-
-    @property
-    def counts(self) -> list[float]:
-        """The number of observed values by bucket."""
-        return [*self._cells[:-1]]
+        *self.counts, self.sum = cells
+        self.exemplars: dict[int, Exemplar] = {}
 
     @property
     def count(self) -> int:
         """The number of observed values."""
         return int(sum(self.counts))
 
-    @property
-    def sum(self) -> float:
-        """The sum of the observed values."""
-        return self._cells[-1]
-
     def observe(self, value: float, exemplar: Mapping[str, str] | None = None) -> None:
         """Count a value. The labels of its exemplar, if given, are shown beside its bucket."""
         bucket = bisect_left(self._bounds, value)
-        self._cells[bucket] += 1
-        self._cells[-1] += value
+        counts = self.counts
+        counts[bucket] += 1
+        self.sum += value
+        cells = self._cells
+        cells[bucket] = counts[bucket]
+        cells[-1] = self.sum
         if exemplar:
             self.exemplars[bucket] = Exemplar(dict(exemplar), value, time.time())
 
@@ -98,18 +91,19 @@ class _Family(ABC, Collector, Generic[Series]):
         series = self._series.get(values)
         if series is None:
             names = tuple(map(str, values))
-            cells = self._store.cells(self.section, self._name, names, self._cells)
-            series = self._series[values] = self._over(cells, names)
+            if names == values:
+                cells = self._store.cells(self.section, self._name, names, self._cells)
+                series = self._over(cells)
+            else:
+                series = self.labels(*names)
+            self._series[values] = series
         return series
 
     def totals(self) -> dict[Labels, Series]:
         """The series of all workers together as they are now, by their label values."""
         self.publish()
         merged = self._store.merged(self._name, self._cells, self._merge)
-        return {
-            names: self._over(memoryview(array("d", cells)), names)
-            for names, cells in merged.items()
-        }
+        return {names: self._over(memoryview(array("d", cells))) for names, cells in merged.items()}
 
     def collect(self) -> Iterator[Metric]:
         """The metric with the series of all workers together, as they are now."""
@@ -123,8 +117,8 @@ class _Family(ABC, Collector, Generic[Series]):
         """Write the values that functions give, so that other workers can read them."""
 
     @abstractmethod
-    def _over(self, cells: Numbers, names: Labels) -> Series:
-        """The series with these label values, whose numbers are in ``cells``."""
+    def _over(self, cells: Numbers) -> Series:
+        """The series whose numbers are in ``cells``."""
 
     @abstractmethod
     def _add_samples(self, metric: Metric, labels: dict[str, str], series: Series) -> None:
@@ -149,7 +143,7 @@ class Counter(_Family[Count]):
             self.labels().value += total - self._published
             self._published = total
 
-    def _over(self, cells: Numbers, names: Labels) -> Count:
+    def _over(self, cells: Numbers) -> Count:
         return Count.from_buffer(cells)
 
     def _add_samples(self, metric: Metric, labels: dict[str, str], series: Count) -> None:
@@ -182,7 +176,7 @@ class Gauge(_Family[Count]):
         for values, function in self._functions.items():
             self.labels(*values).value = function()
 
-    def _over(self, cells: Numbers, names: Labels) -> Count:
+    def _over(self, cells: Numbers) -> Count:
         return Count.from_buffer(cells)
 
     def _add_samples(self, metric: Metric, labels: dict[str, str], series: Count) -> None:
@@ -214,18 +208,19 @@ class Histogram(_Family[Distribution]):
         super().__init__(name, text, labels, registry, store, cells=len(bounds) + 2)
         self._bounds = bounds
         self._shown_bounds = [*map(floatToGoString, bounds), "+Inf"]
-        self._exemplars: defaultdict[Labels, dict[int, Exemplar]] = defaultdict(dict)
 
-    def _over(self, cells: Numbers, names: Labels) -> Distribution:
-        return Distribution(self._bounds, cells, self._exemplars[names])
+    def _over(self, cells: Numbers) -> Distribution:
+        return Distribution(self._bounds, cells)
 
     def _add_samples(self, metric: Metric, labels: dict[str, str], series: Distribution) -> None:
+        own = self._series.get(tuple(labels.values()))
+        exemplars = own.exemplars if own is not None else {}
         count = 0.0
         for bucket, (bound, observed) in enumerate(
             zip(self._shown_bounds, series.counts, strict=True)
         ):
             count += observed
-            exemplar = series.exemplars.get(bucket)
+            exemplar = exemplars.get(bucket)
             metric.add_sample(
                 f"{self._name}_bucket", {**labels, "le": bound}, count, exemplar=exemplar
             )

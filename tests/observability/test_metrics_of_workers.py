@@ -79,7 +79,7 @@ def test_a_worker_that_is_killed_takes_no_count_with_it() -> None:
     with shared_board(2) as (supervisor, descriptor):
         own = Metrics(Board.open(descriptor, 2, 0))
         own.show_model("model", "revision 1", "int8", "CPU", "1.0")
-        own.model_ready.watch(lambda: False, "model")
+        own.model_ready.watch(lambda: True, "model")
         own.queue_texts.watch(lambda: 1, "model")
         own.requests_in_flight.value += 1
         own.observe_request("/classify", "POST", 200, 0.003, None)
@@ -111,7 +111,7 @@ def test_a_worker_that_is_killed_takes_no_count_with_it() -> None:
             scrapes.append(_scrape(own))
             assert shown("sentiment_http_requests_in_flight") == 1
             assert shown("sentiment_queue_texts", model="model") == 1
-            assert shown("sentiment_model_ready", model="model") == 0
+            assert shown("sentiment_model_ready", model="model") == 1
             assert shown("sentiment_workers") == 1
             assert _revisions(scrapes[-1]) == {"revision 1"}
         for (_, before), (_, after) in pairwise(scrapes):
