@@ -71,6 +71,7 @@ class Service:
         """
         async with AsyncExitStack() as stack:
             self.lifecycle.restart()
+            stack.callback(self.metrics.publish)
             stack.callback(self.lifecycle.stopped)
             if self.settings.otlp_endpoint:
                 self.tracer = Tracer(self.settings.otlp_endpoint, version=self.version)
