@@ -85,7 +85,7 @@ class Service:
             yield
 
     def sync_workers(self) -> None:
-        """Show the other workers what this one has, and count what they accepted.
+        """Show the other workers what this one has and has counted, and count what they accepted.
 
         A worker among several calls this on its event loop, about ten times a second.
         """
