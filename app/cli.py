@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "serve":
             return _serve(settings, sources(settings, flags))
         for reason in unknown_variables(os.environ):
-            print(f"sentiment: warning: {reason}", file=sys.stderr)
+            _say(f"warning: {reason}")
         if options.command == "doctor":
             return _doctor(options, settings)
         return _classify(options, settings)
@@ -132,9 +132,10 @@ def _serve(settings: Settings, reasons: str) -> int:
     for reason in (*platforms.unused_mounts(os.environ), *unknown_variables(os.environ)):
         logger.warning("%s", reason)
     try:
+        from app.exported_models import with_bundles
         from app.server.run import run
 
-        return run(settings)
+        return run(with_bundles(settings))
     except (UserError, ModuleNotFoundError, OSError):
         raise
     except Exception:
@@ -150,11 +151,19 @@ def _doctor(options: argparse.Namespace, settings: Settings) -> int:
     return doctor(settings, as_json=options.json)
 
 
+def _say(line: str) -> None:
+    print(f"sentiment: {line}", file=sys.stderr)
+
+
 def _classify(options: argparse.Namespace, settings: Settings) -> int:
     if fault := classify_arguments.fault(options, settings):
         print(f"sentiment: {fault}", file=sys.stderr)
         return 2
     chosen = ClassifyOptions.from_arguments(options)
+    if not options.url:
+        from app.exported_models import with_bundles
+
+        settings = with_bundles(settings, _say)
     if options.engine:
         from app.files.cluster import ray_run
 

@@ -112,19 +112,36 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
         action="store_true",
         help="compare every layer with PyTorch and name the first that differs too much",
     )
+    parser.add_argument(
+        "--push",
+        metavar="ORG/NAME",
+        help="put the bundle into this repository of the hub, with the token of HF_TOKEN; it is "
+        "made if there is none",
+    )
     add_version(parser)
     misspelt = nearest(words[0], commands) if words and "--output" not in " ".join(words) else ""
     if misspelt:
         parser.error(f"there is no command {words[0]!r}{misspelt}")
     options = parser.parse_args(words)
 
-    # Imported here because they load torch and transformers, which --help does not need.
+    check_bundle_output(options.output)
+    # Imported here because --help needs none of it, and a bundle on the hub no torch.
+    from model_export.hub_bundle import fetch_bundle, push_bundle
+
+    if not fetch_bundle(options.source, options.output, options.revision, options.precision):
+        _export_checkpoint(options)
+    print(f"wrote {options.output}")
+    if options.push:
+        commit = push_bundle(options.output, options.push)
+        print(f"pushed to {options.push} at {commit}")
+
+
+def _export_checkpoint(options: argparse.Namespace) -> None:
     from model_export.bundle_calibration import CalibrationTexts
     from model_export.checkpoint.checkpoint import load_checkpoint
     from model_export.checkpoint.source import find_checkpoint
     from model_export.export import export
 
-    check_bundle_output(options.output)
     path = find_checkpoint(options.source, options.revision)
     checkpoint = load_checkpoint(
         path, options.preprocessing, options.labels, longest=options.max_tokens
@@ -147,7 +164,6 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
         calibration_texts=calibration_texts,
         debug_parity=options.debug_parity,
     )
-    print(f"wrote {options.output}")
 
 
 def source(value: str) -> str:

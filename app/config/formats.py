@@ -56,8 +56,12 @@ def _key_digests(value: Any) -> Any:
 
 
 def _path(value: Any) -> Any:
+    if not value:  # empty means: not set
+        return None
     try:
-        return Path(value).expanduser() if value else None  # empty means: not set
+        path = Path(value).expanduser()
+        # Path drops the "./" that tells a path from a hub id.
+        return path.absolute() if str(value).startswith("./") else path
     except RuntimeError:
         raise ValueError("no home directory was found for '~'; give an absolute path") from None
 

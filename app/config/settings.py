@@ -1,8 +1,10 @@
 """The service's settings: ``formats.py`` reads their values, ``sources.py`` finds them."""
 
 import os
+from pathlib import Path
 from typing import Any, Literal
 
+import platformdirs
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -212,6 +214,14 @@ class Settings(BaseSettings):
         if len(set(names)) < len(names):
             raise ValueError("give each model another name")
         return names
+
+
+def cache_directory(settings: Settings) -> Path | None:
+    """Where measurements and exported models are kept; None if the system has no such place."""
+    if settings.cache_dir is not None:
+        return settings.cache_dir
+    directory = platformdirs.user_cache_path("sentiment-service", appauthor=False)
+    return directory if directory.is_absolute() else None  # a user without a home directory
 
 
 def flag(name: str) -> str:
