@@ -28,9 +28,8 @@ sys.exit(main())
         ("app", "onnxruntime", "cpu", ["classify", "hello"]),
         ("app", "httpx", "files", ["classify", "--url", "http://127.0.0.1:9", "hello"]),
         ("app", "pyarrow", "files", ["classify", "--input", "x.parquet"]),
-        ("model_export", "torch", "export", ["source", "--output", "bundle"]),
-        ("model_export", "huggingface_hub", "export", ["describe", "source"]),
-        ("model_export", "sklearn", "export", ["evaluate", "bundle", "file"]),
+        ("model_export", "torch", "export", [".", "--output", "bundle"]),
+        ("model_export", "huggingface_hub", "hub", ["describe", "source"]),
         ("model_export", "onnxruntime", "cpu", ["evaluate", "bundle", "file"]),
         (
             "model_export",
@@ -43,7 +42,7 @@ sys.exit(main())
 def test_a_missing_package_is_named_with_its_extra(
     tmp_path: Path, package: str, hidden: str, extra: str, words: list[str]
 ) -> None:
-    """One line on standard error and exit code 1, without a traceback."""
+    """One line on standard error with the commands for this interpreter, and exit code 1."""
     (tmp_path / "x.parquet").touch()
     done = subprocess.run(
         [sys.executable, "-c", RUN.format(hidden=hidden, package=package), *words],
@@ -57,7 +56,9 @@ def test_a_missing_package_is_named_with_its_extra(
     assert "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]  # `serve` first logs port and model
     assert f"the package {hidden}, which the extra '{extra}'" in line
-    assert f"pip install '.[{extra}]'" in line
+    assert f"{sys.executable} -m " in line
+    assert f" 'sentiment-service[{extra}]'" in line
+    assert ("--torch-backend cpu" in line) == (extra == "export")
 
 
 def test_the_client_names_the_package_that_it_needs() -> None:

@@ -316,7 +316,7 @@ def test_without_pyarrow(
     monkeypatch.delattr(app.files.tables, "parquet", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["classify", "--input", str(tmp_path / "in.parquet")]) == 1
-    assert "pip install '.[files]'" in capsys.readouterr().err
+    assert "pip install 'sentiment-service[files]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["file", "texts"])

@@ -171,7 +171,7 @@ def test_without_the_sdk_it_is_said_how_to_get_it(bundle: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 1
-    assert "pip install '.[otel]'" in done.stderr
+    assert "pip install 'sentiment-service[otel]'" in done.stderr
     assert "Traceback" not in done.stderr
     with Process(*flags, command=hidden):
         pass
