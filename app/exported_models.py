@@ -45,7 +45,7 @@ def with_bundles(settings: Settings, say: Say = logger.info) -> Settings:
     What is not exported yet is exported now. ``say`` gets lines about the progress.
 
     Raises:
-        UserError: a model cannot be exported.
+        UserError: a model does not exist, or cannot be exported.
     """
     bundles = tuple(_bundle(path, settings, say) for path in settings.model)
     return settings.model_copy(update={"model": bundles})
@@ -62,7 +62,10 @@ def _bundle(path: Path, settings: Settings, say: Say) -> Path:
         source, revision = hub_id[1], hub_id[2] or ""
         name, key = source.rpartition("/")[2], str(path).replace("/", "--")
     else:
-        return path  # opening it as a bundle will say that it does not exist
+        raise UserError(
+            f"there is no directory {path}; give a bundle, a checkpoint directory, or a hub id, "
+            "which has the form ORG/NAME"
+        )
     directory = cache_directory(settings)
     if directory is None:
         raise UserError(f"{path} must be exported; give a directory for that with --cache-dir")

@@ -169,14 +169,16 @@ def test_a_changed_checkpoint_is_exported_again(fake: Path, tmp_path: Path) -> N
 
 
 def test_paths_and_hub_ids(fake: Path, tmp_path: Path) -> None:
-    """An existing path wins. What begins with ./ or / is a path only. @ gives a revision."""
+    """An existing path wins. ./ and / begin paths only, and one that does not exist is called so.
+
+    A revision follows @.
+    """
     (tmp_path / "acme" / "here").mkdir(parents=True)
     (tmp_path / "acme" / "here" / "manifest.json").touch()
     assert _used(fake, "acme/here") == [Path("acme/here")]
-    assert _used(fake, "./acme/gone", "/acme/gone", "gone", "a/b/c") == [
-        tmp_path / "acme/gone",
-        *map(Path, ("/acme/gone", "gone", "a/b/c")),
-    ]
+    for path in ("./acme/gone", "/acme/gone", "gone", "a/b/c"):
+        with pytest.raises(UserError, match=r"^there is no directory .*(gone|a/b/c); .* ORG/NAME$"):
+            _used(fake, path)
     main, old, other = _used(fake, "acme/gone", "acme/gone@refs/pr/1", "acme/gone-too")
     assert (main / "manifest.json").read_text() == "acme/gone --precision int8\n"
     assert (old / "manifest.json").read_text() == (

@@ -187,8 +187,7 @@ def _read_manifest(path: Path) -> Manifest:
     except FileNotFoundError:
         if not path.exists():
             raise UserError(
-                f"there is no directory {path}; give a bundle, a checkpoint directory, or a hub "
-                "id, which has the form ORG/NAME"
+                f"there is no directory {path}; give the directory of a bundle"
             ) from None
         raise UserError(
             f"{path} is not a bundle: it has no {MANIFEST} (sentiment-export makes one)"
