@@ -1,7 +1,11 @@
 """Which extra of this package has an optional package, for the error when it is missing."""
 
+import importlib.metadata
+import json
 import shlex
 import sys
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from app.errors import UserError
 
@@ -33,7 +37,7 @@ EXTRAS = {
 
 
 def missing_extra(error: ModuleNotFoundError) -> UserError:
-    """An error that says which commands install the extra for this interpreter."""
+    """An error that says which extra to install."""
     module = (error.name or "").partition(".")[0]
     if module not in EXTRAS:
         return UserError(f"the installation is not complete: {error}")
@@ -41,19 +45,29 @@ def missing_extra(error: ModuleNotFoundError) -> UserError:
     instead = " (or 'gpu', for CUDA)" if extra == "cpu" else ""
     return UserError(
         f"this needs the package {module}, which the extra '{extra}'{instead} installs: run "
-        f"{install_commands(extra)}"
+        f"{install_command(extra)}"
     )
 
 
-def install_commands(extra: str) -> str:
-    """The shell commands that add the extra to this interpreter's packages.
+def install_command(extra: str) -> str:
+    """The shell command that adds an extra to the environment of the running Python.
 
-    For the exporter, they install PyTorch for CPUs. On Linux, pip would install that for CUDA,
-    which is ten times as large.
+    It installs this package again from where pip got it: a clone, a wheel or a repository. The
+    exporter comes with PyTorch for CPUs: on Linux, pip would choose that for CUDA, which is ten
+    times as large.
     """
-    python = shlex.quote(sys.executable)
-    package = f"'sentiment-service[{extra}]'"
+    # pip records the source (PEP 610), unless it was an index.
+    recorded = importlib.metadata.distribution("sentiment-service").read_text("direct_url.json")
+    source = json.loads(recorded) if recorded else {}
+    words = [f"sentiment-service[{extra}]"]
+    if source.get("dir_info", {}).get("editable"):
+        words = ["--editable", f"{url2pathname(urlsplit(source['url']).path)}[{extra}]"]
+    elif vcs := source.get("vcs_info"):
+        words = [f"{words[0]} @ {vcs['vcs']}+{source['url']}@{vcs['commit_id']}"]
+    elif source:
+        words = [f"{words[0]} @ {source['url']}"]
+    pip = [sys.executable, "-m", "pip", "install"]
     if extra != "export":
-        return f"{python} -m pip install {package}"
-    torch_for_cpus = f"-m uv pip install --python {python} --torch-backend cpu"
-    return f"{python} -m pip install uv && {python} {torch_for_cpus} {package}"
+        return shlex.join([*pip, *words])
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable]
+    return f"{shlex.join([*pip, 'uv'])} && {shlex.join([*uv, '--torch-backend', 'cpu', *words])}"
