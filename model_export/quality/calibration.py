@@ -109,7 +109,8 @@ def brier_score(logits: Floats, gold: Indices) -> float:
 
 def _log_softmax(logits: Floats) -> Floats:
     shifted = logits - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    scores: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return scores
 
 
 LOSSES: dict[CalibrationLoss, Figure] = {"log": log_loss, "brier": brier_score}

@@ -330,7 +330,7 @@ def test_an_output_that_exists_is_kept(
     target = tmp_path / "out.csv"
     target.write_text("precious\n")
     source = ["--input=~/in.csv"] if kind == "file" else ["love"]
-    options = ["--model", bundle, *source, "--output=~/out.csv"]
+    options = ["--model", str(bundle), *source, "--output=~/out.csv"]
     refused = _classify(*options)
     assert refused.returncode == 1
     assert refused.stderr == (
