@@ -71,7 +71,7 @@ def test_a_hub_id_is_exported_once(hub: Hub, checkpoint: Exported, tmp_path: Pat
     commit = hub.add(REPO, checkpoint.source)
     variables = _environment(hub, tmp_path)
     both = [_classify(REPO, variables) for _ in range(2)]
-    ended = [(*process.communicate(timeout=120), process.returncode) for process in both]
+    ended = [(*process.communicate(timeout=300), process.returncode) for process in both]
     answers, told, codes = zip(*ended, strict=True)
     assert codes == (0, 0), told
     assert answers[0] == answers[1]
@@ -86,7 +86,7 @@ def test_a_hub_id_is_exported_once(hub: Hub, checkpoint: Exported, tmp_path: Pat
     assert document["source"]["revision"] == commit
     hub.requests.clear()
     again = _classify(REPO, variables)
-    assert again.communicate(timeout=60) == (answers[0], "")
+    assert again.communicate(timeout=180) == (answers[0], "")
     assert hub.requests == []
 
 
@@ -115,7 +115,7 @@ def test_a_pushed_bundle_is_served_without_pytorch(
     variables = _environment(hub, tmp_path)
     words = [str(checkpoint.source), "--output", str(tmp_path / "out"), "--push", "acme/bundle"]
     export = [str(Path(sys.executable).with_name("sentiment-export")), *words]
-    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 120}
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 300}
     refused = subprocess.run(export, env=variables, **options)  # type: ignore[call-overload]
     assert refused.returncode == 1
     assert "was written, but not pushed to acme/bundle" in refused.stderr
@@ -127,14 +127,14 @@ def test_a_pushed_bundle_is_served_without_pytorch(
 
     variables["PYTHONPATH"] = "."
     answered = _classify("acme/bundle", variables, no_torch)
-    answer, told = answered.communicate(timeout=60)
+    answer, told = answered.communicate(timeout=180)
     assert answered.returncode == 0, told
     assert answer.endswith("\tlove\n")
     (manifest,) = (tmp_path / "cache" / "models").rglob("manifest.json")
     assert list(json.loads(manifest.read_text())["variants"]) == ["int8"]
     assert not any(name.endswith("model.onnx") for name in hub.fetched())
     impossible = _classify(REPO, variables, no_torch)
-    _, told = impossible.communicate(timeout=60)
+    _, told = impossible.communicate(timeout=180)
     assert impossible.returncode == 1
     last = told.splitlines()[-1]
     assert f"{REPO} cannot be used: this needs the package torch" in last
