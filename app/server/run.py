@@ -22,8 +22,9 @@ from app.config.settings import Settings
 from app.errors import ServiceError, UserError
 from app.limits import IPV4_MAPPED
 from app.server import refusals, signals
+from app.server.arrivals import bind, url
 from app.server.http_protocol import QUIET_S, HttpProtocol
-from app.server.listener import Listener, bind
+from app.server.listener import Listener
 from app.server.request_scheduler import Turns
 from app.service import Service
 
@@ -138,7 +139,7 @@ class Server(uvicorn.Server):
                 raise
         await self._start_grpc()
         models = self._service.models.summary()
-        urls = [_url(site) for site in self._configs]
+        urls = [url(site) for site in self._configs]
         logger.info("serving %s at %s", models, urls[0], extra={"fields": self._pages(*urls)})
         self.started = True
 
@@ -249,11 +250,6 @@ class Server(uvicorn.Server):
         """A number that grows with each connection and each answer."""
         accepted = sum(listener.accepted for listener in self._listeners)
         return accepted + self.server_state.total_requests
-
-
-def _url(site: socket.socket) -> str:
-    host, port = site.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app.cli import main
-from app.server.listener import bind
+from app.server.arrivals import bind
 from app.server.run import Server
 from tests.support.serving import (
     HEAD,
