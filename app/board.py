@@ -7,7 +7,9 @@ its process: the next worker of that number goes on with it, so counters never f
 
 import mmap
 import os
+from typing import TypeAlias
 
+Numbers: TypeAlias = "memoryview[float]"
 NUMBER_BYTES = 8
 # Bytes of each section of a worker's part. The kernel gives memory to pages that are written only.
 SECTIONS = {
@@ -55,7 +57,7 @@ class Board:
             start += size
         raise KeyError(name)
 
-    def numbers(self, name: str, worker: int) -> memoryview:
+    def numbers(self, name: str, worker: int) -> Numbers:
         """A section of a worker's part, as floating-point numbers."""
         return self.section(name, worker).cast("d")
 

@@ -16,10 +16,18 @@ from app.errors import UserError
 from app.extras import missing_extra
 from app.files.run import arguments as classify_arguments
 from app.files.run.arguments import LOCAL, ClassifyOptions
+from app.server.assignment import Assignment
 from app.server.process import open_standard_files, raise_file_limit
+from app.server.shares import worker_count
 
 # The words for values in --help, where the setting's name does not end with one.
-METAVARS = {"model": "DIR", "host": "ADDRESS", "runners": "N", "threads": "N"}
+METAVARS = {
+    "model": "DIR",
+    "host": "ADDRESS",
+    "workers": "N|auto",
+    "runners": "N",
+    "threads": "N",
+}
 DESCRIPTION = """\
 Tell whether short texts are positive, neutral or negative. A model for English is
 included; sentiment-export makes bundles of other models.
@@ -144,14 +152,22 @@ def _shown(default: object) -> object:
 def _serve(settings: Settings, reasons: str) -> int:
     open_standard_files()
     raise_file_limit()
-    logs.configure(settings.log_level, settings.log_format)
-    logger.info("%s", reasons)
-    for reason in platforms.unused_mounts(os.environ):
-        logger.warning("%s", reason)
+    assignment = Assignment.of_this_process()
+    if assignment is not None:
+        logs.configure(settings.log_level, settings.log_format, worker=assignment.number)
+    else:
+        logs.configure(settings.log_level, settings.log_format)
+        logger.info("%s", reasons)
+        for reason in platforms.unused_mounts(os.environ):
+            logger.warning("%s", reason)
     try:
+        if assignment is None and (workers := worker_count(settings)) > 1:
+            from app.server import supervisor
+
+            return supervisor.run(settings, workers)
         from app.server.run import run
 
-        return run(settings)
+        return run(settings, assignment)
     except (UserError, ModuleNotFoundError, OSError):
         raise
     except Exception:

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from app.board import Board
 from app.config.settings import Settings
 from app.engine.classifier import Classifier
 from app.engine.loading import Loaded
@@ -21,6 +22,7 @@ from app.observability import access_log
 from app.observability.metrics import Metrics
 from app.observability.model_observer import ModelObserver
 from app.observability.traces import Tracer
+from app.workers import statuses
 
 # Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory. The
 # texts and tokens of a body take as much again, and the model must fit beside them.
@@ -31,13 +33,27 @@ MOST_INFLIGHT_BYTES = 256 * 2**20  # of a larger memory as well: room for 128 bo
 class Service:
     """Everything that the routes of an application share."""
 
-    def __init__(self, settings: Settings, *, health_route: str | None = None) -> None:
-        """``health_route`` is a path of health checks that the platform chose."""
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        health_route: str | None = None,
+        board: Board | None = None,
+        cpus: float = 0.0,
+    ) -> None:
+        """``health_route`` is a path of health checks that the platform chose.
+
+        ``board`` and ``cpus``, a share of the CPUs, are given if this process is one of several
+        workers.
+        """
         self.settings = settings
         self.health_route = health_route
+        self.board = board or Board.alone()
+        self.workers = statuses(self.board)
+        self.status = self.workers[self.board.number or 0]
         self.access = Access(settings, health_route)
         self.version = importlib.metadata.version("sentiment-service")
-        self.cpus = available_cpus()
+        self.cpus = cpus or available_cpus()
         self.started_at = int(time.time())  # Unix seconds
         self.metrics = Metrics()
         self.lifecycle = Lifecycle(settings.drain_ms / 1000)

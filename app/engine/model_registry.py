@@ -121,6 +121,11 @@ class ModelRegistry:
             await classifier.health.check_ready()
 
     @property
+    def good(self) -> bool:
+        """Whether every model can answer as far as is known. Nothing is tried."""
+        return all(classifier.health.good for classifier in self.classifiers.values())
+
+    @property
     def loading(self) -> bool:
         """Whether a thread is loading a model. It cannot be interrupted.
 

@@ -20,7 +20,8 @@ class Listener:
     probes do not wait behind the connections of a flood.
 
     ``protocol`` makes the protocol of a connection from its socket, and ``arrivals`` takes the
-    sockets of the site. Create it on the event loop.
+    sockets of the site. ``on_failure`` is called when a connection is gone before it begins. Create
+    it on the event loop.
 
     Raises:
         UserError: another process listens on this address.
@@ -31,7 +32,9 @@ class Listener:
         site: socket.socket,
         protocol: Callable[[socket.socket], asyncio.Protocol],
         arrivals: type[Arrivals] = Arrivals,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_failure = on_failure
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[socket.socket] = deque()  # they have sent a POST
@@ -84,3 +87,4 @@ class Listener:
             await self._loop.connect_accepted_socket(lambda: self._protocol(connection), connection)
         except OSError:  # it is gone already
             connection.close()
+            self._on_failure()

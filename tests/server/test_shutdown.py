@@ -176,7 +176,7 @@ class AtImport:
             hang_up()
             import app.server.run as run
             create = run.main.create_app
-            run.main.create_app = lambda settings: (hang_up(), create(settings), hang_up())[1]
+            run.main.create_app = lambda *given: (hang_up(), create(*given), hang_up())[1]
 
 sys.meta_path.insert(0, AtImport())
 """
