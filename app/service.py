@@ -3,7 +3,7 @@
 import asyncio
 import importlib.metadata
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from app.board import Board
@@ -16,13 +16,14 @@ from app.engine.model.model import Model
 from app.engine.model_registry import ModelRegistry
 from app.engine.tuning.plan import ServingPlan
 from app.engine.worker import Worker
+from app.errors import NotReady, ShuttingDown
 from app.lifecycle import Lifecycle
 from app.limits import Access, InflightBytes
 from app.observability import access_log
 from app.observability.metrics import Metrics
 from app.observability.model_observer import ModelObserver
 from app.observability.traces import Tracer
-from app.workers import statuses
+from app.workers import WorkerStage, WorkerStatus, statuses
 
 # Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory. The
 # texts and tokens of a body take as much again, and the model must fit beside them.
@@ -58,6 +59,8 @@ class Service:
         self.metrics = Metrics()
         self.lifecycle = Lifecycle(settings.drain_ms / 1000)
         self.models = ModelRegistry(settings, self.lifecycle, self.cpus, self._classifier_of)
+        # Loads a model again, at all workers of the service. A worker among several replaces it.
+        self.reload: Callable[[str], Awaitable[None]] = self.models.reload
         self.worker: Worker  # for work that would block the event loop; set by running()
         self.tracer: Tracer | None = None
         self.logs_requests = False  # set by running()
@@ -87,6 +90,34 @@ class Service:
             self.models.start(loaded)
             self.lifecycle.started()
             yield
+
+    def check_live(self) -> None:
+        """Return while at least one worker can answer, or will probably recover.
+
+        Raises:
+            NotReady: the service must be restarted.
+        """
+        try:
+            self.models.check_live()
+        except NotReady:
+            lost = (WorkerStage.HOPELESS, WorkerStage.ENDED)
+            if all(other.stage in lost for other in self._others()):
+                raise
+
+    async def check_ready(self) -> None:
+        """Return while at least one worker answers.
+
+        Raises:
+            NotReady, ShuttingDown: the service is starting, failing or stopping.
+        """
+        try:
+            await self.models.check_ready()
+        except (NotReady, ShuttingDown):
+            if not any(other.stage is WorkerStage.READY for other in self._others()):
+                raise
+
+    def _others(self) -> list[WorkerStatus]:
+        return [worker for worker in self.workers if worker is not self.status]
 
     def _classifier_of(self, model: Model, plan: ServingPlan) -> Classifier:
         observer = ModelObserver(self.metrics, self.tracer, model, version=self.version)

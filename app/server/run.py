@@ -25,10 +25,10 @@ from app.limits import IPV4_MAPPED
 from app.server import refusals, signals
 from app.server.arrivals import Arrivals, bind, url
 from app.server.assignment import Assignment
-from app.server.control import Control
 from app.server.handover import HandedOver
 from app.server.http_protocol import HttpProtocol
 from app.server.listener import Listener
+from app.server.member import Member
 from app.server.quiet import ACCEPTING_SHARE, LOOK_S, QUIET_S, Quiet
 from app.server.request_scheduler import Turns
 from app.server.shares import take_share
@@ -138,7 +138,7 @@ class Server(uvicorn.Server):
         self._listeners: list[Listener] = []
         self._grpc: GrpcServer | None = None
         self._assignment = assignment
-        self._control: Control | None = None
+        self._member: Member | None = None
         self._report = StatusReport(service, self.server_state)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -178,11 +178,14 @@ class Server(uvicorn.Server):
         self.started = True
 
     def _join(self, assignment: Assignment) -> None:
-        """Listen to the supervisor. When it has ended, this worker ends as if by SIGTERM."""
-        control = socket.socket(fileno=assignment.control)
-        self._control = Control(
-            control, lambda _: None, lambda: self.handle_exit(signal.SIGTERM, None)
+        """Listen to the supervisor. When it has ended, this worker ends, too."""
+        self._member = Member(
+            socket.socket(fileno=assignment.control),
+            self._service.models,
+            hang_up=lambda: self._hangups.append(signal.SIGHUP),
+            stop=lambda: self.handle_exit(signal.SIGTERM, None),
         )
+        self._service.reload = self._member.reload
 
     def _note_end(self) -> None:
         """A connection has ended."""
@@ -226,7 +229,7 @@ class Server(uvicorn.Server):
 
     async def _reload(self, name: str) -> None:
         try:
-            await self._service.models.reload(name)
+            await self._service.reload(name)
         except ServiceError:
             pass  # the log says why, or the service shuts down
         except Exception:
@@ -237,6 +240,8 @@ class Server(uvicorn.Server):
         logger.info("shutting down")
         lifecycle = self._service.lifecycle
         lifecycle.stop()  # a signal may have done this already
+        if self._member is not None:
+            self._member.stop()
         drain_s = self._service.settings.drain_ms / 1000
         stop_by = lifecycle.stop_by
         results_by = stop_by - min(MAX_REFUSING_S, REFUSING_SHARE * drain_s)

@@ -12,13 +12,13 @@ import signal
 import socket
 import time
 from contextlib import ExitStack, suppress
-from typing import Any
 
 from app.board import Board
 from app.config.settings import Settings
 from app.errors import UserError
 from app.server.arrivals import bind, url
 from app.server.dealer import Dealer
+from app.server.group_reload import GroupReload
 from app.server.quiet import ACCEPTING_SHARE, LOOK_S, QUIET_S, Quiet
 from app.server.worker_process import HANGS_S, WorkerProcess
 from app.workers import WorkerStage
@@ -27,6 +27,8 @@ from app.workers import WorkerStage
 EXIT_S = 5.0
 # The service ends when every worker has failed to start this many times in a row.
 MOST_FAILED_STARTS = 3
+# Seconds in which workers may serve different models: while they switch to new ones.
+MIXED_S = 2.0
 
 logger = logging.getLogger(__name__)
 
@@ -63,21 +65,26 @@ class Supervisor:
         self._drain_s = settings.drain_ms / 1000
         self._sites = sites
         self._board, descriptor = Board.create(workers)
-        self._workers = [
+        self._woken = asyncio.Event()
+        self._workers: list[WorkerProcess] = []
+        self._reloads = GroupReload(self._workers)
+        self._workers += [
             WorkerProcess(
-                number, self._board, descriptor, len(sites), self._told, self._worker_ended
+                number, self._board, descriptor, len(sites), self._reloads.told, self._woken.set
             )
             for number in range(workers)
         ]
         self._dealer = Dealer(sites, self._workers)
         self._stopping = 0  # the signal that stops the service
-        self._woken = asyncio.Event()
+        self._mixed_since = 0.0
 
     async def run(self) -> int:
         """Serve until a signal; the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        reloading = asyncio.create_task(self._reloads.run())
         try:
             if not await self._start_all():
                 return 128 + self._stopping if self._stopping else 1
@@ -89,6 +96,7 @@ class Supervisor:
             return await self._shut_down()
         finally:
             await self._end_all(time.monotonic())
+            reloading.cancel()
 
     # Start
 
@@ -124,6 +132,7 @@ class Supervisor:
             was_alive = worker.alive
             worker.look()
             if was_alive and not worker.alive:
+                self._reloads.ended(worker)
                 self._note_end(worker)
             elif worker.alive:
                 self._check(worker)
@@ -131,6 +140,7 @@ class Supervisor:
                 worker.status.restarts += 1
                 worker.start()
         self._dealer.look()
+        self._check_models()
 
     def _check(self, worker: WorkerProcess) -> None:
         """End the worker if it cannot recover, and kill it if it does not end or hangs."""
@@ -159,11 +169,24 @@ class Supervisor:
         ):
             raise UserError(f"no worker can start: {worker.last_end}")
 
-    def _told(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        """A worker has sent a message."""
+    def _check_models(self) -> None:
+        """Have all workers load their models again if they serve different ones.
 
-    def _worker_ended(self) -> None:
-        self._woken.set()
+        A bundle may have changed on the disk, and a worker that was replaced has then loaded it.
+        """
+        now = time.monotonic()
+        models = {worker.status.models for worker in self._workers}
+        ready = all(worker.stage is WorkerStage.READY for worker in self._workers)
+        if len(models) == 1 or not ready or not self._reloads.idle:
+            self._mixed_since = now
+        elif now - self._mixed_since > MIXED_S:
+            self._mixed_since = now
+            logger.warning("the workers serve different models: all load them again")
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """SIGHUP: all models are loaded again. The first worker that is ready asks for it."""
+        min(self._workers, key=lambda worker: worker.stage).send(kind="hangup")
 
     # End
 

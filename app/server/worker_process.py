@@ -47,7 +47,6 @@ class WorkerProcess:
         self.number = number
         self.status = WorkerStatus(board, number)
         self.status.end()
-        self.control: Control | None = None  # while it has a process
         self.exit_code: int | None = None  # of the latest process, when it has ended
         self.failed_starts = 0  # in a row
         self.start_at = 0.0  # on the clock time.monotonic: when it is to be started again
@@ -59,6 +58,7 @@ class WorkerProcess:
         self._on_message = on_message
         self._on_end = on_end
         self._kill_reason = ""
+        self._control: Control | None = None  # while it has a process
         self._channels: list[socket.socket] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._pause_s = LEAST_PAUSE_S
@@ -100,7 +100,7 @@ class WorkerProcess:
         )
         for theirs in (control, *channels):
             theirs.close()
-        self.control = Control(own_control, partial(self._on_message, self), self._on_end)
+        self._control = Control(own_control, partial(self._on_message, self), self._on_end)
         self.status.begin(self._process.pid)
         self.exit_code, self.end_by, self.silent_s = None, math.inf, 0.0
         self._ready_since, self._kill_reason = None, ""
@@ -111,6 +111,11 @@ class WorkerProcess:
             return False
         self.status.dealt += 1
         return True
+
+    def send(self, **message: Any) -> None:
+        """Send its process a message, if it has one."""
+        if self._control is not None:
+            self._control.send(**message)
 
     def look(self) -> None:
         """See whether it has ended, is ready, or is silent."""
@@ -167,7 +172,7 @@ class WorkerProcess:
         self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
         self._process, self.exit_code = None, code
         self.end_connections()
-        if self.control is not None:
-            self.control.close()
-        self.control = None
+        if self._control is not None:
+            self._control.close()
+        self._control = None
         self.status.end()
