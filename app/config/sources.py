@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import platformdirs
 from pydantic import ValidationError
 
 from app.config import platforms
@@ -39,6 +41,14 @@ def sources(settings: Settings, flags: Mapping[str, Any]) -> str:
         f"{name} {_shown(value)} ({_source(name, flags, platform)})"
         for name, value in shown.items()
     )
+
+
+def cache_directory(settings: Settings) -> Path | None:
+    """The directory for what is kept between starts; None if the system has no place for it."""
+    if settings.cache_dir is not None:
+        return settings.cache_dir
+    directory = platformdirs.user_cache_path("sentiment-service", appauthor=False)
+    return directory if directory.is_absolute() else None  # a user without a home directory
 
 
 def _from_platform(flags: Mapping[str, Any]) -> dict[str, PlatformValue]:

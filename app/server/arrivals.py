@@ -45,12 +45,6 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url(site: socket.socket) -> str:
-    """The URL at which a bound socket can be reached."""
-    host, port = site.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 class Arrivals:
     """Listens on a bound socket and gives ``take`` its connections. Create it on the event loop.
 

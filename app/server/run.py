@@ -23,7 +23,8 @@ from app.config.settings import Settings
 from app.errors import ServiceError, UserError
 from app.limits import IPV4_MAPPED
 from app.server import refusals, signals
-from app.server.arrivals import Arrivals, bind, url
+from app.server.addresses import announce
+from app.server.arrivals import Arrivals, bind
 from app.server.assignment import Assignment
 from app.server.handover import HandedOver
 from app.server.http_protocol import HttpProtocol
@@ -169,8 +170,7 @@ class Server(uvicorn.Server):
         await self._start_grpc()
         models = self._service.models.summary()
         if self._assignment is None:
-            urls = [url(site) for site in self._configs]
-            logger.info("serving %s at %s", models, urls[0], extra={"fields": self._pages(*urls)})
+            announce(models, [*self._configs], self._service.settings)
         else:
             logger.info("ready to serve %s", models)
             self._join(self._assignment)
@@ -203,14 +203,6 @@ class Server(uvicorn.Server):
             raise
         await self._grpc.start()
         logger.info("serving gRPC at %s", self._grpc.address)
-
-    def _pages(self, url: str, metrics_url: str = "") -> dict[str, str]:
-        """What a browser can open."""
-        pages = {"page": f"{url}/"}
-        if self._service.settings.docs == "on":
-            pages["docs"] = f"{url}/docs"
-        pages["metrics"] = f"{metrics_url or url}/metrics"
-        return pages
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         signals.stop(self._service.lifecycle, sig)

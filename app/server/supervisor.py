@@ -10,13 +10,17 @@ import math
 import os
 import signal
 import socket
+import tempfile
 import time
 from contextlib import ExitStack, suppress
+from types import FrameType
 
 from app.board import Board
 from app.config.settings import Settings
+from app.config.sources import cache_directory
 from app.errors import UserError
-from app.server.arrivals import bind, url
+from app.server.addresses import announce
+from app.server.arrivals import bind
 from app.server.dealer import Dealer
 from app.server.group_reload import GroupReload
 from app.server.quiet import ACCEPTING_SHARE, LOOK_S, QUIET_S, Quiet
@@ -41,12 +45,29 @@ def run(settings: Settings, workers: int) -> int:
     Raises:
         UserError: an address cannot be used, or no worker can start.
     """
-    with ExitStack() as sockets:
+    with ExitStack() as stack:
         ports = [settings.port, *([settings.metrics_port] if settings.metrics_port else [])]
-        sites = [sockets.enter_context(bind(settings.host, port)) for port in ports]
+        sites = [stack.enter_context(bind(settings.host, port)) for port in ports]
         if settings.grpc_port:
-            sockets.enter_context(_held(settings.host, settings.grpc_port))
+            stack.enter_context(_held(settings.host, settings.grpc_port))
+        _provide_cache(settings, stack)
         return asyncio.run(Supervisor(settings, workers, sites).run())
+
+
+def _provide_cache(settings: Settings, stack: ExitStack) -> None:
+    """Make a directory for what the first worker measures if the usual one cannot be written.
+
+    Otherwise each worker would measure while others serve. The directory ends with the ``stack``.
+    """
+    usual = cache_directory(settings)
+    with suppress(OSError):
+        if usual is not None:
+            usual.mkdir(parents=True, exist_ok=True)
+            if os.access(usual, os.W_OK):
+                return
+    with suppress(OSError):  # no directory at all can be written
+        made = stack.enter_context(tempfile.TemporaryDirectory(prefix="sentiment-"))
+        os.environ["SENTIMENT_CACHE_DIR"] = made  # the workers inherit it
 
 
 def _held(host: str, port: int) -> socket.socket:
@@ -62,6 +83,7 @@ class Supervisor:
     """The workers of a service whose ports are the bound ``sites``."""
 
     def __init__(self, settings: Settings, workers: int, sites: list[socket.socket]) -> None:
+        self._settings = settings
         self._drain_s = settings.drain_ms / 1000
         self._sites = sites
         self._board, descriptor = Board.create(workers)
@@ -76,21 +98,22 @@ class Supervisor:
         ]
         self._dealer = Dealer(sites, self._workers)
         self._stopping = 0  # the signal that stops the service
+        self._hung_up = False  # by SIGHUP
         self._mixed_since = 0.0
 
     async def run(self) -> int:
         """Serve until a signal; the exit code."""
-        loop = asyncio.get_running_loop()
+        # Not the event loop's handlers: it removes them when it ends, and a late signal would kill
+        # this process.
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop, number)
-        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+            signal.signal(number, self._stop)
+        signal.signal(signal.SIGHUP, self._note_hangup)
         reloading = asyncio.create_task(self._reloads.run())
         try:
             if not await self._start_all():
                 return 128 + self._stopping if self._stopping else 1
             self._dealer.listen()
-            urls = [url(site) for site in self._sites]
-            logger.info("%d workers serve at %s", len(self._workers), urls[0])
+            announce(f"with {len(self._workers)} workers", self._sites, self._settings)
             while not self._stopping:
                 await self._look()
             return await self._shut_down()
@@ -141,6 +164,9 @@ class Supervisor:
                 worker.start()
         self._dealer.look()
         self._check_models()
+        if self._hung_up:
+            self._hung_up = False
+            self._reload_all()
 
     def _check(self, worker: WorkerProcess) -> None:
         """End the worker if it cannot recover, and kill it if it does not end or hangs."""
@@ -182,21 +208,23 @@ class Supervisor:
         elif now - self._mixed_since > MIXED_S:
             self._mixed_since = now
             logger.warning("the workers serve different models: all load them again")
-            self._hang_up()
+            self._reload_all()
 
-    def _hang_up(self) -> None:
-        """SIGHUP: all models are loaded again. The first worker that is ready asks for it."""
+    def _note_hangup(self, number: int, frame: FrameType | None) -> None:
+        self._hung_up = True
+
+    def _reload_all(self) -> None:
+        """Have all models loaded again. A worker asks for it, because it knows their names."""
         min(self._workers, key=lambda worker: worker.stage).send(kind="hangup")
 
     # End
 
-    def _stop(self, number: int) -> None:
+    def _stop(self, number: int, frame: FrameType | None) -> None:
         if self._stopping and number == signal.SIGINT:  # a second Ctrl-C
             for worker in self._workers:
                 worker.kill("second Ctrl-C")
             os._exit(128 + number)
         self._stopping = self._stopping or number
-        self._woken.set()
 
     async def _shut_down(self) -> int:
         """Deal what arrives until it is quiet, while the workers finish; the exit code."""
@@ -236,7 +264,7 @@ class Supervisor:
             await self._look()
 
     async def _pause(self) -> None:
-        """Wait a moment, or until a signal or a worker's end."""
+        """Wait a moment, or until a worker ends."""
         self._woken.clear()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._woken.wait(), LOOK_S)

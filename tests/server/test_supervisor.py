@@ -28,7 +28,6 @@ from tests.support.serving import (
     read_answer,
 )
 
-
 # The server says that it waits for the body.
 HALF_A_REQUEST = HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY)
 
@@ -164,20 +163,44 @@ def test_workers_that_fail_at_every_start(bundle: Path, tmp_path: Path) -> None:
     assert "Traceback" not in log
 
 
-def test_a_worker_that_hangs_is_replaced(bundle: Path) -> None:
-    """A worker whose event loop does not turn any more is killed, and a new one serves."""
-    command = patched("import app.server.worker_process as w; w.HANGS_S = w.SILENT_S = 1.0")
-    command[2] = command[2].replace("w.HANGS_S", "import app.server.supervisor as s; s.HANGS_S")
+# A worker whose process id is in the file cannot recover, so its liveness fails.
+HOPELESS = """
+import os
+import app.server.supervisor as supervisor
+from app.engine.model_registry import ModelRegistry
+from app.errors import NotReady
+supervisor.HANGS_S = 5.0
+def check_live(registry):
+    with open({file!r}) as pids:
+        if str(os.getpid()) in pids.read():
+            raise NotReady("the GPU is lost")
+ModelRegistry.check_live = check_live
+"""
+
+
+def test_workers_that_hang_or_cannot_recover_are_replaced(bundle: Path, tmp_path: Path) -> None:
+    """One whose event loop stands still is killed; one whose liveness fails is ended."""
+    pids = tmp_path / "pids"
+    pids.touch()
+    command = patched(HOPELESS.format(file=str(pids)))
     with Process("--model", str(bundle), *FLAGS, "--workers", "2", command=command) as process:
-        hangs = _children(process)[0]
+        hangs, hopeless = _children(process)
         os.kill(hangs, signal.SIGSTOP)
         log = process.read_until("started again")
-        assert "was killed (it was silent for 1 s)" in log
-        eventually(lambda: len({*_children(process)} - {hangs}) == 2)
+        assert "worker 0 was killed (it was silent for 5 s)" in log
+        pids.write_text(str(hopeless))
+        assert "worker 1 cannot recover and is replaced" in process.read_until("started again")
+        eventually(lambda: _replaced(process, {hangs, hopeless}))
+        assert httpx2.get(f"{process.url}/health/live").status_code == 200
+
+
+def _replaced(process: Process, former: set[int]) -> bool:
+    workers = httpx2.get(f"{process.url}/info").json()["workers"]
+    return all(worker["stage"] == "ready" and worker["pid"] not in former for worker in workers)
 
 
 def test_workers_end_when_the_supervisor_is_killed(bundle: Path) -> None:
-    """They finish what they have begun, and none is left behind."""
+    """They end as after SIGTERM: what has begun gets an answer, and none is left behind."""
     with Process("--model", str(bundle), *FLAGS, "--workers", "2") as process:
         workers = _children(process)
         with connect(process.port, HALF_A_REQUEST) as begun:
@@ -185,7 +208,7 @@ def test_workers_end_when_the_supervisor_is_killed(bundle: Path) -> None:
             process.signal(signal.SIGKILL)
             process._process.wait(30)
             begun.sendall(BODY)
-            assert read_answer(begun)[0] == 200
+            assert read_answer(begun)[0] == 503
         eventually(lambda: not any(map(_runs, workers)))
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from time import perf_counter
 
 import onnxruntime
-import platformdirs
 from pydantic import BaseModel, Field, PositiveInt
 
 from app.atomic_files import write_text_atomically
 from app.config.settings import Settings
+from app.config.sources import cache_directory
 from app.engine.batching.budget import TokenBudget
 from app.engine.machine.cpu import cpu_flags, cpu_name, ways_to_share
 from app.engine.machine.gpu import CUDA
@@ -168,12 +168,9 @@ def _key(model: Model, cpus: float, ways: Sequence[tuple[int, int]]) -> str:
 
 def _file(settings: Settings, key: str) -> Path | None:
     """The cache file for the costs; None if the system has no place for caches."""
-    if settings.cache_dir is not None:
-        directory = settings.cache_dir
-    else:
-        directory = platformdirs.user_cache_path("sentiment-service", appauthor=False)
-        if not directory.is_absolute():
-            return None  # a user without a home directory
+    directory = cache_directory(settings)
+    if directory is None:
+        return None
     return directory / f"tuning-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
