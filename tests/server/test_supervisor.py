@@ -13,7 +13,7 @@ import pytest
 
 from app.cli import main
 from app.config.settings import Settings
-from app.server.shares import part, worker_count
+from app.server.shares import part, take_share, worker_count
 from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import (
     BODY,
@@ -88,6 +88,34 @@ def test_gpus_and_nodes_are_dealt_out() -> None:
     """Each worker has its own of several, several if there are enough, and else shares one."""
     assert [part([0, 1], number, 4) for number in range(4)] == [[0], [1], [0], [1]]
     assert [part([0, 1, 2, 3], number, 2) for number in range(2)] == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("number", "workers", "device", "cpus", "pinned"),
+    [
+        (1, 2, "cuda:1", 4.0, [4, 5, 6, 7]),
+        (2, 4, "cuda:0", 2.0, [0, 1, 2, 3]),
+        (1, 3, "", 8 / 3, []),
+    ],
+)
+def test_a_share_is_cpus_and_a_node_and_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    workers: int,
+    device: str,
+    cpus: float,
+    pinned: list[int],
+) -> None:
+    """CPUs are divided; a worker is pinned to its node where each has as many workers."""
+    calls: list[list[int]] = []
+    monkeypatch.setattr("app.server.shares.available_cpus", lambda: 8.0)
+    nodes = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    monkeypatch.setattr("app.server.shares.numa_nodes", lambda: nodes)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: calls.append(cpus))
+    settings = Settings(device="cuda:0,1" if device else "cpu")
+    share = take_share(settings, number, workers)
+    assert share == (Settings(device=device or "cpu"), cpus)
+    assert calls == ([pinned] if pinned else [])
 
 
 def test_a_port_that_is_taken_is_one_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,6 +216,7 @@ def test_workers_that_hang_or_cannot_recover_are_replaced(bundle: Path, tmp_path
         os.kill(hangs, signal.SIGSTOP)
         log = process.read_until("started again")
         assert "worker 0 was killed (it was silent for 5 s)" in log
+        eventually(lambda: _replaced(process, {hangs}))
         pids.write_text(str(hopeless))
         assert "worker 1 cannot recover and is replaced" in process.read_until("started again")
         eventually(lambda: _replaced(process, {hangs, hopeless}))
