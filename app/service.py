@@ -52,11 +52,11 @@ class Service:
         self.board = board or Board.alone()
         self.workers = statuses(self.board)
         self.status = self.workers[self.board.number or 0]
-        self.access = Access(settings, health_route)
+        self.access = Access(settings, health_route, self.board)
         self.version = importlib.metadata.version("sentiment-service")
         self.cpus = cpus or available_cpus()
         self.started_at = int(time.time())  # Unix seconds
-        self.metrics = Metrics()
+        self.metrics = Metrics(self.board)
         self.lifecycle = Lifecycle(settings.drain_ms / 1000)
         self.models = ModelRegistry(settings, self.lifecycle, self.cpus, self._classifier_of)
         # Loads a model again, at all workers of the service. A worker among several replaces it.
@@ -66,9 +66,13 @@ class Service:
         self.logs_requests = False  # set by running()
         least = 2 * settings.max_body_bytes  # a compressed body and its decompressed content
         share = max(least, min(available_memory() // MEMORY_SHARE, MOST_INFLIGHT_BYTES))
-        self.inflight = InflightBytes(settings.max_inflight_bytes or share)
+        self.inflight = InflightBytes(
+            settings.max_inflight_bytes or share, self.board.parts("bodies")
+        )
         # Lines of a stream have no deadline, so all streams together get only half of the bytes.
-        self.stream_inflight = InflightBytes(self.inflight.limit // 2, within=self.inflight)
+        self.stream_inflight = InflightBytes(
+            self.inflight.limit // 2, self.board.parts("streams"), within=self.inflight
+        )
 
     @asynccontextmanager
     async def running(self, loaded: Mapping[str, Loaded]) -> AsyncIterator[None]:
@@ -118,6 +122,14 @@ class Service:
 
     def _others(self) -> list[WorkerStatus]:
         return [worker for worker in self.workers if worker is not self.status]
+
+    def sync_workers(self) -> None:
+        """Show the other workers what this one has, and count what they accepted.
+
+        A worker among several calls this on its event loop, about ten times a second.
+        """
+        self.metrics.publish()
+        self.access.catch_up()
 
     def _classifier_of(self, model: Model, plan: ServingPlan) -> Classifier:
         observer = ModelObserver(self.metrics, self.tracer, model, version=self.version)

@@ -32,10 +32,12 @@ class StatusReport:
         status = self.status
         status.connections = len(self._state.connections)
         status.answered = self._state.total_requests
-        status.in_flight = self._service.metrics.requests_in_flight
+        status.in_flight = int(self._service.metrics.requests_in_flight.value)
         status.models = self._digest()
         status.stage_number = self._stage()
         status.beats += 1
+        if self._service.board.workers > 1:
+            self._service.sync_workers()
 
     def _stage(self) -> WorkerStage:
         models = self._service.models

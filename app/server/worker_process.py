@@ -52,7 +52,7 @@ class WorkerProcess:
         self.start_at = 0.0  # on the clock time.monotonic: when it is to be started again
         self.end_by = math.inf  # when it must have ended, after it was told to
         self.silent_s = 0.0
-        self._workers = board.workers
+        self._board = board
         self._board_descriptor = board_descriptor
         self._sites = sites
         self._on_message = on_message
@@ -90,7 +90,7 @@ class WorkerProcess:
             channel.setblocking(False)
         descriptors = [channel.fileno() for channel in channels]
         assignment = Assignment(
-            self.number, self._workers, self._board_descriptor, control.fileno(), descriptors
+            self.number, self._board.workers, self._board_descriptor, control.fileno(), descriptors
         )
         self._process = subprocess.Popen(  # noqa: S603 - our own command
             [sys.executable, *sys.orig_argv[1:]],
@@ -176,3 +176,4 @@ class WorkerProcess:
             self._control.close()
         self._control = None
         self.status.end()
+        self._board.clear_present(self.number)
