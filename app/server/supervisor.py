@@ -23,10 +23,11 @@ from app.server.addresses import announce
 from app.server.arrivals import bind
 from app.server.dealer import Dealer
 from app.server.group_reload import GroupReload
-from app.server.quiet import ACCEPTING_SHARE, LOOK_S, QUIET_S, Quiet
+from app.server.quiet import ACCEPTING_SHARE, QUIET_S, Quiet
 from app.server.worker_process import HANGS_S, WorkerProcess
 from app.workers import WorkerStage
 
+TICK_S = 0.1  # between two looks at the workers
 # Seconds beyond drain-ms after which a worker that stops is killed.
 EXIT_S = 5.0
 # The service ends when every worker has failed to start this many times in a row.
@@ -265,6 +266,7 @@ class Supervisor:
 
     async def _pause(self) -> None:
         """Wait a moment, or until a worker ends."""
+        timer = asyncio.get_running_loop().call_later(TICK_S, self._woken.set)
+        await self._woken.wait()
         self._woken.clear()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), LOOK_S)
+        timer.cancel()

@@ -22,6 +22,7 @@ from tests.support.serving import (
     connect,
     constant_load,
     eventually,
+    metric,
     post,
     read_answer,
 )
@@ -163,6 +164,7 @@ def test_a_killed_worker_takes_only_its_own_connections(
 ) -> None:
     """kill -9 under load: the other worker's connections go on, and a new worker serves soon."""
     before = _pids(client)
+    counted = _texts(two)
     with ExitStack() as stack:
         kept = [stack.enter_context(connect(two.port, HEALTH)) for _ in range(10)]
         assert all(read_answer(connection)[0] == 200 for connection in kept)
@@ -177,6 +179,14 @@ def test_a_killed_worker_takes_only_its_own_connections(
     eventually(lambda: _worker(two, 0)["stage"] == "ready")
     assert _worker(two, 0)["restarts"] == 1
     assert "worker 0 was killed (SIGKILL; out of memory?)" in two.log
+    # What the killed worker had counted is not forgotten.
+    assert _texts(two) >= counted + seen["answered"]
+
+
+def _texts(two: Process) -> float:
+    """How many texts have been classified, as a new connection shows it."""
+    with httpx2.Client(base_url=two.url) as client:
+        return metric(client, "sentiment_texts_total", model="tiny", outcome="ok")
 
 
 def _still_answers(connection: socket.socket) -> bool:
