@@ -83,6 +83,7 @@ class Service:
         """
         async with AsyncExitStack() as stack:
             self.lifecycle.restart()
+            stack.callback(self.metrics.publish)
             stack.callback(self.lifecycle.stopped)
             if self.settings.otlp_endpoint:
                 self.tracer = Tracer(self.settings.otlp_endpoint, version=self.version)
@@ -124,7 +125,7 @@ class Service:
         return [worker for worker in self.workers if worker is not self.status]
 
     def sync_workers(self) -> None:
-        """Show the other workers what this one has, and count what they accepted.
+        """Show the other workers what this one has and has counted, and count what they accepted.
 
         A worker among several calls this on its event loop, about ten times a second.
         """

@@ -6,6 +6,7 @@ Series that alerts and dashboard read are exported from the first scrape on.
 import os
 import time
 from collections.abc import Sequence
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, PlatformCollector
 
@@ -18,7 +19,7 @@ from app.observability.series_store import SeriesStore
 
 # Buckets are few, because each is a series for each route, stage or label. They are dense where
 # values were measured and where an alert or a line of the dashboard has its limit, which must be a
-# bound itself. docs/operations.md has the measured values.
+# bound itself. docs/measurements/monitoring.md has the measured values.
 
 # The limit of SentimentSlow is 1, and the default deadline is 10. Most refusals take less than
 # 2.5 ms; answers take 5 ms when the service is idle, and mostly 0.1 to 0.5 s in overload.
@@ -37,6 +38,8 @@ BATCH_TOKENS = (32, 64, 128, 256, 512, 2048, 8192, 32_768)
 # The dashboard shows only the mean. The batcher allows 0.07 in a batch of several texts.
 PADDING = (0.0, 0.02, 0.05, 0.07, 0.1)
 
+Family = TypeVar("Family", bound=Counter | Gauge | Histogram)
+
 
 class Metrics:
     """The metrics of one application, in a registry of their own.
@@ -47,7 +50,7 @@ class Metrics:
     def __init__(self, board: Board) -> None:
         self.registry = CollectorRegistry()
         self._store = SeriesStore(board)
-        self._watching: list[Counter | Gauge] = []
+        self._families: list[Counter | Gauge | Histogram] = []
         PlatformCollector(registry=self.registry)
         self.gpus = GpuCollector()
         self.registry.register(self.gpus)
@@ -133,12 +136,14 @@ class Metrics:
             ["model"],
             LAG_SECONDS,
         )
-        self.model_info = Info(
-            "sentiment_model_info",
-            "Always 1: what the labels say is served.",
-            ["model", "revision", "precision", "provider", "version"],
-            self.registry,
-            self._store,
+        self.model_info = self._kept(
+            Info(
+                "sentiment_model_info",
+                "Always 1: what the labels say is served.",
+                ["model", "revision", "precision", "provider", "version"],
+                self.registry,
+                self._store,
+            )
         )
         self._shown_models: dict[str, tuple[str, ...]] = {}
         self.model_ready = self._gauge("model_ready", "1 while the model answers.", ["model"], max)
@@ -165,11 +170,8 @@ class Metrics:
         self.request_seconds.labels(route).observe(seconds, exemplar)
 
     def publish(self) -> None:
-        """Write what functions say, so that the scrapes of other workers show it.
-
-        A worker among several calls this often. Its own scrapes need no call.
-        """
-        for family in self._watching:
+        """Write all numbers where other workers read them. Own scrapes do so by themselves."""
+        for family in self._families:
             family.publish()
 
     def _of_processes(self, worker: str) -> None:
@@ -186,15 +188,16 @@ class Metrics:
             ProcessesCollector(lambda: [int(pid.value) for pid in pids.totals().values()])
         )
         self._gauge("workers", "Workers that are running.", []).labels().value = 1
-        cpu = Counter(
-            "process_cpu_seconds",
-            "Total user and system CPU time spent in seconds.",
-            [],
-            self.registry,
-            self._store,
+        cpu = self._kept(
+            Counter(
+                "process_cpu_seconds",
+                "Total user and system CPU time spent in seconds.",
+                [],
+                self.registry,
+                self._store,
+            )
         )
         cpu.watch(time.process_time)
-        self._watching.append(cpu)
         self._counter(
             "log_lines_dropped",
             "Log lines that were not written: standard error was not read in time, or is gone.",
@@ -202,16 +205,20 @@ class Metrics:
         ).watch(logs.dropped_lines)
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
-        counter = Counter(f"sentiment_{name}", text, labels, self.registry, self._store)
-        self._watching.append(counter)
-        return counter
+        return self._kept(Counter(f"sentiment_{name}", text, labels, self.registry, self._store))
 
     def _gauge(self, name: str, text: str, labels: Sequence[str], merge: Merge = sum) -> Gauge:
-        gauge = Gauge(f"sentiment_{name}", text, labels, self.registry, self._store, merge)
-        self._watching.append(gauge)
-        return gauge
+        return self._kept(
+            Gauge(f"sentiment_{name}", text, labels, self.registry, self._store, merge)
+        )
 
     def _histogram(
         self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]
     ) -> Histogram:
-        return Histogram(f"sentiment_{name}", text, labels, self.registry, self._store, bounds)
+        return self._kept(
+            Histogram(f"sentiment_{name}", text, labels, self.registry, self._store, bounds)
+        )
+
+    def _kept(self, family: Family) -> Family:
+        self._families.append(family)
+        return family

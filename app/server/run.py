@@ -31,9 +31,9 @@ from app.server.http_protocol import HttpProtocol
 from app.server.listener import Listener
 from app.server.member import Member
 from app.server.quiet import ACCEPTING_SHARE, LOOK_S, QUIET_S, Quiet
-from app.server.request_scheduler import Turns
 from app.server.shares import take_share
 from app.server.status_report import StatusReport
+from app.server.turns import Turns
 from app.service import Service
 from app.workers import WorkerStage
 
@@ -93,8 +93,8 @@ def run(settings: Settings, assignment: Assignment | None = None) -> int:
     if lifecycle.results_lost:
         logger.error("drain-ms was over before every request had its result; some got 503")
     if lifecycle.computing:
-        # The thread of the batch cannot be interrupted, and the interpreter would abort at exit.
-        logger.error("a batch was still running; its answer is lost")
+        # A thread inside a batch cannot be interrupted, and the interpreter would abort at exit.
+        logger.warning("the thread of a runner had not ended when drain-ms was over")
     if lifecycle.computing or service.models.loading or service.worker.alive:
         logs.close()
         os._exit(int(lifecycle.results_lost))

@@ -132,6 +132,7 @@ def test_a_half_written_name_is_not_read() -> None:
     first, second = boards(2)
     counter, reader = _counter(second), _counter(first)
     counter.labels("whole").value += 1
+    counter.publish()
     names = second.section("series", 1)
     end = bytes(names).index(b"\n") + 1
     torn = b'["counts", "things", 1, "a name that is much longer than the next o'
@@ -140,6 +141,7 @@ def test_a_half_written_name_is_not_read() -> None:
     successor = _counter(second)
     successor.labels("next").value += 1
     successor.labels("whole").value += 1
+    successor.publish()
     assert _totals(reader) == _totals(successor) == {("whole",): 2, ("next",): 1}
 
 
@@ -148,6 +150,7 @@ def test_a_length_that_is_visible_before_its_name_waits() -> None:
     first, second = boards(2)
     counter, reader = _counter(second), _counter(first)
     counter.labels("one").value += 1
+    counter.publish()
     names = second.section("series", 1)
     written = bytes(names)
     names[NUMBER_BYTES + 4 : NUMBER_BYTES + 12] = bytes(8)
@@ -183,6 +186,7 @@ def test_label_values_may_be_anything() -> None:
     for value in values:
         counter.labels(value).value += 1
         reader.labels(value).value += 1
+    counter.publish()
     assert _totals(reader) == _totals(counter) == {(value,): 2 for value in values}
 
 

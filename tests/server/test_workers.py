@@ -164,12 +164,12 @@ def test_a_killed_worker_takes_only_its_own_connections(
 ) -> None:
     """kill -9 under load: the other worker's connections go on, and a new worker serves soon."""
     before = _pids(client)
-    counted = _texts(two)
     with ExitStack() as stack:
         kept = [stack.enter_context(connect(two.port, HEALTH)) for _ in range(10)]
         assert all(read_answer(connection)[0] == 200 for connection in kept)
         with constant_load(two.url, [["love"]] * 2, lambda _: "answered") as seen:
             eventually(lambda: seen["answered"] > 50)
+            counted = _texts(two)
             os.kill(before[0], signal.SIGKILL)
             alive = [_still_answers(connection) for connection in kept]
             reached = seen["answered"]
@@ -179,8 +179,7 @@ def test_a_killed_worker_takes_only_its_own_connections(
     eventually(lambda: _worker(two, 0)["stage"] == "ready")
     assert _worker(two, 0)["restarts"] == 1
     assert "worker 0 was killed (SIGKILL; out of memory?)" in two.log
-    # What the killed worker had counted is not forgotten.
-    assert _texts(two) >= counted + seen["answered"]
+    assert _texts(two) >= counted  # what the killed worker had counted is not forgotten
 
 
 def _texts(two: Process) -> float:

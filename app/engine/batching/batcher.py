@@ -204,17 +204,19 @@ class MicroBatcher(Generic[Item, Result]):
         Items without a result after ``timeout_s`` seconds fail with ``ShuttingDown``. A runner that
         is still inside ``infer`` then is no longer waited for. May be called again.
 
-        Returns whether all runners have ended.
+        Returns whether every request had its results by then. An idle thread may end later, on a
+        machine that has no time for it.
         """
         with self._condition:
             self._closed = True
             self._condition.notify_all()
-        ended = await self.runners.join(timeout_s)
+        await self.runners.join(timeout_s)
         with self._condition:
             self._queue.clear()
-        for request in self._requests:
+        unfinished = [request for request in self._requests if not request.done.done()]
+        for request in unfinished:
             request.fail_rest(ShuttingDown(), time.monotonic())
-        return ended
+        return not unfinished
 
     def _expire(
         self, request: PendingRequest[Result], texts: list[_Text[Item, Result]], timeout_s: float
