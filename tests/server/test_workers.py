@@ -176,10 +176,16 @@ def test_a_killed_worker_takes_only_its_own_connections(
             eventually(lambda: seen["answered"] > reached + 50)
     assert sorted(alive) == [False] * 5 + [True] * 5
     assert sum(seen.values()) - seen["answered"] <= 2  # at most once for each client
-    eventually(lambda: _worker(two, 0)["stage"] == "ready")
+    _await_successor(two, 0, before[0])
     assert _worker(two, 0)["restarts"] == 1
     assert "worker 0 was killed (SIGKILL; out of memory?)" in two.log
     assert _texts(two) >= counted  # what the killed worker had counted is not forgotten
+
+
+def _await_successor(two: Process, number: int, pid: int) -> None:
+    """Wait until another process than ``pid`` is this worker, and ready."""
+    eventually(lambda: _worker(two, number)["pid"] not in (0, pid))
+    eventually(lambda: _worker(two, number)["stage"] == "ready")
 
 
 def _texts(two: Process) -> float:
@@ -239,6 +245,5 @@ def test_workers_never_stay_mixed(
     _release(changing_bundle, "ccccccc")
     before = _pids(client)[0]
     os.kill(before, signal.SIGKILL)
-    eventually(lambda: _worker(two, 0)["pid"] not in (0, before))
-    eventually(lambda: _worker(two, 0)["stage"] == "ready")
+    _await_successor(two, 0, before)
     eventually(lambda: _revisions(two) == {"ccccccc"})
