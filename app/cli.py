@@ -15,7 +15,9 @@ from app.errors import UserError, system_error
 from app.extras import missing_extra
 from app.files.run import arguments as classify_arguments
 from app.files.run.arguments import LOCAL, ClassifyOptions
+from app.server.assignment import Assignment
 from app.server.process import open_standard_files, raise_file_limit
+from app.server.shares import worker_count
 
 DESCRIPTION = """\
 Tell whether short texts are positive, neutral or negative. A model for English is
@@ -127,15 +129,25 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(settings: Settings, reasons: str) -> int:
     open_standard_files()
     raise_file_limit()
-    logs.configure(settings.log_level, settings.log_format)
-    logger.info("%s", reasons)
-    for reason in (*platforms.unused_mounts(os.environ), *unknown_variables(os.environ)):
-        logger.warning("%s", reason)
+    assignment = Assignment.of_this_process()
+    if assignment is not None:
+        logs.configure(settings.log_level, settings.log_format, worker=assignment.number)
+    else:
+        logs.configure(settings.log_level, settings.log_format)
+        logger.info("%s", reasons)
+        for reason in (*platforms.unused_mounts(os.environ), *unknown_variables(os.environ)):
+            logger.warning("%s", reason)
     try:
         from app.exported_models import with_bundles
+
+        settings = with_bundles(settings)
+        if assignment is None and (workers := worker_count(settings)) > 1:
+            from app.server import supervisor
+
+            return supervisor.run(settings, workers)
         from app.server.run import run
 
-        return run(with_bundles(settings))
+        return run(settings, assignment)
     except (UserError, ModuleNotFoundError, OSError):
         raise
     except Exception:

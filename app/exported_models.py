@@ -17,10 +17,7 @@ from pathlib import Path
 
 from app.atomic_files import FileLock
 from app.config.settings import Settings, cache_directory
-from app.engine.machine.gpu import CUDA, cuda_state
 from app.engine.model.bundle import MANIFEST, Precision
-from app.engine.model.device import CPU
-from app.engine.model.load import VARIANTS
 from app.errors import UserError, system_error
 
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
@@ -84,6 +81,11 @@ def _precision(settings: Settings) -> Precision:
     """The variant that will be served."""
     if settings.precision != "auto":
         return settings.precision
+    # Here, because it loads ONNX Runtime, which the supervisor of workers does not need.
+    from app.engine.machine.gpu import CUDA, cuda_state
+    from app.engine.model.device import CPU
+    from app.engine.model.load import VARIANTS
+
     on_gpu = settings.device != "cpu" and not cuda_state().problem
     return VARIANTS[CUDA if on_gpu or settings.device.startswith("cuda") else CPU][0]
 

@@ -31,8 +31,13 @@ CLOSE_S = 1.0
 logger = logging.getLogger(__name__)
 
 
-def configure(level: str, log_format: Format) -> None:
-    """Log to standard error until ``close``; ``auto`` means text at a terminal, else JSON."""
+def configure(level: str, log_format: Format, *, worker: int | None = None) -> None:
+    """Log to standard error until ``close``; ``auto`` means text at a terminal, else JSON.
+
+    Each line names the ``worker`` of this number, if the process is one of several.
+    """
+    global _worker
+    _worker = worker
     _lines.setFormatter(_Human() if _for_people(log_format) else _Json())
     logging.basicConfig(level=level.upper(), handlers=[_lines])
     logging.captureWarnings(True)  # by default, they bypass the log
@@ -57,7 +62,8 @@ def report_failure(message: str, log_format: str) -> None:
     among the things that fail.
     """
     if _for_people(log_format):
-        print(f"sentiment: {message}", file=sys.stderr)
+        worker = "" if _worker is None else f"worker {_worker}: "
+        print(f"sentiment: {worker}{message}", file=sys.stderr)
         return
     record = logging.LogRecord("app.cli", logging.CRITICAL, "", 0, message, None, None)
     print(_Json().format(record), file=sys.stderr)
@@ -146,6 +152,7 @@ class _Json(logging.Formatter):
             "time": f"{_utc(int(record.created))}.{int(record.msecs):03}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
+            **({} if _worker is None else {"worker": _worker}),
             "message": record.getMessage(),
             **getattr(record, "fields", {}),
         }
@@ -163,7 +170,8 @@ class _Human(logging.Formatter):
         return " ".join([line, *(f"{name}={value}" for name, value in fields.items())])
 
     def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s")
+        worker = "" if _worker is None else f"worker {_worker}: "
+        super().__init__(f"%(asctime)s %(levelname)s {worker}%(message)s")
 
 
 @lru_cache(maxsize=1)
@@ -171,5 +179,6 @@ def _utc(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
+_worker: int | None = None
 _lines = _Lines()
 _writer = _Writer(_lines)

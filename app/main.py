@@ -60,17 +60,17 @@ ROUTES_OF = (
 )
 
 
-def create_app(settings: Settings, board: Board | None = None) -> FastAPI:
+def create_app(settings: Settings, board: Board | None = None, cpus: float = 0.0) -> FastAPI:
     """Load and warm up the models, and return the application that serves them.
 
-    It answers requests only while its lifespan is active. ``board`` is given if this process is one
-    of several workers.
+    It answers requests only while its lifespan is active. A worker of a service has its ``board``,
+    and ``cpus`` as its share of the CPUs.
 
     Raises:
         UserError: a bundle cannot be served.
     """
     chosen = platforms.vertex_routes(os.environ)
-    service = Service(settings, health_route=chosen.health, board=board)
+    service = Service(settings, health_route=chosen.health, board=board, cpus=cpus)
     if settings.otlp_endpoint:
         require_sdk()
     paths = bundles_to_use(settings.model)

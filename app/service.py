@@ -3,7 +3,7 @@
 import asyncio
 import importlib.metadata
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from app.board import Board
@@ -16,12 +16,14 @@ from app.engine.model.model import Model
 from app.engine.model_registry import ModelRegistry
 from app.engine.tuning.plan import ServingPlan
 from app.engine.worker import Worker
+from app.errors import NotReady, ShuttingDown
 from app.lifecycle import Lifecycle
 from app.limits import Access, InflightBytes
 from app.observability import access_log
 from app.observability.metrics import Metrics
 from app.observability.model_observer import ModelObserver
 from app.observability.traces import Tracer
+from app.workers import WorkerStage, WorkerStatus, statuses
 
 # Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory. The
 # texts and tokens of a body take as much again, and the model must fit beside them.
@@ -33,22 +35,32 @@ class Service:
     """Everything that the routes of an application share."""
 
     def __init__(
-        self, settings: Settings, *, health_route: str | None = None, board: Board | None = None
+        self,
+        settings: Settings,
+        *,
+        health_route: str | None = None,
+        board: Board | None = None,
+        cpus: float = 0.0,
     ) -> None:
         """``health_route`` is a path of health checks that the platform chose.
 
-        ``board`` is given if this process is one of several workers.
+        ``board`` and ``cpus``, a share of the CPUs, are given if this process is one of several
+        workers.
         """
         self.settings = settings
         self.health_route = health_route
         self.board = board or Board.alone()
+        self.workers = statuses(self.board)
+        self.status = self.workers[self.board.number or 0]
         self.access = Access(settings, health_route, self.board)
         self.version = importlib.metadata.version("sentiment-service")
-        self.cpus = available_cpus()
+        self.cpus = cpus or available_cpus()
         self.started_at = int(time.time())  # Unix seconds
         self.metrics = Metrics(self.board)
         self.lifecycle = Lifecycle(settings.drain_ms / 1000)
         self.models = ModelRegistry(settings, self.lifecycle, self.cpus, self._classifier_of)
+        # Loads a model again, at all workers of the service. A worker among several replaces it.
+        self.reload: Callable[[str], Awaitable[None]] = self.models.reload
         self.worker: Worker  # for work that would block the event loop; set by running()
         self.tracer: Tracer | None = None
         self.logs_requests = False  # set by running()
@@ -83,6 +95,34 @@ class Service:
             self.models.start(loaded)
             self.lifecycle.started()
             yield
+
+    def check_live(self) -> None:
+        """Return while at least one worker can answer, or will probably recover.
+
+        Raises:
+            NotReady: the service must be restarted.
+        """
+        try:
+            self.models.check_live()
+        except NotReady:
+            lost = (WorkerStage.HOPELESS, WorkerStage.ENDED)
+            if all(other.stage in lost for other in self._others()):
+                raise
+
+    async def check_ready(self) -> None:
+        """Return while at least one worker answers.
+
+        Raises:
+            NotReady, ShuttingDown: the service is starting, failing or stopping.
+        """
+        try:
+            await self.models.check_ready()
+        except (NotReady, ShuttingDown):
+            if not any(other.stage is WorkerStage.READY for other in self._others()):
+                raise
+
+    def _others(self) -> list[WorkerStatus]:
+        return [worker for worker in self.workers if worker is not self.status]
 
     def sync_workers(self) -> None:
         """Show the other workers what this one has and has counted, and count what they accepted.

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, StrictBytes
 from pydantic_settings import NoDecode
@@ -78,6 +78,12 @@ def _device(value: str) -> str:
     return value
 
 
+def _workers(value: Any) -> Any:
+    if value == "auto" or (str(value).isascii() and str(value).isdigit() and int(value) > 0):
+        return value
+    raise ValueError("must be 'auto' or a number of processes from 1 on")
+
+
 def _rate(value: str) -> str:
     if value and not RATE.fullmatch(value):
         raise ValueError(
@@ -94,4 +100,5 @@ Directory = Annotated[Path | None, BeforeValidator(_path)]
 # which are strings.
 KeyDigests = Annotated[tuple[StrictBytes, ...], NoDecode, BeforeValidator(_key_digests)]
 DeviceName = Annotated[str, AfterValidator(_device)]
+Workers = Annotated[int | Literal["auto"], BeforeValidator(_workers)]
 Rate = Annotated[str, AfterValidator(_rate)]

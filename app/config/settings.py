@@ -8,7 +8,16 @@ import platformdirs
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from app.config.formats import DeviceName, Directory, KeyDigests, Names, Origins, Paths, Rate
+from app.config.formats import (
+    DeviceName,
+    Directory,
+    KeyDigests,
+    Names,
+    Origins,
+    Paths,
+    Rate,
+    Workers,
+)
 
 
 class Settings(BaseSettings):
@@ -49,6 +58,12 @@ class Settings(BaseSettings):
         description="where to compute: 'cpu', 'cuda' (the first GPU) or GPUs by their numbers, "
         "such as 'cuda:1' or 'cuda:0,1', each with a copy of the model; auto means: on the first "
         "GPU if CUDA works, else on the CPU",
+    )
+    workers: Workers = Field(
+        default=1,
+        description="processes that serve, each with its share of the CPUs and GPUs; connections "
+        "are dealt out evenly; auto means: one for every 8 CPUs, or for every 4 where a GPU "
+        "computes; more than 1 needs Linux",
     )
     gpu_memory_mb: int = Field(
         default=0,

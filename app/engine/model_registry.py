@@ -7,6 +7,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from app.config.settings import Settings
 from app.engine.batching.stream_gate import StreamGate
@@ -24,6 +25,14 @@ from app.lifecycle import Lifecycle
 FREE_AFTER_S = 0.1
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """The newly loaded classifier of the model ``name``, which does not answer yet."""
+
+    name: str
+    classifier: Classifier
 
 
 class ModelRegistry:
@@ -121,6 +130,11 @@ class ModelRegistry:
             await classifier.health.check_ready()
 
     @property
+    def good(self) -> bool:
+        """Whether every model can answer as far as is known. Nothing is tried."""
+        return all(classifier.health.good for classifier in self.classifiers.values())
+
+    @property
     def loading(self) -> bool:
         """Whether a thread is loading a model. It cannot be interrupted.
 
@@ -138,11 +152,34 @@ class ModelRegistry:
             ModelNotFound, NotReady, ShuttingDown: there is no such model to reload now.
             InvalidBundle: the bundle's present content cannot be served; the old model stays.
         """
+        await self.switch(await self.prepare(name))
+
+    async def prepare(self, name: str) -> Replacement:
+        """Load the named model's bundle again, for ``switch`` or ``drop``; one of them must follow.
+
+        The next reload of this model waits until then, so that at most two of its versions are in
+        memory.
+
+        Raises:
+            ModelNotFound, NotReady, ShuttingDown, InvalidBundle: as in ``reload``.
+        """
         self.classifier(name)  # raises for an unknown name, before a lock is created for it
-        async with self._reloading[name]:
-            old = await self._replace(name)
-            # Reloads of other models need not wait until the old model has finished. The next
-            # reload of this model waits, so that at most two of its versions are in memory.
+        await self._reloading[name].acquire()
+        try:
+            async with self._loading:
+                return Replacement(name, await self._load_new(name))
+        except BaseException:
+            self._reloading[name].release()
+            raise
+
+    async def switch(self, new: Replacement) -> None:
+        """Let the new model answer, and wait until the old one has finished."""
+        name = new.name
+        try:
+            old = self.classifiers[name]
+            self.classifiers[name] = new.classifier
+            logger.info("%s was loaded again: %s", name, new.classifier.plan.summary())
+            # Reloads of other models need not wait until the old model has finished.
             longest_ms = max(self._settings.drain_ms, self._settings.deadline_ms)
             self._retiring.add(old)
             await old.retire(longest_ms / 1000)
@@ -151,25 +188,30 @@ class ModelRegistry:
             await asyncio.sleep(FREE_AFTER_S)
             gc.collect()  # the old classifier refers to itself, and its model is large
             give_back_memory()
+        finally:
+            self._reloading[name].release()
 
-    async def _replace(self, name: str) -> Classifier:
-        """Load the named model's bundle, let the new model answer, and return the old one."""
-        async with self._loading:
+    async def drop(self, new: Replacement) -> None:
+        """Do not use the new model: the old one stays."""
+        try:
+            await new.classifier.retire(0)
+        finally:
+            self._reloading[new.name].release()
+
+    async def _load_new(self, name: str) -> Classifier:
+        """The classifier of the named model's bundle as it is now."""
+        self._lifecycle.check()
+        try:
+            new = await self._load(self.classifier(name))
+        except UserError as error:
+            logger.error("%s could not be reloaded: %s", name, error)
+            raise InvalidBundle(
+                "the new bundle cannot be served; the service's log says why"
+            ) from None
+        if self._lifecycle.stopping:
+            await new.retire(0)
             self._lifecycle.check()
-            old = self.classifier(name)
-            try:
-                new = await self._load(old)
-            except UserError as error:
-                logger.error("%s could not be reloaded: %s", name, error)
-                raise InvalidBundle(
-                    "the new bundle cannot be served; the service's log says why"
-                ) from None
-            if self._lifecycle.stopping:
-                await new.retire(0)
-                self._lifecycle.check()
-            self.classifiers[name] = new
-            logger.info("%s was loaded again: %s", name, new.plan.summary())
-            return old
+        return new
 
     async def _load(self, old: Classifier) -> Classifier:
         # Not on one of the event loop's own threads: the loop would wait for it when it ends.

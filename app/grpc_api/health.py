@@ -95,7 +95,7 @@ def _known(name: str) -> bool:
 
 async def _status(service: Service) -> int:
     try:
-        await service.models.check_ready()
+        await service.check_ready()
     except (NotReady, ShuttingDown):
         return NOT_SERVING
     return SERVING

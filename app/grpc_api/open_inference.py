@@ -26,7 +26,7 @@ async def server_live(call: Call, request: Message) -> Message:
     """Whether the process works or can recover by itself."""
     live = True
     try:
-        call.service.models.check_live()
+        call.service.check_live()
     except NotReady:
         live = False
     return call.method.response(live=live)
@@ -36,7 +36,7 @@ async def server_ready(call: Call, request: Message) -> Message:
     """Whether all models answer, and shutdown has not begun."""
     ready = True
     try:
-        await call.service.models.check_ready()
+        await call.service.check_ready()
     except (NotReady, ShuttingDown):
         ready = False
     return call.method.response(ready=ready)

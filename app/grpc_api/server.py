@@ -114,8 +114,8 @@ def _options(service: Service) -> list[tuple[str, int]]:
     bytes_allowed = service.inflight.limit // service.board.workers
     connections = min(CONNECTIONS, max(LEAST_CONNECTIONS, bytes_allowed // CONNECTION_BYTES))
     return [
-        # Otherwise two services could listen on the same port, and share its calls.
-        ("grpc.so_reuseport", 0),
+        # The workers of a service share a port. Two services must not.
+        ("grpc.so_reuseport", int(service.board.workers > 1)),
         ("grpc.max_receive_message_length", settings.max_body_bytes),
         ("grpc.max_metadata_size", settings.max_header_bytes),
         ("grpc.absolute_max_metadata_size", settings.max_header_bytes),

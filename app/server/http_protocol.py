@@ -34,6 +34,7 @@ from app.errors import (
 from app.exchange import request_id, timeout_ms
 from app.limits import plain_address
 from app.server.linux_sockets import unread, unread_seconds
+from app.server.quiet import QUIET_S
 from app.server.refusals import answer, refusal
 from app.server.transport import ResponseTransport
 from app.server.turns import Turns
@@ -65,9 +66,6 @@ MAX_AHEAD_BYTES = 65_536
 # cannot tell before it sends something, so it waits this long for the answer to be ready. uvicorn
 # and nginx's proxy do not wait at all.
 HALF_CLOSED_S = 0.2
-# When the server stops, it closes a connection after this much silence. It does not close earlier,
-# because the client might be about to send a request.
-QUIET_S = 0.5
 # The connection is cut if the client does not read for this long and the write buffer is full.
 SEND_TIMEOUT_S = 300.0
 HEAD_END = b"\r\n\r\n"
@@ -107,7 +105,7 @@ class HttpProtocol(HttpToolsProtocol):
     """One connection. The parser gets a complete head, then its body, then waits for the answer.
 
     ``on_refusal`` is called when the received bytes are not a valid request. It gets the error,
-    the request id and the client's address.
+    the request id and the client's address. ``on_end`` is called when the connection has ended.
     """
 
     def __init__(
@@ -118,6 +116,7 @@ class HttpProtocol(HttpToolsProtocol):
         deadline_ms: int,
         turns: Turns,
         on_refusal: Callable[[ServiceError, str, str], None],
+        on_end: Callable[[], None],
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
@@ -126,6 +125,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._deadline_ms = deadline_ms
         self._turns = turns
         self._on_refusal = on_refusal
+        self._on_end = on_end
         self._arrival: Arrival | None = None  # of the current request
         self._stage = Stage.HEAD
         self._received = bytearray()  # bytes that the parser has not got yet
@@ -153,6 +153,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_waiting_for_reader()
         self._transport.stop()
         super().connection_lost(exc)
+        self._on_end()
         if self._arrival is not None:
             self._arrival.leave()
 

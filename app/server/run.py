@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -22,10 +23,19 @@ from app.config.settings import Settings
 from app.errors import ServiceError, UserError
 from app.limits import IPV4_MAPPED
 from app.server import refusals, signals
-from app.server.http_protocol import QUIET_S, HttpProtocol
-from app.server.listener import Listener, bind
+from app.server.addresses import announce
+from app.server.arrivals import Arrivals, bind
+from app.server.assignment import Assignment
+from app.server.handover import HandedOver
+from app.server.http_protocol import HttpProtocol
+from app.server.listener import Listener
+from app.server.member import Member
+from app.server.quiet import ACCEPTING_SHARE, LOOK_S, QUIET_S, Quiet
+from app.server.shares import take_share
+from app.server.status_report import StatusReport
 from app.server.turns import Turns
 from app.service import Service
+from app.workers import WorkerStage
 
 if TYPE_CHECKING:
     from app.grpc_api.server import GrpcServer
@@ -33,29 +43,27 @@ if TYPE_CHECKING:
 # Longer than load balancers keep idle connections (mostly 60 s): the side that sends requests must
 # close first.
 KEEP_ALIVE_S = 75
-# The share of drain-ms after which the listeners close, even if clients still connect.
-ACCEPTING_SHARE = 0.5
 # The last share of drain-ms, in which requests that have no result yet get an error.
 REFUSING_SHARE = 0.1
 MAX_REFUSING_S = 1.0
-LOOK_S = 0.05  # between two checks of the connections
 
 # The methods of uvicorn's server that Server overrides, and why. A test compares this list with
 # the class.
 OVERRIDDEN = {
     "startup": "our listeners, which accept many connections in a turn",
     "handle_exit": "the service knows of a signal at once; the exit code is ours",
-    "on_tick": "SIGHUP reloads",
+    "on_tick": "SIGHUP reloads; the status is written",
     "shutdown": "connections end after their answers, within drain-ms",
 }
 
 logger = logging.getLogger(__name__)
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, assignment: Assignment | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then finish the accepted requests.
 
-    Returns the exit code: 1 if drain-ms ended before every accepted request had its result.
+    With an ``assignment``, this process is one of the workers of a service. Returns the exit code:
+    1 if drain-ms ended before every accepted request had its result.
 
     Raises:
         UserError: an address or a bundle cannot be used.
@@ -64,19 +72,22 @@ def run(settings: Settings) -> int:
     signals.note_hangups(hangups)
     if settings.grpc_port:
         import_module("app.grpc_api.server")  # without its extra, fail before models are loaded
-        # gRPC opens its own socket when the models are warm. A port in use is found here.
-        bind(settings.host, settings.grpc_port).close()
     with ExitStack() as sockets:
-        ports = [settings.port, *([settings.metrics_port] if settings.metrics_port else [])]
-        listeners = [sockets.enter_context(bind(settings.host, port)) for port in ports]
-        app = main.create_app(settings)
+        if assignment is None:
+            board, cpus = None, 0.0
+            sites = _bind_ports(settings)
+        else:
+            board, sites = assignment.open_board(), assignment.open_sites()
+            settings, cpus = take_share(settings, assignment.number, assignment.workers)
+        for site in sites:
+            sockets.enter_context(site)
+        app = main.create_app(settings, board, cpus)
         service: Service = app.state.service
         lifecycle = service.lifecycle
         apps = [app, main.create_metrics_app(service)]
-        sites = dict(zip(listeners, apps, strict=False))
         # The models stay in memory, so the garbage collector need not scan them again and again.
         gc.freeze()
-        server = Server(sites, service, hangups)
+        server = Server(dict(zip(sites, apps, strict=False)), service, hangups, assignment)
         signals.outside_the_event_loop(lifecycle)
         server.run()
     if lifecycle.results_lost:
@@ -90,11 +101,25 @@ def run(settings: Settings) -> int:
     return int(lifecycle.results_lost)
 
 
+def _bind_ports(settings: Settings) -> list[socket.socket]:
+    """The socket of the service's port, and that of the metrics if they have their own.
+
+    Raises:
+        UserError: an address cannot be used.
+    """
+    if settings.grpc_port:
+        # gRPC opens its own socket when the models are warm. A port in use is found here.
+        bind(settings.host, settings.grpc_port).close()
+    ports = [settings.port, *([settings.metrics_port] if settings.metrics_port else [])]
+    return [bind(settings.host, port) for port in ports]
+
+
 class Server(uvicorn.Server):
     """uvicorn's server with our listeners, and a shutdown that loses no request.
 
-    ``sites`` maps each bound socket to its application. The first application's lifespan is the
-    server's. When a signal is added to ``hangups``, all models are loaded again.
+    ``sites`` maps each bound socket to its application; the sockets of a worker with an
+    ``assignment`` lead to the supervisor. The first application's lifespan is the server's. When a
+    signal is added to ``hangups``, all models are loaded again.
     """
 
     def __init__(
@@ -102,6 +127,7 @@ class Server(uvicorn.Server):
         sites: Mapping[socket.socket, FastAPI],
         service: Service,
         hangups: list[int],
+        assignment: Assignment | None = None,
         *,
         keep_alive_s: int = KEEP_ALIVE_S,
     ) -> None:
@@ -112,6 +138,9 @@ class Server(uvicorn.Server):
         self._reloading: asyncio.Future[list[None]] | None = None
         self._listeners: list[Listener] = []
         self._grpc: GrpcServer | None = None
+        self._assignment = assignment
+        self._member: Member | None = None
+        self._report = StatusReport(service, self.server_state)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -130,17 +159,37 @@ class Server(uvicorn.Server):
                 deadline_ms=self._service.settings.deadline_ms,
                 turns=turns,
                 on_refusal=partial(refusals.note, self._service),
+                on_end=self._note_end,
             )
+            arrivals = HandedOver if self._assignment else Arrivals
             try:
-                self._listeners.append(Listener(site, protocol))
+                self._listeners.append(Listener(site, protocol, arrivals, self._note_end))
             except UserError:
                 await self.lifespan.shutdown()
                 raise
         await self._start_grpc()
         models = self._service.models.summary()
-        urls = [_url(site) for site in self._configs]
-        logger.info("serving %s at %s", models, urls[0], extra={"fields": self._pages(*urls)})
+        if self._assignment is None:
+            announce(models, [*self._configs], self._service.settings)
+        else:
+            logger.info("ready to serve %s", models)
+            self._join(self._assignment)
+        self._report.write()
         self.started = True
+
+    def _join(self, assignment: Assignment) -> None:
+        """Listen to the supervisor. When it has ended, this worker ends, too."""
+        self._member = Member(
+            socket.socket(fileno=assignment.control),
+            self._service.models,
+            hang_up=lambda: self._hangups.append(signal.SIGHUP),
+            stop=lambda: self.handle_exit(signal.SIGTERM, None),
+        )
+        self._service.reload = self._member.reload
+
+    def _note_end(self) -> None:
+        """A connection has ended."""
+        self._service.status.closed += 1
 
     async def _start_grpc(self) -> None:
         if not self._service.settings.grpc_port:
@@ -155,16 +204,9 @@ class Server(uvicorn.Server):
         await self._grpc.start()
         logger.info("serving gRPC at %s", self._grpc.address)
 
-    def _pages(self, url: str, metrics_url: str = "") -> dict[str, str]:
-        """What a browser can open."""
-        pages = {"page": f"{url}/"}
-        if self._service.settings.docs == "on":
-            pages["docs"] = f"{url}/docs"
-        pages["metrics"] = f"{metrics_url or url}/metrics"
-        return pages
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         signals.stop(self._service.lifecycle, sig)
+        self._service.status.stage_number = WorkerStage.STOPPING
         # uvicorn's own handler is not called: it raises the signal again after a graceful end, so
         # the exit code would report a failure.
         self.should_exit = True
@@ -174,11 +216,12 @@ class Server(uvicorn.Server):
         if self._hangups and (self._reloading is None or self._reloading.done()):
             self._hangups.clear()
             self._reloading = asyncio.gather(*map(self._reload, self._service.models.classifiers))
+        self._report.write()
         return await super().on_tick(counter)
 
     async def _reload(self, name: str) -> None:
         try:
-            await self._service.models.reload(name)
+            await self._service.reload(name)
         except ServiceError:
             pass  # the log says why, or the service shuts down
         except Exception:
@@ -189,6 +232,8 @@ class Server(uvicorn.Server):
         logger.info("shutting down")
         lifecycle = self._service.lifecycle
         lifecycle.stop()  # a signal may have done this already
+        if self._member is not None:
+            self._member.stop()
         drain_s = self._service.settings.drain_ms / 1000
         stop_by = lifecycle.stop_by
         results_by = stop_by - min(MAX_REFUSING_S, REFUSING_SHARE * drain_s)
@@ -217,23 +262,25 @@ class Server(uvicorn.Server):
         The listeners close at ``accept_until`` at the latest. Both times are on the clock
         ``time.monotonic``.
         """
-        loop = asyncio.get_running_loop()
-        quiet_since = loop.time()
-        heard = -1
+        quiet = Quiet()
         listening = True
         connections = self.server_state.connections
         while (connections or listening) and time.monotonic() < until:
-            before, heard = heard, self._heard()
-            if heard != before:
-                quiet_since = loop.time()
-            quiet_s = loop.time() - quiet_since
-            if listening and (quiet_s >= QUIET_S or time.monotonic() >= accept_until):
+            self._report.write()
+            quiet_s = quiet.seconds(self._heard())
+            if listening and self._may_close(quiet_s, accept_until):
                 listening = False
                 for listener in self._listeners:
                     await listener.close()
             for connection in list(connections):
                 connection.shutdown()
             await asyncio.sleep(LOOK_S)
+
+    def _may_close(self, quiet_s: float, accept_until: float) -> bool:
+        """Whether the listeners may close. Those of a worker end when the supervisor says so."""
+        if self._assignment is not None:
+            return all(listener.ended for listener in self._listeners)
+        return quiet_s >= QUIET_S or time.monotonic() >= accept_until
 
     async def _flush(self, until: float) -> None:
         """Wait until the last answers are sent and read, but not beyond ``until``."""
@@ -249,11 +296,6 @@ class Server(uvicorn.Server):
         """A number that grows with each connection and each answer."""
         accepted = sum(listener.accepted for listener in self._listeners)
         return accepted + self.server_state.total_requests
-
-
-def _url(site: socket.socket) -> str:
-    host, port = site.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app.cli import main
-from app.server.listener import bind
+from app.server.arrivals import bind
 from app.server.run import Server
 from tests.support.serving import (
     HEAD,
@@ -52,7 +52,7 @@ def test_a_signal_ends_it_with_success(bundle: Path, number: int) -> None:
 
 def test_sigterm_ends_a_start() -> None:
     """SIGTERM ends a process that is still starting, even as process 1 of a container."""
-    loading = "import app.main; app.main.create_app = lambda _: print('loading', flush=True) or "
+    loading = "import app.main; app.main.create_app = lambda *_: print('loading', flush=True) or "
     command = [*patched(loading + "time.sleep(60)"), "serve", "--port", "0"]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

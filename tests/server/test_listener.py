@@ -12,7 +12,8 @@ import pytest
 
 from app.cli import main
 from app.errors import UserError
-from app.server.listener import BEGUN_A_TURN, Listener, bind
+from app.server.arrivals import bind
+from app.server.listener import BEGUN_A_TURN, Listener
 from app.server.turns import STARTS_A_TURN, Turns
 from benchmarks.service import free_port
 from tests.api.routes.test_stream import FLAGS
@@ -110,7 +111,7 @@ def test_without_file_descriptors_it_waits_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Connections wait in the kernel and are accepted when file descriptors are free again."""
-    monkeypatch.setattr("app.server.listener.PAUSE_S", 0.05)
+    monkeypatch.setattr("app.server.arrivals.PAUSE_S", 0.05)
     full = True
 
     class Site(socket.socket):

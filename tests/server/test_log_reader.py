@@ -37,9 +37,9 @@ REQUESTS = 700  # their lines fill the pipe and the queue
 class Unread(Process):
     """A service whose log nobody reads until ``reader`` is set; when it is cleared, again not."""
 
-    def __init__(self, bundle: Path) -> None:
+    def __init__(self, bundle: Path, *more: str) -> None:
         self.reader = threading.Event()
-        flags = ["--model", str(bundle), *FLAGS, "--access-log", "on"]
+        flags = ["--model", str(bundle), *FLAGS, "--access-log", "on", *more]
         super().__init__(*flags, command=SMALL_QUEUE)
 
     def _read_log(self) -> None:
@@ -61,6 +61,20 @@ class Unread(Process):
         self.signal(signal.SIGTERM)
         assert self._process.wait(30) == 0
         self.reader.set()
+
+
+def test_workers_are_replaced_while_nobody_reads(bundle: Path) -> None:
+    """The workers and the supervisor share a full pipe, and none of them waits for its reader."""
+    with Unread(bundle, "--workers", "2") as process:
+        url = f"{process.url}/info"
+        with httpx2.Client(timeout=30) as client, httpx2.Client(timeout=30) as other:
+            for asked in (client, other):  # one at each worker
+                assert {asked.get(url).status_code for _ in range(REQUESTS // 2)} == {200}
+            killed = client.get(url).json()["workers"][0]["pid"]
+        os.kill(killed, signal.SIGKILL)
+        eventually(lambda: httpx2.get(url).json()["workers"][0]["pid"] not in (0, killed))
+        eventually(lambda: httpx2.get(url).json()["workers"][0]["stage"] == "ready")
+        process.end_unread()
 
 
 def _ask(client: httpx2.Client, times: int) -> None:

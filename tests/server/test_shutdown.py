@@ -98,14 +98,20 @@ def clients(port: int, *, keep: bool, pause_s: float = 0.0) -> Iterator[Counter[
         pytest.param(COMMAND, True, 0.0, [*[SIGHUP] * 20, SIGTERM], id="during a reload"),
     ],
 )
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_no_connection_is_reset(
-    bundle: Path, command: list[str], keep: bool, pause_s: float, signals: list[int]
+    bundle: Path,
+    command: list[str],
+    keep: bool,
+    pause_s: float,
+    signals: list[int],
+    workers: str,
 ) -> None:
     """Begun requests are answered; later ones get 503 and the connection closes; exit code 0.
 
     SIGTERM mostly hits the slow service during a request. A reload ends with the process.
     """
-    flags = ["--model", str(bundle), *FLAGS, "--drain-ms", "2000"]
+    flags = ["--model", str(bundle), *FLAGS, "--drain-ms", "2000", "--workers", workers]
     with Process(*flags, command=command) as process:
         with clients(process.port, keep=keep, pause_s=pause_s) as seen:
             for number in signals:
@@ -176,7 +182,7 @@ class AtImport:
             hang_up()
             import app.server.run as run
             create = run.main.create_app
-            run.main.create_app = lambda settings: (hang_up(), create(settings), hang_up())[1]
+            run.main.create_app = lambda *given: (hang_up(), create(*given), hang_up())[1]
 
 sys.meta_path.insert(0, AtImport())
 """

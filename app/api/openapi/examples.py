@@ -148,6 +148,16 @@ INFO = {
         "max_header_bytes": 32_768,
         "deadline_ms": 10_000,
     },
+    "workers": [
+        {
+            "number": 0,
+            "pid": 7,
+            "stage": "ready",
+            "restarts": 0,
+            "connections": 3,
+            "in_flight": 1,
+        }
+    ],
 }
 MODELS = {
     "models": [

@@ -182,6 +182,23 @@ ProviderOptions = Annotated[
 ]
 
 
+class WorkerInfo(TypedDict):
+    """A worker: a process that serves. With --workers 1 there is one."""
+
+    number: Annotated[int, Field(description="from 0; log lines name it")]
+    pid: Annotated[int, Field(description="of its process; 0 if it has none")]
+    stage: Annotated[
+        str,
+        Field(
+            description="starting, ready, not_ready (inference fails), stopping, hopeless (only a "
+            "new process helps) or ended"
+        ),
+    ]
+    restarts: Annotated[int, Field(description="how often a new process took its place")]
+    connections: Annotated[int, Field(description="open connections over HTTP")]
+    in_flight: Annotated[int, Field(description="requests that are being answered")]
+
+
 class Info(TypedDict):
     """Versions, hardware and limits of the running service."""
 
@@ -191,7 +208,9 @@ class Info(TypedDict):
     device: UsedDevice
     provider: Annotated[str, Field(description="ONNX Runtime's name for it")]
     provider_options: ProviderOptions
-    cpus: Annotated[float, Field(description="CPUs that affinity and cgroup grant")]
+    cpus: Annotated[
+        float, Field(description="CPUs that affinity and cgroup grant, divided by the workers")
+    ]
     cpu: Annotated[str, Field(description="the processor, as the system names it")]
     cpu_flags: Annotated[
         str, Field(description="its instruction sets that matter for speed, as Linux lists them")
@@ -218,6 +237,7 @@ class Info(TypedDict):
         Field(description="how the default model's scores were calibrated; null if they were not"),
     ]
     limits: Annotated[Limits, Field(description="how large a request may be")]
+    workers: Annotated[list[WorkerInfo], Field(description="the processes that serve")]
 
 
 class ModelInfo(ModelVersion):

@@ -35,8 +35,11 @@ _READY = {**example({"status": "ready"}), **documented(NotReady, ShuttingDown)}
     responses={**example({"status": "live"}), **documented(NotReady)},
 )
 async def live(request: HttpRequest) -> Status:
-    """Succeeds if the process works or can recover by itself; otherwise restart the process."""
-    request.exchange.service.models.check_live()
+    """Succeeds if the service works or can recover by itself; otherwise restart it.
+
+    Of several workers, one is enough.
+    """
+    request.exchange.service.check_live()
     return {"status": "live"}
 
 
@@ -45,9 +48,10 @@ async def live(request: HttpRequest) -> Status:
 async def ready(request: HttpRequest) -> Status:
     """Succeeds while you can send traffic.
 
-    This means that the models are warm, inference works, and shutdown has not begun.
+    This means that the models are warm, inference works, and shutdown has not begun. Of several
+    workers, one is enough.
     """
-    await request.exchange.service.models.check_ready()
+    await request.exchange.service.check_ready()
     return {"status": "ready"}
 
 
@@ -88,6 +92,17 @@ async def info(request: HttpRequest) -> Info:
             "max_header_bytes": settings.max_header_bytes,
             "deadline_ms": settings.deadline_ms,
         },
+        "workers": [
+            {
+                "number": worker.number,
+                "pid": worker.pid,
+                "stage": worker.stage.name.lower(),
+                "restarts": worker.restarts,
+                "connections": worker.connections,
+                "in_flight": worker.in_flight,
+            }
+            for worker in service.workers
+        ],
     }
 
 
@@ -136,7 +151,7 @@ async def reload(request: HttpRequest) -> Status:
 
     The old model answers until the new one is loaded.
     """
-    await request.exchange.service.models.reload(request.path_params["name"])
+    await request.exchange.service.reload(request.path_params["name"])
     return {"status": "reloaded"}
 
 

@@ -26,6 +26,7 @@ ADMIN_KEY = "an-admin-key"
 VARYING = {
     *("id", "created", "version", "python", "onnxruntime", "cpus", "cpu", "cpu_flags"),
     *("int8_kernels", "max_inflight_bytes"),
+    *("pid", "stage", "connections", "in_flight"),  # of workers
 }
 
 

@@ -65,7 +65,7 @@ class ExecutionParameters(TypedDict):
 @router.get("/ping")
 async def ping(request: HttpRequest) -> Response:
     """Succeeds, with an empty answer, while you can send traffic."""
-    await request.exchange.service.models.check_ready()
+    await request.exchange.service.check_ready()
     return Response()
 
 

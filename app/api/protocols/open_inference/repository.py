@@ -77,7 +77,7 @@ async def load(request: HttpRequest) -> Response:
         raise InvalidRequest(
             "a model is loaded from its bundle only: send {} or nothing, without parameters"
         )
-    await request.exchange.service.models.reload(request.path_params["name"])
+    await request.exchange.service.reload(request.path_params["name"])
     return Response()
 
 

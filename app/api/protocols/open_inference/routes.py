@@ -108,7 +108,7 @@ async def server_metadata(request: HttpRequest) -> ServerMetadata:
 )
 async def server_live(request: HttpRequest) -> Live:
     """Succeeds if the process works or can recover by itself; otherwise restart the process."""
-    request.exchange.service.models.check_live()
+    request.exchange.service.check_live()
     return {"live": True}
 
 
@@ -122,7 +122,7 @@ async def server_ready(request: HttpRequest) -> Ready:
 
     This means that the models are warm, inference works, and shutdown has not begun.
     """
-    await request.exchange.service.models.check_ready()
+    await request.exchange.service.check_ready()
     return {"ready": True}
 
 

@@ -1,0 +1,89 @@
+"""Deals the connections of the service to its workers: each to the one that has the fewest."""
+
+import socket
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
+
+from app.server.arrivals import Arrivals
+from app.server.worker_process import SILENT_S, WorkerProcess
+
+
+class Dealer:
+    """Accepts connections at the ``sites``, and gives each to a worker.
+
+    Of the workers that are ready and answer, the one with the fewest open connections gets the
+    next; if several have as many, they take turns. While no worker takes one, connections wait in
+    the kernel. Call ``look`` several times a second: it looks which workers are ready.
+    """
+
+    def __init__(self, sites: Sequence[socket.socket], workers: Sequence[WorkerProcess]) -> None:
+        self._sites = sites
+        self._workers = workers
+        self._best: list[WorkerProcess] = []
+        self._turns = count(1)
+        self._latest = dict.fromkeys(range(len(workers)), 0)  # turn, by the worker's number
+        self._arrivals: list[Arrivals] = []
+        self._undealt: deque[tuple[int, socket.socket]] = deque()  # with their sites
+
+    @property
+    def accepted(self) -> int:
+        """The number of connections until now."""
+        return sum(arrivals.accepted for arrivals in self._arrivals)
+
+    def listen(self) -> None:
+        """Accept connections from now on.
+
+        Raises:
+            UserError: another process listens on one of the addresses.
+        """
+        self.look()
+        for site, listener in enumerate(self._sites):
+            self._arrivals.append(Arrivals(listener, partial(self._deal, site)))
+
+    def look(self) -> None:
+        """Look which workers are ready, and deal what waits."""
+        reachable = [worker for worker in self._workers if worker.reachable]
+        best = min(map(_rank, reachable), default=None)
+        self._best = [worker for worker in reachable if _rank(worker) == best]
+        waited = bool(self._undealt)
+        while self._undealt and self._try(*self._undealt[0]):
+            self._undealt.popleft()
+        if waited and not self._undealt:
+            for arrivals in self._arrivals:
+                arrivals.resume()
+
+    async def close(self) -> None:
+        """Deal every connection that the kernel has completed, then stop listening."""
+        for arrivals in self._arrivals:
+            await arrivals.close()
+        self.look()
+        for _, connection in self._undealt:
+            connection.close()
+
+    def _deal(self, site: int, connection: socket.socket) -> bool:
+        if not self._undealt and self._try(site, connection):
+            return True
+        self._undealt.append((site, connection))
+        return False
+
+    def _try(self, site: int, connection: socket.socket) -> bool:
+        if self._best:
+            worker = min(self._best, key=self._burden)
+            if self._give(worker, site, connection):
+                return True
+        others = sorted((worker for worker in self._workers if worker.reachable), key=_rank)
+        return any(self._give(worker, site, connection) for worker in others)
+
+    def _give(self, worker: WorkerProcess, site: int, connection: socket.socket) -> bool:
+        self._latest[worker.number] = next(self._turns)
+        return worker.give(site, connection)
+
+    def _burden(self, worker: WorkerProcess) -> tuple[int, int]:
+        return worker.status.open, self._latest[worker.number]
+
+
+def _rank(worker: WorkerProcess) -> tuple[bool, int]:
+    """Workers that answer come first, then those that are ready."""
+    return worker.silent_s > SILENT_S, worker.stage

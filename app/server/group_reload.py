@@ -1,0 +1,83 @@
+"""Reloads of a model by all workers: prepared by all, then switched by all, or by none."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from app.errors import NotReady, ShuttingDown
+from app.server.worker_process import WorkerProcess
+from app.workers import WorkerStage
+
+# The code and the detail of a ServiceError.
+Fault = list[str]
+
+# A worker that ends does not hold up the others: the next one loads the new bundle as it starts.
+LEFT: Fault = [ShuttingDown.code, "the worker ends"]
+
+
+class GroupReload:
+    """Carries out the reloads that workers ask for, one after another, while ``run`` runs."""
+
+    def __init__(self, workers: Sequence[WorkerProcess]) -> None:
+        self._workers = workers
+        self._asked: asyncio.Queue[tuple[WorkerProcess, dict[str, Any]]] = asyncio.Queue()
+        self._number = 0  # of the present reload
+        # Those whose answer is awaited.
+        self._answers: dict[WorkerProcess, asyncio.Future[Fault | None]] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being reloaded."""
+        return not self._answers and self._asked.empty()
+
+    def told(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        """A worker asks for a reload, or says that it has done its part of the present one."""
+        if message["kind"] == "reload":
+            self._asked.put_nowait((worker, message))
+        elif message["reload"] == self._number:
+            self._answered(worker, message["error"])
+
+    def ended(self, worker: WorkerProcess) -> None:
+        """A worker has ended."""
+        self._answered(worker, LEFT)
+
+    async def run(self) -> None:
+        """Carry out reloads until this is cancelled."""
+        while True:
+            asker, message = await self._asked.get()
+            fault = await self._reload(message["model"])
+            asker.send(kind="reloaded", request=message["request"], error=fault)
+
+    async def _reload(self, model: str) -> Fault | None:
+        """Have all workers that answer load the model again; why that failed, or None."""
+        self._number += 1
+        answering = (WorkerStage.READY, WorkerStage.NOT_READY)
+        workers = [worker for worker in self._workers if worker.stage in answering]
+        faults = await self._have_done(workers, kind="prepare", model=model)
+        prepared = [worker for worker in workers if faults[worker] is None]
+        fault = next((fault for fault in faults.values() if fault and fault[0] != LEFT[0]), None)
+        if fault is not None:
+            for worker in prepared:
+                worker.send(kind="drop", reload=self._number)
+            return fault
+        if not prepared:
+            return [NotReady.code, "no worker could load the model"]
+        await self._have_done(prepared, kind="switch")
+        return None
+
+    async def _have_done(
+        self, workers: Sequence[WorkerProcess], **order: str
+    ) -> dict[WorkerProcess, Fault | None]:
+        """Send an order to the workers; what each says when it has carried it out."""
+        loop = asyncio.get_running_loop()
+        self._answers = {worker: loop.create_future() for worker in workers}
+        for worker in workers:
+            worker.send(reload=self._number, **order)
+        faults = [await answer for answer in self._answers.values()]
+        self._answers = {}
+        return dict(zip(workers, faults, strict=True))
+
+    def _answered(self, worker: WorkerProcess, fault: Fault | None) -> None:
+        answer = self._answers.get(worker)
+        if answer is not None and not answer.done():
+            answer.set_result(fault)

@@ -1,0 +1,271 @@
+"""Runs the workers of a service: starts them, deals them connections, replaces those that end.
+
+A worker is the whole service of one process. The supervisor knows nothing of texts, models and
+HTTP, and imports no package for them.
+"""
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import socket
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from types import FrameType
+
+from app.board import Board
+from app.config.settings import Settings, cache_directory
+from app.errors import UserError
+from app.server.addresses import announce
+from app.server.arrivals import bind
+from app.server.dealer import Dealer
+from app.server.group_reload import GroupReload
+from app.server.quiet import ACCEPTING_SHARE, QUIET_S, Quiet
+from app.server.worker_process import HANGS_S, WorkerProcess
+from app.workers import WorkerStage
+
+TICK_S = 0.1  # between two looks at the workers
+# Seconds beyond drain-ms after which a worker that stops is killed.
+EXIT_S = 5.0
+# The service ends when every worker has failed to start this many times in a row.
+MOST_FAILED_STARTS = 3
+# Seconds in which workers may serve different models: while they switch to new ones.
+MIXED_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+def run(settings: Settings, workers: int) -> int:
+    """Serve with this number of workers until SIGTERM or SIGINT, then let them finish.
+
+    Returns the exit code: the worst of the workers'.
+
+    Raises:
+        UserError: an address cannot be used, or no worker can start.
+    """
+    with ExitStack() as stack:
+        ports = [settings.port, *([settings.metrics_port] if settings.metrics_port else [])]
+        sites = [stack.enter_context(bind(settings.host, port)) for port in ports]
+        if settings.grpc_port:
+            stack.enter_context(_held(settings.host, settings.grpc_port))
+        _provide_cache(settings, stack)
+        return asyncio.run(Supervisor(settings, workers, sites).run())
+
+
+def _provide_cache(settings: Settings, stack: ExitStack) -> None:
+    """Make a directory for what the first worker measures if the usual one cannot be written.
+
+    Otherwise each worker would measure while others serve. The directory ends with the ``stack``.
+    """
+    usual = cache_directory(settings)
+    with suppress(OSError):
+        if usual is not None:
+            usual.mkdir(parents=True, exist_ok=True)
+            if os.access(usual, os.W_OK):
+                return
+    with suppress(OSError):  # no directory at all can be written
+        made = stack.enter_context(tempfile.TemporaryDirectory(prefix="sentiment-"))
+        os.environ["SENTIMENT_CACHE_DIR"] = made  # the workers inherit it
+
+
+def _held(host: str, port: int) -> socket.socket:
+    """Hold a port on which the workers will listen, so that no other program takes it."""
+    bind(host, port).close()  # raises if the port is in use
+    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind((host, port))
+    return holder
+
+
+class Supervisor:
+    """The workers of a service whose ports are the bound ``sites``."""
+
+    def __init__(self, settings: Settings, workers: int, sites: list[socket.socket]) -> None:
+        self._settings = settings
+        self._drain_s = settings.drain_ms / 1000
+        self._sites = sites
+        self._board, descriptor = Board.create(workers)
+        self._woken = asyncio.Event()
+        self._workers: list[WorkerProcess] = []
+        self._reloads = GroupReload(self._workers)
+        self._workers += [
+            WorkerProcess(
+                number, self._board, descriptor, len(sites), self._reloads.told, self._woken.set
+            )
+            for number in range(workers)
+        ]
+        self._dealer = Dealer(sites, self._workers)
+        self._stopping = 0  # the signal that stops the service
+        self._hung_up = False  # by SIGHUP
+        self._mixed_since = 0.0
+
+    async def run(self) -> int:
+        """Serve until a signal; the exit code."""
+        # Not the event loop's handlers: it removes them when it ends, and a late signal would kill
+        # this process.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        signal.signal(signal.SIGHUP, self._note_hangup)
+        reloading = asyncio.create_task(self._reloads.run())
+        try:
+            if not await self._start_all():
+                return 128 + self._stopping if self._stopping else 1
+            self._dealer.listen()
+            announce(f"with {len(self._workers)} workers", self._sites, self._settings)
+            while not self._stopping:
+                await self._look()
+            return await self._shut_down()
+        finally:
+            await self._end_all(time.monotonic())
+            reloading.cancel()
+
+    # Start
+
+    async def _start_all(self) -> bool:
+        """Start the first worker, which measures, and then the others, which use what it measured.
+
+        Returns whether all are ready. If not, a signal came, or a worker has said why it failed.
+
+        Raises:
+            UserError: a worker was killed.
+        """
+        for together in (self._workers[:1], self._workers[1:]):
+            for worker in together:
+                worker.start()
+            while any(worker.stage is WorkerStage.STARTING for worker in together):
+                await self._pause()
+                for worker in together:
+                    worker.look()
+                if self._stopping:
+                    return False
+                if failed := [worker for worker in together if not worker.alive]:
+                    if killed := [worker for worker in failed if worker.was_killed]:
+                        raise UserError(killed[0].last_end)
+                    return False
+        return True
+
+    # While it serves
+
+    async def _look(self) -> None:
+        """Wait a moment, or until something happens, and see to the workers."""
+        await self._pause()
+        for worker in self._workers:
+            was_alive = worker.alive
+            worker.look()
+            if was_alive and not worker.alive:
+                self._reloads.ended(worker)
+                self._note_end(worker)
+            elif worker.alive:
+                self._check(worker)
+            elif not self._stopping and time.monotonic() >= worker.start_at:
+                worker.status.restarts += 1
+                worker.start()
+        self._dealer.look()
+        self._check_models()
+        if self._hung_up:
+            self._hung_up = False
+            self._reload_all()
+
+    def _check(self, worker: WorkerProcess) -> None:
+        """End the worker if it cannot recover, and kill it if it does not end or hangs."""
+        now = time.monotonic()
+        if worker.silent_s > HANGS_S and worker.stage is not WorkerStage.STOPPING:
+            worker.kill(f"it was silent for {HANGS_S:g} s")
+        elif now > worker.end_by:
+            worker.kill("it did not end in time")
+        elif self._stopping or worker.end_by < math.inf:
+            pass  # it was told to end
+        elif worker.stage is WorkerStage.HOPELESS:
+            logger.error("worker %d cannot recover and is replaced", worker.number)
+            worker.end_connections()
+            worker.end(now + self._drain_s + EXIT_S)
+        elif worker.stage is WorkerStage.STOPPING:  # someone sent it SIGTERM
+            worker.end_connections()
+            worker.end_by = now + self._drain_s + EXIT_S
+
+    def _note_end(self, worker: WorkerProcess) -> None:
+        if self._stopping:
+            return
+        wait_s = worker.start_at - time.monotonic()
+        logger.warning("%s; it is started again in %.1f s", worker.last_end, wait_s)
+        if all(
+            other.failed_starts >= MOST_FAILED_STARTS and not other.alive for other in self._workers
+        ):
+            raise UserError(f"no worker can start: {worker.last_end}")
+
+    def _check_models(self) -> None:
+        """Have all workers load their models again if they serve different ones.
+
+        A bundle may have changed on the disk, and a worker that was replaced has then loaded it.
+        """
+        now = time.monotonic()
+        models = {worker.status.models for worker in self._workers}
+        ready = all(worker.stage is WorkerStage.READY for worker in self._workers)
+        if len(models) == 1 or not ready or not self._reloads.idle:
+            self._mixed_since = now
+        elif now - self._mixed_since > MIXED_S:
+            self._mixed_since = now
+            logger.warning("the workers serve different models: all load them again")
+            self._reload_all()
+
+    def _note_hangup(self, number: int, frame: FrameType | None) -> None:
+        self._hung_up = True
+
+    def _reload_all(self) -> None:
+        """Have all models loaded again. A worker asks for it, because it knows their names."""
+        min(self._workers, key=lambda worker: worker.stage).send(kind="hangup")
+
+    # End
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self._stopping and number == signal.SIGINT:  # a second Ctrl-C
+            for worker in self._workers:
+                worker.kill("second Ctrl-C")
+            os._exit(128 + number)
+        self._stopping = self._stopping or number
+
+    async def _shut_down(self) -> int:
+        """Deal what arrives until it is quiet, while the workers finish; the exit code."""
+        logger.info("shutting down")
+        stopped_at = time.monotonic()
+        serving = [worker for worker in self._workers if worker.stage is not WorkerStage.STARTING]
+        for worker in self._workers:
+            worker.end(stopped_at + self._drain_s + EXIT_S)
+        quiet = Quiet()
+        while (
+            time.monotonic() < stopped_at + ACCEPTING_SHARE * self._drain_s
+            and quiet.seconds(self._heard()) < QUIET_S
+            and any(worker.alive for worker in self._workers)
+        ):
+            await self._look()
+        await self._dealer.close()
+        await self._end_all(stopped_at + self._drain_s + EXIT_S)
+        codes = [worker.exit_code for worker in serving if worker.exit_code is not None]
+        for worker in serving:
+            if worker.was_killed:
+                logger.error("%s", worker.last_end)
+        logger.info("stopped")
+        return max((code if code >= 0 else 1 for code in codes), default=0)
+
+    def _heard(self) -> int:
+        """A number that grows with each connection and each answer."""
+        return self._dealer.accepted + sum(worker.status.answered for worker in self._workers)
+
+    async def _end_all(self, by: float) -> None:
+        """Wait until all workers have ended; those that have not by then are killed."""
+        self._stopping = self._stopping or signal.SIGTERM
+        for worker in self._workers:
+            worker.end_connections()
+            if worker.alive:
+                worker.end(by)
+        while any(worker.alive for worker in self._workers):
+            await self._look()
+
+    async def _pause(self) -> None:
+        """Wait a moment, or until a worker ends."""
+        timer = asyncio.get_running_loop().call_later(TICK_S, self._woken.set)
+        await self._woken.wait()
+        self._woken.clear()
+        timer.cancel()

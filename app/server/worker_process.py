@@ -1,0 +1,179 @@
+"""One worker as the supervisor sees it: its process, and the sockets that lead to it."""
+
+import math
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from app.board import Board
+from app.server.assignment import Assignment
+from app.server.control import Control
+from app.server.handover import hand_over
+from app.workers import WorkerStage, WorkerStatus
+
+# The pause before a worker is started again doubles each time, and begins anew after a minute in
+# which the worker was ready.
+LEAST_PAUSE_S = 0.5
+MOST_PAUSE_S = 30.0
+HEALTHY_S = 60.0
+# A worker that was silent for longer gets no connections, ...
+SILENT_S = 2.0
+# ... and after this time it is killed.
+HANGS_S = 30.0
+# The most that one look counts: if the supervisor itself was stopped, no worker is to blame.
+MOST_ELAPSED_S = 0.5
+
+
+class WorkerProcess:
+    """Worker ``number`` of a service with ``sites`` ports. It has a process after ``start``.
+
+    ``on_message`` gets each message of its process, and ``on_end`` is called when it ends.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        board: Board,
+        board_descriptor: int,
+        sites: int,
+        on_message: Callable[["WorkerProcess", dict[str, Any]], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.number = number
+        self.status = WorkerStatus(board, number)
+        self.status.end()
+        self.exit_code: int | None = None  # of the latest process, when it has ended
+        self.failed_starts = 0  # in a row
+        self.start_at = 0.0  # on the clock time.monotonic: when it is to be started again
+        self.end_by = math.inf  # when it must have ended, after it was told to
+        self.silent_s = 0.0
+        self._board = board
+        self._board_descriptor = board_descriptor
+        self._sites = sites
+        self._on_message = on_message
+        self._on_end = on_end
+        self._kill_reason = ""
+        self._control: Control | None = None  # while it has a process
+        self._channels: list[socket.socket] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pause_s = LEAST_PAUSE_S
+        self._ready_since: float | None = None
+        self._beats = 0
+        self._looked_at = 0.0
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has a process."""
+        return self._process is not None
+
+    @property
+    def stage(self) -> WorkerStage:
+        """What it is doing."""
+        return self.status.stage
+
+    @property
+    def reachable(self) -> bool:
+        """Whether connections may be dealt to it."""
+        return bool(self._channels) and self.stage is not WorkerStage.STARTING
+
+    def start(self) -> None:
+        """Start a process: the command of this process once more."""
+        kinds = [socket.SOCK_SEQPACKET] * (1 + self._sites)
+        pairs = [socket.socketpair(socket.AF_UNIX, kind) for kind in kinds]
+        (own_control, *self._channels), (control, *channels) = zip(*pairs, strict=True)
+        for channel in self._channels:
+            channel.setblocking(False)
+        descriptors = [channel.fileno() for channel in channels]
+        assignment = Assignment(
+            self.number, self._board.workers, self._board_descriptor, control.fileno(), descriptors
+        )
+        self._process = subprocess.Popen(  # noqa: S603 - our own command
+            [sys.executable, *sys.orig_argv[1:]],
+            pass_fds=assignment.descriptors(),
+            env=assignment.environment(),
+            process_group=0,  # so that Ctrl-C reaches the supervisor alone
+        )
+        for theirs in (control, *channels):
+            theirs.close()
+        self._control = Control(own_control, partial(self._on_message, self), self._on_end)
+        self.status.begin(self._process.pid)
+        self.exit_code, self.end_by, self.silent_s = None, math.inf, 0.0
+        self._ready_since, self._kill_reason = None, ""
+
+    def give(self, site: int, connection: socket.socket) -> bool:
+        """Give it a connection of this port; False if it cannot take it now."""
+        if not self._channels or not hand_over(connection, self._channels[site]):
+            return False
+        self.status.dealt += 1
+        return True
+
+    def send(self, **message: Any) -> None:
+        """Send its process a message, if it has one."""
+        if self._control is not None:
+            self._control.send(**message)
+
+    def look(self) -> None:
+        """See whether it has ended, is ready, or is silent."""
+        now = time.monotonic()
+        if self._process is not None and (code := self._process.poll()) is not None:
+            self._ended(code, now)
+        elif self.stage is WorkerStage.READY and self._ready_since is None:
+            self._ready_since, self.failed_starts = now, 0
+        if self.status.beats != self._beats or self.stage is WorkerStage.STARTING:
+            self._beats, self.silent_s = self.status.beats, 0.0
+        else:
+            self.silent_s += min(now - self._looked_at, MOST_ELAPSED_S)
+        self._looked_at = now
+
+    def end(self, by: float) -> None:
+        """Tell it to finish its requests and end, ``by`` a time of ``time.monotonic``."""
+        # Only once: in the last moment of a process, a signal would kill it.
+        if self._process is not None and self.end_by == math.inf:
+            self._process.send_signal(signal.SIGTERM)
+        self.end_by = min(self.end_by, by)
+
+    def kill(self, reason: str) -> None:
+        """End its process at once."""
+        if self._process is not None and not self._kill_reason:
+            self._kill_reason = reason
+            self._process.kill()
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal has ended its latest process, and not the process itself."""
+        return self.exit_code is not None and self.exit_code < 0
+
+    @property
+    def last_end(self) -> str:
+        """How its latest process ended."""
+        if self.exit_code is None or self.exit_code >= 0:
+            return f"worker {self.number} ended with exit code {self.exit_code}"
+        name = signal.Signals(-self.exit_code).name
+        guess = "; out of memory?" if name == "SIGKILL" else ""
+        return f"worker {self.number} was killed ({self._kill_reason or name + guess})"
+
+    def end_connections(self) -> None:
+        """Deal it no more connections. It learns so when it has taken those that it was dealt."""
+        for channel in self._channels:
+            channel.close()
+        self._channels = []
+
+    def _ended(self, code: int, now: float) -> None:
+        if self._ready_since is None:
+            self.failed_starts += 1
+        elif now - self._ready_since > HEALTHY_S:
+            self._pause_s = LEAST_PAUSE_S
+        self.start_at = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
+        self._process, self.exit_code = None, code
+        self.end_connections()
+        if self._control is not None:
+            self._control.close()
+        self._control = None
+        self.status.end()
+        self._board.clear_present(self.number)

@@ -1,0 +1,297 @@
+"""The process above the workers: start, failures, signals."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from app.cli import main
+from app.config.settings import Settings
+from app.server.shares import part, take_share, worker_count
+from tests.api.routes.test_stream import FLAGS
+from tests.support.serving import (
+    BODY,
+    HEAD,
+    HEALTH,
+    ROOT,
+    Process,
+    connect,
+    environment,
+    eventually,
+    patched,
+    read_answer,
+)
+
+# The server says that it waits for the body.
+HALF_A_REQUEST = HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY)
+
+
+def _children(process: Process) -> list[int]:
+    return [
+        int(pid)
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
+
+
+def test_the_supervisor_imports_nothing_that_serves() -> None:
+    """It takes little memory and starts at once: no web framework, no runtime, no arrays."""
+    code = (
+        "import sys, app.cli, app.server.supervisor; "
+        "print([n for n in ('fastapi', 'uvicorn', 'onnxruntime', 'numpy') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, check=True
+    )
+    assert done.stdout.strip() == b"[]"
+
+
+@pytest.mark.parametrize("workers", ["0", "-1", "two", "1.5", ""])
+def test_a_wrong_number_of_workers_is_wrong_usage(
+    workers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says what is accepted, and the exit code is 2."""
+    assert main(["serve", "--workers", workers]) == 2
+    said = capsys.readouterr().err
+    assert f"--workers: must be 'auto' or a number of processes from 1 on, not '{workers}'" in said
+
+
+@pytest.mark.parametrize(
+    ("cpus", "device", "workers"),
+    [(2.0, "auto", 1), (8.0, "cpu", 1), (64.0, "cpu", 8), (16.0, "cuda:0,1", 4), (0.5, "cuda", 1)],
+)
+def test_auto_follows_the_cpus(
+    monkeypatch: pytest.MonkeyPatch, cpus: float, device: str, workers: int
+) -> None:
+    """One worker for every 8 CPUs, or for every 4 where a GPU computes; always one at least."""
+    monkeypatch.setattr("app.server.shares.available_cpus", lambda: cpus)
+    assert worker_count(Settings.model_validate({"workers": "auto", "device": device})) == workers
+
+
+def test_more_workers_than_cpus_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are started, because a container may get its CPUs later."""
+    monkeypatch.setattr("app.server.shares.available_cpus", lambda: 2.0)
+    assert worker_count(Settings(workers=3)) == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "3 workers share 2 CPUs: more workers than CPUs"
+    ]
+
+
+def test_gpus_and_nodes_are_dealt_out() -> None:
+    """Each worker has its own of several, several if there are enough, and else shares one."""
+    assert [part([0, 1], number, 4) for number in range(4)] == [[0], [1], [0], [1]]
+    assert [part([0, 1, 2, 3], number, 2) for number in range(2)] == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("number", "workers", "device", "cpus", "pinned"),
+    [
+        (1, 2, "cuda:1", 4.0, [4, 5, 6, 7]),
+        (2, 4, "cuda:0", 2.0, [0, 1, 2, 3]),
+        (1, 3, "", 8 / 3, []),
+    ],
+)
+def test_a_share_is_cpus_and_a_node_and_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    workers: int,
+    device: str,
+    cpus: float,
+    pinned: list[int],
+) -> None:
+    """CPUs are divided; a worker is pinned to its node where each has as many workers."""
+    calls: list[list[int]] = []
+    monkeypatch.setattr("app.server.shares.available_cpus", lambda: 8.0)
+    nodes = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    monkeypatch.setattr("app.server.shares.numa_nodes", lambda: nodes)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: calls.append(cpus))
+    settings = Settings(device="cuda:0,1" if device else "cpu")
+    share = take_share(settings, number, workers)
+    assert share == (Settings(device=device or "cpu"), cpus)
+    assert calls == ([pinned] if pinned else [])
+
+
+def test_a_port_that_is_taken_is_one_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The address is named before any worker starts; so is that of gRPC."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for flags in (["--port", f"{port}"], ["--port", "0", "--grpc-port", f"{port}"]):
+            command = ["serve", "--workers", "2", "--model", str(bundle), *flags]
+            assert main([*command, "--log-format", "human"]) == 1
+            assert capsys.readouterr().err.splitlines()[-1] == (
+                f"sentiment: cannot listen on 127.0.0.1 port {port}: Address already in use"
+            )
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("from app.errors import UserError; raise UserError('no such thing')", "no such thing"),
+        ("import os; os.kill(os.getpid(), 9)", "worker 1 was killed (SIGKILL; out of memory?)"),
+    ],
+)
+def test_a_worker_that_cannot_start_ends_the_service(bundle: Path, fault: str, said: str) -> None:
+    """The first start fails with exit code 1 and one line, and no worker is left."""
+    command = patched(
+        f"""
+import app.server.shares as shares
+def take_share(settings, number, workers):
+    if number == 1:
+        {fault}
+    return settings, 1.0
+shares.take_share = take_share
+"""
+    )
+    done = subprocess.run(
+        [*command, "serve", "--port", "0", "--workers", "2", "--model", str(bundle), *FLAGS],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    failures = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["message"] for line in failures if line["level"] == "critical"] == [said]
+    assert "Traceback" not in done.stderr
+
+
+# While the file exists, a worker ends as soon as it starts.
+FAILING = """
+import os
+failing = os.path.exists({file!r}) and "_SENTIMENT_WORKER" in os.environ
+failing and sys.exit(3)
+import app.server.worker_process as worker_process
+worker_process.LEAST_PAUSE_S = 0.05
+"""
+
+
+def test_workers_that_fail_at_every_start(bundle: Path, tmp_path: Path) -> None:
+    """The pause before each start grows while others serve; if none can start, it exits with 1."""
+    marker = tmp_path / "failing"
+    command = patched(FAILING.format(file=str(marker)))
+    flags = ["--model", str(bundle), *FLAGS, "--workers", "2", "--log-format", "human"]
+    with Process(*flags, command=command) as process:
+        marker.touch()
+        first, second = _children(process)
+        os.kill(first, signal.SIGKILL)
+        log = process.read_until("exit code 3; it is started again in 0.4 s")
+        assert log.count("worker 0 was killed (SIGKILL; out of memory?)") == 1
+        assert httpx2.get(f"{process.url}/health/ready").status_code == 200
+        os.kill(second, signal.SIGKILL)
+        code, log = process.wait()
+    assert code == 1
+    assert "sentiment: no worker can start: worker " in log.splitlines()[-1]
+    assert "Traceback" not in log
+
+
+# A worker whose process id is in the file cannot recover, so its liveness fails.
+HOPELESS = """
+import os
+import app.server.supervisor as supervisor
+from app.engine.model_registry import ModelRegistry
+from app.errors import NotReady
+supervisor.HANGS_S = 5.0
+def check_live(registry):
+    with open({file!r}) as pids:
+        if str(os.getpid()) in pids.read():
+            raise NotReady("the GPU is lost")
+ModelRegistry.check_live = check_live
+"""
+
+
+def test_workers_that_hang_or_cannot_recover_are_replaced(bundle: Path, tmp_path: Path) -> None:
+    """One whose event loop stands still is killed; one whose liveness fails is ended."""
+    pids = tmp_path / "pids"
+    pids.touch()
+    command = patched(HOPELESS.format(file=str(pids)))
+    with Process("--model", str(bundle), *FLAGS, "--workers", "2", command=command) as process:
+        hangs, hopeless = _children(process)
+        os.kill(hangs, signal.SIGSTOP)
+        log = process.read_until("started again")
+        assert "worker 0 was killed (it was silent for 5 s)" in log
+        eventually(lambda: _replaced(process, {hangs}))
+        pids.write_text(str(hopeless))
+        assert "worker 1 cannot recover and is replaced" in process.read_until("started again")
+        eventually(lambda: _replaced(process, {hangs, hopeless}))
+        assert httpx2.get(f"{process.url}/health/live").status_code == 200
+
+
+def _replaced(process: Process, former: set[int]) -> bool:
+    workers = httpx2.get(f"{process.url}/info").json()["workers"]
+    return all(worker["stage"] == "ready" and worker["pid"] not in former for worker in workers)
+
+
+def test_workers_end_when_the_supervisor_is_killed(bundle: Path) -> None:
+    """They end as after SIGTERM: what has begun gets an answer, and none is left behind."""
+    with Process("--model", str(bundle), *FLAGS, "--workers", "2") as process:
+        workers = _children(process)
+        with connect(process.port, HALF_A_REQUEST) as begun:
+            assert b"100 Continue" in begun.recv(1_000)
+            process.signal(signal.SIGKILL)
+            process._process.wait(30)
+            begun.sendall(BODY)
+            assert read_answer(begun)[0] == 503
+        eventually(lambda: not any(map(_runs, workers)))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_second_ctrl_c_ends_all_at_once(bundle: Path) -> None:
+    """The exit code is 130, and no worker is left, though a request has not been answered."""
+    flags = ["--model", str(bundle), *FLAGS, "--workers", "2", "--drain-ms", "600000"]
+    with Process(*flags) as process:
+        workers = _children(process)
+        with connect(process.port, HALF_A_REQUEST) as begun:
+            assert b"100 Continue" in begun.recv(1_000)
+            process.signal(signal.SIGINT)
+            process.read_until("shutting down")
+            process.signal(signal.SIGINT)
+            code, log = process.wait()
+        eventually(lambda: not any(map(_runs, workers)))
+    assert code == 130
+    assert "Traceback" not in log
+
+
+def test_sigterm_ends_a_start_of_workers(bundle: Path) -> None:
+    """SIGTERM while the first worker loads its model ends everything, with exit code 143."""
+    command = patched("import app.main; app.main.create_app = lambda *_: time.sleep(60)")
+    flags = ["serve", "--port", "0", "--workers", "2", "--model", str(bundle)]
+    with subprocess.Popen([*command, *flags], env=environment()) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        eventually(lambda: bool(children.read_text()))
+        worker = int(children.read_text())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
+    assert not _runs(worker)
+
+
+def test_four_workers_share_connections_evenly(bundle: Path) -> None:
+    """Of 64 kept connections, no worker has more than one above another."""
+    with (
+        Process("--model", str(bundle), *FLAGS, "--workers", "4") as process,
+        httpx2.Client(base_url=process.url) as client,
+    ):
+
+        def spread() -> list[int]:
+            return [worker["connections"] for worker in client.get("/info").json()["workers"]]
+
+        kept = [connect(process.port, HEALTH) for _ in range(64)]
+        for connection in kept:
+            read_answer(connection)
+        eventually(lambda: sum(spread()) == 65)
+        assert max(spread()) - min(spread()) <= 1
+        for connection in kept:
+            connection.close()
+        process.terminate()

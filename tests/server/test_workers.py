@@ -1,0 +1,249 @@
+"""``--workers``: several processes that are one service to the outside."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx2
+import pytest
+
+from benchmarks.service import free_port
+from tests.api.routes.test_stream import FLAGS
+from tests.server.test_reload import _release, _reload, _revision_of
+from tests.support.serving import (
+    HEALTH,
+    Process,
+    connect,
+    constant_load,
+    eventually,
+    metric,
+    post,
+    read_answer,
+)
+from tests.support.tiny_bundle import make_bundle
+
+CONNECTIONS = 64
+
+
+@pytest.fixture(scope="module")
+def changing_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that the tests change."""
+    return make_bundle(tmp_path_factory.mktemp("changing") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def grpc_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def two(changing_bundle: Path, grpc_port: int) -> Iterator[Process]:
+    """A service of two workers that all tests here use."""
+    flags = ["--model", str(changing_bundle), *FLAGS, "--admin-keys", "admin-key-1"]
+    with Process(*flags, "--workers", "2", "--grpc-port", str(grpc_port)) as process:
+        yield process
+
+
+@pytest.fixture
+def client(two: Process) -> Iterator[httpx2.Client]:
+    """A client of the two workers, all of which answer when a test begins."""
+    with httpx2.Client(base_url=two.url) as client:
+        eventually(lambda: _stages(client) == ["ready"] * 2)
+        yield client
+
+
+def _workers(client: httpx2.Client) -> list[dict[str, Any]]:
+    workers: list[dict[str, Any]] = client.get("/info").json()["workers"]
+    return workers
+
+
+def _stages(client: httpx2.Client) -> list[str]:
+    return [worker["stage"] for worker in _workers(client)]
+
+
+def _pids(client: httpx2.Client) -> list[int]:
+    return [worker["pid"] for worker in _workers(client)]
+
+
+def _revisions(two: Process) -> set[str]:
+    """The revisions with which new connections are answered: more of them than workers."""
+    seen = set()
+    for _ in range(6):
+        with connect(two.port, post()) as connection:
+            status, body = read_answer(connection)
+        assert status == 200
+        seen.add(_revision_of(json.loads(body)))
+    return seen
+
+
+def _spread(process: Process, client: httpx2.Client) -> list[int]:
+    """How many of 64 kept connections each worker has."""
+    with ExitStack() as stack:
+        kept = [stack.enter_context(connect(process.port, HEALTH)) for _ in range(CONNECTIONS)]
+        for connection in kept:
+            assert read_answer(connection)[0] == 200
+        eventually(
+            lambda: sum(worker["connections"] for worker in _workers(client)) == CONNECTIONS + 1
+        )
+        return [worker["connections"] for worker in _workers(client)]
+
+
+def test_connections_are_dealt_evenly(two: Process, client: httpx2.Client) -> None:
+    """Of 64 kept connections and the client's own, no worker has more than one above another."""
+    spread = _spread(two, client)
+    assert max(spread) - min(spread) <= 1
+
+
+def test_connections_that_end_make_room(two: Process, client: httpx2.Client) -> None:
+    """The connections of one worker end; then it gets the next ones until both have as many."""
+    with ExitStack() as stack:
+        kept = [stack.enter_context(connect(two.port, HEALTH)) for _ in range(20)]
+        for connection in kept:
+            read_answer(connection)
+        for connection in kept[::2]:  # dealt in turn, so these are all at one worker
+            connection.close()
+        eventually(lambda: sum(worker["connections"] for worker in _workers(client)) == 11)
+        for _ in range(10):
+            read_answer(stack.enter_context(connect(two.port, HEALTH)))
+        eventually(lambda: sum(worker["connections"] for worker in _workers(client)) == 21)
+        spread = [worker["connections"] for worker in _workers(client)]
+    assert max(spread) - min(spread) <= 1
+
+
+def test_one_service_to_the_outside(two: Process, client: httpx2.Client, grpc_port: int) -> None:
+    """Health, /info and gRPC are those of the service; the lines of the log name the worker."""
+    assert client.get("/health/ready").status_code == 200
+    assert client.get("/health/live").status_code == 200
+    pids = _pids(client)
+    assert len(set(pids)) == 2
+    assert two.pid not in pids
+    named = {json.loads(line).get("worker") for line in two.first_lines.splitlines()}
+    assert named == {None, 0, 1}
+    with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+        health = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert health(b"", timeout=10) == b"\x08\x01"  # SERVING
+
+
+def test_a_reload_reaches_all_workers(
+    two: Process, client: httpx2.Client, changing_bundle: Path
+) -> None:
+    """When POST …/reload has been answered, every worker answers with the new model."""
+    _release(changing_bundle, "aaaaaaa")
+    assert _reload(client).json() == {"status": "reloaded"}
+    assert _revisions(two) == {"aaaaaaa"}
+
+
+def test_sighup_reloads_all_workers(two: Process, changing_bundle: Path) -> None:
+    """SIGHUP to the service has every worker load its models again."""
+    _release(changing_bundle, "bbbbbbb")
+    two.signal(signal.SIGHUP)
+    eventually(lambda: _revisions(two) == {"bbbbbbb"})
+
+
+def test_a_reload_that_one_worker_cannot_do_is_done_by_none(
+    two: Process, client: httpx2.Client, changing_bundle: Path
+) -> None:
+    """The client gets 422, and the old models stay at all workers."""
+    before = _revisions(two)
+    manifest = (changing_bundle / "manifest.json").read_text()
+    (changing_bundle / "manifest.json").write_text("{}")
+    answer = _reload(client)
+    (changing_bundle / "manifest.json").write_text(manifest)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_bundle")
+    assert _revisions(two) == before
+
+
+def test_a_killed_worker_takes_only_its_own_connections(
+    two: Process, client: httpx2.Client
+) -> None:
+    """kill -9 under load: the other worker's connections go on, and a new worker serves soon."""
+    before = _pids(client)
+    with ExitStack() as stack:
+        kept = [stack.enter_context(connect(two.port, HEALTH)) for _ in range(10)]
+        assert all(read_answer(connection)[0] == 200 for connection in kept)
+        with constant_load(two.url, [["love"]] * 2, lambda _: "answered") as seen:
+            eventually(lambda: seen["answered"] > 50)
+            counted = _texts(two)
+            os.kill(before[0], signal.SIGKILL)
+            alive = [_still_answers(connection) for connection in kept]
+            reached = seen["answered"]
+            eventually(lambda: seen["answered"] > reached + 50)
+    assert sorted(alive) == [False] * 5 + [True] * 5
+    assert sum(seen.values()) - seen["answered"] <= 2  # at most once for each client
+    _await_successor(two, 0, before[0])
+    assert _worker(two, 0)["restarts"] == 1
+    assert "worker 0 was killed (SIGKILL; out of memory?)" in two.log
+    assert _texts(two) >= counted  # what the killed worker had counted is not forgotten
+
+
+def _await_successor(two: Process, number: int, pid: int) -> None:
+    """Wait until another process than ``pid`` is this worker, and ready."""
+    eventually(lambda: _worker(two, number)["pid"] not in (0, pid))
+    eventually(lambda: _worker(two, number)["stage"] == "ready")
+
+
+def _texts(two: Process) -> float:
+    """How many texts have been classified, as a new connection shows it."""
+    with httpx2.Client(base_url=two.url) as client:
+        return metric(client, "sentiment_texts_total", model="tiny", outcome="ok")
+
+
+def _still_answers(connection: socket.socket) -> bool:
+    try:
+        connection.sendall(HEALTH)
+        return read_answer(connection)[0] == 200
+    except OSError:
+        return False
+
+
+def _worker(two: Process, number: int) -> dict[str, Any]:
+    """A worker, as a new connection shows it."""
+    worker: dict[str, Any] = httpx2.get(f"{two.url}/info").json()["workers"][number]
+    return worker
+
+
+def test_a_stopped_worker_gets_no_connections(two: Process, client: httpx2.Client) -> None:
+    """While a worker is stopped (SIGSTOP), new connections go to the other one; later to both."""
+    pid = _pids(client)[1]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: all(_answers_soon(two) for _ in range(6)))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    eventually(lambda: max(spread := _spread(two, client)) - min(spread) <= 1)
+
+
+def _answers_soon(two: Process) -> bool:
+    with connect(two.port, HEALTH) as connection:
+        connection.settimeout(0.5)
+        try:
+            return read_answer(connection)[0] == 200
+        except TimeoutError:
+            return False
+
+
+def test_a_worker_that_gets_sigterm_alone_is_replaced(two: Process) -> None:
+    """It finishes its requests, no new connection is lost, and a new worker takes its place."""
+    before = _worker(two, 1)["pid"]
+    with constant_load(two.url, [["love"]] * 2, lambda _: "answered") as seen:
+        eventually(lambda: seen["answered"] > 50)
+        os.kill(before, signal.SIGTERM)
+        eventually(lambda: _worker(two, 1)["pid"] not in (0, before))
+    assert {outcome for outcome in seen if "shutting_down" not in str(outcome)} == {"answered"}
+
+
+def test_workers_never_stay_mixed(
+    two: Process, client: httpx2.Client, changing_bundle: Path
+) -> None:
+    """A new worker has loaded a changed bundle; then all workers load it."""
+    _release(changing_bundle, "ccccccc")
+    before = _pids(client)[0]
+    os.kill(before, signal.SIGKILL)
+    _await_successor(two, 0, before)
+    eventually(lambda: _revisions(two) == {"ccccccc"})
