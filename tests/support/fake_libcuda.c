@@ -1,6 +1,7 @@
 /* NVIDIA's driver library, as far as app/engine/machine/ uses it. The environment says what it
- * answers: FAKE_CUDA_INIT (the code of cuInit), FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES and
- * FAKE_CUDA_NO_MEMORY (the code of cuMemHostAlloc). Memory is logged to the file FAKE_CUDA_LOG. */
+ * answers: FAKE_CUDA_INIT (the code of cuInit), FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES,
+ * FAKE_CUDA_CAPABILITY_0 and so on (90 for 9.0), FAKE_CUDA_NO_MEMORY (the code of cuMemHostAlloc).
+ * Memory is logged to the file FAKE_CUDA_LOG. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -34,6 +35,14 @@ int cuDeviceGetName(char *name, int length, int device) {
 int cuDeviceTotalMem_v2(size_t *bytes, int device) {
     *bytes = (size_t)(device - 99) << 33; /* 8 GiB, 16 GiB, ... */
     return 0;
+}
+
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    char name[32];
+    snprintf(name, sizeof name, "FAKE_CUDA_CAPABILITY_%d", device - 100);
+    int capability = number(name, 90);
+    *value = attribute == 75 ? capability / 10 : capability % 10;
+    return attribute == 75 || attribute == 76 ? 0 : 1;
 }
 
 static void log_line(const char *format, size_t value) {

@@ -45,7 +45,8 @@ class Device:
         """Return if the device is there.
 
         Raises:
-            UserError: CUDA cannot be used, or it shows no GPU with one of the numbers.
+            UserError: CUDA cannot be used, it shows no GPU with one of the numbers, or ONNX
+                Runtime does not support that GPU.
         """
         if not self.gpus:
             return
@@ -58,6 +59,9 @@ class Device:
         if missing := [number for number in self.gpus if number >= len(state.gpus)]:
             shown = ", ".join(f"{number} ({gpu.name})" for number, gpu in enumerate(state.gpus))
             raise UserError(f"there is no GPU {missing[0]}: CUDA shows {shown}")
+        for number in self.gpus:
+            if problem := state.gpus[number].problem:
+                raise UserError(f"GPU {number} is not supported: {problem}; use another GPU")
 
     def hardware(self) -> str:
         """The names and the memory of the GPUs; empty on the CPU."""

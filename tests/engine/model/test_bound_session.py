@@ -172,7 +172,7 @@ def test_service_on_two_gpus(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> N
 
     Two sessions on the CPU stand in for the GPUs.
     """
-    gpu = CudaGpu("pretended", 1 << 30)
+    gpu = CudaGpu("pretended", 1 << 30, (9, 0))
     monkeypatch.setattr(device, "cuda_state", lambda: CudaState(gpus=(gpu, gpu)))
 
     def on_the_cpu(path: Path, providers: Sequence[Any], **options: Any) -> Any:

@@ -18,7 +18,7 @@ from app.engine.model.model import Model
 from app.errors import UserError
 from app.files.run.local import LocalClassifier
 
-TWO_GPUS = CudaState(gpus=(CudaGpu("A100", 40 << 30), CudaGpu("L4", 24 << 30)))
+TWO_GPUS = CudaState(gpus=(CudaGpu("A100", 40 << 30, (8, 0)), CudaGpu("L4", 24 << 30, (8, 9))))
 NO_DRIVER = CudaState(problem="no NVIDIA driver is found", cure="install the driver")
 
 
@@ -102,6 +102,20 @@ def test_gpu_that_is_not_there(bundle: Path, opened: list[dict[str, Any]]) -> No
     with pytest.raises(UserError, match=r"^there is no GPU 2: CUDA shows 0 \(A100\), 1 \(L4\)$"):
         _load(bundle, "cuda:0,2")
     assert not opened
+
+
+def test_gpu_that_is_not_supported(
+    bundle: Path, opened: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the GPU, and the other one can be used."""
+    gpus = (CudaGpu("V100", 16 << 30, (7, 0)), CudaGpu("L4", 24 << 30, (8, 9)))
+    monkeypatch.setattr(device_module, "cuda_state", lambda: CudaState(gpus=gpus))
+    with pytest.raises(
+        UserError, match=r"^GPU 0 is not supported: V100 has compute capability 7.0"
+    ):
+        _load(bundle, "cuda:0,1")
+    assert not opened
+    assert _load(bundle, "cuda:1").provider == CUDA
 
 
 def test_cuda_that_cannot_be_used(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def test_another_gpu_is_measured_again(
     monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
     model.provider, model.device = CUDA, Device((0,))
     for name, limit in (("L4", ""), ("L4", "8"), ("H100", "8")):
-        gpu = CudaGpu(name, 1 << 30)
+        gpu = CudaGpu(name, 1 << 30, (9, 0))
         monkeypatch.setattr(device, "cuda_state", lambda gpu=gpu: CudaState(gpus=(gpu,)))
         model.provider_options = {"gpu_mem_limit": limit}
         assert tune(model, settings, cpus=2).runners == 2
