@@ -25,8 +25,8 @@ _CONTAINER = (
     "a container needs nvidia-container-toolkit on the host and the option --gpus all (Kubernetes: "
     "the limit nvidia.com/gpu)"
 )
-# The compute capabilities that the wheels of onnxruntime-gpu have machine code for, by version. They
-# have no PTX, which a driver could compile for other GPUs. Code runs on later minor versions, too.
+# The compute capabilities that the wheels of onnxruntime-gpu have machine code for, by version. It
+# runs on later minor versions, too. The wheels have no PTX, which a driver compiles for other GPUs.
 MACHINE_CODE = {"1.31": ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0))}
 # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _CAPABILITY = (75, 76)

@@ -9,9 +9,8 @@ import re
 
 from app.errors import DeviceLost, OutOfMemory
 
-# As in "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=...". Where
-# CUDA is a plugin of ONNX Runtime (as in builds with `cuda-plugin-ep`), there is no number: "CUDA
-# error: an illegal memory access was encountered".
+# ONNX Runtime writes "CUDA failure 700: an illegal memory access was encountered ; GPU=0", and its
+# plugin for CUDA, which is to come, "CUDA error: an illegal memory access was encountered".
 _CUDA_FAILURE = re.compile(r"CUDA (?:failure (\d+)|error): ([^;\n]*[^;\s])")
 
 # CUDA asks for a new process after 226, 7xx (without 709), 810 and 911. After the others, the GPU,
