@@ -183,6 +183,16 @@ class Settings(BaseSettings):
         # An empty value means: not set. A socket would listen on all addresses.
         return value or cls.model_fields["host"].default
 
+    @field_validator("precision")
+    @classmethod
+    def _suits_the_device(cls, precision: str, info: ValidationInfo) -> str:
+        if precision == "int8" and info.data.get("device", "").startswith("cuda"):
+            raise ValueError(
+                "int8 is for CPUs: ONNX Runtime computes it there, with copies to and from the GPU "
+                "for each layer; give fp16, fp32 or auto, or the device cpu"
+            )
+        return precision
+
     @field_validator("max_inflight_bytes")
     @classmethod
     def _holds_a_body(cls, value: int, info: ValidationInfo) -> int:

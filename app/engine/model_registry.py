@@ -16,7 +16,14 @@ from app.engine.machine.memory import give_back_memory
 from app.engine.model.model import Model
 from app.engine.tuning.plan import ServingPlan
 from app.engine.worker import Worker
-from app.errors import InvalidBundle, ModelNotFound, ServiceError, UserError
+from app.errors import (
+    DeviceLost,
+    InvalidBundle,
+    ModelNotFound,
+    NotReady,
+    ServiceError,
+    UserError,
+)
 from app.lifecycle import Lifecycle
 
 # The pause before the memory of a replaced model is given back: a runner whose thread is ending
@@ -135,7 +142,8 @@ class ModelRegistry:
         it has begun.
 
         Raises:
-            ModelNotFound, NotReady, ShuttingDown: there is no such model to reload now.
+            ModelNotFound, ShuttingDown: there is no such model to reload now.
+            NotReady: there is none yet, or the device is lost.
             InvalidBundle: the bundle's present content cannot be served; the old model stays.
         """
         self.classifier(name)  # raises for an unknown name, before a lock is created for it
@@ -157,8 +165,12 @@ class ModelRegistry:
         async with self._loading:
             self._lifecycle.check()
             old = self.classifier(name)
+            old.health.check_device()
             try:
                 new = await self._load(old)
+            except DeviceLost as error:
+                logger.error("%s could not be reloaded: %s", name, error)
+                raise NotReady(f"{name} could not be reloaded: {error}") from None
             except UserError as error:
                 logger.error("%s could not be reloaded: %s", name, error)
                 raise InvalidBundle(

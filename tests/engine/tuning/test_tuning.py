@@ -259,13 +259,13 @@ def test_sizes_that_do_not_fit_into_the_memory_are_left_out(
 def test_a_failure_while_measuring_is_one_line(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the device fails while batches are measured, the start says why, without a traceback."""
+    """If inference fails while batches are measured, the start says why, without a traceback."""
 
     def failing(*_: object) -> ServingPlan:
-        raise RuntimeError("CUDA failure 700: an illegal memory access was encountered ; GPU=0")
+        raise RuntimeError("CUDA failure 701: too many resources requested for launch ; GPU=0")
 
     monkeypatch.setattr(loading, "tune", failing)
-    with pytest.raises(UserError, match="cannot compute the model: CUDA failure 700"):
+    with pytest.raises(UserError, match="cannot compute the model: CUDA failure 701"):
         loading.load(make_bundle(tmp_path / "tiny"), settings, 2)
 
 
