@@ -33,7 +33,7 @@ def port(bundle: Path) -> Iterator[int]:
 
 
 def test_random_checkpoints_have_words_of_one_token(tmp_path: Path) -> None:
-    """Without merges, each letter would be a token, and texts of 26 tokens would have five words."""
+    """Without merges, each letter would be a token, and texts of 26 tokens five words."""
     small = {
         "hidden_size": 8,
         "num_attention_heads": 1,
