@@ -69,22 +69,20 @@ def test_what_a_setting_names(setting: str, gpus: tuple[int, ...], name: str) ->
 
 
 def test_options_of_cuda(bundle: Path, opened: list[dict[str, Any]]) -> None:
-    """Products in full fp32, an arena that grows by what is needed, no patterns, no fallback.
+    """Products in full fp32, no attention by cuDNN, no patterns, no fallback.
 
-    A limit of memory is given to ONNX Runtime in bytes, for each GPU.
+    The arena keeps its default: growths of the next power of two. A limit of memory is given to
+    ONNX Runtime in bytes, for each GPU.
     """
     model = _load(bundle, "cuda:1")
     _load(bundle, "cuda:0,1", gpu_memory_mb=1_500)
     arguments, *limited = opened
-    options = {"device_id": "1", "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
-    assert arguments["providers"] == [(CUDA, options), CPU]
+    options = {"use_tf32": "0", "sdpa_kernel": "55"}  # the bit 8 is cuDNN's
+    assert arguments["providers"] == [(CUDA, {"device_id": "1", **options}), CPU]
     assert not arguments["options"].enable_mem_pattern
     assert not arguments["enable_fallback"]
     assert arguments["disabled_optimizers"] is None  # those are slow only on a CPU
-    assert model.provider_options == {
-        "use_tf32": "0",
-        "arena_extend_strategy": "kSameAsRequested",
-    }
+    assert model.provider_options == options
     for number, one in enumerate(limited):
         assert one["providers"][0][1]["device_id"] == str(number)
         assert one["providers"][0][1]["gpu_mem_limit"] == "1500000000"
