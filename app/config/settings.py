@@ -83,10 +83,11 @@ class Settings(BaseSettings):
         "target; 0 means: no target",
     )
     max_queue_tokens: int = Field(
-        default=65_536,
-        ge=1,
+        default=0,
+        ge=0,
         description="maximum tokens that wait in the queue; one request may use at most half of "
-        "them; a request that does not fit gets 429",
+        "them; a request that does not fit gets 429; 0 means: as many as are computed in a second "
+        "at the measured speed, but at least 65536, and more only as far as the memory suffices",
     )
     cache_mb: int = Field(
         default=0,
