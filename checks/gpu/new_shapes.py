@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from app.engine.machine.gpu import CUDA
 from app.engine.machine.gpu_memory import use_gpu
-from app.engine.model.bound_session import BoundSession
+from app.engine.model.replicas import BoundSession
 from app.engine.model.bundle import Bundle
 from app.engine.model.device import CPU, Device
 from app.engine.model.model import SILENT

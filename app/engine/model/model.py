@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from app.engine.model.bound_session import BoundSessions
+from app.engine.model.replicas import BoundSessions
 from app.engine.model.bundle import Bundle, Precision
 from app.engine.model.device import CPU, Device
 from app.engine.model.session import int8_kernels, open_sessions

@@ -17,8 +17,8 @@ import pytest
 
 from app.engine.machine.gpu import CudaGpu, CudaState
 from app.engine.machine.gpu_memory import pinned_array
-from app.engine.model import bound_session, device, model
-from app.engine.model.bound_session import BoundSession, BoundSessions
+from app.engine.model import device, model, replicas
+from app.engine.model.replicas import BoundSession, BoundSessions
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.model.device import CPU
 from app.engine.model.load import load_model
@@ -106,8 +106,8 @@ def test_buffers_are_on_their_gpu(plain: Model, monkeypatch: pytest.MonkeyPatch)
         return np.empty(size, np.int64)
 
     monkeypatch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", on_the_cpu)
-    monkeypatch.setattr(bound_session, "pinned_array", pinned)
-    monkeypatch.setattr(bound_session, "use_gpu", lambda gpu: places.append(("thread", gpu)))
+    monkeypatch.setattr(replicas, "pinned_array", pinned)
+    monkeypatch.setattr(replicas, "use_gpu", lambda gpu: places.append(("thread", gpu)))
 
     def bound_on_the_cpu(bind: Callable[..., None]) -> Callable[..., None]:
         def moved(binding: Any, name: str, kind: str, number: int, *memory: Any) -> None:
