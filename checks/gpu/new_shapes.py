@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 from numpy.typing import NDArray
 
-from app.engine.machine.gpu import CUDA
-from app.engine.machine.gpu_memory import use_gpu
-from app.engine.model.replicas import BoundSession
+from app.engine.machine.gpu import CUDA, LIBCUDA
 from app.engine.model.bundle import Bundle
 from app.engine.model.device import CPU, Device
-from app.engine.model.model import SILENT
+from app.engine.model.model import INPUT_TYPES, SILENT
 from app.engine.model.session import open_session
+from app.engine.text.encoding import Ids
 from benchmarks.tables import Row
 from checks.gpu.models import precisions
 from checks.gpu.setup import Setup
@@ -48,8 +48,7 @@ def run(setup: Setup) -> Iterator[Row]:
         provider = (CUDA, {"device_id": "0", **served, **options}) if served else CPU
         path = bundle.variant_path(precision)
         session = open_session(path, provider, threads=0, kernels=None)
-        bound = BoundSession(session, 0 if served else None, SILENT)
-        milliseconds, memory = _computed(bound, setup)
+        milliseconds, memory = _computed(session, setup)
         grown[name] = memory[-1] / memory[len(memory) // 2]
         yield {
             "precision": precision,
@@ -63,16 +62,16 @@ def run(setup: Setup) -> Iterator[Row]:
             "half-way": memory[len(memory) // 2] / 1e6,
             "last": memory[-1] / 1e6,
         }
-        del bound, session  # the next one begins without their memory
+        del session  # the next one begins without their memory
     assert grown["as served"] <= GROWTH, f"memory grew by {grown['as served'] - 1:.0%} in the end"
 
 
-def _computed(bound: BoundSession, setup: Setup) -> tuple[NDArray[np.float64], list[int]]:
+def _computed(session: ort.InferenceSession, setup: Setup) -> tuple[NDArray[np.float64], list[int]]:
     """The milliseconds of each batch, smallest batch first, and the bytes in use after each."""
     found, memory = [], []
     for texts, tokens in _shapes(setup.size.new_shapes, setup.size.new_shape_tokens):
         started = time.perf_counter()
-        bound.run(texts, tokens, _fill)
+        session.run(None, _feeds(session, texts, tokens), SILENT)
         found.append((texts * tokens, (time.perf_counter() - started) * 1000))
         memory.append(_memory(setup))
     return np.array([milliseconds for _, milliseconds in sorted(found)]), memory
@@ -88,10 +87,14 @@ def _shapes(count: int, most: int) -> list[tuple[int, int]]:
     return list(shapes)
 
 
-def _fill(inputs: Mapping[str, NDArray[np.int64]]) -> None:
+def _feeds(session: ort.InferenceSession, texts: int, tokens: int) -> dict[str, Ids]:
     """The same token everywhere, and no padding."""
-    for name, array in inputs.items():
-        array.fill(int(name != "token_type_ids"))
+    return {
+        node.name: np.full(
+            (texts, tokens), int(node.name != "token_type_ids"), INPUT_TYPES[node.type]
+        )
+        for node in session.get_inputs()
+    }
 
 
 def _slowest(milliseconds: NDArray[np.float64]) -> float:
@@ -105,8 +108,7 @@ def _memory(setup: Setup) -> int:
     """Bytes in use on the GPU, by all processes, or in this process."""
     if setup.device == "cpu":
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    cuda = use_gpu(0)
-    assert cuda is not None
+    # The GPU of the session is the current one of the thread that has just used it.
+    free, total, cuda = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.CDLL(LIBCUDA)
     cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
     return total.value - free.value
