@@ -24,7 +24,7 @@ from app.limits import IPV4_MAPPED
 from app.server import refusals, signals
 from app.server.http_protocol import QUIET_S, HttpProtocol
 from app.server.listener import Listener, bind
-from app.server.request_scheduler import Turns
+from app.server.turns import Turns
 from app.service import Service
 
 if TYPE_CHECKING:

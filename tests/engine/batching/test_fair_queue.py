@@ -193,11 +193,12 @@ def test_texts_that_leave_a_deep_queue_are_forgotten() -> None:
     queue = queue_of(entries(*[10] * 100))
     keys: list[weakref.ref[Key]] = []
     for _ in range(50):
-        late = [Entry(7, math.inf, Key()) for _ in range(100)]
-        keys += [weakref.ref(entry.key) for entry in late]
+        unequal = [Key() for _ in range(100)]
+        keys += map(weakref.ref, unequal)
+        late = [Entry(7, math.inf, key) for key in unequal]
         queue.add(late)
         queue.remove(late)
-    del late
+    del unequal, late
     assert sum(key() is not None for key in keys) <= 100
     assert (len(queue), queue.tokens) == (100, 1000)
 
