@@ -13,6 +13,8 @@ from checks.gpu.slim import CONTAINER, ENTRY, MAGIC, slim
 from tests.support.serving import environment
 
 PYTHON = ".".join(map(str, sys.version_info[:2]))
+# What this environment was made from. It has none of the packages.
+PYTHON_ELSEWHERE = str(Path(sys.base_prefix, "bin", f"python{PYTHON}"))
 PIECE_BYTES = 10 * 2**20
 
 
@@ -29,8 +31,8 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(pieces: Path, into: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run it in an empty directory, with the Python that this environment was made from."""
-    command = [sys._base_executable, str(pieces / "unpack.py"), "--into", str(into), *flags]
+    """Run it in an empty directory, with another Python."""
+    command = [PYTHON_ELSEWHERE, str(pieces / "unpack.py"), "--into", str(into), *flags]
     return subprocess.run(
         command, cwd=into.parent, env=environment(), capture_output=True, text=True, timeout=120
     )
