@@ -2,20 +2,30 @@
 
 There are no locks, so a worker that is killed or stopped cannot hold one. Each number has one
 writer, and the 8 bytes of a number are read and written as a whole. The part of a worker outlives
-its process: the next worker of that number goes on with it, so counters never fall.
+its process: the next worker of that number goes on with it, so counters never fall. Only what a
+worker has at the moment is cleared when it ends.
 """
 
 import mmap
 import os
+from typing import TypeAlias
 
+Numbers: TypeAlias = "memoryview[float]"
 NUMBER_BYTES = 8
 # Bytes of each section of a worker's part. The kernel gives memory to pages that are written only.
 SECTIONS = {
     "status": 4096,  # what the worker says of itself
-    "hits": 2 * 2**20,  # the latest hits of its rate limits
-    "series": 4 * 2**20,  # the series of its metrics: their names ...
-    "values": 2 * 2**20,  # ... and their values
+    "bodies": 4096,  # the bytes of request bodies that it holds
+    "streams": 4096,  # and those of streams
+    "hits": 2 * 2**20,  # the latest requests that its rate limit accepted
+    "wrong_keys": 256 * 2**10,  # the latest wrong keys that it saw
+    "known": 256 * 2**10,  # the latest clients that began to use a right key
+    "series": 4 * 2**20,  # the names of its metrics' series ...
+    "counts": 2 * 2**20,  # ... and their numbers: of counters and histograms,
+    "gauges": 64 * 2**10,  # and of gauges
 }
+# What a worker has at the moment. Nobody has it once the worker has ended.
+PRESENT = ("bodies", "streams", "gauges")
 
 
 class Board:
@@ -55,9 +65,19 @@ class Board:
             start += size
         raise KeyError(name)
 
-    def numbers(self, name: str, worker: int) -> memoryview:
+    def numbers(self, name: str, worker: int) -> Numbers:
         """A section of a worker's part, as floating-point numbers."""
         return self.section(name, worker).cast("d")
+
+    def parts(self, name: str) -> list[memoryview]:
+        """A section of every worker's part: first this worker's own, then those of the others."""
+        own_first = sorted(range(self.workers), key=lambda worker: worker != self.number)
+        return [self.section(name, worker) for worker in own_first]
+
+    def clear_present(self, worker: int) -> None:
+        """Forget what a worker had. The supervisor calls this after each end of a worker."""
+        for name in PRESENT:
+            self.section(name, worker)[:] = bytes(SECTIONS[name])
 
 
 _PART = sum(SECTIONS.values())

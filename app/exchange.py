@@ -112,7 +112,7 @@ class Exchange(ABC):
         tracer, metrics = service.tracer, service.metrics
         span = tracer.request(self.headers, self.verb) if tracer else None
         token = attach(set_span_in_context(span)) if span else None
-        metrics.requests_in_flight += 1
+        metrics.requests_in_flight.value += 1
         started = time.perf_counter()
         try:
             service.access.check(self)
@@ -122,7 +122,7 @@ class Exchange(ABC):
             await self._fail(self._error(cause), cause)
         finally:
             seconds = time.perf_counter() - started
-            metrics.requests_in_flight -= 1
+            metrics.requests_in_flight.value -= 1
             self.release()
             trace = trace_id(span, self.headers)
             route = self.route

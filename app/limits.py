@@ -3,12 +3,14 @@
 import hashlib
 import hmac
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from app.board import Board
 from app.config.settings import Settings
 from app.errors import RateLimited, Unauthorized
+from app.moving_window import MovingWindow, SharedHits, digest
 
 # Probes, which need no key and have no rate limit. So has the path of AIP_HEALTH_ROUTE.
 HEALTH = frozenset(
@@ -54,18 +56,16 @@ class Access:
     ``health_route`` is a path of probes, too.
     """
 
-    def __init__(self, settings: Settings, health_route: str | None) -> None:
+    def __init__(self, settings: Settings, health_route: str | None, board: Board) -> None:
         self._health_route = health_route
         self._digests = settings.api_keys
         self._admin_digests = settings.admin_keys
         self._rate = settings.rate_limit
         if self._rate:
             requests, period = self._rate.split("/")
-            self._window = MovingWindow(int(requests), PERIOD_S[period])
-        self._wrong_keys = MovingWindow(WRONG_KEYS, PERIOD_S["minute"])
-        # Addresses with the digests of keys that they have used. They pass when another client of
-        # the same address sends wrong keys. The pair that was used last is at the end.
-        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+            self._window = MovingWindow(int(requests), PERIOD_S[period], board.parts("hits"))
+        self._wrong_keys = MovingWindow(WRONG_KEYS, PERIOD_S["minute"], board.parts("wrong_keys"))
+        self._known = KnownClients(board.parts("known"))
 
     def check(self, asked: Asked) -> None:
         """Return if the request may pass.
@@ -92,6 +92,13 @@ class Access:
                 retry_after_s=wait_s,
             )
 
+    def catch_up(self) -> None:
+        """Count what other workers have accepted since the last call."""
+        if self._rate:
+            self._window.catch_up()
+        self._wrong_keys.catch_up()
+        self._known.catch_up()
+
     def _is_health(self, asked: Asked) -> bool:
         path = asked.path
         return path in HEALTH or (path == self._health_route and _reads(asked))
@@ -100,73 +107,82 @@ class Access:
         """The digest of the request's key, which must be one of ``digests``."""
         given = asked.headers.get(b"authorization", b"")
         scheme, _, key = given.partition(b" ")
-        digest = hashlib.sha256(key.strip()).hexdigest()
-        client = asked.client, digest
+        key_digest = hashlib.sha256(key.strip()).hexdigest()
+        address = asked.client
         # Before the key is compared: the answer must not tell a right guess from a wrong one.
-        if client not in self._known and (wait_s := self._wrong_keys.wait_s(client[0])):
+        client = digest(f"{address} {key_digest}")
+        if client not in self._known and (wait_s := self._wrong_keys.wait_s(address)):
             raise RateLimited(
                 f"this address has sent {WRONG_KEYS} wrong keys in a minute; wait as long as "
                 "Retry-After says",
                 retry_after_s=wait_s,
             )
         # All are compared, each in constant time, so that the time taken reveals nothing.
-        known = [hmac.compare_digest(digest.encode(), accepted) for accepted in digests]
+        known = [hmac.compare_digest(key_digest.encode(), accepted) for accepted in digests]
         if scheme.lower() != b"bearer" or not any(known):
             if given:
-                self._wrong_keys.hit(client[0])
+                self._wrong_keys.hit(address)
             raise Unauthorized("send one of the service's keys, as 'Authorization: Bearer KEY'")
-        self._known[client] = None
-        self._known.move_to_end(client)
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
-        return digest
+        self._known.add(client)
+        return key_digest
 
 
-class MovingWindow:
-    """Allows at most ``most`` hits of each key in any ``seconds``, by a monotonic clock.
+class KnownClients:
+    """Digests of addresses with keys that they have used, at any worker.
 
-    The package ``limits`` uses the time of day. When that is set back, a client that has used up
-    its hits waits longer by the same time.
+    These clients pass when another one of the same address sends wrong keys.
     """
 
-    def __init__(self, most: int, seconds: float) -> None:
-        self._most = most
-        self._seconds = seconds
-        # The times of each key's accepted hits. The key that was accepted last is at the end.
-        self._hits: OrderedDict[str, deque[float]] = OrderedDict()
+    def __init__(self, parts: Sequence[memoryview]) -> None:
+        self._shared = SharedHits(parts)
+        self._clients: OrderedDict[bytes, None] = OrderedDict()  # the one seen last is at the end
+        self.catch_up()
 
-    def hit(self, key: str) -> float:
-        """Count a hit and return 0. After too many, return the seconds until the next may come."""
-        now = time.monotonic()
-        wait_s = self._wait_s(key, now)
-        if not wait_s:
-            self._hits.setdefault(key, deque(maxlen=self._most)).append(now)
-            self._hits.move_to_end(key)
-        return wait_s
+    def __contains__(self, client: bytes) -> bool:
+        self.catch_up()
+        return client in self._clients
 
-    def wait_s(self, key: str) -> float:
-        """The seconds until the next hit may come; it is not counted."""
-        return self._wait_s(key, time.monotonic())
+    def add(self, client: bytes) -> None:
+        """Remember a client that has used a right key."""
+        if client not in self._clients:
+            self._shared.write(time.monotonic(), client)
+        self._remember(client)
 
-    def _wait_s(self, key: str, now: float) -> float:
-        while self._hits and next(iter(self._hits.values()))[-1] + self._seconds <= now:
-            self._hits.popitem(last=False)
-        hits = self._hits.get(key)
-        if hits is None or len(hits) < self._most:
-            return 0.0
-        return max(0.0, hits[0] + self._seconds - now)
+    def catch_up(self) -> None:
+        """Learn which clients other workers have added since the last call."""
+        for _, client in self._shared.new():
+            self._remember(client)
+
+    def _remember(self, client: bytes) -> None:
+        self._clients[client] = None
+        self._clients.move_to_end(client)
+        if len(self._clients) > REMEMBERED:
+            self._clients.popitem(last=False)
 
 
 class InflightBytes:
     """A number of bytes that may be taken and given back. Use it only on the event loop.
 
-    If ``within`` is given, this is a part of it: bytes taken here are taken there, too.
+    ``parts`` are where the workers of the service write how many they have taken, with this one's
+    first: the limit is for all together. If ``within`` is given, this is a part of it: bytes taken
+    here are taken there, too.
     """
 
-    def __init__(self, limit: int, *, within: "InflightBytes | None" = None) -> None:
+    def __init__(
+        self, limit: int, parts: Sequence[memoryview], *, within: "InflightBytes | None" = None
+    ) -> None:
         self.limit = limit
-        self.taken = 0
+        self._own, *self._others = (part.cast("q") for part in parts)
+        self._own_taken = 0
         self._within = within
+
+    @property
+    def taken(self) -> int:
+        """The bytes that all workers have taken."""
+        taken = self._own_taken
+        for other in self._others:
+            taken += other[0]
+        return taken
 
     @property
     def left(self) -> int:
@@ -175,16 +191,22 @@ class InflightBytes:
 
     def take(self, size: int) -> bool:
         """Take ``size`` bytes if there is room for them. Returns whether there was."""
-        if size > self.left or (self._within is not None and not self._within.take(size)):
+        # First taken, then compared: of two workers that do so at the same time, one sees both.
+        self._add(size)
+        if self.left < 0 or (self._within is not None and not self._within.take(size)):
+            self._add(-size)
             return False
-        self.taken += size
         return True
 
     def give(self, size: int) -> None:
         """Give back ``size`` bytes that were taken."""
-        self.taken -= size
+        self._add(-size)
         if self._within is not None:
             self._within.give(size)
+
+    def _add(self, size: int) -> None:
+        self._own_taken += size
+        self._own[0] = self._own_taken
 
 
 def plain_address(host: str) -> str:

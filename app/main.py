@@ -20,6 +20,7 @@ from app.api.protocols.open_inference import repository
 from app.api.protocols.open_inference import routes as open_inference
 from app.api.routes import classify, operations, page, stream, tokenize
 from app.api.routing import no_route
+from app.board import Board
 from app.config import platforms
 from app.config.platforms import VertexRoutes
 from app.config.settings import Settings
@@ -59,16 +60,17 @@ ROUTES_OF = (
 )
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, board: Board | None = None) -> FastAPI:
     """Load and warm up the models, and return the application that serves them.
 
-    It answers requests only while its lifespan is active.
+    It answers requests only while its lifespan is active. ``board`` is given if this process is one
+    of several workers.
 
     Raises:
         UserError: a bundle cannot be served.
     """
     chosen = platforms.vertex_routes(os.environ)
-    service = Service(settings, health_route=chosen.health)
+    service = Service(settings, health_route=chosen.health, board=board)
     if settings.otlp_endpoint:
         require_sdk()
     paths = bundles_to_use(settings.model)

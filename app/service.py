@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from app.board import Board
 from app.config.settings import Settings
 from app.engine.classifier import Classifier
 from app.engine.loading import Loaded
@@ -31,15 +32,21 @@ MOST_INFLIGHT_BYTES = 256 * 2**20  # of a larger memory as well: room for 128 bo
 class Service:
     """Everything that the routes of an application share."""
 
-    def __init__(self, settings: Settings, *, health_route: str | None = None) -> None:
-        """``health_route`` is a path of health checks that the platform chose."""
+    def __init__(
+        self, settings: Settings, *, health_route: str | None = None, board: Board | None = None
+    ) -> None:
+        """``health_route`` is a path of health checks that the platform chose.
+
+        ``board`` is given if this process is one of several workers.
+        """
         self.settings = settings
         self.health_route = health_route
-        self.access = Access(settings, health_route)
+        self.board = board or Board.alone()
+        self.access = Access(settings, health_route, self.board)
         self.version = importlib.metadata.version("sentiment-service")
         self.cpus = available_cpus()
         self.started_at = int(time.time())  # Unix seconds
-        self.metrics = Metrics()
+        self.metrics = Metrics(self.board)
         self.lifecycle = Lifecycle(settings.drain_ms / 1000)
         self.models = ModelRegistry(settings, self.lifecycle, self.cpus, self._classifier_of)
         self.worker: Worker  # for work that would block the event loop; set by running()
@@ -47,9 +54,13 @@ class Service:
         self.logs_requests = False  # set by running()
         least = 2 * settings.max_body_bytes  # a compressed body and its decompressed content
         share = max(least, min(available_memory() // MEMORY_SHARE, MOST_INFLIGHT_BYTES))
-        self.inflight = InflightBytes(settings.max_inflight_bytes or share)
+        self.inflight = InflightBytes(
+            settings.max_inflight_bytes or share, self.board.parts("bodies")
+        )
         # Lines of a stream have no deadline, so all streams together get only half of the bytes.
-        self.stream_inflight = InflightBytes(self.inflight.limit // 2, within=self.inflight)
+        self.stream_inflight = InflightBytes(
+            self.inflight.limit // 2, self.board.parts("streams"), within=self.inflight
+        )
 
     @asynccontextmanager
     async def running(self, loaded: Mapping[str, Loaded]) -> AsyncIterator[None]:
@@ -60,6 +71,7 @@ class Service:
         """
         async with AsyncExitStack() as stack:
             self.lifecycle.restart()
+            stack.callback(self.metrics.publish)
             stack.callback(self.lifecycle.stopped)
             if self.settings.otlp_endpoint:
                 self.tracer = Tracer(self.settings.otlp_endpoint, version=self.version)
@@ -71,6 +83,14 @@ class Service:
             self.models.start(loaded)
             self.lifecycle.started()
             yield
+
+    def sync_workers(self) -> None:
+        """Show the other workers what this one has and has counted, and count what they accepted.
+
+        A worker among several calls this on its event loop, about ten times a second.
+        """
+        self.metrics.publish()
+        self.access.catch_up()
 
     def _classifier_of(self, model: Model, plan: ServingPlan) -> Classifier:
         observer = ModelObserver(self.metrics, self.tracer, model, version=self.version)

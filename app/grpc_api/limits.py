@@ -23,7 +23,8 @@ class CallLimits:
     """The calls in progress, which are ``running``, and their messages that are arriving."""
 
     def __init__(self, service: Service, running: Sized) -> None:
-        settings, bytes_allowed = service.settings, service.inflight.limit // 2
+        settings, workers = service.settings, service.board.workers
+        bytes_allowed = service.inflight.limit // 2 // workers
         self.service = service
         self.most_calls = max(
             LEAST_CALLS, bytes_allowed // (WINDOW_BYTES + settings.max_header_bytes)

@@ -109,9 +109,8 @@ class GrpcServer:
 
 def _options(service: Service) -> list[tuple[str, int]]:
     settings = service.settings
-    connections = min(
-        CONNECTIONS, max(LEAST_CONNECTIONS, service.inflight.limit // CONNECTION_BYTES)
-    )
+    bytes_allowed = service.inflight.limit // service.board.workers
+    connections = min(CONNECTIONS, max(LEAST_CONNECTIONS, bytes_allowed // CONNECTION_BYTES))
     return [
         # Otherwise two services could listen on the same port, and share its calls.
         ("grpc.so_reuseport", 0),

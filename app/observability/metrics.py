@@ -3,15 +3,19 @@
 Series that alerts and dashboard read are exported from the first scrape on.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+import time
+from collections.abc import Sequence
+from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Gauge, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, PlatformCollector
 
 from app import logs
+from app.board import Board
 from app.observability.gpus import GpuCollector
-from app.observability.series import Counter, Histogram
+from app.observability.processes import ProcessesCollector
+from app.observability.series import Counter, Gauge, Histogram, Info, Merge
+from app.observability.series_store import SeriesStore
 
 # Buckets are few, because each is a series for each route, stage or label. They are dense where
 # values were measured and where an alert or a line of the dashboard has its limit, which must be a
@@ -34,17 +38,23 @@ BATCH_TOKENS = (32, 64, 128, 256, 512, 2048, 8192, 32_768)
 # The dashboard shows only the mean. The batcher allows 0.07 in a batch of several texts.
 PADDING = (0.0, 0.02, 0.05, 0.07, 0.1)
 
+Family = TypeVar("Family", bound=Counter | Gauge | Histogram)
+
 
 class Metrics:
-    """The metrics of one application, in a registry of their own."""
+    """The metrics of one application, in a registry of their own.
 
-    def __init__(self) -> None:
+    They count in this worker's part of the ``board``, and show what all its workers have counted.
+    """
+
+    def __init__(self, board: Board) -> None:
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
+        self._store = SeriesStore(board)
+        self._families: list[Counter | Gauge | Histogram] = []
         PlatformCollector(registry=self.registry)
-        self.registry.register(_LogCollector())
         self.gpus = GpuCollector()
         self.registry.register(self.gpus)
+        self._of_processes(str(board.number))
 
         self.requests = self._counter(
             "http_requests",
@@ -54,9 +64,9 @@ class Metrics:
         self.request_seconds = self._histogram(
             "http_request_duration_seconds", "From headers to answer.", ["route"], REQUEST_SECONDS
         )
-        self.requests_in_flight = 0  # a Gauge would take a lock twice per request
-        in_flight = self._gauge("http_requests_in_flight", "HTTP requests being answered.", [])
-        in_flight.set_function(lambda: self.requests_in_flight)
+        self.requests_in_flight = self._gauge(
+            "http_requests_in_flight", "HTTP requests being answered.", []
+        ).labels()
         self.grpc_restarts = self._counter(
             "grpc_restarts", "Times that the gRPC server ended by itself and was started again.", []
         )
@@ -118,7 +128,7 @@ class Metrics:
             "out_of_memory", "Batches in which the memory ran out.", ["model"]
         )
         self.device_lost = self._gauge(
-            "device_lost", "1 after the GPU was lost: only a restart helps.", ["model"]
+            "device_lost", "1 after the GPU was lost: only a restart helps.", ["model"], max
         )
         self.loop_lag = self._histogram(
             "event_loop_lag_seconds",
@@ -126,20 +136,24 @@ class Metrics:
             ["model"],
             LAG_SECONDS,
         )
-        self.model_info = self._gauge(
-            "model_info",
-            "Always 1: what the labels say is served.",
-            ["model", "revision", "precision", "provider", "version"],
+        self.model_info = self._kept(
+            Info(
+                "sentiment_model_info",
+                "Always 1: what the labels say is served.",
+                ["model", "revision", "precision", "provider", "version"],
+                self.registry,
+                self._store,
+            )
         )
         self._shown_models: dict[str, tuple[str, ...]] = {}
-        self.model_ready = self._gauge("model_ready", "1 while the model answers.", ["model"])
+        self.model_ready = self._gauge("model_ready", "1 while the model answers.", ["model"], max)
 
     def show_model(self, name: str, *facts: str) -> None:
         """Export ``model_info`` with these facts, and remove the former ones."""
         shown = self._shown_models.pop(name, None)
         if shown is not None:
-            self.model_info.remove(name, *shown)
-        self.model_info.labels(name, *facts).set(1)
+            self.model_info.labels(name, *shown).value = 0
+        self.model_info.labels(name, *facts).value = 1
         self._shown_models[name] = facts
 
     def expect_request(self, route: str, method: str, status: int) -> None:
@@ -155,24 +169,56 @@ class Metrics:
         exemplar = {"trace_id": trace_id} if trace_id else None
         self.request_seconds.labels(route).observe(seconds, exemplar)
 
-    def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
-        return Counter(f"sentiment_{name}", text, labels, self.registry)
+    def publish(self) -> None:
+        """Write all numbers where other workers read them. Own scrapes do so by themselves."""
+        for family in self._families:
+            family.publish()
 
-    def _gauge(self, name: str, text: str, labels: Sequence[str]) -> Gauge:
-        return Gauge(f"sentiment_{name}", text, labels, registry=self.registry)
+    def _of_processes(self, worker: str) -> None:
+        """Create the metrics of the workers as processes."""
+        restarts = self._counter(
+            "worker_restarts", "Workers that were started in the place of one that ended.", []
+        )
+        restarts.labels().value += self._store.continued
+        pids = self._gauge(
+            "worker_pid", "The process of a worker; 0: it is not running.", ["worker"]
+        )
+        pids.labels(worker).value = os.getpid()
+        self.registry.register(
+            ProcessesCollector(lambda: [int(pid.value) for pid in pids.totals().values()])
+        )
+        self._gauge("workers", "Workers that are running.", []).labels().value = 1
+        cpu = self._kept(
+            Counter(
+                "process_cpu_seconds",
+                "Total user and system CPU time spent in seconds.",
+                [],
+                self.registry,
+                self._store,
+            )
+        )
+        cpu.watch(time.process_time)
+        self._counter(
+            "log_lines_dropped",
+            "Log lines that were not written: standard error was not read in time, or is gone.",
+            [],
+        ).watch(logs.dropped_lines)
+
+    def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
+        return self._kept(Counter(f"sentiment_{name}", text, labels, self.registry, self._store))
+
+    def _gauge(self, name: str, text: str, labels: Sequence[str], merge: Merge = sum) -> Gauge:
+        return self._kept(
+            Gauge(f"sentiment_{name}", text, labels, self.registry, self._store, merge)
+        )
 
     def _histogram(
-        self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]
+        self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]
     ) -> Histogram:
-        return Histogram(f"sentiment_{name}", text, labels, self.registry, buckets)
-
-
-class _LogCollector(Collector):
-    """Reads the count of dropped lines from the log, which belongs to the whole process."""
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        yield CounterMetricFamily(
-            "sentiment_log_lines_dropped",
-            "Log lines that were not written: standard error was not read in time, or is gone.",
-            value=logs.dropped_lines(),
+        return self._kept(
+            Histogram(f"sentiment_{name}", text, labels, self.registry, self._store, bounds)
         )
+
+    def _kept(self, family: Family) -> Family:
+        self._families.append(family)
+        return family

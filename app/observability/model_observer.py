@@ -26,11 +26,11 @@ class ModelObserver:
             metrics.texts.labels(name, outcome)
         for reason in REJECTIONS:
             metrics.rejections.labels(name, reason)
-        for stage in STAGES:
-            metrics.stage_seconds.labels(name, stage)
-        for label in model.labels:
-            metrics.predictions.labels(name, label)
-            metrics.score.labels(name, label)
+        self._stage_seconds = {stage: metrics.stage_seconds.labels(name, stage) for stage in STAGES}
+        self._predictions = {
+            label: metrics.predictions.labels(name, label) for label in model.labels
+        }
+        self._scores = {label: metrics.score.labels(name, label) for label in model.labels}
         self._answered = metrics.texts.labels(name, "ok")
         self._text_tokens = metrics.text_tokens.labels(name)
         self._truncated = metrics.truncated.labels(name)
@@ -48,22 +48,20 @@ class ModelObserver:
         metrics.show_model(name, model.revision or "", model.precision, model.provider, version)
 
     def watch(self, gauges: Gauges) -> None:
-        """Set the functions that give the values of the gauges at each scrape."""
+        """Set the functions that give the values of the gauges."""
         for gauge in fields(gauges):  # they are named like the metrics
-            series = getattr(self._metrics, gauge.name).labels(self._name)
-            series.set_function(getattr(gauges, gauge.name))
+            getattr(self._metrics, gauge.name).watch(getattr(gauges, gauge.name), self._name)
 
     def predictions(self, outcomes: Iterable[Outcome]) -> None:
         """Count texts by what became of each."""
-        name, metrics = self._name, self._metrics
         for outcome in outcomes:
             if isinstance(outcome, ServiceError):
                 self.failure(outcome.code)
                 continue
             label = outcome["label"]
             self._answered.value += 1
-            metrics.predictions.labels(name, label).value += 1
-            metrics.score.labels(name, label).observe(outcome["score"])
+            self._predictions[label].value += 1
+            self._scores[label].observe(outcome["score"])
             self._text_tokens.observe(outcome["tokens"])
             self._truncated.value += outcome["truncated"]
 
@@ -85,7 +83,7 @@ class ModelObserver:
         if not (stages[queue] or stages[inference]):
             stages = {tokenize: stages[tokenize]}
         for stage, seconds in stages.items():
-            self._metrics.stage_seconds.labels(self._name, stage).observe(seconds)
+            self._stage_seconds[stage].observe(seconds)
         if self._tracer is not None and tag is not None:
             self._tracer.stages(self._name, begun_ns, stages)
 

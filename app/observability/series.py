@@ -1,15 +1,20 @@
-"""Counters and histograms that take no locks.
+"""Counters, gauges and histograms that take no locks and count for all workers of a service.
 
 The classes of prometheus_client take two or three locks for each value, because any thread may
 change their series. Here, one thread at a time changes a series: almost always the event loop,
 which also answers the scrapes. A scrape shows the same as with prometheus_client, but not when the
 series were created.
+
+A scrape shows the numbers of all workers together. To count costs no more for that: a worker writes
+its numbers into shared memory before each scrape of its own, and ten times a second. A worker that
+is killed loses what it has counted since then.
 """
 
 import time
 from abc import ABC, abstractmethod
+from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -17,33 +22,45 @@ from prometheus_client.core import Exemplar, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-Series = TypeVar("Series")
+from app.board import Numbers
+from app.observability.series_store import Labels, SeriesStore
+
+Series = TypeVar("Series", bound="Count | Distribution")
+Merge = Callable[[Iterable[float]], float]
 
 
 class Count:
-    """One series of a counter. Add to ``value``."""
+    """One series of a counter or a gauge. Add to ``value``, or set it."""
 
-    __slots__ = ("value",)
+    __slots__ = ("_cells", "value")
 
-    def __init__(self) -> None:
-        self.value = 0
+    def __init__(self, cells: Numbers) -> None:
+        self._cells = cells
+        self.value = cells[0]
+
+    def publish(self) -> None:
+        """Write the value where other workers read it."""
+        self._cells[0] = self.value
 
 
 class Distribution:
-    """One series of a histogram."""
+    """One series of a histogram. ``cells`` has the counts by bucket, then the sum of the values.
 
-    __slots__ = ("_bounds", "counts", "exemplars", "sum")
+    The last bucket is above all ``bounds``. ``exemplars`` has the latest of each bucket with one.
+    """
 
-    def __init__(self, bounds: Sequence[float]) -> None:
+    __slots__ = ("_bounds", "_cells", "counts", "exemplars", "sum")
+
+    def __init__(self, bounds: Sequence[float], cells: Numbers) -> None:
         self._bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)  # by bucket; the last one is above all bounds
-        self.sum = 0.0
-        self.exemplars: dict[int, Exemplar] = {}  # the latest of each bucket that has one
+        self._cells = cells
+        *self.counts, self.sum = cells
+        self.exemplars: dict[int, Exemplar] = {}
 
     @property
     def count(self) -> int:
         """The number of observed values."""
-        return sum(self.counts)
+        return int(sum(self.counts))
 
     def observe(self, value: float, exemplar: Mapping[str, str] | None = None) -> None:
         """Count a value. The labels of its exemplar, if given, are shown beside its bucket."""
@@ -53,37 +70,69 @@ class Distribution:
         if exemplar:
             self.exemplars[bucket] = Exemplar(dict(exemplar), value, time.time())
 
+    def publish(self) -> None:
+        """Write counts and sum where other workers read them."""
+        self._cells[:] = memoryview(array("d", [*self.counts, self.sum]))
+
 
 class _Family(ABC, Collector, Generic[Series]):
     """All series of a metric. The name of a counter is given without its suffix ``_total``."""
 
     kind: ClassVar[str]
+    section: ClassVar[str] = "counts"  # of a worker's part, for the numbers of its series
 
     def __init__(
-        self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        registry: CollectorRegistry,
+        store: SeriesStore,
+        *,
+        cells: int = 1,
+        merge: Merge = sum,
     ) -> None:
+        """A series has so many ``cells``. ``merge`` makes one number of those of all workers."""
         self._name, self._text, self._labels = name, text, labels
+        self._store, self._cells, self._merge = store, cells, merge
         self._series: dict[tuple[str | int, ...], Series] = {}
         registry.register(self)
 
     def labels(self, *values: str | int) -> Series:
-        """The series with these label values, in the order of the names; 0 if it is new."""
+        """This worker's series with these label values, in the order of the names."""
         series = self._series.get(values)
         if series is None:
-            series = self._series[values] = self._new()
+            names = tuple(map(str, values))
+            if names == values:
+                cells = self._store.cells(self.section, self._name, names, self._cells)
+                series = self._over(cells)
+            else:
+                series = self.labels(*names)
+            self._series[values] = series
         return series
 
+    def totals(self) -> dict[Labels, Series]:
+        """The series of all workers together as they are now, by their label values."""
+        self.publish()
+        merged = self._store.merged(self._name, self._cells, self._merge)
+        return {names: self._over(memoryview(array("d", cells))) for names, cells in merged.items()}
+
     def collect(self) -> Iterator[Metric]:
-        """The metric with its series as they are now."""
+        """The metric with the series of all workers together, as they are now."""
         metric = Metric(self._name, self._text, self.kind)
-        for values, series in self._series.items():
-            labels = dict(zip(self._labels, map(str, values), strict=True))
+        for names, series in self.totals().items():
+            labels = dict(zip(self._labels, names, strict=True))
             self._add_samples(metric, labels, series)
         yield metric
 
+    def publish(self) -> None:
+        """Write the numbers of this worker's series where other workers read them."""
+        for series in self._series.values():
+            series.publish()
+
     @abstractmethod
-    def _new(self) -> Series:
-        """A series without any values."""
+    def _over(self, cells: Numbers) -> Series:
+        """The series whose numbers are in ``cells``."""
 
     @abstractmethod
     def _add_samples(self, metric: Metric, labels: dict[str, str], series: Series) -> None:
@@ -94,12 +143,68 @@ class Counter(_Family[Count]):
     """A counter: the number of events by label values."""
 
     kind = "counter"
+    _total: Callable[[], float] | None = None
+    _published = 0.0
 
-    def _new(self) -> Count:
-        return Count()
+    def watch(self, total: Callable[[], float]) -> None:
+        """Count what ``total`` says that this process has counted since its start."""
+        self._total = total
+        self.labels()
+
+    def publish(self) -> None:
+        if self._total is not None:
+            total = self._total()
+            self.labels().value += total - self._published
+            self._published = total
+        super().publish()
+
+    def _over(self, cells: Numbers) -> Count:
+        return Count(cells)
 
     def _add_samples(self, metric: Metric, labels: dict[str, str], series: Count) -> None:
         metric.add_sample(f"{self._name}_total", labels, series.value)
+
+
+class Gauge(_Family[Count]):
+    """A gauge: what all workers have at the moment. A worker that has ended has nothing."""
+
+    kind = "gauge"
+    section = "gauges"
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        registry: CollectorRegistry,
+        store: SeriesStore,
+        merge: Merge = sum,
+    ) -> None:
+        super().__init__(name, text, labels, registry, store, merge=merge)
+        self._functions: dict[tuple[str | int, ...], Callable[[], float]] = {}
+
+    def watch(self, function: Callable[[], float], *values: str | int) -> None:
+        """Let ``function`` give the value of the series with these label values."""
+        self._functions[values] = function
+
+    def publish(self) -> None:
+        for values, function in self._functions.items():
+            self.labels(*values).value = function()
+        super().publish()
+
+    def _over(self, cells: Numbers) -> Count:
+        return Count(cells)
+
+    def _add_samples(self, metric: Metric, labels: dict[str, str], series: Count) -> None:
+        metric.add_sample(self._name, labels, series.value)
+
+
+class Info(Gauge):
+    """A gauge whose labels are what matters. It has the value 1, and is not shown with 0."""
+
+    def _add_samples(self, metric: Metric, labels: dict[str, str], series: Count) -> None:
+        if series.value:
+            metric.add_sample(self._name, labels, 1)
 
 
 class Histogram(_Family[Distribution]):
@@ -113,20 +218,25 @@ class Histogram(_Family[Distribution]):
         text: str,
         labels: Sequence[str],
         registry: CollectorRegistry,
+        store: SeriesStore,
         bounds: Sequence[float],
     ) -> None:
-        super().__init__(name, text, labels, registry)
+        super().__init__(name, text, labels, registry, store, cells=len(bounds) + 2)
         self._bounds = bounds
         self._shown_bounds = [*map(floatToGoString, bounds), "+Inf"]
 
-    def _new(self) -> Distribution:
-        return Distribution(self._bounds)
+    def _over(self, cells: Numbers) -> Distribution:
+        return Distribution(self._bounds, cells)
 
     def _add_samples(self, metric: Metric, labels: dict[str, str], series: Distribution) -> None:
-        count = 0
-        for bucket, bound in enumerate(self._shown_bounds):
-            count += series.counts[bucket]
-            exemplar = series.exemplars.get(bucket)
+        own = self._series.get(tuple(labels.values()))
+        exemplars = own.exemplars if own is not None else {}
+        count = 0.0
+        for bucket, (bound, observed) in enumerate(
+            zip(self._shown_bounds, series.counts, strict=True)
+        ):
+            count += observed
+            exemplar = exemplars.get(bucket)
             metric.add_sample(
                 f"{self._name}_bucket", {**labels, "le": bound}, count, exemplar=exemplar
             )

@@ -63,7 +63,7 @@ class Truth:
             spans = word_spans(text)
             without = [self._outcome(one) for one in without_each(text, spans)]
             whole = cast(Prediction, self._outcome(text))
-            words = contributions(whole, spans, without, multi_label=self.model.multi_label)
+            words = contributions(text, spans, whole, without, multi_label=self.model.multi_label)
             kept = {name: self.of(text)[name] for name in ("label", "score", "tokens", "truncated")}
             self._explained[text] = {**kept, "words": _as_json(words)}
         return self._explained[text]

@@ -7,7 +7,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from app.board import Board
 from app.observability.series import Counter, Histogram
+from app.observability.series_store import SeriesStore
 
 BOUNDS = (0.0, 0.001, 0.25, 1, 10, 2_500_000)
 ROUTES = ("/", "/v2/models/{name}/infer", 'a "quoted" \\ name')
@@ -27,11 +29,11 @@ def no_creation_times(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_scrape_is_that_of_prometheus_client(accept: str) -> None:
     """In both formats, the same counts give the same text: names, labels, values and exemplars."""
     encode, _ = choose_encoder(accept)
-    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    ours, theirs, store = CollectorRegistry(), CollectorRegistry(), SeriesStore(Board.alone())
     labels = ["route", "status"]
-    counter = Counter("answers", "How many.", labels, ours)
+    counter = Counter("answers", "How many.", labels, ours, store)
     expected_counter = prometheus_client.Counter("answers", "How many.", labels, registry=theirs)
-    histogram = Histogram("seconds", "How long.", ["route"], ours, BOUNDS)
+    histogram = Histogram("seconds", "How long.", ["route"], ours, store, BOUNDS)
     expected_histogram = prometheus_client.Histogram(
         "seconds", "How long.", ["route"], buckets=BOUNDS, registry=theirs
     )
@@ -52,6 +54,7 @@ def test_a_scrape_is_that_of_prometheus_client(accept: str) -> None:
 
 def test_labels_find_the_same_series_again() -> None:
     """The same label values give one series, and other values give another one."""
-    counter = Counter("answers", "How many.", ["route"], CollectorRegistry())
+    store = SeriesStore(Board.alone())
+    counter = Counter("answers", "How many.", ["route"], CollectorRegistry(), store)
     assert counter.labels("/") is counter.labels("/")
     assert counter.labels("/") is not counter.labels("/classify")

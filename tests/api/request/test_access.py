@@ -10,8 +10,11 @@ import httpx2
 import pytest
 
 from app import limits as access
+from app import moving_window
+from app.board import Board
 from app.cli import main
 from app.config.settings import Settings
+from app.moving_window import MovingWindow, digest
 from benchmarks.service import free_port
 from tests.api.routes.test_stream import FLAGS
 from tests.conftest import Serve
@@ -205,23 +208,23 @@ def test_a_metrics_port_in_use_is_one_line(bundle: Path) -> None:
 def test_a_window_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any period of the window's length has at most the limit; refused requests do not count."""
     times = iter([100, 106, 109, 109.5, 110, 111, 116])
-    monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    window = access.MovingWindow(2, 10)
+    monkeypatch.setattr(moving_window, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    window = MovingWindow(2, 10, Board.alone().parts("hits"))
     assert [window.hit("key") for _ in range(7)] == [0, 0, 1, 0.5, 0, 5, 0]
 
 
 def test_who_has_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key is forgotten once its requests no longer count; keys that go on asking are kept."""
     now = 0.0
-    monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: now))
-    window = access.MovingWindow(2, 10)
+    monkeypatch.setattr(moving_window, "time", SimpleNamespace(monotonic=lambda: now))
+    window = MovingWindow(2, 10, Board.alone().parts("hits"))
     for address in range(100):
         window.hit(str(address))
     now = 9.0
     assert window.hit("7") == 0
     now = 10.0
     assert window.hit("new") == 0
-    assert list(window._hits) == ["7", "new"]
+    assert list(window._hits) == [*map(digest, ("7", "new"))]
     assert window.hit("7") == 0
 
 

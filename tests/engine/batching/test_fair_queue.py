@@ -168,7 +168,7 @@ class Counted(Entry):
 
 
 @pytest.mark.parametrize("share", [200, math.inf])
-def test_taking_a_batch_costs_what_the_batch_is_large(share: float) -> None:
+def test_the_cost_of_a_batch_does_not_grow_with_the_queue(share: float) -> None:
     """However many texts wait, each take reads at most some times as many as it takes."""
     generator = random.Random(0)
     lengths = range(5, 46)

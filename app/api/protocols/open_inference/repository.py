@@ -143,16 +143,17 @@ async def _index_item(classifier: Classifier) -> IndexItem:
 
 def _statistics(service: Service, name: str) -> ModelStatistics:
     metrics = service.metrics
+    stages, outcomes = metrics.stage_seconds.totals(), metrics.texts.totals()
     tokenize, queue, inference = (
-        metrics.stage_seconds.labels(name, stage) for stage in ("tokenize", "queue", "inference")
+        stages[name, stage] for stage in ("tokenize", "queue", "inference")
     )
-    texts = {outcome: metrics.texts.labels(name, outcome).value for outcome in OUTCOMES}
+    texts = {outcome: int(outcomes[name, outcome].value) for outcome in OUTCOMES}
     succeeded = texts.pop("ok")
     return {
         "name": name,
         "version": VERSION,
         "inference_count": succeeded,
-        "execution_count": metrics.batch_texts.labels(name).count,
+        "execution_count": metrics.batch_texts.totals()[name,].count,
         "inference_stats": {
             "success": {
                 "count": inference.count,

@@ -1,0 +1,149 @@
+"""Limits of several workers: they hold for the service, whichever worker gets a request."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from app import moving_window
+from app.board import SECTIONS, Board
+from app.config.settings import Settings
+from app.errors import RateLimited, Unauthorized
+from app.limits import WRONG_KEYS, Access, InflightBytes
+from app.moving_window import MovingWindow
+from tests.support.boards import boards, shared_board
+
+KEY = "the right key"
+
+
+@dataclass
+class Asked:
+    """A request with a key, from an address."""
+
+    key: str
+    client: str = "10.0.0.1"
+    verb: str = "POST"
+    path: str = "/classify"
+    headers: Mapping[bytes, bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.headers = {b"authorization": f"Bearer {self.key}".encode()}
+
+
+HITS = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from("abc"), st.floats(0, 4)), min_size=1, max_size=60
+)
+
+
+@given(hits=HITS, most=st.integers(1, 4))
+@example(hits=[(2, "a", 0.0), (1, "a", 1.0), (0, "a", 1.0)], most=2)
+def test_windows_of_workers_are_one_window(hits: list[tuple[int, str, float]], most: int) -> None:
+    """Hits one after another get the same answers, whichever of three workers each comes to."""
+    now = 100.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moving_window, "time", clock)
+        one = MovingWindow(most, 10, Board.alone().parts("hits"))
+        workers = [MovingWindow(most, 10, board.parts("hits")) for board in boards(3)]
+        for worker, key, passed_s in hits:
+            now += passed_s
+            assert workers[worker].wait_s(key) == one.wait_s(key)
+            assert workers[worker].hit(key) == one.hit(key)
+
+
+def test_a_successor_knows_the_hits_before_it() -> None:
+    """A worker that takes the place of another begins with the hits of all workers."""
+    with shared_board(2) as (supervisor, descriptor):
+        first, second = (Board.open(descriptor, 2, number) for number in (0, 1))
+        windows = [MovingWindow(2, 1000, board.parts("hits")) for board in (first, second)]
+        assert [window.hit("key") for window in windows] == [0, 0]
+        supervisor.clear_present(1)
+        successor = MovingWindow(2, 1000, Board.open(descriptor, 2, 1).parts("hits"))
+        assert successor.hit("key") > 0
+        assert successor.hit("other key") == 0
+        assert windows[0].hit("other key") == 0
+        assert windows[0].hit("other key") > 0
+
+
+def test_a_ring_begins_anew_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More hits than the ring has room for: those who read often miss none, others the oldest."""
+    monkeypatch.setitem(SECTIONS, "hits", 8 + 24 * 10)
+    monkeypatch.setattr("app.board._PART", sum(SECTIONS.values()))
+    with shared_board(2) as (_, descriptor):
+        writer, often, seldom = (
+            MovingWindow(100, 1000, Board.open(descriptor, 2, number).parts("hits"))
+            for number in (1, 0, 0)
+        )
+        for _ in range(35):
+            writer.hit("key")
+            often.catch_up()
+        seldom.catch_up()
+        (seen,), (kept,) = often._hits.values(), seldom._hits.values()
+        assert (len(seen), len(kept)) == (35, 10)
+        assert [*kept] == [*seen][-10:]
+
+
+def test_a_late_report_keeps_the_order_of_hits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that stood still between a hit and its report does not hide later hits."""
+    now = 100.0
+    monkeypatch.setattr(moving_window, "time", SimpleNamespace(monotonic=lambda: now))
+    first, second = boards(2)
+    window = MovingWindow(2, 10, first.parts("hits"))
+    assert window.hit("key") == 0
+    moving_window.SharedHits(second.parts("hits")).write(91.0, moving_window.digest("key"))
+    now = 102.0
+    assert window.hit("key") == 8
+
+
+def test_alone_nothing_is_written() -> None:
+    """A service of one worker keeps its hits to itself: nobody would read them."""
+    board = Board.alone()
+    MovingWindow(2, 10, board.parts("hits")).hit("key")
+    assert not any(board.section("hits", 0))
+
+
+def _access() -> list[Access]:
+    settings = Settings(api_keys=(hashlib.sha256(KEY.encode()).hexdigest().encode(),))
+    return [Access(settings, None, board) for board in boards(2)]
+
+
+def test_wrong_keys_are_limited_together() -> None:
+    """An address that guessed at one worker may not go on at another one.
+
+    A client of the same address, whose right key any worker has seen, still passes everywhere.
+    """
+    one, other = _access()
+    other.check(Asked(KEY))
+    for guess in range(WRONG_KEYS):
+        with pytest.raises(Unauthorized):
+            one.check(Asked(f"guess {guess}"))
+    for access in (one, other):
+        with pytest.raises(RateLimited):
+            access.check(Asked("one more guess"))
+        access.check(Asked(KEY))
+        access.check(Asked(KEY, client="10.0.0.2"))
+
+
+def test_bytes_in_flight_are_limited_together() -> None:
+    """What one worker holds, another one cannot take, until it is given back or the worker ends."""
+    with shared_board(2) as (supervisor, descriptor):
+        all_, streams = [], []
+        for number in (0, 1):
+            board = Board.open(descriptor, 2, number)
+            all_.append(InflightBytes(100, board.parts("bodies")))
+            streams.append(InflightBytes(50, board.parts("streams"), within=all_[-1]))
+        assert all_[0].take(60)
+        assert not all_[1].take(41)
+        assert all_[1].left == 40
+        assert streams[1].take(40)
+        assert not all_[0].take(1)
+        all_[0].give(60)
+        assert not streams[0].take(11)
+        assert streams[0].take(10)
+        assert [held.taken for held in all_ + streams] == [50] * 4
+        supervisor.clear_present(1)
+        assert [all_[0].taken, streams[0].taken] == [10, 10]
