@@ -14,7 +14,7 @@ import pytest
 from app.config import platforms
 from app.config.settings import Settings
 from app.server import health_check
-from checks.deploy.check import OVERLAYS, Object, containers, kubectl, load, only, render
+from checks.support.manifests import OVERLAYS, Object, containers, kubectl, load, only, render
 from deploy.prometheus import operator
 from tests.support.serving import ROOT, Process
 
