@@ -112,7 +112,7 @@ lock: ## Update requirements/*.txt with uv (LOCK_FLAGS=--upgrade for the newest 
 	printf 'grpcio\nprotobuf\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/grpc.txt
 	printf 'hatchling\neditables\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/build.txt
 	printf 'cyclonedx-bom\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/sbom.txt
-	for name in checks/platforms/requirements/*.in; do $(LOCK) "$$name" -o "$${name%.in}.txt" || exit; done
+	for name in checks/containers/requirements/*.in checks/platforms/requirements/*.in; do $(LOCK) "$$name" -o "$${name%.in}.txt" || exit; done
 	for name in checks/cluster/requirements/*.in; do \
 		$(LOCK) -c requirements/cpu.txt -c requirements/files.txt "$$name" -o "$${name%.in}.txt" || exit; \
 	done

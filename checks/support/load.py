@@ -16,7 +16,7 @@ def constant_load(
 ) -> Iterator[Counter[Hashable]]:
     """A client for each list of texts asks all the time; yields how often each outcome came.
 
-    ``outcome`` is told the document of a 200; any other answer or error is an outcome itself.
+    ``outcome`` is told the document of a 200; any other status or error is an outcome itself.
     """
     seen: Counter[Hashable] = Counter()
     done = threading.Event()
@@ -27,7 +27,7 @@ def constant_load(
                 try:
                     answer = client.post("/classify", json={"inputs": texts})
                     sound = answer.status_code == 200
-                    seen[outcome(answer.json()) if sound else answer.text] += 1
+                    seen[outcome(answer.json()) if sound else answer.status_code] += 1
                 except (httpx2.HTTPError, KeyError, ValueError) as error:
                     seen[repr(error)] += 1
 
