@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from checks.containers import engine, images, service
+from checks.containers import compose, engine, images, kubernetes, service
 from checks.containers.engine import Engine, EngineError
 
 ITEMS: dict[str, Callable[[Engine], str]] = {
@@ -22,6 +22,9 @@ ITEMS: dict[str, Callable[[Engine], str]] = {
     "sigkill": service.kill,
     "ipv6": service.ipv6,
     "export": service.export,
+    "compose": compose.compose,
+    "replicas": compose.replicas,
+    "kubernetes": kubernetes.play,
 }
 
 
@@ -40,10 +43,9 @@ def main() -> int:
             found.run("run", "--rm", *engine.HARDENED, base, "true")
         except EngineError as error:
             return _not_run(str(error))
-        failed = 0
-        for target in ("cpu", "export"):
-            build = partial(images.build, base, target)
-            failed += not _done(f"build {target}", build, found)
+        builds = {f"build {name}": partial(images.build, base, name) for name in ("cpu", "export")}
+        builds["build tools"] = partial(images.build_tools, base)
+        failed = sum(not _done(name, build, found) for name, build in builds.items())
         if not failed:
             failed = sum(not _done(name, ITEMS[name], found) for name in names)
     return int(failed > 0)

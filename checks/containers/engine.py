@@ -70,17 +70,20 @@ class Engine:
     environment: dict[str, str]
 
     def run(self, *arguments: str | Path, seconds: float = 120) -> str:
-        """Run a command such as ``inspect NAME``; what it wrote to both streams.
+        """Run a command such as ``inspect NAME``; what it wrote to standard output.
 
         Raises:
             EngineError: it failed, or did not end within ``seconds``.
         """
+        return self.streams(*arguments, seconds=seconds)[0].strip()
+
+    def streams(self, *arguments: str | Path, seconds: float = 120) -> tuple[str, str]:
+        """Like ``run``, with what the command wrote to standard error."""
         try:
             done = subprocess.run(
                 [self.name, *arguments],
                 env=self.environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                capture_output=True,
                 text=True,
                 timeout=seconds,
                 check=False,
@@ -88,8 +91,10 @@ class Engine:
         except subprocess.TimeoutExpired:
             raise EngineError(f"{self.name} {arguments[0]}: not done in {seconds:.0f} s") from None
         if done.returncode:
-            raise EngineError(f"{self.name} {arguments[0]}: {last_lines(done.stdout)}")
-        return done.stdout.strip()
+            raise EngineError(
+                f"{self.name} {arguments[0]}: {last_lines(done.stdout + done.stderr)}"
+            )
+        return done.stdout, done.stderr
 
     def has_image(self, image: str) -> bool:
         """Whether the image is here, or can be pulled."""
@@ -106,10 +111,10 @@ class Engine:
         self, image: str, *options: str, words: Sequence[str] = ()
     ) -> Iterator["Container"]:
         """A container, removed in the end. If the block fails, its last lines are shown."""
-        started = time.perf_counter()
-        identity = self.run("run", "--detach", *HARDENED, *options, image, *words)
-        container = Container(self, identity, started)
+        identity = self.run("create", *HARDENED, *options, image, *words)
+        container = Container(self, identity, time.perf_counter())
         try:
+            self.run("start", identity)
             yield container
         except BaseException:
             print(last_lines(container.log()))
@@ -130,7 +135,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Container:
-    """A container that was started at ``started``, by ``time.perf_counter``."""
+    """A container, and when it was started by ``time.perf_counter``."""
 
     engine: Engine
     identity: str
@@ -147,7 +152,7 @@ class Container:
 
     def log(self) -> str:
         """What it has written, on both streams."""
-        return self.engine.run("logs", self.identity)
+        return "".join(self.engine.streams("logs", self.identity))
 
     def ended(self) -> int:
         """Wait for its end; the exit code."""

@@ -12,6 +12,14 @@ from benchmarks.service import ROOT
 from checks.containers.engine import HARDENED, Engine, EngineError
 
 CPU, EXPORT = "sentiment-service:cpu", "sentiment-service:export"
+# For Compose and nginx.conf, whose own images may be out of reach.
+TOOLS = "sentiment-check:tools"
+DEBIANS = """
+ARG BASE_IMAGE
+FROM ${BASE_IMAGE}
+RUN apt-get update && apt-get install --yes --no-install-recommends prometheus nginx-light && \\
+    install --directory --owner=65534 /prometheus && chmod 777 /var/lib/nginx /var/log/nginx
+"""
 USER = "10001:10001"
 STAND_IN = "sentiment-check:debian-12"
 BUILD_S = 600
@@ -53,16 +61,31 @@ def build(base: str, target: str, engine: Engine) -> str:
     Raises:
         EngineError: the build failed.
     """
-    options = ["--target", target, "--tag", f"sentiment-service:{target}"]
-    options += ["--build-arg", f"BASE_IMAGE={base}"]
+    _build(engine, base, f"sentiment-service:{target}", "--target", target, str(ROOT))
+    return f"base image {base}"
+
+
+def build_tools(base: str, engine: Engine) -> str:
+    """Build the image with Debian's Prometheus and nginx.
+
+    Raises:
+        EngineError: the build failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "Dockerfile").write_text(DEBIANS)
+        _build(engine, base, TOOLS, folder)
+    return "Debian's Prometheus and nginx"
+
+
+def _build(engine: Engine, base: str, tag: str, *arguments: str) -> None:
+    options = ["--tag", tag, "--build-arg", f"BASE_IMAGE={base}"]
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as pip:
         if engine.name == "podman":
             # Docker's format, because OCI's has no health check. In a chroot, because on some
             # machines a build cannot have namespaces of its own.
             options += ["--format", "docker", "--isolation", "chroot", "--network", "host"]
             options += [f"--volume={mount}:ro" for mount in _package_sources(Path(pip.name))]
-        engine.run("build", *options, ROOT, seconds=BUILD_S)
-    return f"base image {base}"
+        engine.run("build", *options, *arguments, seconds=BUILD_S)
 
 
 def _package_sources(file: Path) -> Iterator[str]:

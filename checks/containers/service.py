@@ -115,6 +115,8 @@ def export(engine: Engine) -> str:
     with tempfile.TemporaryDirectory() as folder, engine.made("volume") as models:
         Path(folder).chmod(0o755)  # the container's user is another
         checkpoint = random_checkpoint(Path(folder) / "source", "roberta", **shape, **layers)
+        for file in checkpoint.iterdir():
+            file.chmod(0o644)
         mounts = (f"--volume={checkpoint}:/source:ro", f"--volume={models}:/models")
         words = ("/source", "--output", "/models/mine")
         started = time.perf_counter()
