@@ -53,6 +53,18 @@ check: install-dev ## Check formatting, lint, types and import rules
 deploy-check: install-dev ## Lint the Dockerfile and the Helm chart, check Compose and Kubernetes files against their schemas
 	.venv/bin/python -m checks.deploy.check
 
+# On a machine that cannot run containers, one line says why.
+.PHONY: container-check
+container-check: install-dev container-tools ## Build the images and run them as their users do, with Docker or Podman
+	.venv/bin/python -m checks.containers
+
+# Podman for machines without Docker, and what makes a base image where no registry can be reached.
+.PHONY: container-tools
+container-tools:
+	@docker info >/dev/null 2>&1 || tests/install-tools.sh podman:podman runc:runc catatonit:catatonit \
+		/usr/lib/podman/netavark:netavark /usr/lib/podman/aardvark-dns:aardvark-dns \
+		iptables:iptables mmdebstrap:mmdebstrap || true
+
 .PHONY: platform-check
 platform-check: install-dev platform-tools ## Call the service with the clients of hosting platforms, and with generated ones
 	.venv/bin/python -m checks.platforms.check

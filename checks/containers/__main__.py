@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _not_run(reason: str) -> int:
-    print(f"container-check: not run: {reason}")
+    print(f"container-check: not run: {' '.join(reason.split())}")
     return 0
 
 
