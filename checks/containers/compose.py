@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import httpx2
 import yaml
+from grpc import insecure_channel
 
 from benchmarks.service import ROOT, free_port
 from checks.containers.engine import START_S, Container, Engine, EngineError, classify, wait
@@ -24,6 +24,7 @@ from checks.support.load import constant_load
 PROJECT = "sentiment-check"
 FILES = ("docker-compose.yml", "docker-compose.grpc.yml")
 PORTS = ("PORT", "PROMETHEUS_PORT", "GRAFANA_PORT", "GRPC_PORT")
+SERVING = b"\x08\x01"  # the message HealthCheckResponse: field 1 has the value 1
 ALERT = "SentimentUnavailable"
 ALERT_S = 180  # it must last for a minute, and Prometheus looks every 15 s
 # Debian's Prometheus in the place of the one that Compose names, started as that one is.
@@ -43,18 +44,21 @@ REPLICAS = {"sentiment-1": "10.231.7.11", "sentiment-2": "10.231.7.12"}
 
 def compose(engine: Engine) -> str:
     """Service, gRPC and Prometheus work together; an alert fires when the service is stopped."""
+    if (program := _program(engine)) is None:
+        return "not run: Docker has no Compose here"
     ports = {name: str(free_port()) for name in PORTS}
     services = yaml.safe_load((ROOT / FILES[0]).read_text())["services"]
     here = {name: engine.has_image(services[name]["image"]) for name in ("prometheus", "grafana")}
     override: dict[str, Any] = {} if here["prometheus"] else {"prometheus": DEBIANS}
     started = ["sentiment", "prometheus", *(["grafana"] if here["grafana"] else [])]
-    with _project(engine, ports, override) as command:
+    with _project(program, engine.environment | ports, override) as command:
         command("up", "--detach", "--no-build", *started)
         service, prometheus, grafana, grpc = (f"127.0.0.1:{port}" for port in ports.values())
         wait(partial(_is_ok, f"{service}/health/ready"), START_S, "the service is ready")
         classify(f"http://{service}", "I love this!")
-        asked = [sys.executable, ROOT / "deploy/grpc_health.py", grpc]
-        subprocess.run(asked, check=True, capture_output=True)
+        with insecure_channel(grpc) as channel:
+            health = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert health(b"", timeout=10, wait_for_ready=True) == SERVING
         if here["grafana"]:
             wait(partial(_is_ok, f"{grafana}/api/health"), START_S, "Grafana is ready")
         wait(lambda: _value(prometheus, 'up{job="sentiment"}') == "1", START_S, "the target is up")
@@ -73,29 +77,33 @@ def compose(engine: Engine) -> str:
     return f"{result}; out of reach: {missing} (Debian's Prometheus ran)" if missing else result
 
 
-@contextmanager
-def _project(
-    engine: Engine, ports: dict[str, str], override: dict[str, Any]
-) -> Iterator[Callable[..., None]]:
-    """A command of Compose for the project, which is removed in the end.
+def _program(engine: Engine) -> list[str] | None:
+    """How to start Compose; None if Docker does not have it.
 
     Raises:
-        EngineError: there is no Compose.
+        EngineError: podman-compose could not be installed.
     """
+    if engine.name == "docker":
+        program = ["docker", "compose"]
+        there = subprocess.run([*program, "version"], capture_output=True, check=False)
+        return None if there.returncode else program
     try:
         packages = Path(__file__).parent / "requirements/podman_compose.txt"
-        program = (
-            ["docker", "compose"]
-            if engine.name == "docker"
-            else [str(python(packages)), "-m", "podman_compose"]
-        )
+        return [str(python(packages)), "-m", "podman_compose"]
     except InstallFailed as error:
         raise EngineError(f"podman-compose could not be installed: {error}") from None
+
+
+@contextmanager
+def _project(
+    program: list[str], environment: dict[str, str], override: dict[str, Any]
+) -> Iterator[Callable[..., None]]:
+    """A command of Compose for the project, which is removed in the end."""
 
     def command(*words: str) -> None:
         done = subprocess.run(
             [*program, "--project-name", PROJECT, *files, *words],
-            env=engine.environment | ports,
+            env=environment,
             cwd=ROOT,
             capture_output=True,
             text=True,

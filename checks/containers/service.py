@@ -15,9 +15,10 @@ from checks.containers.images import CPU, EXPORT
 from checks.support.load import constant_load
 
 PUBLISHED = ("--publish", "127.0.0.1::8000")
+ADDRESS = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
 MEMORY_MB = 280  # what docs/containers.md asks for with the embedded model
 TOO_SMALL_MB = 64
-DRAIN_S = 10  # the default of SENTIMENT_DRAIN_MS
+GRACE_S = 20  # what docker-compose.yml gives it
 CLIENTS = [["I love this!", "The worst."]] * 16
 
 
@@ -78,20 +79,25 @@ def health(engine: Engine) -> str:
 
 
 def stop(engine: Engine) -> str:
-    """SIGTERM under load: every request that was begun is answered, and the exit code is 0."""
-    with engine.container(CPU, *PUBLISHED) as container:
-        container.ready()
-        with constant_load(container.url, CLIENTS, lambda _: "answered") as seen:
+    """SIGTERM under load: every request that was begun is answered, and the exit code is 0.
+
+    The clients use the container's own address, because Docker's proxy for published ports accepts
+    connections that nobody answers.
+    """
+    with engine.container(CPU) as container:
+        url = f"http://{container.inspect(ADDRESS)}:{PORT}"
+        container.ready(url)
+        with constant_load(url, CLIENTS, lambda _: "answered") as seen:
             wait(lambda: seen["answered"] > 200, START_S, "200 answers")
             started = time.perf_counter()
             engine.run("kill", "--signal", "TERM", container.identity)
             code = container.ended()
             seconds = time.perf_counter() - started
         assert code == 0, f"exit code {code}"
-        assert seconds < DRAIN_S, f"it took {seconds:.1f} s"
+        assert seconds < GRACE_S, f"it took {seconds:.1f} s"
         answered, refused = seen.pop("answered"), seen.pop(503, 0)
-        broken = {error: count for error, count in seen.items() if "refused" not in str(error)}
-        assert not broken, f"{broken}"
+        broken = {error: n for error, n in seen.items() if not str(error).startswith("Connect")}
+        assert not broken, f"requests without an answer: {broken}"
     return f"exit code 0 after {seconds:.1f} s; {answered} answers, {refused} times 503, 0 resets"
 
 
@@ -140,7 +146,6 @@ def ipv6(engine: Engine) -> str:
         engine.made("network", *subnet) as network,
         engine.container(CPU, "--network", network, "--env=SENTIMENT_HOST=::") as container,
     ):
-        template = "{{range .NetworkSettings.Networks}}{{.GlobalIPv6Address}}{{end}}"
-        address = container.inspect(template)
+        address = container.inspect(ADDRESS.replace("IPAddress", "GlobalIPv6Address"))
         container.ready(f"http://[{address}]:{PORT}")
         return f"answers at [{address}]"
