@@ -18,6 +18,8 @@ The file is long because users copy it, so it must not need other files of this 
 import asyncio
 import json
 import random
+import shlex
+import sys
 import threading
 import time
 from collections import deque
@@ -34,7 +36,9 @@ try:
     import httpx
 except ModuleNotFoundError:
     raise ModuleNotFoundError(
-        "sentiment_client needs the package httpx (0.28 or newer)", name="httpx"
+        "sentiment_client needs the package httpx (0.28 or newer): run "
+        + shlex.join([sys.executable, "-m", "pip", "install", "httpx>=0.28"]),
+        name="httpx",
     ) from None
 
 __all__ = [

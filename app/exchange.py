@@ -152,10 +152,12 @@ class Exchange(ABC):
         self.check_number(len(texts))
         classifier = self.service.models.classifier(model)
         self.asks(classifier.model.name, len(texts))
-        by = self.deadline if deadline is None else deadline
-        done = await self.while_connected(classifier.classify(texts, options, deadline=by))
-        self.classified(done, done.outcomes)
-        return done
+        answer_by = self.deadline if deadline is None else deadline
+        classification = await self.while_connected(
+            classifier.classify(texts, options, deadline=answer_by)
+        )
+        self.classified(classification, classification.outcomes)
+        return classification
 
     def check_number(self, texts: int) -> None:
         """Return if a request may have as many texts.

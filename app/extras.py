@@ -1,5 +1,12 @@
 """Which extra of this package has an optional package, for the error when it is missing."""
 
+import importlib.metadata
+import json
+import shlex
+import sys
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
 from app.errors import UserError
 
 # By the module's first name. For the runtime, the extra `gpu` does as well.
@@ -39,6 +46,24 @@ def missing_extra(error: ModuleNotFoundError) -> UserError:
     extra = EXTRAS[module]
     instead = " (or 'gpu', for CUDA)" if extra == "cpu" else ""
     return UserError(
-        f"this needs the package {module}, which the extra '{extra}'{instead} installs: in a "
-        f"clone, run pip install '.[{extra}]'"
+        f"this needs the package {module}, which the extra '{extra}'{instead} installs: run "
+        f"{install_command(extra)}"
     )
+
+
+def install_command(extra: str) -> str:
+    """The shell command that adds an extra to the environment of the running Python.
+
+    It installs this package again from where pip got it: a clone, a wheel or a repository.
+    """
+    # pip records the source (PEP 610), unless it was an index.
+    recorded = importlib.metadata.distribution("sentiment-service").read_text("direct_url.json")
+    source = json.loads(recorded) if recorded else {}
+    words = [f"sentiment-service[{extra}]"]
+    if source.get("dir_info", {}).get("editable"):
+        words = ["--editable", f"{url2pathname(urlsplit(source['url']).path)}[{extra}]"]
+    elif vcs := source.get("vcs_info"):
+        words = [f"{words[0]} @ {vcs['vcs']}+{source['url']}@{vcs['commit_id']}"]
+    elif source:
+        words = [f"{words[0]} @ {source['url']}"]
+    return shlex.join([sys.executable, "-m", "pip", "install", *words])

@@ -23,6 +23,7 @@ from benchmarks.random_checkpoint import random_checkpoint, timed_export
 from benchmarks.repeats import repeats
 from benchmarks.subject import EMBEDDED, Goal, Subject
 from benchmarks.tables import Row
+from benchmarks.text_cost import text_cost
 
 RESULTS = Path(__file__).parent / "results"
 SHAPE = "RoBERTa-base"
@@ -61,6 +62,7 @@ def main() -> None:
             EMBEDDED, rounds, {1: 0.75, 16: 0.93}
         ),
         "int8 against ideal": lambda: serving.against_ideal(int8(), rounds, {1: 0.93, 16: 0.96}),
+        "CPU time of a text": lambda: text_cost(EMBEDDED, max(rounds, 9), {16: 1.12, 1: None}),
         "sessions": lambda: (
             row
             for subject, checkpoint in ((EMBEDDED, None), (int8(), options.work / SHAPE))

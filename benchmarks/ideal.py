@@ -8,7 +8,8 @@ in sorted order would all have texts of similar lengths.
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from app.engine.model.model import Model
 from app.files.run.local import sorted_batches
@@ -46,24 +47,29 @@ class Ideal:
         model = self._models[threads]
         shuffled = list(sorted_batches(self._encodings, tokens))
         random.Random(0).shuffle(shuffled)
-        batches = iter(shuffled)
-        lock = threading.Lock()
-
-        def compute() -> None:
-            while True:
-                with lock:
-                    batch = next(batches, None)
-                if batch is None:
-                    return
-                model.infer(batch)
-
-        workers = [threading.Thread(target=compute) for _ in range(runners)]
         started = time.perf_counter()
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        on_threads(runners, [partial(model.infer, batch) for batch in shuffled])
         return len(self._encodings) / (time.perf_counter() - started)
+
+
+def on_threads(count: int, calls: Sequence[Callable[[], object]]) -> None:
+    """Make all calls, each thread the next one as soon as it is free."""
+    left = iter(calls)
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                call = next(left, None)
+            if call is None:
+                return
+            call()
+
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def lone_ms(model: Model, texts: Sequence[str]) -> list[float]:

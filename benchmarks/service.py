@@ -3,6 +3,7 @@
 The checks use it as well.
 """
 
+import json
 import os
 import re
 import socket
@@ -15,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -120,6 +121,11 @@ class Service(Server):
         command = (*program, "serve", *where, "--access-log", "off", *flags)
         super().__init__(*command, environment=os.environ | dict(variables or {}))
 
+    def info(self) -> dict[str, Any]:
+        """The answer of ``GET /info``."""
+        found: dict[str, Any] = json.loads(self._get("/info"))
+        return found
+
     def metrics(self) -> dict[str, float]:
         """The value of each metric, summed over its labels."""
         sums: dict[str, float] = defaultdict(float)
@@ -148,10 +154,13 @@ class Service(Server):
         }
 
     def _samples(self) -> Iterator[Sample]:
-        with urllib.request.urlopen(f"{self.url}/metrics") as answer:  # noqa: S310
-            text = answer.read().decode()
-        for family in text_string_to_metric_families(text):
+        for family in text_string_to_metric_families(self._get("/metrics")):
             yield from family.samples
+
+    def _get(self, path: str) -> str:
+        with urllib.request.urlopen(f"{self.url}{path}") as answer:  # noqa: S310
+            text: str = answer.read().decode()
+        return text
 
 
 def free_port() -> int:

@@ -36,7 +36,7 @@ def against_ideal(subject: Subject, rounds: int, goals: dict[int, float]) -> Ite
                 ratios[texts].append(rate / statistics.mean(ideals[-2:]))
                 if texts == 1:
                     paddings.append(padding)
-        log = next(line for line in service.log.splitlines() if "runners" in line)
+        tuning = service.info()["tuning"]
     yield {
         "model": subject.name,
         "ideal texts/s": statistics.median(ideals),
@@ -44,7 +44,7 @@ def against_ideal(subject: Subject, rounds: int, goals: dict[int, float]) -> Ite
         **{f"HTTP, {n} a request": statistics.median(rate) for n, rate in rates.items()},
         **{f"÷ ideal, {n} a request": statistics.median(ratio) for n, ratio in ratios.items()},
         "padding": statistics.median(paddings),
-        "tuning": log.partition(": ")[2],
+        "tuning": tuning,
     }
     for texts, bound in goals.items():
         name = f"{subject.name}, {subject.connections} connections, {texts} a request ÷ ideal"

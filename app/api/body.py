@@ -100,7 +100,7 @@ async def _decompressed(request: HttpRequest, body: bytes, encoding: str, check:
     content = stream.decode(body)
     pieces: list[bytes] = []
     size = 0
-    most, piece = INLINE_BYTES, finish(_taken(content, INLINE_BYTES))
+    wanted, piece = INLINE_BYTES, finish(_read_some(content, INLINE_BYTES))
     while piece:
         size += len(piece)
         if size > max_bytes:
@@ -108,15 +108,15 @@ async def _decompressed(request: HttpRequest, body: bytes, encoding: str, check:
         request.exchange.hold(len(piece))
         check(piece)
         pieces.append(piece)
-        if len(piece) < most:  # this was the last one, nearly always the first as well
+        if len(piece) < wanted:  # this was the last one, nearly always the first as well
             break
-        most, steps = STEP_BYTES, _taken(content, STEP_BYTES)
+        wanted, steps = STEP_BYTES, _read_some(content, STEP_BYTES)
         piece = await service.worker.run(steps, deadline=request.exchange.deadline)
     stream.end()
     return b"".join(pieces)
 
 
-def _taken(content: Iterator[bytes], size: int) -> Steps[bytes]:
+def _read_some(content: Iterator[bytes], size: int) -> Steps[bytes]:
     """The next ``size`` bytes or a few more; at the end, what is left."""
     pieces = []
     for piece in content:

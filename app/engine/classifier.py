@@ -152,7 +152,7 @@ class Classifier:
         """Finish the requests in progress, for at most ``timeout_s`` seconds, then end the runners.
 
         Later requests are not admitted: either the service is stopping, or another classifier has
-        replaced this one. Returns whether all requests were finished and all runners have ended.
+        replaced this one. Returns whether all requests were finished.
         """
         until = time.monotonic() + timeout_s
         self._unused.clear()

@@ -42,7 +42,7 @@ async def explain(
         whole, *without = done.outcomes
         if isinstance(whole, ServiceError):
             raise whole
-        words = contributions(whole, spans, without, multi_label=done.model.multi_label)
+        words = contributions(text, spans, whole, without, multi_label=done.model.multi_label)
     classifier.observer.predictions([whole])
     return done, whole, words
 
@@ -68,8 +68,9 @@ def without_each(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
 
 
 def contributions(
-    whole: Prediction,
+    text: str,
     spans: Sequence[tuple[int, int]],
+    whole: Prediction,
     without: Sequence[Outcome],
     *,
     multi_label: bool,
@@ -90,7 +91,9 @@ def contributions(
             raise outcome
         else:
             score = outcome["scores"][whole["label"]]
-        words.append({"start": start, "end": end, "contribution": whole["score"] - score})
+        contribution = whole["score"] - score
+        word = text[start:end]
+        words.append({"start": start, "end": end, "word": word, "contribution": contribution})
     return words
 
 

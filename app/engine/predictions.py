@@ -67,6 +67,7 @@ class Prediction(LabelScores):
 class Word(Span):
     """A word of a text, and what it contributes to the text's label."""
 
+    word: str  # the text between these positions
     contribution: float  # how much lower the label's score is without the word
 
 
@@ -108,9 +109,10 @@ def outcomes_of(
     results: Sequence[Scored | ServiceError],
 ) -> list[Outcome]:
     """The outcome of each text. ``results`` has one result for each of ``encodings(texts)``."""
-    left = iter(results)
+    remaining = iter(results)
     return [
-        text if isinstance(text, ServiceError) else _prediction(model, text, left) for text in texts
+        text if isinstance(text, ServiceError) else _prediction(model, text, remaining)
+        for text in texts
     ]
 
 

@@ -38,8 +38,8 @@ class Method:
 
 def message(name: str) -> type[Message]:
     """The class of a message, by its full name."""
-    found: type[Message] = GetMessageClass(POOL.FindMessageTypeByName(name))
-    return found
+    message_class: type[Message] = GetMessageClass(POOL.FindMessageTypeByName(name))
+    return message_class
 
 
 def more_fields(content: bytes, kind: Descriptor, most: int) -> bool:

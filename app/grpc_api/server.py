@@ -13,7 +13,7 @@ from app.errors import UserError
 from app.grpc_api import health, open_inference, reflection, tei
 from app.grpc_api.aio_server import AioServer
 from app.grpc_api.call import Answers
-from app.grpc_api.calls import CLASSIFYING, Calls
+from app.grpc_api.handlers import CLASSIFYING, Calls
 from app.grpc_api.limits import WINDOW_BYTES
 from app.service import Service
 

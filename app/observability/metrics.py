@@ -15,7 +15,7 @@ from app.observability.series import Counter, Histogram
 
 # Buckets are few, because each is a series for each route, stage or label. They are dense where
 # values were measured and where an alert or a line of the dashboard has its limit, which must be a
-# bound itself. docs/operations.md has the measured values.
+# bound itself. docs/measurements/monitoring.md has the measured values.
 
 # The limit of SentimentSlow is 1, and the default deadline is 10. Most refusals take less than
 # 2.5 ms; answers take 5 ms when the service is idle, and mostly 0.1 to 0.5 s in overload.

@@ -35,8 +35,8 @@ from app.exchange import request_id, timeout_ms
 from app.limits import plain_address
 from app.server.linux_sockets import unread, unread_seconds
 from app.server.refusals import answer, refusal
-from app.server.request_scheduler import Turns
 from app.server.transport import ResponseTransport
+from app.server.turns import Turns
 
 # The methods of uvicorn's protocol that HttpProtocol overrides, and why. A test compares this list
 # with the class. The other methods are used as they are.

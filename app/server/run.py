@@ -24,7 +24,7 @@ from app.limits import IPV4_MAPPED
 from app.server import refusals, signals
 from app.server.http_protocol import QUIET_S, HttpProtocol
 from app.server.listener import Listener, bind
-from app.server.request_scheduler import Turns
+from app.server.turns import Turns
 from app.service import Service
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def run(settings: Settings) -> int:
     if lifecycle.results_lost:
         logger.error("drain-ms was over before every request had its result; some got 503")
     if lifecycle.computing:
-        # The thread of the batch cannot be interrupted, and the interpreter would abort at exit.
-        logger.error("a batch was still running; its answer is lost")
+        # A thread inside a batch cannot be interrupted, and the interpreter would abort at exit.
+        logger.warning("the thread of a runner had not ended when drain-ms was over")
     if lifecycle.computing or service.models.loading or service.worker.alive:
         logs.close()
         os._exit(int(lifecycle.results_lost))

@@ -1,22 +1,19 @@
 // The details of one result: what the page shows below the label, and in an open row of the table.
 
 import { call } from "./api.js";
+import { looksEnglish } from "./language.js";
 import { bars, coloured, cutOff, element, facts, sentenceList, tokenList, words } from "./view.js";
 
 export const EMBEDDED_MODEL = "minilm-l6-tweet-sentiment"; // trained on English only
 
-// Whether most letters are in a script that the model was not trained on.
-export function isForeign(text, { name }) {
-  if (name !== EMBEDDED_MODEL) return false;
-  const letters = text.match(/\p{L}/gu) ?? [];
-  return letters.filter((letter) => !/\p{Script=Latin}/u.test(letter)).length > letters.length / 2;
-}
+// Whether the model was trained on another language than that of the text. This is a guess.
+export const isForeign = (text, { name }) => name === EMBEDDED_MODEL && !looksEnglish(text);
 
-// A warning about texts that are foreign.
-export const warning = (subject) =>
+// A hint about texts that are foreign.
+export const hint = (subject) =>
   element("p", {
     className: "warning",
-    textContent: `${subject} in a script that the model has never seen. It was trained on English only, so do not rely on its answer.`,
+    textContent: `${subject} not look English. The model was trained on English only, so do not rely on its answer.`,
   });
 
 // The details of a result: the score of every class, the words, the sentences and the number of
@@ -30,7 +27,7 @@ export function details(text, result, answer, signal, times = []) {
   else explain(text, answer, place, signal);
   const numbers = [["Tokens", result.tokens], ...(result.windows ? [["Windows", result.windows]] : [])];
   return [
-    ...(isForeign(text, model) ? [warning("The text is mostly")] : []),
+    ...(isForeign(text, model) ? [hint("This text does")] : []),
     bars(result, labels),
     place,
     ...(result.sentences ? [sentenceList(text, result.sentences, labels)] : []),

@@ -2,7 +2,7 @@
 
 import { apiKey, call, requests } from "./api.js";
 import { code } from "./code.js";
-import { EMBEDDED_MODEL, details, isForeign, warning } from "./details.js";
+import { EMBEDDED_MODEL, details, hint, isForeign } from "./details.js";
 import { Table } from "./table.js";
 import { count, element, facts, milliseconds, number, percent, verdict } from "./view.js";
 
@@ -99,7 +99,7 @@ async function classifyMany(all, signal) {
     const elapsed = performance.now() - started;
     const rate = `${count(Math.round(done / (elapsed / 1_000)), "text")}/s`;
     footer.replaceChildren(
-      ...(foreign ? [warning(`${count(foreign, "text")} of ${number.format(done)}: mostly`)] : []),
+      ...(foreign ? [hint(`${count(foreign, "text")} of ${number.format(done)} ${foreign === 1 ? "does" : "do"}`)] : []),
       facts([...timing(sums), ["Requests in all", milliseconds(elapsed)], ["Throughput", rate]]),
     );
   }

@@ -19,7 +19,7 @@ UVICORN = "uvicorn.protocols.http.httptools_impl"
 SEAMS = (
     ("app.server.http_protocol", "HttpProtocol.data_received", HTTP),
     ("app.server.http_protocol", "HttpProtocol.on_response_complete", HTTP),
-    ("app.server.request_scheduler", "Turns._next", HTTP),
+    ("app.server.turns", "Turns._next", HTTP),
     (UVICORN, "RequestResponseCycle.run_asgi", ASGI),
     ("app.api.body", "read_body", BODY),
     ("app.api.body", "checked", VALIDATION),

@@ -87,7 +87,7 @@ def _padded(batch: Sequence[Encoding]) -> list[Encoding]:
     """The batch with ROWS texts, of which the last one has exactly the fixed length."""
     length = _fixed_length(max(map(len, batch)))
     ids = batch[0].ids
-    longest = Encoding([*ids[:-1], *[ids[1]] * (length - len(ids)), ids[-1]], length)
+    longest = Encoding.of([*ids[:-1], *[ids[1]] * (length - len(ids)), ids[-1]])
     return [*batch, *[batch[0]] * (ROWS - 1 - len(batch)), longest]
 
 

@@ -35,7 +35,7 @@ def of_tokens(model: Model, tokens: int, texts: int) -> list[Encoding]:
     generator = random.Random(tokens)
     highest = model.tokenizer.library.get_vocab_size() - 1
     return [
-        Encoding([first, *(generator.randint(5, highest) for _ in range(tokens - 2)), last], tokens)
+        Encoding.of([first, *(generator.randint(5, highest) for _ in range(tokens - 2)), last])
         for _ in range(texts)
     ]
 

@@ -55,9 +55,7 @@ def _texts(model: Model, count: int) -> list[Encoding]:
     """Tweets, and one long text cut to powers of two and to the longest length."""
     ids = model.tokenizer.encode("so many words " * model.max_tokens).ids
     sizes = [2**power for power in range(2, 10) if 2**power < len(ids)] + [len(ids)]
-    return like_tweets(model, count) + [
-        Encoding([*ids[: size - 1], ids[-1]], size) for size in sizes
-    ]
+    return like_tweets(model, count) + [Encoding.of([*ids[: size - 1], ids[-1]]) for size in sizes]
 
 
 def _starts(texts: list[Encoding]) -> range:

@@ -30,7 +30,7 @@ from checks.soak.watch import MEASURES, Sample, Watch
 from checks.soak.wire import ADMIN_KEY, KEY
 
 FIGURES = ROOT / "checks/soak/results.json"
-PAGE = ROOT / "docs/reliability.md"
+PAGE = ROOT / "docs/measurements/soak.md"
 TEXTS = 3_000
 WARM_UP = 0.2  # share of the whole time
 REST_S = 5.0  # without traffic, before the process is measured at rest

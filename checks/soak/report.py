@@ -1,4 +1,4 @@
-"""Writes the outcome of the soak as JSON, and as tables in docs/reliability.md."""
+"""Writes the outcome of the soak as JSON, and as tables in docs/measurements/soak.md."""
 
 import json
 import re

@@ -98,7 +98,7 @@ def _encodings(model: Model) -> list[Encoding]:
     ids = model.tokenizer.encode(repeated).ids  # longer than max_tokens, so cut to exactly that
     longest = min(len(ids), LONGEST)
     sizes = [3, *(2**power for power in range(2, 10) if 2**power < longest), longest - 1, longest]
-    return encodings + [Encoding([*ids[: size - 1], ids[-1]], size) for size in sizes]
+    return encodings + [Encoding.of([*ids[: size - 1], ids[-1]]) for size in sizes]
 
 
 def _logits(result: Logits | InferenceFailed) -> Logits:

@@ -190,7 +190,7 @@ def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Proc
 def test_the_outcome_stands_between_the_marks_of_the_page(tmp_path: Path) -> None:
     """And nothing else of the page changes; figures are kept as JSON."""
     page = tmp_path / "page.md"
-    page.write_text((ROOT / "docs/reliability.md").read_text("utf-8"), "utf-8")
+    page.write_text((ROOT / "docs/measurements/soak.md").read_text("utf-8"), "utf-8")
     before, after = report.MARKS.split(page.read_text("utf-8"))[:: report.MARKS.groups + 1]
     looked = dict.fromkeys(MEASURES, 7)
     outcome = {

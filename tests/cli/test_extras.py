@@ -1,12 +1,16 @@
-"""Without an optional package, each command says in one line which extra to install."""
+"""Without an optional package, each command says in one line which extra to install, and how."""
 
+import importlib.metadata
+import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from app.extras import EXTRAS
+from app.extras import EXTRAS, install_command
 from tests.support.serving import ROOT, environment
 
 RUN = """
@@ -57,15 +61,61 @@ def test_a_missing_package_is_named_with_its_extra(
     assert "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]  # `serve` first logs port and model
     assert f"the package {hidden}, which the extra '{extra}'" in line
-    assert f"pip install '.[{extra}]'" in line
+    assert f"installs: run {install_command(extra)}" in line
+
+
+def test_the_command_installs_into_the_environment_that_runs() -> None:
+    """pip of the running Python takes it: this installation, an editable one, with the extra.
+
+    pip resolves it, but installs nothing.
+    """
+    command = install_command("grpc")
+    assert command.startswith(shlex.join([sys.executable, "-m", "pip", "install"]))
+    assert f"{ROOT}[grpc]" in command
+    offline = ["--dry-run", "--no-deps", "--no-index", "--no-build-isolation", "--quiet"]
+    done = subprocess.run(
+        [*shlex.split(command), *offline, "--report", "-"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["install"][0]["requested_extras"] == ["grpc"]
+
+
+@pytest.mark.parametrize(
+    ("source", "requirement"),
+    [
+        ({"url": "file:///a%20b", "dir_info": {"editable": True}}, "'/a b[cpu]'"),
+        ({"url": "file:///a", "dir_info": {}}, "'sentiment-service[cpu] @ file:///a'"),
+        (
+            {"url": "https://x.org/s-1-py3-none-any.whl", "archive_info": {}},
+            "'sentiment-service[cpu] @ https://x.org/s-1-py3-none-any.whl'",
+        ),
+        (
+            {"url": "https://x.org/s", "vcs_info": {"vcs": "git", "commit_id": "1f"}},
+            "'sentiment-service[cpu] @ git+https://x.org/s@1f'",
+        ),
+        (None, "'sentiment-service[cpu]'"),
+    ],
+)
+def test_an_extra_comes_from_where_the_package_came_from(
+    monkeypatch: pytest.MonkeyPatch, source: dict[str, Any] | None, requirement: str
+) -> None:
+    """A clone, a wheel, a repository, or the index: what pip recorded is installed again."""
+    monkeypatch.setattr(
+        importlib.metadata.PathDistribution,
+        "read_text",
+        lambda *_: source and json.dumps(source),
+    )
+    assert install_command("cpu").endswith(f" {requirement}")
 
 
 def test_the_client_names_the_package_that_it_needs() -> None:
-    """`import sentiment_client` without httpx fails with an ImportError that says so."""
+    """`import sentiment_client` without httpx fails with an ImportError that says how to get it."""
     code = "import sys; sys.modules['httpx'] = None; import sentiment_client"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    says = "ModuleNotFoundError: sentiment_client needs the package httpx (0.28 or newer)"
-    assert done.stderr.splitlines()[-1] == says
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: sentiment_client needs the package httpx (0.28 or newer): run "
+        f"{shlex.quote(sys.executable)} -m pip install 'httpx>=0.28'"
+    )
 
 
 def test_each_extra_exists() -> None:

@@ -26,6 +26,7 @@ from app.cli import main
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
 from app.errors import CannotContinue
+from app.extras import install_command
 from app.files.run import command
 from app.files.run.file_run import FileRun
 from app.files.run.progress_bar import Warnings
@@ -313,7 +314,7 @@ def test_without_pyarrow(
     monkeypatch.delattr(app.files.tables, "parquet", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["classify", "--input", str(tmp_path / "in.parquet")]) == 1
-    assert "pip install '.[files]'" in capsys.readouterr().err
+    assert install_command("files") in capsys.readouterr().err
 
 
 def test_ctrl_c_and_resume(bundle: Path, tmp_path: Path) -> None:

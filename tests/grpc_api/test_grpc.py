@@ -19,7 +19,7 @@ from app.cli import main
 from app.config.settings import Settings
 from app.errors import OutOfMemory, ServiceError
 from app.grpc_api.call import CODES
-from app.grpc_api.calls import Calls
+from app.grpc_api.handlers import Calls
 from app.grpc_api.messages import METHODS, POOL, SERVICES
 from app.limits import WRONG_KEYS
 from app.service import Service

@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from app.extras import install_command
 from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import SLOW_COMMAND, Process, environment, patched
 
@@ -171,7 +172,7 @@ def test_without_the_sdk_it_is_said_how_to_get_it(bundle: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 1
-    assert "pip install '.[otel]'" in done.stderr
+    assert install_command("otel") in done.stderr
     assert "Traceback" not in done.stderr
     with Process(*flags, command=hidden):
         pass

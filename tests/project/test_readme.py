@@ -1,4 +1,4 @@
-"""What the README shows is what happens."""
+"""What the README and the pages of docs/ show is what happens."""
 
 import json
 import re
@@ -22,10 +22,19 @@ from tests.support.hub import Hub
 from tests.support.serving import ROOT, Process, environment
 from tests.support.tiny_bundle import LABELS
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README, API, CLIENTS, MODELS, SETTINGS = (
+    (ROOT / page).read_text(encoding="utf-8")
+    for page in (
+        "README.md",
+        "docs/api.md",
+        "docs/clients.md",
+        "docs/models.md",
+        "docs/settings.md",
+    )
+)
 EXAMPLES = [
     (command, output)
-    for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    for block in re.findall(r"```console\n(.*?)```", README + API + CLIENTS, re.DOTALL)
     for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
 ]
 # Runs ``sentiment-export`` with each list of arguments, until one fails.
@@ -34,14 +43,14 @@ import json, sys
 from model_export.cli import main
 sys.exit(any(main(words) for words in json.loads(sys.argv[1])))
 """
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PYTHON = re.findall(r"```python\n(.*?)```", README + CLIENTS, re.DOTALL)
 
 
 def test_the_examples_are_found() -> None:
     """Four clients, the server and the command line: no test below passes by finding none."""
     commands = [command.split()[0] for command, _ in EXAMPLES]
     assert len(PYTHON) == 4
-    assert commands.count("curl") >= 3
+    assert commands.count("curl") >= 6
     assert ".venv/bin/sentiment" in commands
 
 
@@ -56,8 +65,8 @@ def embedded() -> Iterator[Process]:
 def test_an_example_prints_what_the_readme_shows(
     embedded: Process, command: str, output: str
 ) -> None:
-    """Every command in the README gives the answer below it, figures to three places."""
-    assert shutil.which("curl"), "the README's examples need curl"
+    """Every command in the pages gives the answer below it, figures to three places."""
+    assert shutil.which("curl"), "the examples need curl"
     here = command.replace("localhost:8000", f"127.0.0.1:{embedded.port}")
     here = here.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
     done = subprocess.run(
@@ -90,7 +99,7 @@ def test_the_export_section_works_word_by_word(tmp_path: Path) -> None:
 
     One process runs the commands of the exporter, because it takes seconds to import PyTorch.
     """
-    section = README.split("## Your own checkpoint")[1].split("```sh\n")[1].split("```")[0]
+    section = README.split("## Your own model")[1].split("```sh\n")[1].split("```")[0]
     setup, describe, export, classify, serve = section.splitlines()
     assert setup.startswith("make install-dev")
     words = [shlex.split(command) for command in (describe, export)]
@@ -125,8 +134,8 @@ def test_the_export_section_works_word_by_word(tmp_path: Path) -> None:
 def test_training_exporting_and_serving_work_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commands of the section's second block, unchanged, with a tiny encoder."""
-    section = README.split("## Your own checkpoint")[1].split("```sh\n")[2].split("```")[0]
+    """The commands of docs/models.md, unchanged, with a tiny encoder."""
+    section = MODELS.split("## Fine-tuning")[1].split("```sh\n")[1].split("```")[0]
     train, export, serve = (shlex.split(command) for command in section.splitlines())
     make_checkpoint(tmp_path / "path/to/encoder", "bert")
     rows = [f"en\t{LABELS[n % 3]}\t{text}\n" for n, text in enumerate(CORPUS)]
@@ -160,8 +169,8 @@ def _run(command: str, directory: Path, endpoint: str) -> str:
 
 
 def test_the_settings_table_lists_every_setting() -> None:
-    """The README's table has each setting's flag, variable and default, and no other row."""
-    rows = re.findall(r"^\| `(--[a-z-]+)` \| `(\w+)` \| (.*?) \|", README, re.MULTILINE)
+    """The table of docs/settings.md has each flag, variable and default, and no other row."""
+    rows = re.findall(r"^\| `(--[a-z-]+)` \| `(\w+)` \| (.*?) \|", SETTINGS, re.MULTILINE)
 
     assert rows == [
         (
@@ -175,19 +184,11 @@ def test_the_settings_table_lists_every_setting() -> None:
 
 def test_the_error_table_lists_every_error() -> None:
     """Each status with each of its codes, but for the one that no client sees."""
-    rows = re.findall(r"^\| (\d{3}) \| (`.*?`) \|", README, re.MULTILINE)
+    rows = re.findall(r"^\| (\d{3}) \| (`.*?`) \|", API, re.MULTILINE)
     listed = {(int(status), code) for status, codes in rows for code in re.findall(r"\w+", codes)}
     errors = {(error.status, error.code) for error in ServiceError.__subclasses__()}
 
     assert listed == errors - {(499, "client_disconnected")}
-
-
-def test_links_to_files_lead_somewhere() -> None:
-    """Every relative link of the README names a file that exists."""
-    targets = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
-
-    assert targets
-    assert [target for target in targets if not (ROOT / target.partition("#")[0]).exists()] == []
 
 
 def _default(value: Any) -> str:

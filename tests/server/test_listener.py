@@ -13,7 +13,7 @@ import pytest
 from app.cli import main
 from app.errors import UserError
 from app.server.listener import BEGUN_A_TURN, Listener, bind
-from app.server.request_scheduler import STARTS_A_TURN, Turns
+from app.server.turns import STARTS_A_TURN, Turns
 from benchmarks.service import free_port
 from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import Process, exchange

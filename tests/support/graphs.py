@@ -50,7 +50,7 @@ def random_encodings(seed: int, texts: int = 5) -> list[Encoding]:
     """Texts of random tokens and lengths; the first is as long as can be."""
     order = random.Random(seed)
     lengths = [MAX_TOKENS, *(order.randint(3, MAX_TOKENS) for _ in range(texts - 1))]
-    return [encoding_of([order.randrange(5, VOCABULARY) for _ in range(n)]) for n in lengths]
+    return [Encoding.of([order.randrange(5, VOCABULARY) for _ in range(n)]) for n in lengths]
 
 
 def source_of(node: ir.Node) -> ir.Value:
@@ -64,8 +64,3 @@ def name_of(value: ir.Value) -> str:
     """The name of a value that has one."""
     assert value.name is not None
     return value.name
-
-
-def encoding_of(ids: list[int]) -> Encoding:
-    """These tokens, none cut off."""
-    return Encoding(ids, len(ids))

@@ -31,13 +31,13 @@ EXPLAINED = {
     "tokens": 10,
     "truncated": False,
     "words": [
-        {"start": 0, "end": 1, "contribution": 0.003},
-        {"start": 2, "end": 6, "contribution": 0.368},
-        {"start": 7, "end": 12, "contribution": 0.177},
-        {"start": 13, "end": 16, "contribution": -0.4},
-        {"start": 17, "end": 19, "contribution": -0.162},
-        {"start": 20, "end": 22, "contribution": -0.01},
-        {"start": 23, "end": 32, "contribution": -0.484},
+        {"start": 0, "end": 1, "word": "I", "contribution": 0.003},
+        {"start": 2, "end": 6, "word": "love", "contribution": 0.368},
+        {"start": 7, "end": 12, "word": "this,", "contribution": 0.177},
+        {"start": 13, "end": 16, "word": "but", "contribution": -0.4},
+        {"start": 17, "end": 19, "word": "it", "contribution": -0.162},
+        {"start": 20, "end": 22, "word": "is", "contribution": -0.01},
+        {"start": 23, "end": 32, "word": "expensive", "contribution": -0.484},
     ],
 }
 TOKENS = {

@@ -27,7 +27,11 @@ DESCRIPTIONS = {
     "FailedSentence": _SPAN | _FAILED,
     "Sentence": _SPAN | _LABEL_SCORES,
     "Prediction": _LABEL_SCORES | {"sentences": "the sentences in order, if split is set"},
-    "Word": _SPAN | {"contribution": "how much lower the label's score is without this word"},
+    "Word": _SPAN
+    | {
+        "word": "the text between these positions",
+        "contribution": "how much lower the label's score is without this word",
+    },
     "Tokens": {
         "text": "the text after the model's preprocessing",
         "text_pair": "the second text of a pair after the preprocessing",

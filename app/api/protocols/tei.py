@@ -15,7 +15,7 @@ from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
 from app.api.openapi.schemas import Problem
 from app.api.protocols.common import LabelScore, ranking, tokens_computed
-from app.api.protocols.hosting.instances import (
+from app.api.protocols.instances import (
     InstancesRequest,
     InstancesResponse,
     answer_instances,

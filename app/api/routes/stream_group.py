@@ -73,11 +73,11 @@ class StreamGroup:
         outcomes = await self._attempt(texts)
         if self._service.lifecycle.stopping:
             return outcomes
-        left = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ShuttingDown)]
-        if not left:
+        undone = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ShuttingDown)]
+        if not undone:
             return outcomes
-        again = await self._across_reloads([texts[n] for n in left])
-        by_number = dict(zip(left, again, strict=True))
+        again = await self._across_reloads([texts[n] for n in undone])
+        by_number = dict(zip(undone, again, strict=True))
         return [by_number.get(n, outcome) for n, outcome in enumerate(outcomes)]
 
     async def _attempt(self, texts: Sequence[Input]) -> Sequence[Outcome]:

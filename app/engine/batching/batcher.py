@@ -8,21 +8,30 @@ wait at the same time are computed once, as one row of a batch. Each of them kee
 turn and deadline, so if one of them leaves, nothing changes for the others.
 
 The condition's lock protects the queue and the measurements. Requests belong to the event loop.
-The module is long because admitting, computing and delivering share this lock and these requests.
 """
 
 import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Generic
 
 from app.engine.batching.admission import Admission
+from app.engine.batching.batch import (
+    Item,
+    Result,
+    Row,
+    Rows,
+    Text,
+    begin,
+    report_of,
+    settle,
+    tokens_of,
+)
 from app.engine.batching.budget import TokenBudget
-from app.engine.batching.fair_queue import Entry, FairQueue
+from app.engine.batching.fair_queue import FairQueue
 from app.engine.batching.inference import BatchReport, Inference
 from app.engine.batching.pending import Answer, Computing, PendingRequest
 from app.engine.batching.runners import Runner, Runners
@@ -30,7 +39,6 @@ from app.errors import (
     DeadlineExceeded,
     InferenceFailed,
     NotReady,
-    OutOfMemory,
     ServiceError,
     ShuttingDown,
 )
@@ -40,22 +48,6 @@ from app.errors import (
 FAILING_AFTER = 3
 
 logger = logging.getLogger(__name__)
-
-Item = TypeVar("Item", bound=Sized)
-Result = TypeVar("Result")
-
-
-@dataclass(slots=True, eq=False)
-class _Text(Entry, Generic[Item, Result]):
-    """One item in the queue. ``index`` is the place of its result in the request."""
-
-    item: Item
-    request: PendingRequest[Result]
-    index: int
-
-
-# The texts that share one row of a batch.
-_Row = list[_Text[Item, Result]]
 
 
 class MicroBatcher(Generic[Item, Result]):
@@ -99,17 +91,17 @@ class MicroBatcher(Generic[Item, Result]):
         self._requests: set[PendingRequest[Result]] = set()
 
         self._condition = threading.Condition()
-        self._queue: FairQueue[_Text[Item, Result]] = FairQueue()
+        self._queue: FairQueue[Text[Item, Result]] = FairQueue()
         self._closed = False
         self._failed_in_a_row = 0
         self._admission = Admission(
             runners=lambda: self.runners.working, budget=budget, max_queue_tokens=max_queue_tokens
         )
 
-        self.runners: Runners[_Row[Item, Result]] = Runners(
+        self.runners: Runners[Row[Item, Result]] = Runners(
             runners,
             serve=self._serve,
-            expected_s=lambda batch: self._admission.batch_seconds(_tokens(_firsts(batch))),
+            expected_s=lambda rows: self._admission.batch_seconds(tokens_of(rows)),
             pending=lambda: bool(self._requests),
             on_failure=self._fail,
             on_loss=on_loss,
@@ -161,10 +153,10 @@ class MicroBatcher(Generic[Item, Result]):
             len(items), self._loop.create_future(), now, tag
         )
         texts = [
-            _Text(len(item), now + timeout_s, self._key(item), item, request, index)
+            Text(len(item), now + timeout_s, self._key(item), item, request, index)
             for index, item in enumerate(items)
         ]
-        tokens = _tokens(texts)
+        tokens = sum(text.tokens for text in texts)
         with self._condition:
             self.check_admission(tokens, timeout_s=timeout_s)
             self._queue.add(texts)
@@ -204,35 +196,37 @@ class MicroBatcher(Generic[Item, Result]):
         Items without a result after ``timeout_s`` seconds fail with ``ShuttingDown``. A runner that
         is still inside ``infer`` then is no longer waited for. May be called again.
 
-        Returns whether all runners have ended.
+        Returns whether every request had its results by then. An idle thread may end later, on a
+        machine that has no time for it.
         """
         with self._condition:
             self._closed = True
             self._condition.notify_all()
-        ended = await self.runners.join(timeout_s)
+        await self.runners.join(timeout_s)
         with self._condition:
             self._queue.clear()
-        for request in self._requests:
+        unfinished = [request for request in self._requests if not request.done.done()]
+        for request in unfinished:
             request.fail_rest(ShuttingDown(), time.monotonic())
-        return ended
+        return not unfinished
 
     def _expire(
-        self, request: PendingRequest[Result], texts: list[_Text[Item, Result]], timeout_s: float
+        self, request: PendingRequest[Result], texts: list[Text[Item, Result]], timeout_s: float
     ) -> None:
         self._take_back(texts)
         request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:.3g} s"), time.monotonic())
 
-    def _take_back(self, texts: list[_Text[Item, Result]]) -> None:
+    def _take_back(self, texts: list[Text[Item, Result]]) -> None:
         """Remove the texts that still wait from the queue, so that they are never computed."""
         with self._condition:
             self._queue.remove(texts)
 
-    def _serve(self, runner: Runner[_Row[Item, Result]]) -> None:
+    def _serve(self, runner: Runner[Row[Item, Result]]) -> None:
         """Compute batch after batch on a runner's thread, until no more batches will come."""
         while max_tokens := self._take_batch(runner):
             self._process(runner, max_tokens)
 
-    def _take_batch(self, runner: Runner[_Row[Item, Result]]) -> int | None:
+    def _take_batch(self, runner: Runner[Row[Item, Result]]) -> int | None:
         """Wait until the runner has a batch, and return the batch's token budget.
 
         Returns None when no more batches will come.
@@ -254,40 +248,28 @@ class MicroBatcher(Generic[Item, Result]):
                     return None
                 self._condition.wait()
 
-    def _process(self, runner: Runner[_Row[Item, Result]], max_tokens: int) -> None:
+    def _process(self, runner: Runner[Row[Item, Result]], max_tokens: int) -> None:
         """Infer the runner's batch and deliver its results."""
-        batch = runner.batch
-        firsts = _firsts(batch)
-        requests = {id(text.request): text.request for row in batch for text in row}.values()
+        rows = runner.batch
         computing = Computing(time.monotonic())
-        for request in requests:
-            request.batches.append(computing)
+        items = begin(rows, computing)
         try:
-            computed = self._inference.compute([text.item for text in firsts])
+            computed = self._inference.compute(items)
         finally:
             computing.ended = time.monotonic()
-        report = BatchReport(
-            texts=len(batch),
-            tokens=_tokens(firsts),
-            padded_tokens=len(batch) * max(text.tokens for text in firsts),
-            max_tokens=max_tokens,
-            inference_seconds=computing.ended - computing.started,
-            failed=sum(isinstance(result, ServiceError) for result in computed.results),
-            others_waited=len(self._queue) > 0,
-            tags=tuple(request.tag for request in requests if request.tag is not None),
-            shared=sum(map(len, batch)) - len(batch),
-            retried=bool(computed.raised),
-            out_of_memory=OutOfMemory in computed.raised,
+        others_waited = len(self._queue) > 0
+        report = report_of(
+            rows, computed, computing, max_tokens=max_tokens, others_waited=others_waited
         )
         self._finish(runner, report)
         try:
             self._on_batch(report)
         except BaseException:  # even SystemExit: the runner must deliver results and go on
             logger.exception("on_batch raised")
-        self.runners.call_on_loop(self._deliver, batch, computed.results, computing.ended)
+        self.runners.call_on_loop(self._deliver, rows, computed.results, computing.ended)
         runner.batch = ()
 
-    def _finish(self, runner: Runner[_Row[Item, Result]], report: BatchReport) -> None:
+    def _finish(self, runner: Runner[Row[Item, Result]], report: BatchReport) -> None:
         """Mark the runner as free, and update the measurements with its finished batch."""
         with self._condition:
             self.runners.done(runner)
@@ -300,21 +282,16 @@ class MicroBatcher(Generic[Item, Result]):
                 self._admission.learn(tokens=report.tokens, seconds=report.inference_seconds)
 
     def _deliver(
-        self,
-        batch: Sequence[_Row[Item, Result]],
-        results: list[Result | ServiceError],
-        done_at: float,
+        self, rows: Rows[Item, Result], results: list[Result | ServiceError], done_at: float
     ) -> None:
         """On the event loop: give each request its results."""
         self._on_lag(time.monotonic() - done_at)
-        for row, result in zip(batch, results, strict=True):
-            for text in row:
-                text.request.settle(text.index, result, done_at)
+        settle(rows, results, done_at)
 
-    def _fail(self, batch: Sequence[_Row[Item, Result]]) -> None:
+    def _fail(self, rows: Rows[Item, Result]) -> None:
         """On the event loop: fail the texts of a batch whose runner hangs or was lost."""
         now = time.monotonic()
-        for text in chain.from_iterable(batch):
+        for text in chain.from_iterable(rows):
             error = InferenceFailed(
                 "inference did not end for this text, or for another text in its batch"
             )
@@ -325,15 +302,6 @@ class MicroBatcher(Generic[Item, Result]):
             waiting = self._queue.clear() if self.runners.hopeless else ()
         for text in waiting:
             text.request.settle(text.index, _not_ready(), now)
-
-
-def _firsts(batch: Iterable[_Row[Item, Result]]) -> list[_Text[Item, Result]]:
-    """The text of each row that is computed."""
-    return [row[0] for row in batch]
-
-
-def _tokens(texts: Iterable[Entry]) -> int:
-    return sum(text.tokens for text in texts)
 
 
 def _not_ready() -> NotReady:

@@ -10,8 +10,11 @@ batch, the others are taken with it.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain, islice
+from math import inf
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -35,6 +38,7 @@ class Entry:
     deadline: float
     key: Hashable
     turn: tuple[int, int] = field(init=False)  # virtual start, then order of arrival
+    waiting: bool = field(init=False, default=False)
 
 
 _turn = attrgetter("turn")
@@ -42,19 +46,28 @@ E = TypeVar("E", bound=Entry)
 
 
 class FairQueue(Generic[E]):
-    """Entries in the order of their turns. Batches are taken from the front."""
+    """Entries in the order of their turns. Batches are taken from the front.
+
+    Taking a batch reads the entries that it takes and a few others, however many entries wait. The
+    waiting entries are in several lists. What has left the queue stays in them until it is at the
+    front of a list that is read, or until the lists have as many such entries as waiting ones.
+    """
 
     def __init__(self) -> None:
-        self._waiting: list[E] = []  # sorted by turn
-        # The waiting entries by their keys. After an error such as MemoryError, a waiting entry may
-        # be missing here; it is then computed by itself. No entry is here that does not wait.
+        self._order: list[E] = []  # sorted by turn
+        # The same by length, each sorted by turn, and by key. After an error such as MemoryError, a
+        # waiting entry may be missing in these two; it is then computed by itself. No entry is in
+        # ``_equals`` that does not wait.
+        self._lengths: dict[int, list[E]] = {}
         self._equals: dict[Hashable, dict[E, None]] = {}
+        self._places = 0  # in ``_order`` and ``_lengths``, with those of entries that have left
+        self._count = 0
         self._tokens = 0
         self._virtual_time = 0
         self._arrivals = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return self._count
 
     @property
     def tokens(self) -> int:
@@ -63,36 +76,40 @@ class FairQueue(Generic[E]):
 
     def tokens_before(self, tokens: int) -> int:
         """Tokens that are served before a new request of ``tokens`` tokens has its last turn."""
-        last_turn = (self._virtual_time + tokens, 0)
-        ahead = bisect_left(self._waiting, last_turn, key=_turn)
-        # Sum the entries after that turn: they are few or none, except when a long list waits.
-        return self._tokens - sum(entry.tokens for entry in self._waiting[ahead:])
+        order = self._order
+        ahead = bisect_left(order, (self._virtual_time + tokens, 0), key=_turn)
+        # When a long list waits, few entries are ahead; else, few or none are behind.
+        if ahead <= len(order) // 2:
+            return _waiting_tokens(islice(order, ahead))
+        return self._tokens - _waiting_tokens(islice(order, ahead, None))
 
     def add(self, request: Iterable[E]) -> None:
         """Queue the entries of one request, in their order."""
         start = self._virtual_time
         for entry in request:
             entry.turn = (start, self._arrivals)
-            insort(self._waiting, entry, key=_turn)
+            _insert(self._order, entry)
+            entry.waiting = True
             start += entry.tokens
+            self._count += 1
             self._tokens += entry.tokens
             self._arrivals += 1
+            self._places += 2
+            _insert(self._lengths.setdefault(entry.tokens, []), entry)
             self._equals.setdefault(entry.key, {})[entry] = None
 
     def remove(self, entries: Iterable[E]) -> None:
         """Remove those of the entries that still wait."""
-        for entry in entries:
-            index = bisect_left(self._waiting, entry.turn, key=_turn)
-            if index < len(self._waiting) and self._waiting[index] is entry:
-                self._forget(entry)
-                del self._waiting[index]
-                self._tokens -= entry.tokens
+        leaving = [entry for entry in entries if entry.waiting]
+        for entry in leaving:
+            self._forget_equal(entry)
+        self._leave(leaving, self._virtual_time)
+        self._tidy()
 
     def clear(self) -> list[E]:
         """Remove all waiting entries and return them."""
-        self._equals.clear()
-        cleared, self._waiting = self._waiting, []
-        self._tokens = 0
+        cleared = [entry for entry in self._order if entry.waiting]
+        self.remove(cleared)
         return cleared
 
     def take_batch(self, *, max_tokens: int, share: float, now: float) -> list[list[E]]:
@@ -101,80 +118,130 @@ class FairQueue(Generic[E]):
         The batch is a list of rows. A row has an entry and all waiting entries that equal it, so
         it is computed once. Number of rows × longest stays within ``max_tokens``; a longer entry
         goes alone. A batch takes no more rows once they have ``share`` tokens: the rest is for
-        other idle runners. Entries whose deadline is ``now`` or earlier are dropped. The batch is
-        empty if no entry is left.
+        other idle runners. Entries that are found to have a deadline of ``now`` or earlier are
+        dropped. The batch is empty if no entry is left.
 
         If an error is raised, such as MemoryError, no entry is lost and the counts stay correct.
         """
-        window: list[E] = []
-        seen = tokens = 0
-        left = self._tokens
-        while seen < len(self._waiting) and tokens < LOOK_AHEAD * max_tokens:
-            entry = self._waiting[seen]
-            seen += 1
-            if now < entry.deadline:
-                window.append(entry)
-                tokens += entry.tokens
-            else:
-                left -= entry.tokens
-                self._forget(entry)
-        chosen = _fill(window, max_tokens, share) if window else []
-        rows = [self._row(entry) for entry in chosen]
-        taken = {entry for row in rows for entry in row}
-        left -= sum(entry.tokens for entry in taken)
-        waiting = self._waiting[seen:]
-        if len(taken) > len(rows):  # then entries behind the window may have been taken
-            waiting = [entry for entry in waiting if entry not in taken]
-            rows = [[entry for entry in row if now < entry.deadline] for row in rows]
-        waiting[:0] = [entry for entry in window if entry not in taken]
+        expired: set[E] = set()
+        leader = next(self._live(self._order, now, expired), None)
+        rows: list[list[E]] = []
         virtual_time = self._virtual_time
-        if chosen:
+        if leader is not None:
+            chosen = self._fill(leader, max_tokens, share, now, expired)
+            rows = [self._row(entry, now, expired) for entry in chosen]
             # Virtual time moves to the leader's end, not to its start. Every request is a new
             # flow. If time stood still while newcomers lead, they could block a long list forever.
-            leader = chosen[0]
             virtual_time = max(virtual_time, leader.turn[0] + leader.tokens)
-        # Everything before this line may fail; these assignments cannot.
-        self._waiting, self._tokens, self._virtual_time = waiting, left, virtual_time
+        for entry in expired:
+            self._forget_equal(entry)
+        self._leave([*chain.from_iterable(rows), *expired], virtual_time)
+        with suppress(MemoryError):  # there is a next time, but these rows come only once
+            self._tidy()
         return rows
 
-    def _row(self, entry: E) -> list[E]:
+    def _fill(
+        self, leader: E, max_tokens: int, share: float, now: float, expired: set[E]
+    ) -> list[E]:
+        """The leader, and those nearest to it in length that fit in its batch.
+
+        No two of them are equal. Entries of equal length keep their order.
+        """
+        batch, keys = [leader], {leader.key}
+        tokens = longest = leader.tokens
+        horizon = self._horizon(max_tokens)
+        for length in sorted(self._lengths, key=lambda one: (abs(one - leader.tokens), one)):
+            new_longest = max(longest, length)
+            for entry in self._live(self._lengths[length], now, expired):
+                padded_tokens = new_longest * (len(batch) + 1)
+                least = (1 - MAX_PADDING) * padded_tokens
+                if tokens >= share or padded_tokens > max_tokens or tokens + length < least:
+                    break
+                if entry.turn >= horizon:
+                    break
+                if entry.key not in keys:
+                    batch.append(entry)
+                    keys.add(entry.key)
+                    tokens, longest = tokens + length, new_longest
+            if tokens >= share or longest * (len(batch) + 1) > max_tokens:
+                break
+        return batch
+
+    def _horizon(self, max_tokens: int) -> tuple[float, int]:
+        """The first turn that is too far behind to be considered for a batch of ``max_tokens``."""
+        mean = self._tokens / self._count
+        # Those that were taken out of turn are in front of it, too.
+        index = len(self._order) - self._count + int(LOOK_AHEAD * max_tokens / mean)
+        return self._order[index].turn if index < len(self._order) else (inf, 0)
+
+    def _live(self, entries: list[E], now: float, expired: set[E]) -> Iterator[E]:
+        """Those of the entries that wait; those with a deadline that has passed go to ``expired``.
+
+        Entries that have left are deleted from the front of the list.
+        """
+        left = 0
+        for entry in entries:
+            if entry.waiting:
+                break
+            left += 1
+        if left:
+            del entries[:left]
+            self._places -= left
+        for entry in entries:
+            if entry.waiting:
+                if now < entry.deadline:
+                    yield entry
+                else:
+                    expired.add(entry)
+
+    def _row(self, entry: E, now: float, expired: set[E]) -> list[E]:
         """The entry and all that equal it."""
         equals = self._equals.pop(entry.key, {})
+        if len(equals) < 2:
+            return [entry]
         equals.pop(entry, None)
+        late = [one for one in equals if one.deadline <= now]
+        expired.update(late)
+        for one in late:
+            del equals[one]
         return [entry, *equals]
 
-    def _forget(self, entry: E) -> None:
+    def _forget_equal(self, entry: E) -> None:
         """Do not take the entry together with others any more."""
         equals = self._equals.get(entry.key, {})
         equals.pop(entry, None)
         if not equals:
             self._equals.pop(entry.key, None)
 
+    def _leave(self, entries: Sequence[E], virtual_time: int) -> None:
+        """Count the entries as taken or removed, all of them or, after an error, none."""
+        count, tokens = self._count - len(entries), self._tokens - _waiting_tokens(entries)
+        # Everything before this line may fail; these assignments cannot.
+        for entry in entries:
+            entry.waiting = False
+        self._count, self._tokens, self._virtual_time = count, tokens, virtual_time
 
-def _fill(window: Sequence[E], max_tokens: int, share: float) -> list[E]:
-    """The first entry of the window, and those nearest to it in length that fit in its batch.
+    def _tidy(self) -> None:
+        """Delete the entries that have left from all lists, if they have more places than others.
 
-    No two of them are equal.
-    """
-    leader = window[0]
-    batch, keys = [leader], {leader.key}
-    tokens = longest = leader.tokens
+        So each entry is deleted in constant time on average.
+        """
+        if self._places <= 4 * self._count:
+            return
+        order = [entry for entry in self._order if entry.waiting]
+        lengths: dict[int, list[E]] = {}
+        for entry in order:
+            lengths.setdefault(entry.tokens, []).append(entry)
+        self._order, self._lengths, self._places = order, lengths, 2 * len(order)
 
-    def distance(entry: E) -> tuple[int, int]:
-        # The length as second key keeps entries of the same length together. Their order stays,
-        # because the sort is stable.
-        return abs(entry.tokens - leader.tokens), entry.tokens
 
-    for entry in sorted(window[1:], key=distance):
-        if tokens >= share:
-            break
-        if entry.key in keys:
-            continue
-        new_tokens = tokens + entry.tokens
-        new_longest = max(longest, entry.tokens)
-        padded_tokens = new_longest * (len(batch) + 1)
-        if padded_tokens <= max_tokens and new_tokens >= (1 - MAX_PADDING) * padded_tokens:
-            batch.append(entry)
-            keys.add(entry.key)
-            tokens, longest = new_tokens, new_longest
-    return batch
+def _waiting_tokens(entries: Iterable[Entry]) -> int:
+    return sum(entry.tokens for entry in entries if entry.waiting)
+
+
+def _insert(entries: list[E], entry: E) -> None:
+    """Insert the entry into a list that is sorted by turn; most come last."""
+    if entries and entry.turn < entries[-1].turn:
+        insort(entries, entry, key=_turn)
+    else:
+        entries.append(entry)

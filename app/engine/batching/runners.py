@@ -136,10 +136,10 @@ class Runners(Generic[Text]):
         if self._watching is None and not self._given_up:
             self._watching = self._loop.call_later(WATCH_S, self._look)
 
-    async def join(self, timeout_s: float) -> bool:
+    async def join(self, timeout_s: float) -> None:
         """Wait until all runners have ended, for at most ``timeout_s`` seconds.
 
-        After that, a runner whose thread was lost counts as ended. Returns whether all have ended.
+        After that, a runner whose thread was lost counts as ended.
         """
         await asyncio.wait([runner.end for runner in self._all], timeout=timeout_s)
         self._given_up = True
@@ -148,7 +148,6 @@ class Runners(Generic[Text]):
         for runner in self._all:
             if not runner.running:
                 self._end(runner)
-        return not self.running
 
     def call_on_loop(self, callback: Callable[..., object], *arguments: object) -> None:
         """Make the event loop call ``callback`` soon. If the loop is closed, do nothing."""

@@ -5,7 +5,8 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from app.engine.batching.batcher import Item, MicroBatcher, Result
+from app.engine.batching.batch import Item, Result
+from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.pending import Answer
 from app.errors import Overloaded, ShuttingDown
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import tokenizers
 from tokenizers import Tokenizer
 
-from app.engine.text.encoding import Encoding
+from app.engine.text.encoding import Encoding, packed
 
 T = TypeVar("T")
 Offset = tuple[int, int]  # the first character of a token, and the character after the last
@@ -68,7 +68,7 @@ class PairTokenizer:
         kept = longest_first(first, second, self._room)
         ids = self._joined(self._sample.ids, [part.ids for part in parts], kept)
         typed = kept[1] + len(self._sample.ids[self._after]) if self._has_types else 0
-        return Encoding(ids, first + second + self._special, typed=typed)
+        return Encoding(packed(ids), first + second + self._special, typed=typed)
 
     def offsets(self, pair: TextPair) -> tuple[list[Offset], list[int | None]]:
         """For each id of ``encode``: its characters, and in which text they are.

@@ -10,12 +10,11 @@ import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 import tokenizers
 from tokenizers import Tokenizer
 
-from app.engine.text.encoding import Encoding
+from app.engine.text.encoding import ID_BYTES, Encoding, packed
 from app.engine.text.tokenizer_threads import MIN_TEXTS
 from app.errors import EmptyText
 
@@ -55,7 +54,7 @@ class TextTokenizer:
 
         ``EmptyText`` takes the place of a text of which the model knows no character.
         """
-        known: Sequence[list[int] | None]
+        known: Sequence[bytes | None]
         if self.divides_lists and len(texts) >= MIN_TEXTS:
             known = [None] * len(texts)
         else:
@@ -63,7 +62,7 @@ class TextTokenizer:
         others = [text for text, ids in zip(texts, known, strict=True) if ids is None]
         tokenised = iter(self._tokenizer.encode_batch_fast(others) if others else ())
         return [
-            self._encoding(next(tokenised)) if ids is None else Encoding(ids, len(ids))
+            self._encoding(next(tokenised)) if ids is None else Encoding(ids, len(ids) // ID_BYTES)
             for ids in known
         ]
 
@@ -74,9 +73,9 @@ class TextTokenizer:
             if self._unknown_id is None:
                 return EmptyText("the model knows none of the text's characters")
             ids = [*ids[:1], self._unknown_id, *ids[1:]]
-        overflow = tuple(part.ids for part in encoding.overflowing)
+        overflow = [part.ids for part in encoding.overflowing]
         tokens = len(ids) + sum(len(part) - self._repeated for part in overflow)
-        return Encoding(ids, tokens, overflow)
+        return Encoding(packed(ids), tokens, tuple(map(packed, overflow)))
 
 
 class WordCache:
@@ -89,7 +88,7 @@ class WordCache:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         self._cut = _pattern(tokenizer, max_tokens)
-        self._ids: dict[str, list[int]] = {}
+        self._ids: dict[str, bytes] = {}  # packed
         self._dependent: set[str] = set()  # words whose ids depend on the words beside them
         added = tokenizer.get_added_tokens_decoder().values()
         # A text with one of these characters may hold a special token, such as "<mask>".
@@ -97,10 +96,11 @@ class WordCache:
         self._first, self._second = self._tokenised([_NEIGHBOUR, f" {_NEIGHBOUR}"])
         whole: list[int] = tokenizer.encode(_NEIGHBOUR).ids
         start = whole.index(self._first[0]) if self._first else 0
-        self._before, self._after = whole[:start], whole[start + len(self._first) :]
+        self._before = packed(whole[:start])
+        self._after = packed(whole[start + len(self._first) :])
 
-    def encode(self, texts: Sequence[str]) -> list[list[int] | None]:
-        """The ids of each text, as the tokenizer would give them, with its special tokens.
+    def encode(self, texts: Sequence[str]) -> list[bytes | None]:
+        """The packed ids of each text, as the tokenizer would give them, with its special tokens.
 
         None stands for a text that the tokenizer must have as a whole: it is too long, for
         example, or holds a word that depends on its neighbours.
@@ -124,14 +124,13 @@ class WordCache:
             return []
         return self._cut.findall(text)
 
-    def _joined(self, words: Sequence[str]) -> list[int] | None:
+    def _joined(self, words: Sequence[str]) -> bytes | None:
         try:
-            ids = list(chain.from_iterable(map(self._ids.__getitem__, words)))
+            ids = b"".join([self._before, *map(self._ids.__getitem__, words), self._after])
         except KeyError:
             return None
-        if not ids or len(self._before) + len(ids) + len(self._after) > self._max_tokens:
-            return None
-        return [*self._before, *ids, *self._after]
+        special = len(self._before) + len(self._after)
+        return ids if special < len(ids) <= self._max_tokens * ID_BYTES else None
 
     def _learn(self, words: Sequence[str]) -> None:
         if len(self._ids) + len(self._dependent) + len(words) > MAX_WORDS:
@@ -145,7 +144,7 @@ class WordCache:
         for word in dependent:
             del learnt[word]
         self._dependent.update(dependent)
-        self._ids.update(learnt)
+        self._ids.update((word, packed(ids)) for word, ids in learnt.items())
 
     def _dependent_among(self, words: Sequence[str], ids: Mapping[str, list[int]]) -> list[str]:
         """Those of the words that change between two other words, or change these."""

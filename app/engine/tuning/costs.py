@@ -95,8 +95,8 @@ class _Candidate:
         if model.provider == CPU and threads == 1 and _step(time.thread_time) < FINE_CLOCK_SECONDS:
             self._clock = time.thread_time
         self._pool = ThreadPoolExecutor(runners)
-        ids = model.tokenizer.encode("measured " * TEXT_TOKENS).ids[:TEXT_TOKENS]
-        self._text = Encoding(ids, len(ids))
+        ids = model.tokenizer.encode("measured " * TEXT_TOKENS).ids
+        self._text = Encoding.of(ids[:TEXT_TOKENS])
 
     def run(self, texts: int) -> float:
         """Seconds that a batch of ``texts`` takes while all runners compute such batches.

@@ -172,9 +172,9 @@ def _below(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo] | None:
     if info.type == fs.FileType.NotFound:
         return None
     return [
-        found
-        for found in _files(filesystem, path, recursive=True)
-        if not any(name[:1] in "._" for name in found.path[len(path) + 1 :].split("/"))
+        file
+        for file in _files(filesystem, path, recursive=True)
+        if not any(name[:1] in "._" for name in file.path[len(path) + 1 :].split("/"))
     ]
 
 
@@ -184,17 +184,17 @@ def _matching(filesystem: fs.FileSystem, pattern: str) -> list[fs.FileInfo]:
     fixed = next(index for index, name in enumerate(names) if WILDCARDS & set(name))
     base = "/".join(names[:fixed]) or "/"
     return [
-        found
-        for found in _files(filesystem, base, recursive=fixed < len(names) - 1)
-        if found.path.count("/") == pattern.count("/")
-        and all(map(fnmatchcase, found.path.split("/"), names))
+        file
+        for file in _files(filesystem, base, recursive=fixed < len(names) - 1)
+        if file.path.count("/") == pattern.count("/")
+        and all(map(fnmatchcase, file.path.split("/"), names))
     ]
 
 
 def _files(filesystem: fs.FileSystem, base: str, *, recursive: bool) -> list[fs.FileInfo]:
     selector = fs.FileSelector(base, allow_not_found=True, recursive=recursive)
-    found = [info for info in filesystem.get_file_info(selector) if info.type == fs.FileType.File]
-    return sorted(found, key=lambda info: info.path)
+    files = [info for info in filesystem.get_file_info(selector) if info.type == fs.FileType.File]
+    return sorted(files, key=lambda info: info.path)
 
 
 def _input_file(filesystem: fs.FileSystem, info: fs.FileInfo, address: str) -> InputFile:

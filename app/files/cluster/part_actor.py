@@ -91,9 +91,9 @@ class ActorTask:
         Raises:
             UserError: it is not.
         """
-        if (found := version("sentiment-service")) != self.version:
+        if (installed := version("sentiment-service")) != self.version:
             raise UserError(
-                f"sentiment-service {found} is installed there, and {self.version} where the "
+                f"sentiment-service {installed} is installed there, and {self.version} where the "
                 "command runs; install the same version"
             )
         if not self.settings.model and sha256(EMBEDDED_BUNDLE / MANIFEST) != self.manifest:

@@ -36,8 +36,8 @@ from app.files.run.arguments import ClassifyOptions
 from app.files.run.directory import RunDirectory
 from app.files.run.parts import InputFile, Part, divide, read_pieces
 from app.files.run.plan import SUCCESS, RunPlan, check_output
-from app.files.run.planned_run import PlannedRun
 from app.files.run.progress_bar import Warnings
+from app.files.run.resumable_run import ResumableRun
 
 
 def classify(options: ClassifyOptions, settings: Settings) -> None:
@@ -60,7 +60,7 @@ def classify(options: ClassifyOptions, settings: Settings) -> None:
         RayRun(plan, directory, settings, bundle, share).complete(resume=options.resume)
 
 
-class RayRun(PlannedRun):
+class RayRun(ResumableRun):
     """Classifies parts into Parquet files, whose footers hold the records."""
 
     def __init__(
@@ -77,7 +77,7 @@ class RayRun(PlannedRun):
         self._share = share
 
     def classify(self, parts: Sequence[Part]) -> None:
-        """See ``PlannedRun``."""
+        """See ``ResumableRun``."""
         names = {part.name for part in parts}
         numbers = [n for n, part in enumerate(self.plan.parts) if part.name in names]
         run = _run if in_cluster() else _run_there
@@ -95,7 +95,7 @@ class RayRun(PlannedRun):
         self.directory.write(SUCCESS, Path.touch)
 
     def read_record(self, name: str) -> dict[str, Any] | None:
-        """See ``PlannedRun``."""
+        """See ``ResumableRun``."""
         return read_record(self.directory, name)
 
 

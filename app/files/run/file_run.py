@@ -16,8 +16,8 @@ from app.errors import CannotContinue, UserError
 from app.files.run.directory import LocalDirectory
 from app.files.run.parts import Part
 from app.files.run.plan import PLAN, RunPlan
-from app.files.run.planned_run import PlannedRun
 from app.files.run.progress_bar import Progress
+from app.files.run.resumable_run import ResumableRun
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
 from app.files.run.tally import Tally
 from app.files.tables.outputs import OutputFormat
@@ -26,7 +26,7 @@ from app.files.tables.table import Chunk, ResultItem
 LOCK, WHOLE = "lock", "whole"
 
 
-class FileRun(PlannedRun):
+class FileRun(ResumableRun):
     """Writes the file ``target`` from chunks, each of which is a part.
 
     A part is written first, then its record: counts, and a digest of its content.
@@ -60,7 +60,7 @@ class FileRun(PlannedRun):
         self.directory.close()
 
     def complete(self, *, resume: bool) -> None:
-        """See ``PlannedRun``. Without a row to keep, a run that cannot be continued leaves none."""
+        """See ``ResumableRun``. A run without a row to keep leaves no directory."""
         try:
             super().complete(resume=resume)
         except CannotContinue as error:
@@ -71,7 +71,7 @@ class FileRun(PlannedRun):
             raise
 
     def classify(self, parts: Sequence[Part]) -> None:
-        """See ``PlannedRun``."""
+        """See ``ResumableRun``."""
         self._rows = self.plan.rows - sum(part.rows for part in parts)
         shown = sys.stderr.isatty()
         with Progress(shown=shown, total=self.plan.rows, done=self._rows) as progress:
@@ -113,7 +113,7 @@ class FileRun(PlannedRun):
         self.directory.remove()
 
     def read_record(self, name: str) -> dict[str, Any] | None:
-        """See ``PlannedRun``."""
+        """See ``ResumableRun``."""
         try:
             record: dict[str, Any] = json.loads(self.directory.read(f"{name}.json") or b"{}")
             digest = record.pop("sha256", None)
@@ -122,7 +122,7 @@ class FileRun(PlannedRun):
             return None
 
     def saved(self) -> str:
-        """See ``PlannedRun``."""
+        """See ``ResumableRun``."""
         try:
             self.directory.check_is_ours()
             for piece in self.plan.parts[0].pieces if self.plan.parts else ():

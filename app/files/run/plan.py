@@ -89,11 +89,11 @@ class RunPlan:
         A file that is damaged or of another plan does not count; a warning is logged.
         """
         names = directory.names()
-        there = [part for part in self.parts if part.name in names]
+        existing = [part for part in self.parts if part.name in names]
         with ThreadPoolExecutor(READERS) as pool:
-            records = pool.map(read_record, [part.name for part in there])
+            records = pool.map(read_record, [part.name for part in existing])
             tallies = {}
-            for part, saved in zip(there, records, strict=True):
+            for part, saved in zip(existing, records, strict=True):
                 if saved and saved.pop("plan", "") == self.digest and saved["rows"] == part.rows:
                     tallies[part.name] = Tally(**saved)
                 else:

@@ -161,10 +161,10 @@ def _type_of(value: Any) -> type:
     return kind
 
 
-def common_type(one: type, other: type) -> type:
+def common_type(first: type, second: type) -> type:
     """The type of a column with values of both types; ``object`` if it is mixed."""
-    if NoneType in (one, other):
-        return one if other is NoneType else other
-    if {one, other} == {int, float}:
+    if NoneType in (first, second):
+        return first if second is NoneType else second
+    if {first, second} == {int, float}:
         return float
-    return one if one is other else object
+    return first if first is second else object

@@ -18,7 +18,10 @@ def _positive(words: dict[str, int]) -> float:
 
 
 def test_each_word_has_its_signed_contribution(client: TestClient) -> None:
-    """A contribution is how much lower the score is without the word; it may be negative."""
+    """A contribution is how much lower the score is without the word; it may be negative.
+
+    Each item has the word and its position in characters, so a client need not cut the text.
+    """
     text = " 😍  love love\tworst "
     answer = client.post("/explain", json={"inputs": text})
     document = answer.json()
@@ -27,7 +30,8 @@ def test_each_word_has_its_signed_contribution(client: TestClient) -> None:
     whole = _positive({"love": 2, "worst": 1, "other": 1})
     assert document["score"] == pytest.approx(whole)
     words = document["words"]
-    assert [text[w["start"] : w["end"]] for w in words] == ["😍", "love", "love", "worst"]
+    assert [word["word"] for word in words] == ["😍", "love", "love", "worst"]
+    assert [text[w["start"] : w["end"]] for w in words] == [w["word"] for w in words]
     without_love = whole - _positive({"love": 1, "worst": 1, "other": 1})
     assert [w["contribution"] for w in words] == pytest.approx(
         [

@@ -20,6 +20,22 @@ from tests.support.serving import SLOW_COMMAND, STUCK_COMMAND, Process
 from tests.support.tiny_bundle import LABELS, make_bundle
 
 TOO_LONG = "x" * 60_000
+NOT_ENGLISH = [
+    "Das Hotel war leider nicht gut",
+    "Je suis très déçu",
+    "Muchas gracias, todo muy bueno",
+    "Não gostei nada disso",
+    "Che bello, grazie!",
+    "@anna Wir fahren morgen nach Hause http://t.co/the",
+]
+ENGLISH = [
+    "Great café in Málaga, señor!",
+    "The new Die Hard is a bore",
+    "Merci for the ride",
+    "lol",
+    "so-so",
+    "Beyoncé Beyoncé",
+]
 KEY = "correct-horse"
 
 # The machine may be busy.
@@ -99,6 +115,20 @@ def classify(page: Page, *texts: str) -> None:
     """Put the lines into the form and press the button."""
     paste(page, *texts)
     page.get_by_role("button", name="Classify").click()
+
+
+def lines(page: Page, label: str) -> int:
+    """The number of lines of a label in the table. All begin at the same place, beside the dot."""
+    expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
+    lefts: list[float] = page.get_by_role("cell", name=label, exact=True).first.evaluate(
+        """cell => {
+          const range = document.createRange();
+          range.selectNodeContents(cell);
+          return [...range.getClientRects()].map(({ left }) => left);
+        }"""
+    )
+    assert max(lefts) - min(lefts) < 1
+    return len(lefts)
 
 
 def rows(page: Page) -> list[list[str]]:
@@ -325,6 +355,7 @@ def test_colours_and_widths(
         classify(page, *texts)
         expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
         if len(texts) > 1:
+            assert lines(page, "negative") == 1
             page.get_by_role("cell", name="worst").click()
         expect(page.get_by_text("Computing the effect")).to_have_count(0)
         assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
@@ -532,18 +563,26 @@ def test_examples(visits: Visits, embedded: str, url: str) -> None:
     expect(visits.open(url).get_by_text("trained on English only")).to_be_hidden()
 
 
-def test_a_script_that_the_model_never_saw(visits: Visits, embedded: str, url: str) -> None:
-    """A warning is beside the embedded model's answer if most letters are not Latin."""
+def test_a_text_that_is_not_english(visits: Visits, embedded: str, url: str) -> None:
+    """A hint is beside the embedded model's answer if the script or the words are not English.
+
+    A few foreign words in an English text are no reason for it, and other models get none.
+    """
     page = visits.open(embedded)
     classify(page, "الخدمة ممتازة OK")
-    expect(page.locator(".warning")).to_contain_text("script that the model has never seen")
+    expect(page.locator(".warning")).to_contain_text("This text does not look English.")
     expect(page.locator("#texts")).to_have_css("direction", "rtl")
     expect(page.locator("#result .words")).to_have_css("direction", "rtl")
     classify(page, "Great café, 5€ 😀 Ω")
     expect(page.locator("#result .words")).to_contain_text("café")
     expect(page.locator(".warning")).to_have_count(0)
-    classify(page, "love", "хорошо", "良い")
-    expect(page.locator(".warning")).to_contain_text("2 texts of 3: mostly in a script")
+    classify(page, "love", "хорошо", "良い", *NOT_ENGLISH)
+    expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
+    expect(page.locator(".warning")).to_contain_text("8 texts of 9 do not look English.")
+    classify(page, *ENGLISH)
+    expect(page.locator("tbody tr")).to_have_count(len(ENGLISH))
+    expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
+    expect(page.locator(".warning")).to_have_count(0)
     other = visits.open(url)
     classify(other, "хорошо")
     expect(other.locator("#result .words")).to_be_visible()
@@ -557,7 +596,10 @@ def test_without_javascript(client: TestClient) -> None:
 
 
 def test_several_models(bundle: Path, tmp_path: Path, visits: Visits) -> None:
-    """The user chooses a model by name; its labels are shown as text, in different colours."""
+    """The user chooses a model by name; its labels are shown as text, in different colours.
+
+    A label that does not fit into its column of the table is wrapped beside its dot.
+    """
     moods = make_bundle(tmp_path / "moods", name="moods", labels=["1 star", "calm", "<b>喜び</b>"])
     with Process("--model", str(bundle), "--model", str(moods), *BY_HAND) as process:
         page = visits.open(process.url)
@@ -572,6 +614,9 @@ def test_several_models(bundle: Path, tmp_path: Path, visits: Visits) -> None:
         )
         assert len(set(colours)) == 3
         expect(page.locator("#code")).to_contain_text('"model":"moods"')
+        page.set_viewport_size({"width": 360, "height": 740})
+        classify(page, "love", "love love")
+        assert lines(page, "<b>喜び</b>") > 1
 
 
 def test_an_answer_of_a_proxy(page: Page) -> None:

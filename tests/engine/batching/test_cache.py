@@ -47,7 +47,7 @@ class Lookups:
         )
 
     def ask(self, *texts: Sequence[int]) -> Answer[Scored]:
-        encodings = [Encoding(list(ids), len(ids)) for ids in texts]
+        encodings = [Encoding.of(ids) for ids in texts]
         return asyncio.run(self.cache.answer(encodings, self.compute))
 
     @property
@@ -72,7 +72,7 @@ def test_known_and_new_texts_keep_their_places() -> None:
     lookups.ask([1], [2])
     texts = [[3], [2], [4, 4], [1], [3]]
     answer = lookups.ask(*texts)
-    assert answer.results == [scored(Encoding(ids, len(ids))) for ids in texts]
+    assert answer.results == [scored(Encoding.of(ids)) for ids in texts]
     assert (answer.queue_seconds, answer.inference_seconds) == (1.0, 2.0)
     assert lookups.computed == [[1], [2], [3], [4, 4], [3]]
     assert lookups.counts[-1] == (2, 3)
@@ -84,7 +84,7 @@ def test_ids_are_told_apart() -> None:
     texts = [[1, 2], [2, 1], [1], [1, 2, 0], [258], [1, 0, 2], [65_536]]
     lookups.ask(*texts)
     assert lookups.computed == texts
-    assert lookups.ask(*texts).results == [scored(Encoding(ids, len(ids))) for ids in texts]
+    assert lookups.ask(*texts).results == [scored(Encoding.of(ids)) for ids in texts]
 
 
 def test_an_error_is_not_kept() -> None:
@@ -93,7 +93,7 @@ def test_an_error_is_not_kept() -> None:
     for _ in range(2):
         failed, fine = lookups.ask([0], [1]).results
         assert isinstance(failed, InferenceFailed)
-        assert fine == scored(Encoding([1], 1))
+        assert fine == scored(Encoding.of([1]))
     assert lookups.computed == [[0], [1], [0]]
 
 
@@ -105,7 +105,7 @@ def test_a_request_that_is_refused_keeps_nothing() -> None:
         raise Overloaded("full", reason="queue_full", retry_after_s=1.0)
 
     with pytest.raises(Overloaded):
-        asyncio.run(lookups.cache.answer([Encoding([1], 1)], refuse))
+        asyncio.run(lookups.cache.answer([Encoding.of([1])], refuse))
     assert lookups.cache.size == 0
     lookups.ask([1])
     assert lookups.computed == [[1]]
@@ -126,7 +126,7 @@ def test_what_was_not_used_for_the_longest_time_goes_first() -> None:
     lookups = Lookups(room_for_three)
     lookups.ask([1], [2], [3])
     lookups.ask([1])
-    assert lookups.cache.missing([Encoding([2], 1), Encoding([9], 1)]) == [Encoding([9], 1)]
+    assert lookups.cache.missing([Encoding.of([2]), Encoding.of([9])]) == [Encoding.of([9])]
     lookups.ask([4])
     assert lookups.cache.size == room_for_three
     lookups.ask([1], [3], [4])

@@ -1,4 +1,5 @@
 import math
+import random
 import weakref
 from typing import Any
 
@@ -155,6 +156,52 @@ def test_a_fault_while_taking_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert faults > 20
 
 
+class Counted(Entry):
+    """An entry that counts how often any of its attributes is read."""
+
+    reads = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        Counted.reads += 1
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("share", [200, math.inf])
+def test_taking_a_batch_costs_what_the_batch_is_large(share: float) -> None:
+    """However many texts wait, each take reads at most some times as many as it takes."""
+    generator = random.Random(0)
+    lengths = range(5, 46)
+    queue: FairQueue[Entry] = FairQueue()
+    for number in range(8_000):
+        queue.add([Counted(generator.choice(lengths), math.inf, number)])
+    while len(queue) > 4_000:
+        Counted.reads = 0
+        taken = take(queue, max_tokens=8_192, share=share)
+        assert Counted.reads <= 20 * (len(taken) + len(lengths))
+    Counted.reads = 0
+    queue.tokens_before(10)
+    assert Counted.reads < 100
+
+
+class Key:
+    """A key of which a test can see whether it still exists."""
+
+
+def test_texts_that_leave_a_deep_queue_are_forgotten() -> None:
+    """Texts that give up far behind the front take no room in the queue any more."""
+    queue = queue_of(entries(*[10] * 100))
+    keys: list[weakref.ref[Key]] = []
+    for _ in range(50):
+        unequal = [Key() for _ in range(100)]
+        keys += map(weakref.ref, unequal)
+        late = [Entry(7, math.inf, key) for key in unequal]
+        queue.add(late)
+        queue.remove(late)
+    del unequal, late
+    assert sum(key() is not None for key in keys) <= 100
+    assert (len(queue), queue.tokens) == (100, 1000)
+
+
 # Equal entries
 
 
@@ -187,10 +234,6 @@ def test_an_expired_entry_shares_no_row() -> None:
     assert (len(queue), queue.tokens) == (400, 4000)
 
 
-class Key:
-    """A key of which a test can see whether it still exists."""
-
-
 def test_what_left_the_queue_is_forgotten() -> None:
     """Entries and their keys are forgotten when taken, removed, expired or cleared."""
     queue: FairQueue[Entry] = FairQueue()
@@ -206,7 +249,7 @@ def test_what_left_the_queue_is_forgotten() -> None:
     add()
     add(deadline=1.0)
     queue.remove(add())
-    take(queue, max_tokens=10, now=2.0)
+    take(queue, max_tokens=20, now=2.0)
     assert [key() for key in keys] == [None] * 3
     waiting = add()
     assert queue.clear() == waiting

@@ -13,7 +13,7 @@ from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
 from app.errors import InferenceFailed
 from tests.support.checkpoints import ARCHITECTURES, MAX_TOKENS, PRECISIONS, exported
-from tests.support.graphs import VOCABULARY, encoding_of
+from tests.support.graphs import VOCABULARY
 
 # The embedded model is read at whatever length, but a test has no time for 512 tokens.
 LONGEST_EMBEDDED = 96
@@ -32,7 +32,7 @@ def _batches(vocabulary: int, longest: int) -> st.SearchStrategy[list[Encoding]]
     long = st.tuples(st.integers(13, longest), st.lists(token, min_size=3, max_size=9)).map(
         lambda drawn: (drawn[1] * longest)[: drawn[0]]
     )
-    return st.lists(st.one_of(short, long).map(encoding_of), min_size=1, max_size=8)
+    return st.lists(st.one_of(short, long).map(Encoding.of), min_size=1, max_size=8)
 
 
 def _assert_invariant(model: Model, batch: list[Encoding]) -> None:
@@ -85,7 +85,7 @@ def test_the_embedded_model(threads: int, batch: list[Encoding]) -> None:
 
 def test_one_thread_and_two_agree(base: Path) -> None:
     """The number of threads of a runner does not change the logits."""
-    batch = [encoding_of(list(range(5, 5 + length))) for length in (3, 40, 17, 64)]
+    batch = [Encoding.of(range(5, 5 + length)) for length in (3, 40, 17, 64)]
     for architecture in ARCHITECTURES:
         for precision in PRECISIONS:
             one, two = (_tiny(base, architecture, precision, threads) for threads in (1, 2))

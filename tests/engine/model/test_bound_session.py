@@ -50,7 +50,7 @@ def _batches(count: int) -> list[list[Encoding]]:
 
 def _encoding(tokens: int) -> Encoding:
     ids = [101, *(random.randint(1_000, 20_000) for _ in range(tokens - 2)), 102]
-    return Encoding(ids, tokens)
+    return Encoding.of(ids)
 
 
 def _run(bound: BoundSession | BoundSessions, plain: Model, batch: Sequence[Encoding]) -> Any:
@@ -159,7 +159,7 @@ def test_error_ends_only_its_batch(plain: Model) -> None:
     """An error of ONNX Runtime reaches the caller, and the next batch gets new buffers."""
     bound = BoundSessions([plain.session], [None], SILENT)
     with pytest.raises(Exception, match="out of data bounds"):
-        _run(bound, plain, [Encoding([101, 99_999_999, 102], 3)])
+        _run(bound, plain, [Encoding.of([101, 99_999_999, 102])])
     (replica,) = bound._replicas
     assert (replica.running, replica.idle) == (0, [])
     (batch,) = _batches(1)

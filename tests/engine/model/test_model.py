@@ -182,5 +182,5 @@ def test_a_failing_batch_writes_nothing_past_the_log(
 ) -> None:
     """ONNX Runtime does not write to standard error, whose reader may have stopped."""
     with pytest.raises(Exception, match="out of data bounds"):
-        tiny.infer([Encoding([1, 99_999, 2], 3)])
+        tiny.infer([Encoding.of([1, 99_999, 2])])
     assert capfd.readouterr().err == ""

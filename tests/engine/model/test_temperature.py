@@ -57,7 +57,7 @@ def test_temperature_one_changes_no_bit(
 
 def _label(model: Model, logits: list[float]) -> str:
     scored: Scored = (logits, model.scores(np.array(logits, np.float32)).tolist())
-    (prediction,) = outcomes_of(model, [EncodedText(Encoding([1, 2], 2), DEFAULTS)], [scored])
+    (prediction,) = outcomes_of(model, [EncodedText(Encoding.of([1, 2]), DEFAULTS)], [scored])
     assert not isinstance(prediction, ServiceError)
     assert sum(prediction["scores"].values()) == pytest.approx(1)
     assert prediction["score"] == prediction["scores"][prediction["label"]]

@@ -11,6 +11,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE
 from app.engine.text import text_tokenizer
+from app.engine.text.encoding import ID_BYTES, packed
 from app.engine.text.text_tokenizer import MAX_WORD_CHARS, WordCache
 
 MAX_TOKENS = 128
@@ -43,8 +44,8 @@ def _texts(count: int) -> list[str]:
     ]
 
 
-def _reference(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
+def _reference(tokenizer: Tokenizer, texts: list[str]) -> list[bytes]:
+    return [packed(encoding.ids) for encoding in tokenizer.encode_batch_fast(texts)]
 
 
 def test_ids_equal_those_of_the_tokenizer(tokenizer: Tokenizer) -> None:
@@ -73,7 +74,7 @@ def test_a_text_that_is_too_long_is_left_to_the_tokenizer(tokenizer: Tokenizer) 
     fits, too_long = " ".join(["good"] * (MAX_TOKENS - 2)), " ".join(["good"] * (MAX_TOKENS - 1))
     ids, none = cache.encode([fits, too_long])
     assert ids is not None
-    assert len(ids) == MAX_TOKENS
+    assert len(ids) == MAX_TOKENS * ID_BYTES
     assert none is None
 
 
@@ -128,8 +129,8 @@ def test_words_that_depend_on_their_neighbours_are_not_cached() -> None:
     tokenizer.normalizer = Replace(" \u0301", "\u0301")  # an accent joins the word before it
     tokenizer.pre_tokenizer = WhitespaceSplit()
     cache = WordCache(tokenizer, max_tokens=MAX_TOKENS)
-    assert cache.encode(["a b c", "a b \u0301 c"]) == [[0, 1, 3], None]
-    assert _reference(tokenizer, ["a b \u0301 c"]) == [[0, 2, 3]]
+    assert cache.encode(["a b c", "a b \u0301 c"]) == [packed([0, 1, 3]), None]
+    assert _reference(tokenizer, ["a b \u0301 c"]) == [packed([0, 2, 3])]
 
 
 def test_tokenizers_that_cut_in_an_unknown_way_are_not_cached() -> None:

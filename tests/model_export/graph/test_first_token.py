@@ -34,7 +34,7 @@ def test_logits_are_the_same_to_the_last_bit(plain: Path, optimised: bool) -> No
 
 def test_the_last_feed_forward_sees_one_row_a_text(plain: Path) -> None:
     """Layers before the last keep every token; the last one's output is [batch, 1, hidden]."""
-    encodings = [Encoding(list(range(5, 5 + length)), length) for length in (4, 9, 7)]
+    encodings = [Encoding.of(range(5, 5 + length)) for length in (4, 9, 7)]
     assert _feed_forward_shapes(ir.load(plain), encodings) == [(3, 9, 2 * HIDDEN_SIZE)] * 2
     assert _feed_forward_shapes(_shortened(plain), encodings) == [
         (3, 9, 2 * HIDDEN_SIZE),

@@ -20,13 +20,14 @@ from app.engine.model import parity
 from app.engine.model.bundle import Precision
 from app.engine.model.device import CPU
 from app.engine.model.session import open_session
+from app.engine.text.encoding import Encoding
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from model_export.export import WRITERS
 from model_export.graph.linear import as_linear
 from model_export.graph.variants import export_graph
 from model_export.quality.layer_parity import layer_parity
-from tests.support.graphs import encoding_of, name_of, random_encodings, run, session
+from tests.support.graphs import name_of, random_encodings, run, session
 from tests.support.published import make_published
 
 TOLERANCE = parity.TOLERANCE | {"fp32": 1e-4}  # of logits that vary by about 1
@@ -37,9 +38,9 @@ IN_FP32 = {
     "electra": {"embeddings_project"},
     "modernbert": {"dense"},
 }
-SHORTEST = encoding_of([5, 17, 6])
+SHORTEST = Encoding.of([5, 17, 6])
 # The padding id, 0 or 1, may be written in a text. RoBERTa then counts no position for it.
-WITH_PADS = encoding_of([5, 17, 1, 9, 0, 0, 1, 1, 30, 6])
+WITH_PADS = Encoding.of([5, 17, 1, 9, 0, 0, 1, 1, 30, 6])
 ENCODINGS = [WITH_PADS, *(encoding for seed in range(3) for encoding in random_encodings(seed))]
 
 
@@ -130,7 +131,7 @@ def test_rows_are_the_real_tokens(graphs: Graphs, model_type: str) -> None:
         if module_of(linear.matmul) not in IN_FP32.get(model_type, set())
     ]
     model.graph.outputs.extend([inside[0], inside[-1]])
-    encodings = [encoding_of(list(range(5, 5 + length))) for length in (4, 9, 7)]
+    encodings = [Encoding.of(range(5, 5 + length)) for length in (4, 9, 7)]
     opened = session(model)
     rows = [len(run(opened, encodings, name_of(value))) for value in (inside[0], inside[-1])]
     assert rows == [20, 20 if len(graphs.passes["fp32"]) == 1 else 3]

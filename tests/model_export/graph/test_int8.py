@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from transformers import PreTrainedModel
 
+from app.engine.text.encoding import Encoding
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from model_export.graph.encoder_layers import find_layers
 from model_export.graph.linear import array_of
@@ -32,7 +33,7 @@ from tests.support.checkpoints import (
     random_model,
     save_model,
 )
-from tests.support.graphs import encoding_of, name_of, random_encodings, run, session, source_of
+from tests.support.graphs import name_of, random_encodings, run, session, source_of
 
 matrices = arrays(
     np.float32,
@@ -152,7 +153,7 @@ def test_an_outlier_in_one_text_leaves_its_neighbours_alone(made: Exported) -> N
     drop_padding(model)
     quantize_linears(model, fold_attention_biases(model, find_layers(model.graph)))
     opened = session(model)
-    text, calm, outlier = [encoding_of([5, 9, token, 60, 6]) for token in (40, 41, 100)]
+    text, calm, outlier = [Encoding.of([5, 9, token, 60, 6]) for token in (40, 41, 100)]
     (alone,) = run(opened, [text])
     assert run(opened, [text, calm])[0].tobytes() == alone.tobytes()
     assert run(opened, [text, outlier])[0].tobytes() == alone.tobytes()
@@ -208,7 +209,7 @@ def test_a_row_of_zeros_is_no_division_by_zero(tmp_path: Path) -> None:
     scales = [node.inputs[1] for node in model.graph if node.op_type == "QuantizeLinear"]
     model.graph.outputs.extend(scale for scale in scales if scale is not None)
     opened = session(model, optimised=False)
-    encoding = encoding_of([5, 17, 9, 30, 6])
+    encoding = Encoding.of([5, 17, 9, 30, 6])
     for scale in scales:
         assert scale is not None
         assert (run(opened, [encoding], str(scale.name)) > 0).all()

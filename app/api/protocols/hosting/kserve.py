@@ -14,7 +14,7 @@ from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, example, path_parameters
-from app.api.protocols.hosting.instances import InstancesRequest, answer_instances
+from app.api.protocols.instances import InstancesRequest, answer_instances
 from app.api.routing import Route
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 from app.service import Service

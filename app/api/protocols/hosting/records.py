@@ -12,7 +12,7 @@ from app.api.answers import in_places
 from app.api.body import read_bytes
 from app.api.http_exchange import HttpRequest
 from app.api.json_document import INLINE_BYTES, parse_steps
-from app.api.protocols.hosting.instances import ACCEPTED, text_of
+from app.api.protocols.instances import ACCEPTED, text_of
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.predictions import Outcome, item
 from app.engine.text.pairs import Input

@@ -14,7 +14,6 @@ from app.api.body import media_type, read_body
 from app.api.http_exchange import HttpRequest
 from app.api.openapi.document import ERRORS, documented
 from app.api.openapi.schemas import ClassifyRequest
-from app.api.protocols.hosting.instances import InstancesRequest, answer_instances
 from app.api.protocols.hosting.mlflow import RecordsRequest, SplitRequest, as_instances
 from app.api.protocols.hosting.records import (
     CsvRecords,
@@ -24,6 +23,7 @@ from app.api.protocols.hosting.records import (
     answer_records,
 )
 from app.api.protocols.huggingface import TextClassification, best_labels
+from app.api.protocols.instances import InstancesRequest, answer_instances
 from app.api.routes import classify
 from app.api.routing import Route
 from app.api.validation import ByField
@@ -91,11 +91,13 @@ async def invocations(request: HttpRequest) -> Response:
     `inputs` with a field of `POST /classify` as there, `instances`, `dataframe_split` and
     `dataframe_records` as by MLflow.
     """
-    given = media_type(request, b"content-type")
-    if given in READS:
-        asked = media_type(request, b"accept")
-        return await answer_records(request, READS[given], WRITES.get(asked, READS[given]))
-    if given != "application/json":
+    content_type = media_type(request, b"content-type")
+    if content_type in READS:
+        accepted = media_type(request, b"accept")
+        return await answer_records(
+            request, READS[content_type], WRITES.get(accepted, READS[content_type])
+        )
+    if content_type != "application/json":
         raise UnsupportedMediaType(f"send one of: application/json, {', '.join(READS)}")
     body = await read_body(request, ByField(FORMS))
     match body:

@@ -9,7 +9,7 @@ from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
-from app.api.protocols.hosting.instances import (
+from app.api.protocols.instances import (
     InstancesRequest,
     InstancesResponse,
     answer_instances,
@@ -30,12 +30,12 @@ def router(chosen: VertexRoutes, routes: Iterable[APIRoute]) -> APIRouter:
     Raises:
         UserError: one of them has another purpose.
     """
-    taken = {route.path for route in routes}
-    made = APIRouter(tags=["compatibility"], route_class=Route)
+    paths = {route.path for route in routes}
+    vertex_router = APIRouter(tags=["compatibility"], route_class=Route)
     if (path := chosen.health) and path not in HEALTH:
-        if path in taken:
+        if path in paths:
             raise UserError(f"AIP_HEALTH_ROUTE: {path} is another route; use /health/ready")
-        made.add_api_route(
+        vertex_router.add_api_route(
             path,
             health,
             operation_id="checkVertex",
@@ -43,9 +43,9 @@ def router(chosen: VertexRoutes, routes: Iterable[APIRoute]) -> APIRouter:
             response_class=Response,
         )
     if (path := chosen.predict) and path not in SHARED:
-        if path in {*taken, chosen.health}:
+        if path in {*paths, chosen.health}:
             raise UserError(f"AIP_PREDICT_ROUTE: {path} is another route; use /predict")
-        made.add_api_route(
+        vertex_router.add_api_route(
             path,
             predict,
             methods=["POST"],
@@ -54,7 +54,7 @@ def router(chosen: VertexRoutes, routes: Iterable[APIRoute]) -> APIRouter:
             responses={**example(examples.PREDICTIONS), **documented(*ERRORS)},
             openapi_extra=documented_body(InstancesRequest),
         )
-    return made
+    return vertex_router
 
 
 async def health(request: HttpRequest) -> Response:

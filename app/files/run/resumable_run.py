@@ -13,7 +13,7 @@ from app.files.run.plan import RunPlan
 from app.files.run.tally import Tally, summary
 
 
-class PlannedRun(ABC):
+class ResumableRun(ABC):
     """Classifies the parts of ``plan`` into files of ``directory``.
 
     A subclass says where: in this process, or on a cluster.

@@ -1,0 +1,56 @@
+"""The pages of documentation: their links, and their length."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.serving import ROOT
+
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")),
+    *DOCS,
+    *(ROOT / "docs/measurements").glob("*.md"),
+]
+
+
+def test_the_documentation_stays_short() -> None:
+    """The README fits in 220 lines and docs/ in 20,000 words, measurements apart."""
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 220
+    assert sum(len(page.read_text("utf-8").split()) for page in DOCS) <= 20_000
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Each relative link of a page names a file, and a heading of it if it has a fragment."""
+    text = _prose(page)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    broken = []
+    for target in (target for target in targets if "://" not in target):
+        path, _, fragment = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (fragment and fragment not in _anchors(file)):
+            broken.append(target)
+
+    assert broken == []
+
+
+def test_every_page_is_listed() -> None:
+    """docs/README.md links to each page of docs/, so that none is forgotten."""
+    text = (ROOT / "docs/README.md").read_text("utf-8")
+
+    assert [
+        page.name for page in DOCS if page.name != "README.md" and f"({page.name})" not in text
+    ] == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """The fragments of a page's headings, as GitHub makes them of headings that all differ."""
+    headings = re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _prose(page: Path) -> str:
+    """The text of a page without its blocks of code."""
+    return re.sub(r"^ *```.*?^ *```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
