@@ -188,6 +188,8 @@ def found() -> Iterator[Engine | str]:
         yield Engine("docker", dict(os.environ))
     elif not shutil.which("podman"):
         yield "neither Docker's service nor podman is here"
+    elif os.geteuid():
+        yield "without root, Podman cannot set the limits of containers"
     else:
         with tempfile.NamedTemporaryFile("w", suffix=".conf") as configuration:
             files = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
