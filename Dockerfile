@@ -19,7 +19,7 @@ RUN apt-get update && \
 FROM python AS build
 # hadolint ignore=DL3008
 RUN apt-get update && \
-    apt-get install --yes --no-install-recommends python3.11-venv && \
+    apt-get install --yes --no-install-recommends binutils python3.11-venv && \
     rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY requirements/build.txt requirements/
@@ -35,7 +35,11 @@ ENV COMPILE="python3.11 -m compileall -q --invalidation-mode unchecked-hash /opt
 # Packages and code have separate layers, because the packages change seldom and the code often.
 FROM build AS cpu-packages
 COPY requirements/cpu.txt requirements/grpc.txt requirements/
+# Symbols for debuggers are 44 MB, the packages' own tests 15 MB. The libraries in *.libs do not load
+# after strip: auditwheel has moved their parts.
 RUN $PIP --require-hashes --requirement requirements/cpu.txt --requirement requirements/grpc.txt && \
+    find /opt/sentiment -name '*.so' -not -path '*.libs/*' -exec strip --strip-debug {} + && \
+    find /opt/sentiment -name tests -type d -prune -exec rm -r {} + && \
     $COMPILE
 
 

@@ -54,6 +54,18 @@ check: install-dev ## Check formatting, lint, types and import rules
 deploy-check: install-dev ## Lint the Dockerfile and the Helm chart, check Compose and Kubernetes files against their schemas
 	.venv/bin/python -m checks.deploy.check
 
+# On a machine that cannot run containers, one line says why.
+.PHONY: container-check
+container-check: install-dev container-tools ## Build the images and run them as their users do, with Docker or Podman
+	.venv/bin/python -m checks.containers
+
+# Podman for machines without Docker, and what makes a base image where no registry can be reached.
+.PHONY: container-tools
+container-tools:
+	@docker info >/dev/null 2>&1 || tests/install-tools.sh podman:podman runc:runc catatonit:catatonit \
+		/usr/lib/podman/netavark:netavark /usr/lib/podman/aardvark-dns:aardvark-dns \
+		iptables:iptables mmdebstrap:mmdebstrap || true
+
 .PHONY: platform-check
 platform-check: install-dev platform-tools ## Call the service with the clients of hosting platforms, and with generated ones
 	.venv/bin/python -m checks.platforms.check
@@ -113,7 +125,7 @@ lock: ## Update requirements/*.txt with uv (LOCK_FLAGS=--upgrade for the newest 
 	printf 'grpcio\nprotobuf\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/grpc.txt
 	printf 'hatchling\neditables\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/build.txt
 	printf 'cyclonedx-bom\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/sbom.txt
-	for name in checks/platforms/requirements/*.in; do $(LOCK) "$$name" -o "$${name%.in}.txt" || exit; done
+	for name in checks/containers/requirements/*.in checks/platforms/requirements/*.in; do $(LOCK) "$$name" -o "$${name%.in}.txt" || exit; done
 	for name in checks/cluster/requirements/*.in; do \
 		$(LOCK) -c requirements/cpu.txt -c requirements/files.txt "$$name" -o "$${name%.in}.txt" || exit; \
 	done

@@ -15,7 +15,7 @@ from app.config import platforms
 from app.config.settings import Settings
 from app.engine.tuning.plan import LEAST_QUEUE_TOKENS
 from app.server import health_check
-from checks.deploy.check import OVERLAYS, Object, containers, kubectl, load, only, render
+from checks.support.manifests import OVERLAYS, Object, containers, kubectl, load, only, render
 from deploy.prometheus import operator
 from tests.support.serving import ROOT, Process
 

@@ -4,7 +4,8 @@ import pytest
 
 from app.config.settings import Settings
 from checks.deploy.chart import rendered
-from checks.deploy.check import Object, load, render, violations
+from checks.deploy.check import violations
+from checks.support.manifests import Object, load, render
 from tests.support.serving import ROOT
 
 KUBERNETES = ROOT / "deploy/kubernetes"

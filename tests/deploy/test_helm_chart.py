@@ -9,7 +9,7 @@ import pytest
 
 from app.config.settings import Settings
 from checks.deploy.chart import CASES, CHART, rendered
-from checks.deploy.check import OVERLAYS, Object, load, only, render
+from checks.support.manifests import OVERLAYS, Object, load, only, render
 from deploy.prometheus.operator import prometheus_rule
 from tests.support.serving import ROOT
 

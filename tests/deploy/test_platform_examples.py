@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.config.settings import Settings
-from checks.deploy.check import load
+from checks.support.manifests import load
 from tests.support.serving import ROOT
 
 DEPLOY = ROOT / "deploy"

@@ -13,8 +13,9 @@ import httpx2
 import pytest
 
 from benchmarks.service import free_port
+from checks.support.load import constant_load
 from tests.api.routes.test_stream import FLAGS, HEAD
-from tests.support.serving import ROOT, SLOW_COMMAND, Process, connect, constant_load, eventually
+from tests.support.serving import ROOT, SLOW_COMMAND, Process, connect, eventually
 
 CONFIG = ROOT / "deploy/nginx/nginx.conf"
 

@@ -7,9 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
@@ -213,36 +211,6 @@ def read_answer(connection: socket.socket) -> tuple[int, bytes]:
     with HTTPResponse(connection) as response:
         response.begin()
         return response.status, response.read()
-
-
-@contextmanager
-def constant_load(
-    url: str, clients: Sequence[list[str]], outcome: Callable[[Any], Hashable]
-) -> Iterator[Counter[Hashable]]:
-    """A client for each list of texts asks all the time; yields how often each outcome came.
-
-    ``outcome`` is told the document of a 200; any other answer or error is an outcome itself.
-    """
-    seen: Counter[Hashable] = Counter()
-    done = threading.Event()
-
-    def ask(texts: list[str]) -> None:
-        with httpx2.Client(base_url=url) as client:
-            while not done.is_set():
-                try:
-                    answer = client.post("/classify", json={"inputs": texts})
-                    sound = answer.status_code == 200
-                    seen[outcome(answer.json()) if sound else answer.text] += 1
-                except (httpx2.HTTPError, KeyError, ValueError) as error:
-                    seen[repr(error)] += 1
-
-    with ThreadPoolExecutor(len(clients)) as pool:
-        for texts in clients:
-            pool.submit(ask, texts)
-        try:
-            yield seen
-        finally:
-            done.set()
 
 
 def eventually(condition: Callable[[], bool]) -> None:

@@ -1,0 +1,72 @@
+"""Builds the images and uses them as their users do: ``make container-check``.
+
+It needs Docker, or Podman on a Linux machine as root. To run some items only, give their names.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+from checks.containers import compose, engine, images, kubernetes, service
+from checks.containers.engine import Engine, EngineError
+
+ITEMS: dict[str, Callable[[Engine], str]] = {
+    "content": images.content,
+    "hardened": service.hardened,
+    "cpu-quota": service.cpu_quota,
+    "memory-limit": service.memory_limit,
+    "health": service.health,
+    "sigterm": service.stop,
+    "sigkill": service.kill,
+    "ipv6": service.ipv6,
+    "export": service.export,
+    "compose": compose.compose,
+    "replicas": compose.replicas,
+    "kubernetes": kubernetes.play,
+}
+
+
+def main() -> int:
+    """Run the items; the exit code is 1 if one fails, and 0 where no container can run."""
+    parser = argparse.ArgumentParser(prog="container-check", description=__doc__)
+    parser.add_argument("items", nargs="*", metavar="ITEM", help=", ".join(ITEMS))
+    names = parser.parse_args().items or list(ITEMS)
+    if unknown := [name for name in names if name not in ITEMS]:
+        parser.error(f"unknown: {', '.join(unknown)}; the items are {', '.join(ITEMS)}")
+    with engine.found() as found:
+        if isinstance(found, str):
+            return _not_run(found)
+        try:
+            base = images.base_image(found)
+            found.run("run", "--rm", *engine.HARDENED, base, "true")
+        except EngineError as error:
+            return _not_run(str(error))
+        builds = {f"build {name}": partial(images.build, base, name) for name in ("cpu", "export")}
+        builds["build tools"] = partial(images.build_tools, base)
+        failed = sum(not _done(name, build, found) for name, build in builds.items())
+        if not failed:
+            failed = sum(not _done(name, ITEMS[name], found) for name in names)
+    return int(failed > 0)
+
+
+def _not_run(reason: str) -> int:
+    print(f"container-check: not run: {' '.join(reason.split())}")
+    return 0
+
+
+def _done(name: str, item: Callable[[Engine], str], found: Engine) -> bool:
+    """Run an item and print its line; whether it succeeded."""
+    started = time.perf_counter()
+    try:
+        result, succeeded = item(found), True
+    except (AssertionError, EngineError, OSError) as error:
+        result, succeeded = f"FAILED: {error}", False
+    seconds = time.perf_counter() - started
+    print(f"container-check: {name} ({seconds:.0f} s): {result}", flush=True)
+    return succeeded
+
+
+if __name__ == "__main__":
+    sys.exit(main())
