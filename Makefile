@@ -12,8 +12,9 @@ UV ?= uv
 ROWS ?= 200000
 LOCK_FLAGS ?=
 
-PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
-GPU_PIP := .gpu-check/bin/python -m pip --disable-pip-version-check install --quiet
+# It shows each package and its download, because an installation takes from seconds to minutes.
+PIP := .venv/bin/python -m pip --disable-pip-version-check install
+GPU_PIP := .gpu-check/bin/python -m pip --disable-pip-version-check install
 LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
 	--annotation-style line --custom-compile-command 'make lock' $(LOCK_FLAGS)
 
@@ -34,7 +35,7 @@ serve: install ## Serve the embedded model (HOST=, PORT=)
 install-dev: .venv/.installed .venv/.installed-dev ## Add the tools for export, tests, checks and benchmarks to .venv
 
 .PHONY: test
-test: install-dev test-tools ## Run the whole test suite
+test: test-tools install-dev ## Run the whole test suite; as root, install the system packages it needs first
 	.venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 # Chromium for the page, nginx before two replicas, Prometheus for the metrics, QEMU for other CPUs.
@@ -91,7 +92,7 @@ gpu-check: install-dev .gpu-check/.installed ## Check and measure the service on
 	@echo "Creating .gpu-check with the packages for GPUs. This is done once and takes 3 GB."
 	@$(PYTHON) -m venv --clear .gpu-check
 	@$(GPU_PIP) --require-hashes -r requirements/gpu.txt -r requirements/build.txt
-	@$(GPU_PIP) --no-deps --no-build-isolation --editable .
+	@$(GPU_PIP) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 .PHONY: soak
@@ -154,10 +155,10 @@ clean: ## Remove .venv, caches and builds
 	@touch $@
 
 .venv/.installed: .venv/.locked-$(HARDWARE) pyproject.toml
-	@$(PIP) --no-deps --no-build-isolation --editable .
+	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 .venv/.installed-dev: .venv/.locked-$(HARDWARE) requirements/dev.txt | .venv/.installed
-	@echo "Adding the tools for export, tests and benchmarks. This is done once; PyTorch is a large download."
+	@echo "Adding the tools for export, tests and benchmarks. This is done once; PyTorch is a large download, so it takes minutes."
 	@$(PIP) -r requirements/dev.txt
 	@touch $@

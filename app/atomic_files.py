@@ -31,16 +31,17 @@ def write_text_atomically(path: Path, text: str) -> None:
 class FileLock:
     """A lock on a file that exists as long as the lock. The end of the process releases it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, wait: bool = False) -> None:
         """Make the file and lock it.
 
         Raises:
-            BlockingIOError: another process has the lock, or had it a moment ago.
+            BlockingIOError: another process has the lock, and ``wait`` is false; or the file was
+                replaced a moment ago.
         """
         self._path = path
         self._file = path.open("ab")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             if not self.is_held():
                 raise BlockingIOError
         except BaseException:
@@ -55,6 +56,10 @@ class FileLock:
             return False
         return os.path.samestat(there, os.fstat(self._file.fileno()))
 
+    def fileno(self) -> int:
+        """The file descriptor. A child process that inherits it holds the lock, too."""
+        return self._file.fileno()
+
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock, unless a child process holds it."""
         self._file.close()

@@ -1,18 +1,17 @@
 """The ``sentiment`` command. Each subcommand imports what it needs, so that ``--help`` is quick."""
 
 import argparse
-import importlib.metadata
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Literal, get_args, get_origin
+from collections.abc import Sequence
 
 from app import logs
+from app.command_parser import CommandParser, add_settings, add_settings_in_groups, add_version
 from app.config import platforms
-from app.config.settings import Settings, flag
-from app.config.sources import load_settings, sources
-from app.errors import UserError
+from app.config.settings import Settings
+from app.config.sources import load_settings, sources, unknown_variables
+from app.errors import UserError, system_error
 from app.extras import missing_extra
 from app.files.run import arguments as classify_arguments
 from app.files.run.arguments import LOCAL, ClassifyOptions
@@ -20,14 +19,6 @@ from app.server.assignment import Assignment
 from app.server.process import open_standard_files, raise_file_limit
 from app.server.shares import worker_count
 
-# The words for values in --help, where the setting's name does not end with one.
-METAVARS = {
-    "model": "DIR",
-    "host": "ADDRESS",
-    "workers": "N|auto",
-    "runners": "N",
-    "threads": "N",
-}
 DESCRIPTION = """\
 Tell whether short texts are positive, neutral or negative. A model for English is
 included; sentiment-export makes bundles of other models.
@@ -61,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "serve":
             return _serve(settings, sources(settings, flags))
+        for reason in unknown_variables(os.environ):
+            _say(f"warning: {reason}")
         if options.command == "doctor":
             return _doctor(options, settings)
         return _classify(options, settings)
@@ -78,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # for example, the disk is full
-        _report(options, error)
+        _report(options, UserError(system_error(error)))
         return 1
 
 
@@ -93,28 +86,32 @@ def _report(options: argparse.Namespace, error: Exception) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="sentiment",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = importlib.metadata.version("sentiment-service")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
+    add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     serve = commands.add_parser(
         "serve",
+        usage="sentiment serve [OPTION]...",
         help="answer requests over HTTP, and over gRPC with --grpc-port",
         description="Answer requests over HTTP, and over gRPC with --grpc-port. Without options, "
         "the included model is served, and a page to try it, at http://127.0.0.1:8000. Each option "
         "can also be set in the environment: SENTIMENT_MAX_TEXTS=50 is --max-texts 50.",
     )
-    _add_flags(serve, Settings.model_fields)
+    add_settings_in_groups(serve)
 
-    classify = commands.add_parser("classify", help="classify texts and files of texts")
+    classify = commands.add_parser(
+        "classify",
+        usage="sentiment classify [OPTION]... [TEXT]...",
+        help="classify texts and files of texts",
+    )
     classify_arguments.add_arguments(classify)
-    _add_flags(classify, LOCAL)
+    add_settings(classify, LOCAL, classify_arguments.DESCRIPTIONS)
 
     doctor = commands.add_parser(
         "doctor",
@@ -125,28 +122,8 @@ def _parser() -> argparse.ArgumentParser:
         "problem.",
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
-    _add_flags(doctor, LOCAL)
+    add_settings(doctor, LOCAL)
     return parser
-
-
-def _add_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
-    """Add a flag for each of these settings. ``load_settings`` validates the values later."""
-    for name in names:
-        field = Settings.model_fields[name]
-        several = name in ("model", "served_name")
-        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-        parser.add_argument(
-            flag(name),
-            action="append" if several else "store",
-            default=argparse.SUPPRESS,  # without the flag, the environment decides
-            metavar=METAVARS.get(name) or "|".join(choices) or name.split("_")[-1].upper(),
-            help=f"{field.description}"
-            + ("" if name == "model" else f" [default: {_shown(field.default)}]"),
-        )
-
-
-def _shown(default: object) -> object:
-    return "none" if default in ("", (), None) else default
 
 
 def _serve(settings: Settings, reasons: str) -> int:
@@ -158,9 +135,12 @@ def _serve(settings: Settings, reasons: str) -> int:
     else:
         logs.configure(settings.log_level, settings.log_format)
         logger.info("%s", reasons)
-        for reason in platforms.unused_mounts(os.environ):
+        for reason in (*platforms.unused_mounts(os.environ), *unknown_variables(os.environ)):
             logger.warning("%s", reason)
     try:
+        from app.exported_models import with_bundles
+
+        settings = with_bundles(settings)
         if assignment is None and (workers := worker_count(settings)) > 1:
             from app.server import supervisor
 
@@ -183,11 +163,19 @@ def _doctor(options: argparse.Namespace, settings: Settings) -> int:
     return doctor(settings, as_json=options.json)
 
 
+def _say(line: str) -> None:
+    print(f"sentiment: {line}", file=sys.stderr)
+
+
 def _classify(options: argparse.Namespace, settings: Settings) -> int:
     if fault := classify_arguments.fault(options, settings):
         print(f"sentiment: {fault}", file=sys.stderr)
         return 2
     chosen = ClassifyOptions.from_arguments(options)
+    if not options.url:
+        from app.exported_models import with_bundles
+
+        settings = with_bundles(settings, _say)
     if options.engine:
         from app.files.cluster import ray_run
 

@@ -25,6 +25,7 @@ from app.engine.model.model import Model
 from app.engine.model.parity import decided, tolerance
 from app.engine.model.session import int8_kernels
 from app.errors import InferenceFailed, UserError, first_line
+from app.exported_models import with_bundles
 
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  # both provide the module onnxruntime
 TEXTS = (
@@ -80,8 +81,17 @@ def examine(settings: Settings) -> Iterator[Finding]:
         "CPU", True, f"{cpu_name()} ({vector_flags()}), {cpus}, int8 kernels {int8_kernels()}"
     )
     yield _gpu(settings, cuda_state())
+    try:
+        settings = with_bundles(settings, say=_progress)
+    except UserError as error:
+        yield Finding("model", False, str(error))
+        return
     for path in bundles_to_use(settings.model):
         yield from _model(path, settings)
+
+
+def _progress(line: str) -> None:
+    print(f"sentiment: {line}", file=sys.stderr)
 
 
 def _runtime() -> Finding:

@@ -20,8 +20,18 @@ class DeviceLost(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's message, or the error's ``repr`` where it has none."""
+    """The first line of another library's message, or the error's ``repr`` where it has none.
+
+    Of the system's errors, it is what happened, without number and file.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return next(iter(str(error).strip().splitlines()), repr(error))
+
+
+def system_error(error: OSError) -> str:
+    """What the system refused, as one line: the file, if the error names one, and why."""
+    return f"{error.filename}: {first_line(error)}" if error.filename else first_line(error)
 
 
 # Pydantic's words, and ours.

@@ -17,18 +17,16 @@ EXTRAS = {
     "opentelemetry": "otel",
     "grpc": "grpc",
     "ray": "ray",
+    "huggingface_hub": "hub",
+    "requests": "hub",
     **dict.fromkeys(
         (
             "google",
-            "huggingface_hub",
             "onnx",
             "onnx_ir",
             "optimum",
-            "requests",
             "safetensors",
-            "scipy",
             "sentencepiece",
-            "sklearn",
             "torch",
             "tqdm",
             "transformers",
@@ -54,7 +52,9 @@ def missing_extra(error: ModuleNotFoundError) -> UserError:
 def install_command(extra: str) -> str:
     """The shell command that adds an extra to the environment of the running Python.
 
-    It installs this package again from where pip got it: a clone, a wheel or a repository.
+    It installs this package again from where pip got it: a clone, a wheel or a repository. The
+    exporter comes with PyTorch for CPUs: on Linux, pip would choose that for CUDA, which is ten
+    times as large.
     """
     # pip records the source (PEP 610), unless it was an index.
     recorded = importlib.metadata.distribution("sentiment-service").read_text("direct_url.json")
@@ -66,4 +66,8 @@ def install_command(extra: str) -> str:
         words = [f"{words[0]} @ {vcs['vcs']}+{source['url']}@{vcs['commit_id']}"]
     elif source:
         words = [f"{words[0]} @ {source['url']}"]
-    return shlex.join([sys.executable, "-m", "pip", "install", *words])
+    pip = [sys.executable, "-m", "pip", "install"]
+    if extra != "export":
+        return shlex.join([*pip, *words])
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable]
+    return f"{shlex.join([*pip, 'uv'])} && {shlex.join([*uv, '--torch-backend', 'cpu', *words])}"

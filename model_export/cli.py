@@ -1,6 +1,5 @@
 """The ``sentiment-export`` command."""
 
-import argparse
 import io
 import json
 import os
@@ -11,10 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
+from app.command_parser import CommandParser, local_path
 from app.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss
-from app.errors import UserError, first_line
+from app.errors import UserError, first_line, system_error
 from app.extras import missing_extra
-from model_export.export_command import LABELLED, SOURCE, export_command, utf8
+from model_export.export_command import LABELLED, SOURCE, export_command, source
 from model_export.training.command import finetune_command
 
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words and words[0] in commands:
             commands[words[0]](words[1:])
         else:
-            export_command(words)
+            export_command(words, commands)
     except UserError as error:
         print(f"sentiment-export: {error}", file=sys.stderr)
         return 1
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of standard output is gone; Python would report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # no such directory, no permission, disk full
-        print(f"sentiment-export: {error}", file=sys.stderr)
+        print(f"sentiment-export: {system_error(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("sentiment-export: interrupted", file=sys.stderr)
@@ -66,14 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _describe(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "sentiment-export describe",
         description=(
             "Show architecture, labels, tokenizer, layers with their shapes, weight names and "
             "files of a checkpoint, and what an export would change. The weights are not loaded."
         ),
     )
-    parser.add_argument("source", type=utf8, help=SOURCE)
+    parser.add_argument("source", type=source, help=SOURCE)
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     options = parser.parse_args(words)
@@ -130,10 +130,10 @@ def _calibrate(words: list[str]) -> None:
     print(f"wrote {options.bundle / MANIFEST}")
 
 
-def _parser_for_labelled_texts(command: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(f"sentiment-export {command}", description=description)
-    parser.add_argument("bundle", type=Path, help="bundle directory")
-    parser.add_argument("file", type=Path, help=LABELLED)
+def _parser_for_labelled_texts(command: str, description: str) -> CommandParser:
+    parser = CommandParser(f"sentiment-export {command}", description=description)
+    parser.add_argument("bundle", type=local_path, help="bundle directory")
+    parser.add_argument("file", type=local_path, help=LABELLED)
     return parser
 
 

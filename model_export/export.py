@@ -123,6 +123,7 @@ def _verified(
     """Verify and score the variant; returns the manifest with its parity and accuracy."""
     variant = manifest.variants[precision]
     bundle = Bundle(directory, manifest, checkpoint.model.config.to_dict())
+    say(f"comparing {precision} with PyTorch")
     model = load_model(bundle, device="cpu", precision=precision, threads=0)
     parity = verify(model, checkpoint)
     say(

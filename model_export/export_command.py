@@ -2,9 +2,12 @@
 
 import argparse
 import math
-from pathlib import Path
+import os
+from collections.abc import Iterable
 from typing import get_args
 
+from app.command_parser import CommandParser, add_version, local_path
+from app.config.sources import nearest
 from app.engine.model.bundle import Precision
 from app.engine.text.preprocessing import Preprocessing
 from model_export.output import check_bundle_output
@@ -20,26 +23,29 @@ Turn a checkpoint into a bundle that `sentiment serve` loads.
   sentiment-export evaluate BUNDLE FILE    score a bundle on labelled texts
   sentiment-export calibrate BUNDLE FILE   make a bundle's scores match how often they are right
   sentiment-export finetune BASE ...       train a classifier on labelled texts
+  sentiment-export COMMAND --help          all options of a command
 """
 SOURCE = "hub id (org/name), a checkpoint directory, or a model's directory in a hub cache"
 LABELLED = "labelled texts: TSV without a header, with the columns group, label and text"
 
 
-def export_command(words: list[str]) -> None:
+def export_command(words: list[str], commands: Iterable[str]) -> None:
     """Run the command with these arguments. Wrong usage exits with code 2.
+
+    ``commands`` are the other ones, for the error when one of them is misspelt.
 
     Raises:
         UserError: the checkpoint cannot be exported; see ``load_checkpoint`` and ``export``.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "sentiment-export",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", type=utf8, help=SOURCE)
+    parser.add_argument("source", type=source, help=SOURCE)
     parser.add_argument(
         "--output",
-        type=Path,
+        type=local_path,
         required=True,
         help="bundle directory to write; an earlier bundle there is replaced, nothing else is",
     )
@@ -78,7 +84,7 @@ def export_command(words: list[str]) -> None:
     )
     parser.add_argument(
         "--evaluate",
-        type=Path,
+        type=local_path,
         metavar="FILE",
         help=f"record every variant's scores on {LABELLED}",
     )
@@ -94,7 +100,7 @@ def export_command(words: list[str]) -> None:
     )
     parser.add_argument(
         "--calibrate",
-        type=Path,
+        type=local_path,
         metavar="FILE",
         help=(
             "fit every variant's temperature, so that scores match how often they are right, on "
@@ -106,15 +112,36 @@ def export_command(words: list[str]) -> None:
         action="store_true",
         help="compare every layer with PyTorch and name the first that differs too much",
     )
+    parser.add_argument(
+        "--push",
+        metavar="ORG/NAME",
+        help="put the bundle into this repository of the hub, with the token of HF_TOKEN; it is "
+        "made if there is none",
+    )
+    add_version(parser)
+    misspelt = nearest(words[0], commands) if words and "--output" not in " ".join(words) else ""
+    if misspelt:
+        parser.error(f"there is no command {words[0]!r}{misspelt}")
     options = parser.parse_args(words)
 
-    # Imported here because they load torch and transformers, which --help does not need.
+    check_bundle_output(options.output)
+    # Imported here because --help needs none of it, and a bundle on the hub no torch.
+    from model_export.hub_bundle import fetch_bundle, push_bundle
+
+    if not fetch_bundle(options.source, options.output, options.revision, options.precision):
+        _export_checkpoint(options)
+    print(f"wrote {options.output}")
+    if options.push:
+        commit = push_bundle(options.output, options.push)
+        print(f"pushed to {options.push} at {commit}")
+
+
+def _export_checkpoint(options: argparse.Namespace) -> None:
     from model_export.bundle_calibration import CalibrationTexts
     from model_export.checkpoint.checkpoint import load_checkpoint
     from model_export.checkpoint.source import find_checkpoint
     from model_export.export import export
 
-    check_bundle_output(options.output)
     path = find_checkpoint(options.source, options.revision)
     checkpoint = load_checkpoint(
         path, options.preprocessing, options.labels, longest=options.max_tokens
@@ -137,16 +164,15 @@ def export_command(words: list[str]) -> None:
         calibration_texts=calibration_texts,
         debug_parity=options.debug_parity,
     )
-    print(f"wrote {options.output}")
 
 
-def utf8(value: str) -> str:
-    """An argument of the command line. The libraries that read files take only valid UTF-8."""
+def source(value: str) -> str:
+    """A hub id or a path. The libraries that read files take only valid UTF-8."""
     try:
         value.encode()
     except UnicodeEncodeError:
         raise argparse.ArgumentTypeError(f"{value!a} is not valid UTF-8") from None
-    return value
+    return os.path.expanduser(value)  # noqa: PTH111 - a hub id stays as it is
 
 
 def _precisions(value: str) -> tuple[Precision, ...]:

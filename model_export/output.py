@@ -31,7 +31,7 @@ def check_bundle_output(output: Path) -> Path:
             names; or see ``check_new_output``.
     """
     output = _resolved(output)
-    if _is_occupied(output) and not _is_bundle(output):
+    if _is_occupied(output) and not is_bundle(output):
         raise UserError(f"{output} exists and is not a bundle; choose another --output")
     held = [path for folder in (output, output / "onnx") for path in folder.glob("*")]
     names = {str(path.relative_to(output)) for path in held} - {"onnx"}
@@ -75,7 +75,7 @@ def _is_occupied(output: Path) -> bool:
     return any(output.iterdir()) if output.is_dir() else output.exists()
 
 
-def _is_bundle(output: Path) -> bool:
+def is_bundle(output: Path) -> bool:
     """Whether the manifest.json is a bundle's; web pages and extensions have one too."""
     try:
         return "format_version" in json.loads((output / MANIFEST).read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     echo "Not installed, and no right to install it:$missing. Some tests may be skipped."
     exit 0
 fi
-echo "Installing for the tests, once:$missing"
+echo "You are root, so these system packages are installed with apt-get, once, for the tests:$missing"
 # Packages of servers start them; this is how Debian lets one say no.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then

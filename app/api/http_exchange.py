@@ -139,7 +139,10 @@ class HttpExchange(Exchange):
 
     def no_route(self) -> NotFound:
         """The error of a path that is not served."""
-        docs = "; /docs lists the routes" if self.service.settings.docs == "on" else ""
+        settings = self.service.settings
+        if self.path == "/metrics" and settings.metrics_port:
+            return NotFound(f"the metrics are on port {settings.metrics_port} (--metrics-port)")
+        docs = "; /docs lists the routes" if settings.docs == "on" else ""
         return NotFound(f"no route has this path{docs}")
 
     async def send(self, message: Message) -> None:

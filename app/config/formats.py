@@ -24,7 +24,8 @@ def _listed(value: str) -> tuple[str, ...]:
 
 
 def _paths(value: Any) -> Any:
-    return tuple(filter(None, value.split(os.pathsep))) if isinstance(value, str) else value
+    parts = value.split(os.pathsep) if isinstance(value, str) else value
+    return tuple(filter(None, map(_path, parts)))
 
 
 def _names(value: Any) -> Any:
@@ -54,9 +55,13 @@ def _key_digests(value: Any) -> Any:
     return tuple(hashlib.sha256(key.encode()).hexdigest().encode() for key in keys)
 
 
-def _directory(value: Any) -> Any:
+def _path(value: Any) -> Any:
+    if not value:  # empty means: not set
+        return None
     try:
-        return Path(value).expanduser() if value else None  # empty means: not set
+        path = Path(value).expanduser()
+        # Path drops the "./" that tells a path from a hub id.
+        return path.absolute() if str(value).startswith("./") else path
     except RuntimeError:
         raise ValueError("no home directory was found for '~'; give an absolute path") from None
 
@@ -90,7 +95,7 @@ def _rate(value: str) -> str:
 Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_paths)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
-Directory = Annotated[Path | None, BeforeValidator(_directory)]
+Directory = Annotated[Path | None, BeforeValidator(_path)]
 # SHA-256 of each key, in hexadecimal. They are bytes so that they cannot be mistaken for keys,
 # which are strings.
 KeyDigests = Annotated[tuple[StrictBytes, ...], NoDecode, BeforeValidator(_key_digests)]

@@ -1,8 +1,10 @@
 """The service's settings: ``formats.py`` reads their values, ``sources.py`` finds them."""
 
 import os
+from pathlib import Path
 from typing import Any, Literal
 
+import platformdirs
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -30,7 +32,9 @@ class Settings(BaseSettings):
 
     model: Paths = Field(
         default=(),
-        description="bundle to load, a directory that sentiment-export wrote; to serve several, "
+        description="model to load: a bundle, which sentiment-export wrote, or a checkpoint "
+        "directory or hub id (ORG/NAME or ORG/NAME@REVISION), which is exported at the first start "
+        "and kept in --cache-dir; an existing path wins over a hub id; to use several models, "
         f"repeat the option (in the environment, separate them by '{os.pathsep}'); requests that "
         "name no model go to the first [default: what a platform has mounted, such as "
         "/mnt/models, else the embedded model]",
@@ -87,8 +91,8 @@ class Settings(BaseSettings):
     )
     cache_dir: Directory = Field(
         default=None,
-        description="directory that keeps the measurements for the next start; if not set, the "
-        "user's cache directory is used, if there is one",
+        description="directory that keeps exported models, and the measurements for the next start "
+        "[default: sentiment-service in the user's cache directory, if there is one]",
     )
     target_latency_ms: int = Field(
         default=0,
@@ -225,6 +229,14 @@ class Settings(BaseSettings):
         if len(set(names)) < len(names):
             raise ValueError("give each model another name")
         return names
+
+
+def cache_directory(settings: Settings) -> Path | None:
+    """Where measurements and exported models are kept; None if the system has no such place."""
+    if settings.cache_dir is not None:
+        return settings.cache_dir
+    directory = platformdirs.user_cache_path("sentiment-service", appauthor=False)
+    return directory if directory.is_absolute() else None  # a user without a home directory
 
 
 def flag(name: str) -> str:

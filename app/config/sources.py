@@ -1,8 +1,8 @@
 """Where the values of settings come from: flags, the environment, and what the platform says."""
 
+import difflib
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import platformdirs
@@ -12,6 +12,9 @@ from app.config import platforms
 from app.config.platforms import PlatformValue
 from app.config.settings import Settings, flag
 from app.errors import plain_words
+
+PREFIX = Settings.model_config["env_prefix"]
+CLIENT_KEY = f"{PREFIX}API_KEY"  # what `classify --url` and sentiment_client send
 
 
 def load_settings(flags: dict[str, Any]) -> Settings:
@@ -43,12 +46,26 @@ def sources(settings: Settings, flags: Mapping[str, Any]) -> str:
     )
 
 
-def cache_directory(settings: Settings) -> Path | None:
-    """The directory for what is kept between starts; None if the system has no place for it."""
-    if settings.cache_dir is not None:
-        return settings.cache_dir
-    directory = platformdirs.user_cache_path("sentiment-service", appauthor=False)
-    return directory if directory.is_absolute() else None  # a user without a home directory
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that is named like a setting, but is none.
+
+    Kubernetes sets such variables for Services whose names begin with ``sentiment``.
+    """
+    names = [name.upper() for name in environment if name.upper().startswith(PREFIX)]
+    services = [name.removesuffix("HOST") for name in names if name.endswith("_SERVICE_HOST")]
+    links = (*services, *(f"{service.removesuffix('SERVICE_')}PORT" for service in services))
+    known = [*map(_variable, Settings.model_fields), CLIENT_KEY]
+    return [
+        f"{name} is not a setting{nearest(name, known)}, so it has no effect"
+        for name in names
+        if name not in known and not name.startswith(links)
+    ]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that is most like this one, in brackets for a message; empty if none is."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f" (the nearest is {found[0]})" if found else ""
 
 
 def _from_platform(flags: Mapping[str, Any]) -> dict[str, PlatformValue]:
@@ -73,7 +90,7 @@ def _is_set(name: str) -> bool:
 
 
 def _variable(name: str) -> str:
-    return f"SENTIMENT_{name.upper()}"
+    return f"{PREFIX}{name.upper()}"
 
 
 def _shown(value: Any) -> str:

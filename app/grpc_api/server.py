@@ -63,7 +63,9 @@ class GrpcServer:
         try:
             server.bind(self.address)
         except RuntimeError:  # gRPC does not say why
-            raise UserError(f"cannot listen on {self.address} for gRPC") from None
+            raise UserError(
+                f"cannot listen on {self.address} for gRPC; choose another port with --grpc-port"
+            ) from None
         return server
 
     async def start(self) -> None:

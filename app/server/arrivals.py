@@ -138,4 +138,6 @@ class Arrivals:
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
-    return UserError(f"cannot listen on {host} port {port}: {error.strerror}")
+    taken = error.errno == errno.EADDRINUSE
+    advice = "; choose another with --port (--metrics-port, --grpc-port)" if taken else ""
+    return UserError(f"cannot listen on {host} port {port}: {error.strerror}{advice}")

@@ -16,8 +16,7 @@ from contextlib import ExitStack, suppress
 from types import FrameType
 
 from app.board import Board
-from app.config.settings import Settings
-from app.config.sources import cache_directory
+from app.config.settings import Settings, cache_directory
 from app.errors import UserError
 from app.server.addresses import announce
 from app.server.arrivals import bind

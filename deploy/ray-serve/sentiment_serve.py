@@ -10,8 +10,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
-from app.config.settings import Settings
-from app.main import create_app
+from sentiment_service import Settings, create_app
 
 # CPUs of a replica. For Ray this is only a number: the settings make the service obey it.
 CPUS = 2

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from app.errors import UserError
+from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES
 
 CONFIG_FILE = "config.json"
@@ -114,7 +114,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         held = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+        raise UserError(f"cannot read {path}: {first_line(error)}") from error
     if not isinstance(held, dict):
         raise UserError(f"cannot read {path}: it is not a JSON object")
     return held

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax, softmax
 
 from app.engine.model.bundle import BeforeAfter, Calibration, CalibrationLoss
 from app.errors import UserError
 
 BINS = 15
 FOLDS = 5
+GOLDEN = (5**0.5 - 1) / 2  # the share that each step of the search leaves
+PRECISION = 1e-6  # of a temperature, relative
 TEMPERATURES = np.geomspace(0.01, 100, 41)  # tried first; the best is between two of them
 
 Floats = NDArray[np.floating[Any]]
@@ -74,11 +74,12 @@ def best_temperature(logits: Floats, gold: Indices, loss: CalibrationLoss) -> fl
     def lost(temperature: float) -> float:
         return LOSSES[loss](logits / temperature, gold)
 
-    last = len(TEMPERATURES) - 1
     near = int(np.argmin([lost(temperature) for temperature in TEMPERATURES]))
-    between = TEMPERATURES[max(near - 1, 0)], TEMPERATURES[min(near + 1, last)]
-    minimum = minimize_scalar(lost, bounds=between, method="bounded", options={"xatol": 1e-5})
-    return float(minimum.x)
+    low, *_, high = map(float, TEMPERATURES[max(near - 1, 0) : near + 2])
+    while high - low > PRECISION * high:  # golden-section search
+        left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+        low, high = (low, right) if lost(left) < lost(right) else (left, high)
+    return (low + high) / 2
 
 
 def expected_calibration_error(logits: Floats, gold: Indices) -> float:
@@ -88,7 +89,7 @@ def expected_calibration_error(logits: Floats, gold: Indices) -> float:
     is the mean, over texts, of the distance between the accuracy and the mean score of their bin
     (Naeini et al. 2015, as used by Guo et al. 2017).
     """
-    scores = softmax(logits, axis=1)
+    scores = np.exp(_log_softmax(logits))
     confidence = scores.max(axis=1)
     right = scores.argmax(axis=1) == gold
     bins = np.ceil(confidence * BINS).astype(int)
@@ -97,13 +98,19 @@ def expected_calibration_error(logits: Floats, gold: Indices) -> float:
 
 def log_loss(logits: Floats, gold: Indices) -> float:
     """The mean negative logarithm of the gold labels' scores, in nats."""
-    return -float(np.take_along_axis(log_softmax(logits, axis=1), gold[:, None], axis=1).mean())
+    return -float(np.take_along_axis(_log_softmax(logits), gold[:, None], axis=1).mean())
 
 
 def brier_score(logits: Floats, gold: Indices) -> float:
     """The mean squared distance between the scores and 1 for the gold label, 0 for the others."""
     ideal = np.eye(logits.shape[1])[gold]
-    return float(((softmax(logits, axis=1) - ideal) ** 2).sum(axis=1).mean())
+    return float(((np.exp(_log_softmax(logits)) - ideal) ** 2).sum(axis=1).mean())
+
+
+def _log_softmax(logits: Floats) -> Floats:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    scores: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return scores
 
 
 LOSSES: dict[CalibrationLoss, Figure] = {"log": log_loss, "brier": brier_score}

@@ -3,8 +3,8 @@
 import argparse
 from collections import Counter
 from math import isfinite
-from pathlib import Path
 
+from app.command_parser import CommandParser, local_path
 from model_export.training.recipe import MAX_TOKENS, Recipe
 
 
@@ -14,7 +14,7 @@ def finetune_command(words: list[str]) -> None:
     Raises:
         UserError: the training cannot be done; see ``finetune``.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "sentiment-export finetune",
         description=(
             "Fine-tune an encoder for the labels negative, neutral and positive. The seeds are "
@@ -25,12 +25,14 @@ def finetune_command(words: list[str]) -> None:
             "weights."
         ),
     )
-    parser.add_argument("base", type=Path, help="local checkpoint directory of the encoder")
+    parser.add_argument("base", type=local_path, help="local checkpoint directory of the encoder")
     parser.add_argument(
-        "--train", type=Path, nargs="+", required=True, help="one or more labelled files"
+        "--train", type=local_path, nargs="+", required=True, help="one or more labelled files"
     )
-    parser.add_argument("--validation", type=Path, required=True, help="a labelled file")
-    parser.add_argument("--output", type=Path, required=True, help="checkpoint directory to write")
+    parser.add_argument("--validation", type=local_path, required=True, help="a labelled file")
+    parser.add_argument(
+        "--output", type=local_path, required=True, help="checkpoint directory to write"
+    )
     parser.add_argument(
         "--epochs", type=_count, default=2, help="passes over the texts (default: %(default)s)"
     )

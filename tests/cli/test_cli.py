@@ -16,6 +16,7 @@ from typing import IO
 import pytest
 
 from app.cli import _parser, main
+from app.command_parser import GROUPS
 from app.config.settings import Settings, flag
 from tests.support.serving import COMMAND, ROOT, environment
 
@@ -124,7 +125,7 @@ def test_a_full_disk_is_one_line(bundle: Path) -> None:
             timeout=60,
         )
     assert done.returncode == 1
-    assert done.stderr.splitlines() == ["sentiment: [Errno 28] No space left on device"]
+    assert done.stderr.splitlines() == ["sentiment: No space left on device"]
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback(bundle: Path) -> None:
@@ -173,7 +174,7 @@ def test_a_bad_variable_is_wrong_usage(
 
 
 def test_help_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    """`sentiment serve --help` shows each flag and its default."""
+    """`sentiment serve --help` shows each flag and its default; the usual ones come first."""
     with pytest.raises(SystemExit) as exited:
         main(["serve", "--help"])
     assert exited.value.code == 0
@@ -181,7 +182,13 @@ def test_help_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture
     for name, field in Settings.model_fields.items():
         assert flag(name) in shown
         default = "none" if field.default in ("", (), None) else field.default
-        assert name == "model" or f"[default: {default}]" in shown
+        assert "[default: " in (field.description or "") or f"[default: {default}]" in shown
+    order = [flag(name) for names in GROUPS.values() for name in names]
+    options = shown[shown.index("options:") :]
+    places = [options.find(f" {one} ") for one in order if f" {one} " in options]
+    assert len(places) >= len(Settings.model_fields)
+    assert places == sorted(places)
+    assert shown.index("--deadline-ms MS") < shown.index("--precision") < shown.index("--runners N")
 
 
 def test_the_examples_of_help_are_valid(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +202,53 @@ def test_the_examples_of_help_are_valid(capsys: pytest.CaptureFixture[str]) -> N
         "classify",
         "classify",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "hint"),
+    [
+        (["serv"], "usage: sentiment [-h]", "there is no 'serv' (the nearest is serve)"),
+        (["serve", "--prot", "80"], "usage: sentiment serve", "(the nearest is --port)"),
+        (["classify", "--ouput=x"], "usage: sentiment classify", "(the nearest is --output)"),
+        (["doctor", "--served-name", "a"], "usage: sentiment doctor", "no option '--served-name'"),
+        (["serve", "model"], "usage: sentiment serve", "there is no argument 'model'"),
+        ([], "usage: sentiment [-h]", "see sentiment --help"),
+    ],
+)
+def test_a_wrong_word_gets_the_nearest_one(
+    capsys: pytest.CaptureFixture[str], words: list[str], usage: str, hint: str
+) -> None:
+    """Exit code 2, the usage of the command that was meant, and where its help is."""
+    with pytest.raises(SystemExit) as exited:
+        main(words)
+    assert exited.value.code == 2
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.startswith(usage)
+    assert hint in last
+    assert last.endswith("--help")
+
+
+def test_help_offers_only_what_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    """`classify` takes one model, so its help does not offer several."""
+    with pytest.raises(SystemExit):
+        main(["classify", "--help"])
+    assert "repeat the option" not in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("command", ["serve", "classify"])
+def test_an_unknown_variable_is_warned_of(command: str, tmp_path: Path) -> None:
+    """Each command names the variable and the nearest setting, and goes on."""
+    done = subprocess.run(
+        [*COMMAND, command, "--model", str(tmp_path)],
+        env=environment(SENTIMENT_MAX_TEXT="5", SENTIMENT_LOG_FORMAT="human"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    says = "SENTIMENT_MAX_TEXT is not a setting (the nearest is SENTIMENT_MAX_TEXTS)"
+    assert says in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"sentiment: {tmp_path} ")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,9 +32,8 @@ sys.exit(main())
         ("app", "onnxruntime", "cpu", ["classify", "hello"]),
         ("app", "httpx", "files", ["classify", "--url", "http://127.0.0.1:9", "hello"]),
         ("app", "pyarrow", "files", ["classify", "--input", "x.parquet"]),
-        ("model_export", "torch", "export", ["source", "--output", "bundle"]),
-        ("model_export", "huggingface_hub", "export", ["describe", "source"]),
-        ("model_export", "sklearn", "export", ["evaluate", "bundle", "file"]),
+        ("model_export", "torch", "export", [".", "--output", "bundle"]),
+        ("model_export", "huggingface_hub", "hub", ["describe", "source"]),
         ("model_export", "onnxruntime", "cpu", ["evaluate", "bundle", "file"]),
         (
             "model_export",
@@ -62,6 +61,7 @@ def test_a_missing_package_is_named_with_its_extra(
     line = done.stderr.splitlines()[-1]  # `serve` first logs port and model
     assert f"the package {hidden}, which the extra '{extra}'" in line
     assert f"installs: run {install_command(extra)}" in line
+    assert ("-m uv pip install" in line and "--torch-backend cpu" in line) == (extra == "export")
 
 
 def test_the_command_installs_into_the_environment_that_runs() -> None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.config.settings import Settings
-from app.config.sources import load_settings
+from app.config.sources import load_settings, unknown_variables
 
 DEVICES = (
     "must be 'auto', 'cpu', 'cuda', or 'cuda:' and the numbers of GPUs, such as 'cuda:1' or "
@@ -20,6 +20,33 @@ def test_several_models_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     """Paths are separated as in PATH; empty paths are ignored."""
     monkeypatch.setenv("SENTIMENT_MODEL", f"/a{os.pathsep}/b,c{os.pathsep}")
     assert load_settings({}).model == (Path("/a"), Path("/b,c"))
+
+
+def test_the_home_directory_in_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``~`` is expanded where no shell does it: behind '=' and in variables."""
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("SENTIMENT_MODEL", f"~/a{os.pathsep}~/b")
+    assert load_settings({}).model == (Path("/home/someone/a"), Path("/home/someone/b"))
+    assert load_settings({"cache_dir": "~/c"}).cache_dir == Path("/home/someone/c")
+
+
+def test_unknown_variables() -> None:
+    """They are named with the nearest setting. Kubernetes' service links are left out."""
+    links = dict.fromkeys(
+        [
+            *("SENTIMENT_SERVICE_HOST", "SENTIMENT_SERVICE_PORT", "SENTIMENT_SERVICE_PORT_HTTP"),
+            *("SENTIMENT_PORT_8000_TCP", "SENTIMENT_PORT_8000_TCP_ADDR", "SENTIMENT_V2_PORT"),
+            "SENTIMENT_V2_SERVICE_HOST",
+        ],
+        "x",
+    )
+    known = {"SENTIMENT_API_KEY": "x", "SENTIMENT_PORT": "80", "sentiment_threads": "2", "PATH": ""}
+    assert unknown_variables(links | known) == []
+    assert unknown_variables({"SENTIMENT_THREAD": "1"}) == [
+        "SENTIMENT_THREAD is not a setting (the nearest is SENTIMENT_THREADS), so it has no effect"
+    ]
+    (line,) = unknown_variables({"SENTIMENT_METRIC_PORT": "2"})
+    assert "(the nearest is SENTIMENT_METRICS_PORT)" in line
 
 
 def test_an_empty_host_means_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,6 +254,9 @@ def test_a_text_that_is_not_utf8(
         (["--input", "in.csv", "--output", "link.csv"], "must not be the --input"),
         (["--input", "in.csv", "--output", "none/out.csv"], "does not exist"),
         (["--input", "in.csv", "--output", "directory.csv"], "is a directory"),
+        (["--input", "in.csv", "--output", "o.csv", "--resume", "--overwrite"], "no --resume"),
+        (["--overwrite", "love"], "--overwrite needs an --output"),
+        (["--engine", "ray", "--overwrite"], "--overwrite replaces a file"),
         (["--url", "http://x", "--model", "m", "love"], "--url"),
         (["--url", "localhost:8000", "love"], "http://"),
     ],
@@ -279,7 +282,7 @@ def test_wrong_usage(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("missing.csv", "No such file"),
+        ("missing.csv", "there is no file"),
         ("directory.csv", "not a file"),
         ("empty.csv", "is empty"),
         ("other.csv", "no column 'text'"),
@@ -315,6 +318,32 @@ def test_without_pyarrow(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["classify", "--input", str(tmp_path / "in.parquet")]) == 1
     assert install_command("files") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["file", "texts"])
+def test_an_output_that_exists_is_kept(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Only --overwrite replaces it. With --resume, a finished one is said to be complete."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    _csv(tmp_path / "in.csv", 10)
+    target = tmp_path / "out.csv"
+    target.write_text("precious\n")
+    source = ["--input=~/in.csv"] if kind == "file" else ["love"]
+    options = ["--model", str(bundle), *source, "--output=~/out.csv"]
+    refused = _classify(*options)
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        f"sentiment: {target} exists; add --overwrite to replace it, or give another --output\n"
+    )
+    if kind == "file":
+        complete = _classify(*options, "--resume")
+        assert complete.returncode == 0
+        assert complete.stderr == f"sentiment: {target} is complete; nothing is left to do\n"
+    assert target.read_text() == "precious\n"
+    assert _classify(*options, "--overwrite").returncode == 0
+    assert "precious" not in target.read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
 
 def test_ctrl_c_and_resume(bundle: Path, tmp_path: Path) -> None:
@@ -509,7 +538,8 @@ def test_killed_at_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         tallies = Path(f"{target}.partial").glob("part-*.json")
         saved = sum(json.loads(path.read_text())["rows"] for path in tallies)
         unfinished = Path(f"{target}.partial/_plan.json").exists()
-        assert _classify_rest(source, target) == 60 - (saved if unfinished else 0)
+        done = saved if unfinished else 60 * target.exists()
+        assert _classify_rest(source, target) == 60 - done
         assert target.read_bytes() == whole
         assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
         target.unlink()

@@ -203,8 +203,9 @@ def test_what_it_says_while_at_work(
     said: list[str] = []
     export(load_checkpoint(roberta.source), tmp_path / "out", say=said.append)
     assert said[0] == "exporting the graph"
-    assert [line.split(":")[0] for line in said[1:]] == ["fp32", "int8"]
-    assert all("of PyTorch, labels agree on" in line for line in said[1:])
+    assert said[1::2] == ["comparing fp32 with PyTorch", "comparing int8 with PyTorch"]
+    assert [line.split(":")[0] for line in said[2::2]] == ["fp32", "int8"]
+    assert all("of PyTorch, labels agree on" in line for line in said[2::2])
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def _entries(lock: str) -> list[str]:
 def test_wheel_carries_the_service_the_exporter_and_the_embedded_model(wheel: ZipFile) -> None:
     """Every tracked file of app/, model_export/, models/ and the client, byte for byte."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "app", "model_export", "models", "sentiment_client.py"],
+        ["git", "ls-files", "-z", "app", "model_export", "models", "sentiment_*.py"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -76,14 +76,15 @@ def test_wheel_carries_nothing_else(wheel: ZipFile) -> None:
         "model_export",
         "models",
         "sentiment_client.py",
+        "sentiment_service.py",
     }
 
 
 def test_wheel_brings_both_commands_and_the_licence(wheel: ZipFile) -> None:
     """Installing the wheel gives `sentiment` and `sentiment-export`, and the Apache-2.0 text."""
     commands = _metadata_file(wheel, "entry_points.txt").decode()
-    assert "sentiment = app.__main__:main" in commands
-    assert "sentiment-export = model_export.cli:main" in commands
+    assert "sentiment = sentiment_service:main" in commands
+    assert "sentiment-export = sentiment_service:export" in commands
     assert b"Apache License" in _metadata_file(wheel, "licenses/LICENSE")
 
 

@@ -103,14 +103,15 @@ def test_a_second_ctrl_c_ends_it_at_once(bundle: Path) -> None:
 
 
 def test_a_taken_port_is_said_in_one_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line names the address that is in use, before the models are loaded."""
+    """One line names the address that is in use and the flag, before the models are loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         flags = ["--model", str(bundle), "--port", str(port), "--log-format", "human"]
         assert main(["serve", *flags]) == 1
-    assert capsys.readouterr().err.splitlines() == [
-        f"sentiment: cannot listen on 127.0.0.1 port {port}: Address already in use"
-    ]
+    assert capsys.readouterr().err == (
+        f"sentiment: cannot listen on 127.0.0.1 port {port}: Address already in use; "
+        "choose another with --port (--metrics-port, --grpc-port)\n"
+    )
 
 
 def test_a_stuck_batch_cannot_hold_or_break_the_exit(bundle: Path) -> None:

@@ -22,12 +22,17 @@ from app.engine.text.encoded_text import Overflow, Split
 from app.engine.text.preprocessing import Preprocessing
 from app.engine.text.tokens import Tokens
 
-LANGUAGE_TAG = re.compile("[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}")  # BCP 47
+# BCP 47. No language has more letters in its tag; "english" is a mistake.
+LANGUAGE_TAG = re.compile("[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8}){0,3}")
 
 
 def _language_tag(value: str) -> str:
     if not LANGUAGE_TAG.fullmatch(value):
-        raise PydanticCustomError("language", "must be a language tag such as 'en' or 'pt-BR'")
+        raise PydanticCustomError(
+            "language",
+            "must be a language tag, whose first part has two or three letters, such as 'en' or "
+            "'pt-BR'",
+        )
     return value
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json  # limits nesting depth; json relies on the interpreter's stack
 
 from app.engine.text.preprocessing import Preprocessing
-from app.errors import UserError
+from app.errors import UserError, first_line
 
 FORMAT_VERSION: Final = 1
 MANIFEST = "manifest.json"
@@ -193,7 +193,7 @@ def _read_manifest(path: Path) -> Manifest:
             f"{path} is not a bundle: it has no {MANIFEST} (sentiment-export makes one)"
         ) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path / MANIFEST}: {error}") from error
+        raise UserError(f"cannot read {path / MANIFEST}: {first_line(error)}") from error
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise UserError(

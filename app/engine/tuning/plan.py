@@ -20,8 +20,7 @@ import onnxruntime
 from pydantic import BaseModel, Field, PositiveInt
 
 from app.atomic_files import write_text_atomically
-from app.config.settings import Settings
-from app.config.sources import cache_directory
+from app.config.settings import Settings, cache_directory
 from app.engine.batching.budget import TokenBudget
 from app.engine.machine.cpu import cpu_flags, cpu_name, ways_to_share
 from app.engine.machine.gpu import CUDA
@@ -97,7 +96,8 @@ def tune(model: Model, settings: Settings, cpus: float) -> ServingPlan:
         started = perf_counter()
         kept = _Kept(key=key, costs=measure(model, ways))
         measured = f"in {perf_counter() - started:.1f} s"
-        _write(file, kept)
+        if _write(file, kept):
+            logger.info("%s: measured %s, kept in %s", model.name, measured, file)
     cost, texts = choose(kept.costs, settings.target_latency_ms / 1000)
     figures = "; ".join([_figures(cost, texts), *(_figures(c) for c in kept.costs if c != cost)])
     reason = f"measured {measured} on texts of {TEXT_TOKENS} tokens: {figures}"
@@ -169,9 +169,8 @@ def _key(model: Model, cpus: float, ways: Sequence[tuple[int, int]]) -> str:
 def _file(settings: Settings, key: str) -> Path | None:
     """The cache file for the costs; None if the system has no place for caches."""
     directory = cache_directory(settings)
-    if directory is None:
-        return None
-    return directory / f"tuning-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    name = f"tuning-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    return directory / name if directory else None
 
 
 def _read(file: Path | None, key: str) -> _Kept | None:
@@ -183,14 +182,17 @@ def _read(file: Path | None, key: str) -> _Kept | None:
     return kept if kept and kept.key == key else None
 
 
-def _write(file: Path | None, kept: _Kept) -> None:
+def _write(file: Path | None, kept: _Kept) -> bool:
+    """Save it, if there is a place for it; whether it was saved."""
     if file is None:
-        return
+        return False
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(file, kept.model_dump_json(indent=1) + "\n")
     except OSError as error:  # a home directory may be read-only
         logger.info("what was measured is not kept: %s", error)
+        return False
+    return True
 
 
 def _correct(file: Path | None, kept: _Kept, tokens: int) -> None:

@@ -1,10 +1,11 @@
 """Classify a DataFrame of Spark. Needs the extra ``spark`` here and on the nodes."""
 
 import tarfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark import SparkFiles, TaskContext
@@ -12,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import NullType, StringType, StructType
 
+import sentiment_service
 from app.config.settings import Settings
 from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, bundles_to_use, sha256
 from app.errors import UserError
@@ -25,7 +27,7 @@ BUNDLE = "bundle"
 
 
 @dataclass(frozen=True)
-class _PartitionClassifier:
+class PartitionClassifier:
     """What Spark sends to its Python workers.
 
     ``bundle`` is the shipped bundle's name among Spark's files; None for the embedded bundle,
@@ -52,6 +54,11 @@ class _PartitionClassifier:
                 *result_arrays(results, self.labels, self.results),
             ]
             yield pa.record_batch(columns, schema=pa.schema([*chunk.rows.schema, *self.results]))
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        # By this module's own name, Spark's workers might find another package named app.
+        values = (getattr(self, field.name) for field in fields(self))
+        return sentiment_service.partition_classifier, tuple(values)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Chunk]:
         for batch in batches:
@@ -81,7 +88,7 @@ def classify(
     # Spark does not distinguish the cases of letters in the names of columns.
     taken = [*frame.columns, *map(str.lower, frame.columns)]
     results = result_schema(taken, labels)
-    classify_partition = _PartitionClassifier(
+    classify_partition = PartitionClassifier(
         bundle=_shipped(frame, path, digest) if settings.model else None,
         digest=digest,
         text_index=_text_index(column, frame.schema),

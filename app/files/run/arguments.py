@@ -3,6 +3,7 @@
 They are apart from the command itself, which loads slowly.
 """
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
@@ -13,8 +14,15 @@ from app.config.settings import Settings
 
 # The kinds of files that the command reads and writes.
 SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".parquet")
-# Settings that apply only when the command loads a model itself.
+# Settings that apply only when the command loads a model itself, and what differs in their use.
 LOCAL = ("model", "device", "precision")
+DESCRIPTIONS = {
+    "model": "model to use: a bundle, a checkpoint directory or a hub id, as for serve [default: "
+    "what a platform has mounted, such as /mnt/models, else the embedded model]",
+    "device": "where to compute: 'cpu', 'cuda' (the first GPU) or, without --engine, GPUs by their "
+    "numbers, such as 'cuda:1' or 'cuda:0,1'; auto means: on the first GPU if CUDA works, else on "
+    "the CPU",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,7 @@ class ClassifyOptions:
     output: str | None
     column: str
     resume: bool
+    overwrite: bool
     json: bool
     url: str | None
     address: str
@@ -44,6 +53,7 @@ class ClassifyOptions:
             output=arguments.output,
             column=arguments.column or "text",
             resume=arguments.resume,
+            overwrite=arguments.overwrite,
             json=arguments.json,
             url=arguments.url,
             address=arguments.address or "auto",
@@ -68,11 +78,13 @@ def add_arguments(classify: ArgumentParser) -> None:
     )
     classify.add_argument(
         "--input",
+        type=os.path.expanduser,
         metavar="FILE",
         help="read the texts from a file: text in UTF-8, CSV with commas, JSONL or Parquet",
     )
     classify.add_argument(
         "--output",
+        type=os.path.expanduser,
         metavar="FILE",
         help="write the results to a file; until the job is complete, they are in FILE.partial",
     )
@@ -83,6 +95,11 @@ def add_arguments(classify: ArgumentParser) -> None:
         "--resume",
         action="store_true",
         help="continue an interrupted run after the last row that it finished",
+    )
+    classify.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace an --output that exists, when the new one is complete",
     )
     classify.add_argument(
         "--json",
@@ -125,6 +142,8 @@ def _model_fault(options: Namespace, settings: Settings) -> str | None:
         return "--url must begin with http:// or https://"
     if options.url and any(name in options for name in LOCAL):
         return "--url cannot be combined with --model, --device or --precision; the service decides"
+    if options.engine and options.overwrite:
+        return "--overwrite replaces a file; delete the directory that --engine ray wrote yourself"
     if options.engine and settings.device.startswith("cuda:"):
         return "--engine ray chooses the GPU of each actor; use --device cuda without a number"
     if len(settings.model) > 1 and not options.url:
@@ -164,6 +183,8 @@ def _usage_fault(options: Namespace) -> str | None:
         return "--column needs an --input with columns: CSV, JSONL or Parquet"
     if options.resume and not (given and made):
         return "--resume needs the same --input and --output as the interrupted run"
+    if options.overwrite and (options.resume or not made):
+        return "--overwrite needs an --output, and no --resume"
     if options.json and made:
         return "--json applies to standard output only; the ending of --output decides its format"
     if made and not made.parent.is_dir():

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from app.atomic_files import write_atomically
 from app.config.settings import Settings
+from app.errors import UserError
 from app.files.run.arguments import ClassifyOptions
-from app.files.run.file_run import FileRun
+from app.files.run.file_run import FileRun, PartialDirectory
 from app.files.run.parts import InputFile, divide, pieces_of
 from app.files.run.plan import RunPlan
 from app.files.run.progress_bar import Progress, Warnings
@@ -41,6 +42,8 @@ def classify(options: ClassifyOptions, settings: Settings) -> None:
     if options.input and options.output:
         _file_to_file(Path(options.input), Path(options.output), options, settings)
         return
+    if options.output and Path(options.output).exists() and not options.overwrite:
+        raise _exists(Path(options.output))
     table = _table(options, settings)
     classifier = _classifier(options, settings)
     if options.output:
@@ -53,18 +56,28 @@ def _file_to_file(source: Path, target: Path, options: ClassifyOptions, settings
     check_is_file(source)
     file = InputFile.of(source.resolve())  # before it is read: a change from now on is seen
     table = table_opener(source.suffix)(source, options.column)
-    classifier = _classifier(options, settings)
-    identity = {
-        "column": options.column,
-        "output": target.suffix.lower(),
-        "labels": classifier.labels,
-        **classifier.identity,
-    }
-    chunks = divide([pieces_of(file, table, rows=1)], rows=1, suffix=target.suffix.lower())
-    plan = RunPlan([part for part in chunks if part.rows], identity)
-    output = output_format(target.suffix, table, classifier.labels)
-    with FileRun(plan, target, output, classifier) as run:
+    with PartialDirectory(target) as directory:
+        if target.exists() and not (directory.is_unfinished() or options.overwrite):
+            if not options.resume:
+                raise _exists(target)
+            print(f"sentiment: {target} is complete; nothing is left to do", file=sys.stderr)
+            return
+        classifier = _classifier(options, settings)
+        identity = {
+            "column": options.column,
+            "output": target.suffix.lower(),
+            "labels": classifier.labels,
+            **classifier.identity,
+        }
+        chunks = divide([pieces_of(file, table, rows=1)], rows=1, suffix=target.suffix.lower())
+        plan = RunPlan([part for part in chunks if part.rows], identity)
+        output = output_format(target.suffix, table, classifier.labels)
+        run = FileRun(plan, directory, output, classifier)
         run.complete(resume=options.resume)
+
+
+def _exists(target: Path) -> UserError:
+    return UserError(f"{target} exists; add --overwrite to replace it, or give another --output")
 
 
 def _table(options: ClassifyOptions, settings: Settings) -> Table:

@@ -27,7 +27,7 @@ LOCK, WHOLE = "lock", "whole"
 
 
 class FileRun(ResumableRun):
-    """Writes the file ``target`` from chunks, each of which is a part.
+    """Writes the file that ``directory`` is for from chunks, each of which is a part.
 
     A part is written first, then its record: counts, and a digest of its content.
     """
@@ -37,27 +37,14 @@ class FileRun(ResumableRun):
     def __init__(
         self,
         plan: RunPlan,
-        target: Path,
+        directory: "PartialDirectory",
         output: OutputFormat,
         classifier: TableClassifier,
     ) -> None:
-        """Lock the output.
-
-        Raises:
-            UserError: another run is writing to the file.
-            OSError: the directory of parts cannot be written.
-        """
-        super().__init__(plan, PartialDirectory(target))
-        self._target = target
+        super().__init__(plan, directory)
         self._output = output
         self._classifier = classifier
         self._rows = 0  # that are saved
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.directory.close()
 
     def complete(self, *, resume: bool) -> None:
         """See ``ResumableRun``. A run without a row to keep leaves no directory."""
@@ -109,7 +96,7 @@ class FileRun(ResumableRun):
         whole = self.directory.path / WHOLE
         write_atomically(whole, lambda path: self._output.join(parts, path))
         self.directory.check_is_ours()
-        whole.replace(self._target)
+        whole.replace(self.directory.target)
         self.directory.remove()
 
     def read_record(self, name: str) -> dict[str, Any] | None:
@@ -144,14 +131,16 @@ class FileRun(ResumableRun):
 
 
 class PartialDirectory(LocalDirectory):
-    """``FILE.partial/``, locked for one run."""
+    """``FILE.partial/`` for the file ``target``, locked for one run until the context is left."""
 
     def __init__(self, target: Path) -> None:
         """Make and lock it. What a killed run has not removed of a complete one is removed.
 
         Raises:
             UserError: another run is writing to ``target``.
+            OSError: the directory cannot be written.
         """
+        self.target = target
         super().__init__(target.with_name(f"{target.name}.partial"))
         self.create()
         try:
@@ -160,8 +149,21 @@ class PartialDirectory(LocalDirectory):
             raise UserError(
                 f"another run is writing to {target}; wait for its end, or choose another --output"
             ) from None
-        if PLAN not in self.names():
+        if not self.is_unfinished():
             self._remove_parts()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove it if there is nothing to continue, and let other runs write to the file."""
+        if not self.is_unfinished():
+            self.remove()
+        self._lock.close()
+
+    def is_unfinished(self) -> bool:
+        """Whether there is a run to continue."""
+        return PLAN in self.names()
 
     def names(self) -> set[str]:
         """See ``RunDirectory``; without the lock."""
@@ -191,10 +193,6 @@ class PartialDirectory(LocalDirectory):
         (self.path / LOCK).unlink()
         with suppress(OSError):
             self.path.rmdir()
-
-    def close(self) -> None:
-        """Let other runs write to the file."""
-        self._lock.close()
 
     def _remove_parts(self) -> None:
         for pattern in ("part-*", f"{WHOLE}*", f"{PLAN}.*"):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from app.errors import CannotContinue, UserError
+from app.errors import CannotContinue, UserError, system_error
 from app.files.run.directory import RunDirectory
 from app.files.run.parts import Part
 from app.files.run.plan import RunPlan
@@ -44,8 +44,10 @@ class ResumableRun(ABC):
             raise
         except CannotContinue:
             raise
-        except (UserError, OSError) as error:
+        except UserError as error:
             raise UserError(f"{error}; {self.saved()}") from error
+        except OSError as error:
+            raise UserError(f"{system_error(error)}; {self.saved()}") from error
         rows = total.rows - Tally.total(before.values()).rows
         print(summary(total, rows, time.monotonic() - started), file=sys.stderr)
 

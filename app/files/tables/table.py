@@ -173,9 +173,11 @@ def check_is_file(path: Path) -> None:
     """Refuse directories, and pipes, which cannot be read twice.
 
     Raises:
-        OSError: the path does not exist or cannot be accessed.
-        UserError: it is not a regular file.
+        OSError: the path cannot be accessed.
+        UserError: it does not exist, or is not a regular file.
     """
+    if not path.exists():
+        raise UserError(f"there is no file {path}")
     if not stat.S_ISREG(path.stat().st_mode):
         raise UserError(f"{path} is not a file")
 

@@ -176,10 +176,12 @@ def test_keys_are_described(serve: Serve) -> None:
 
 
 def test_metrics_on_a_port_of_their_own(bundle: Path) -> None:
-    """With a separate metrics port, the service's port does not serve metrics."""
+    """With a separate metrics port, the service's port has no metrics, and says where they are."""
     port = free_port()
     with Process("--model", str(bundle), "--metrics-port", str(port)) as process:
-        assert httpx2.get(f"{process.url}/metrics").status_code == 404
+        elsewhere = httpx2.get(f"{process.url}/metrics")
+        assert elsewhere.status_code == 404
+        assert f"port {port} (--metrics-port)" in elsewhere.json()["detail"]
         shown = httpx2.get(f"http://127.0.0.1:{port}/metrics")
         assert 'sentiment_model_ready{model="tiny"} 1.0' in shown.text
         process.signal(15)

@@ -62,6 +62,19 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+def test_the_first_start_says_where_it_keeps_what_it_measured(
+    model: Model, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line of the log names the file; the next start measures and says nothing."""
+    caplog.set_level("INFO")
+    tune(model, settings, cpus=2)
+    [line] = [line for line in caplog.messages if "kept in" in line]
+    assert line.endswith(f" s, kept in {_kept(settings)}")
+    caplog.clear()
+    tune(model, settings, cpus=2)
+    assert not caplog.messages
+
+
 def _kept(settings: Settings) -> Path:
     assert settings.cache_dir is not None
     (file,) = settings.cache_dir.iterdir()

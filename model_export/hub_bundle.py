@@ -1,0 +1,112 @@
+"""Bundles in repositories of a model hub: fetched as they are, and pushed there."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, hf_hub_download
+from huggingface_hub.errors import HFValidationError
+
+from app.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, Precision
+from app.errors import UserError
+from model_export.atomic_directory import atomic_directory
+from model_export.checkpoint.hub import explain, is_outage, with_retries
+from model_export.output import BUNDLE_FILES, check_bundle_output, is_bundle
+
+# What the hub's client raises.
+FAILURES = (OSError, ValueError, RuntimeError, KeyError, TypeError)
+
+
+def fetch_bundle(
+    source: str, output: Path, revision: str | None, precisions: Sequence[Precision]
+) -> bool:
+    """Copy the bundle that a hub repository holds to ``output``; False if it holds none.
+
+    The copy has only those of the ``precisions`` that the bundle has. Nothing is asked if
+    ``source`` is a path. If the hub does not answer, the answer is False: ``find_checkpoint`` may
+    have a copy of a checkpoint.
+
+    Raises:
+        UserError: the repository cannot be read, the bundle is damaged or has none of the
+            precisions, or ``output`` must not be written.
+    """
+    if Path(source).exists():
+        return False
+    try:
+        return _fetch(source, output, revision, precisions)
+    except HFValidationError:
+        return False
+    except FAILURES as error:
+        if is_outage(error):
+            return False
+        why = explain(error, source, revision or constants.DEFAULT_REVISION)
+        raise UserError(why) from error
+
+
+def _fetch(
+    source: str, output: Path, revision: str | None, precisions: Sequence[Precision]
+) -> bool:
+    api = HfApi()
+    info = with_retries(lambda: api.model_info(source, revision=revision, timeout=30))
+    names = {file.rfilename for file in info.siblings or ()}
+
+    def fetched(name: str) -> Path:
+        return Path(with_retries(lambda: hf_hub_download(source, name, revision=info.sha)))
+
+    if MANIFEST not in names or not is_bundle(fetched(MANIFEST).parent):
+        return False
+    print(f"{source} holds a bundle; its commit is {info.sha}")
+    with atomic_directory(check_bundle_output(output)) as directory:
+        (directory / "onnx").mkdir()
+
+        def copy(name: str) -> None:
+            if name not in names & BUNDLE_FILES:  # the manifest may be anyone's
+                raise UserError(f"{source} has no file {name}, which a bundle must have")
+            shutil.copyfile(fetched(name), directory / name)
+
+        for name in (MANIFEST, *SIDE_FILES, "README.md"):
+            copy(name)
+        bundle = Bundle.open(directory)
+        held = bundle.manifest.variants
+        kept = {precision: held[precision] for precision in precisions if precision in held}
+        if not kept:
+            raise UserError(
+                f"the bundle {source} has no {' or '.join(precisions)}; it has {', '.join(held)}: "
+                "choose one of these with --precision"
+            )
+        for precision, variant in kept.items():
+            copy(variant.file)
+            if variant.data is not None:
+                copy(variant.data.file)
+            bundle.variant_path(precision)
+        manifest = bundle.manifest.model_copy(update={"variants": kept})
+        text = manifest.model_dump_json(indent=2, exclude_none=True)
+        (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        check_bundle_output(output)  # something may have been put there meanwhile
+    return True
+
+
+def push_bundle(bundle: Path, repo_id: str) -> str:
+    """Put the bundle into a repository of the hub, which is made if there is none; its commit.
+
+    Raises:
+        UserError: the hub refuses it or cannot be reached.
+    """
+    api = HfApi()
+    try:
+        with_retries(lambda: api.create_repo(repo_id, exist_ok=True))
+        pushed = with_retries(
+            lambda: api.upload_folder(
+                repo_id=repo_id,
+                folder_path=bundle,
+                allow_patterns=sorted(BUNDLE_FILES),
+                commit_message="A bundle of sentiment-service",
+            )
+        )
+    except FAILURES as error:
+        why = explain(error, repo_id, constants.DEFAULT_REVISION)
+        raise UserError(
+            f"{bundle} was written, but not pushed to {repo_id}: {why}; pushing needs a token "
+            "that may write, in HF_TOKEN"
+        ) from error
+    return pushed.oid

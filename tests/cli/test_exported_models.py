@@ -1,0 +1,202 @@
+"""Hub ids and checkpoint directories as models: exported once, kept, and served."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app import exported_models
+from app.config.settings import Settings
+from app.config.sources import load_settings
+from app.errors import UserError
+from app.exported_models import with_bundles
+from tests.support.checkpoints import Exported, exported
+from tests.support.hub import Hub
+from tests.support.serving import COMMAND, ROOT, environment
+
+REPO = "acme/tiny-sentiment"
+# In the place of sentiment-export: notes its arguments in the bundle, and how often it has run.
+FAKE = """
+import pathlib, sys
+source, _, output, *rest = sys.argv[1:]
+bundle = pathlib.Path(output)
+bundle.mkdir(parents=True)
+print("exporting the graph")
+if "broken" in source:
+    print("sentiment-export: it is damaged")
+    sys.exit(1)
+with (bundle / "manifest.json").open("x") as file:
+    print(source, *rest, file=file)
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A checkpoint and its bundle."""
+    return exported(tmp_path_factory.getbasetemp(), "bert")
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """An empty hub."""
+    with Hub() as hub:
+        yield hub
+
+
+def _environment(hub: Hub, tmp_path: Path, **more: str) -> dict[str, str]:
+    """Variables of a process whose caches are empty and whose hub is this one."""
+    kept = {k: v for k, v in environment(**more).items() if "proxy" not in k.lower()}
+    caches = {"HF_HOME": str(tmp_path / "hub"), "SENTIMENT_CACHE_DIR": str(tmp_path / "cache")}
+    return {**kept, "HF_ENDPOINT": hub.url, **caches}
+
+
+def _classify(model: str, variables: dict[str, str], cwd: Path = ROOT) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*COMMAND, "classify", "--model", model, "love"],
+        cwd=cwd,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_hub_id_is_exported_once(hub: Hub, checkpoint: Exported, tmp_path: Path) -> None:
+    """Of two starts, one exports and one waits. The next one asks nobody, and takes no time."""
+    commit = hub.add(REPO, checkpoint.source)
+    variables = _environment(hub, tmp_path)
+    both = [_classify(REPO, variables) for _ in range(2)]
+    ended = [(*process.communicate(timeout=300), process.returncode) for process in both]
+    answers, told, codes = zip(*ended, strict=True)
+    assert codes == (0, 0), told
+    assert answers[0] == answers[1]
+    assert answers[0].endswith("\tlove\n")
+    steps = "".join(told)
+    assert steps.count(f"sentiment: exporting {REPO}") == 1
+    assert steps.count(f"another process is exporting {REPO}; waiting for it") == 1
+    assert steps.index("exporting the graph") < steps.index("comparing int8 with PyTorch")
+    (manifest,) = (tmp_path / "cache" / "models").rglob("manifest.json")
+    document = json.loads(manifest.read_text())
+    assert document["name"] == "tiny-sentiment"
+    assert document["source"]["revision"] == commit
+    hub.requests.clear()
+    again = _classify(REPO, variables)
+    assert again.communicate(timeout=180) == (answers[0], "")
+    assert hub.requests == []
+
+
+@pytest.fixture
+def no_torch(tmp_path: Path) -> Path:
+    """A user's project: it has a package named app, and its interpreter has no PyTorch."""
+    project = tmp_path / "project"
+    (project / "app").mkdir(parents=True)
+    (project / "app" / "__init__.py").write_text("raise RuntimeError('this is the user own app')")
+    for name in ("torch", "transformers", "optimum"):
+        missing = f"raise ModuleNotFoundError('No module named {name}', name='{name}')"
+        (project / f"{name}.py").write_text(missing)
+    return project
+
+
+def test_a_pushed_bundle_is_served_without_pytorch(
+    hub: Hub, checkpoint: Exported, tmp_path: Path, no_torch: Path
+) -> None:
+    """sentiment-export --push puts a bundle on the hub; a project without PyTorch uses it.
+
+    A checkpoint there is refused with the commands that install the exporter.
+    """
+    uploads = hub.accept_uploads(tmp_path / "pushed")
+    hub.tokens.add("hf_write")
+    hub.add(REPO, checkpoint.source)
+    variables = _environment(hub, tmp_path)
+    words = [str(checkpoint.source), "--output", str(tmp_path / "out"), "--push", "acme/bundle"]
+    export = [str(Path(sys.executable).with_name("sentiment-export")), *words]
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 300}
+    refused = subprocess.run(export, env=variables, **options)  # type: ignore[call-overload]
+    assert refused.returncode == 1
+    assert "was written, but not pushed to acme/bundle" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    pushed = subprocess.run(export, env={**variables, "HF_TOKEN": "hf_write"}, **options)  # type: ignore[call-overload]
+    assert pushed.returncode == 0, pushed.stderr
+    assert pushed.stdout.splitlines()[-1].startswith("pushed to acme/bundle at ")
+    assert uploads.made == ["acme/bundle"]
+
+    variables["PYTHONPATH"] = "."
+    answered = _classify("acme/bundle", variables, no_torch)
+    answer, told = answered.communicate(timeout=180)
+    assert answered.returncode == 0, told
+    assert answer.endswith("\tlove\n")
+    (manifest,) = (tmp_path / "cache" / "models").rglob("manifest.json")
+    assert list(json.loads(manifest.read_text())["variants"]) == ["int8"]
+    assert not any(name.endswith("model.onnx") for name in hub.fetched())
+    impossible = _classify(REPO, variables, no_torch)
+    _, told = impossible.communicate(timeout=180)
+    assert impossible.returncode == 1
+    last = told.splitlines()[-1]
+    assert f"{REPO} cannot be used: this needs the package torch" in last
+    assert f"{sys.executable} -m uv pip install --python {sys.executable}" in last
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A quick sentiment-export, and the cache directory to use."""
+    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", FAKE])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache"
+
+
+def _used(cache: Path, *models: str, **settings: str) -> list[Path]:
+    values = {"model": os.pathsep.join(models), "cache_dir": str(cache), **settings}
+    return list(with_bundles(load_settings(values), print).model)
+
+
+def test_a_changed_checkpoint_is_exported_again(fake: Path, tmp_path: Path) -> None:
+    """A directory is exported once for each of its states; the last part is the model's name."""
+    (tmp_path / "mine").mkdir()
+    config = tmp_path / "mine" / "config.json"
+    config.write_text("{}")
+    (first,) = _used(fake, "mine")
+    assert first.name == "mine"
+    assert (first / "manifest.json").read_text() == f"{config.parent} --precision int8\n"
+    assert _used(fake, "mine") == [first]
+    config.write_text('{"new": 1}')
+    (second,) = _used(fake, "mine")
+    assert second != first
+
+
+def test_paths_and_hub_ids(fake: Path, tmp_path: Path) -> None:
+    """An existing path wins. ./ and / begin paths only, and one that does not exist is called so.
+
+    A revision follows @.
+    """
+    (tmp_path / "acme" / "here").mkdir(parents=True)
+    (tmp_path / "acme" / "here" / "manifest.json").touch()
+    assert _used(fake, "acme/here") == [Path("acme/here")]
+    for path in ("./acme/gone", "/acme/gone", "gone", "a/b/c"):
+        with pytest.raises(UserError, match=r"^there is no directory .*(gone|a/b/c); .* ORG/NAME$"):
+            _used(fake, path)
+    main, old, other = _used(fake, "acme/gone", "acme/gone@refs/pr/1", "acme/gone-too")
+    assert (main / "manifest.json").read_text() == "acme/gone --precision int8\n"
+    assert (old / "manifest.json").read_text() == (
+        "acme/gone --precision int8 --revision refs/pr/1\n"
+    )
+    assert len({main, old, other, *_used(fake, "acme/gone", precision="fp32")}) == 4
+
+
+def test_a_model_that_cannot_be_exported(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error is the last line of the exporter, once; without a cache it names --cache-dir."""
+    with pytest.raises(UserError, match=r"^acme/broken cannot be used: it is damaged$"):
+        _used(fake, "acme/broken")
+    assert "damaged" not in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"/dev/null/models.*: Not a directory; give another --cac"):
+        _used(Path("/dev/null"), "acme/other")
+
+
+def test_settings_without_a_model_stay(fake: Path) -> None:
+    """The embedded model needs no export, and no cache."""
+    assert with_bundles(Settings()) == Settings()
+    assert not fake.exists()
