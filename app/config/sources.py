@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import platformdirs
 from pydantic import ValidationError
 
 from app.config import platforms
