@@ -116,7 +116,7 @@ def _providers() -> list[str]:
 
 def _gpu(settings: Settings, state: CudaState) -> Finding:
     if not state.problem:
-        gpus = "; ".join(f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in state.gpus)
+        gpus = "; ".join(map(str, state.gpus))
         driver = f"driver {state.driver or 'of unknown version'} for CUDA {state.driver_cuda}"
         return Finding("GPU", True, f"{gpus}; {driver}, the runtime needs {state.runtime_cuda}")
     if settings.device == "cpu":

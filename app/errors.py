@@ -15,7 +15,7 @@ class CannotContinue(UserError):
     """A command cannot go on from what an earlier run saved. The message says what must change."""
 
 
-class DeviceLost(Exception):
+class DeviceLost(UserError):
     """The device that computes can do so only for a new process. The message says why."""
 
 

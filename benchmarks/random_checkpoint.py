@@ -12,12 +12,14 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoConfig, AutoModelForSequenceClassification, RobertaTokenizerFast
 from transformers.modeling_utils import no_init_weights
 
+from benchmarks.texts import WORDS
+
 # What all have in common: the config of RoBERTa-base and its relatives, with three labels.
 COMMON = {"max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1, "num_labels": 3}
 
 
 def random_checkpoint(path: Path, model_type: str, **config: Any) -> Path:
-    """Write a checkpoint of this type, with a byte-level tokenizer without merges.
+    """Write a checkpoint of this type, with a byte-level tokenizer that knows common words.
 
     ``config`` overrides ``COMMON`` and the defaults that transformers has for the type.
 
@@ -26,7 +28,9 @@ def random_checkpoint(path: Path, model_type: str, **config: Any) -> Path:
     path.mkdir()
     tokenizer = ByteLevelBPETokenizer()
     specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    tokenizer.train_from_iterator([], vocab_size=300, special_tokens=specials)
+    # What occurs twice is merged: most words become one token each, as in a real tokenizer.
+    words, size = [WORDS, WORDS], config.get("vocab_size", 1_000)
+    tokenizer.train_from_iterator(words, size, special_tokens=specials, show_progress=False)
     tokenizer.save_model(str(path))
     RobertaTokenizerFast.from_pretrained(path).save_pretrained(path)
     with no_init_weights():

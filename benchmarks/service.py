@@ -114,7 +114,7 @@ class Service(Server):
         self,
         bundle: Path,
         *flags: str,
-        program: Sequence[str] = (str(Path(sys.executable).with_name("sentiment")),),
+        program: Sequence[str] = (sys.executable, "-m", "app"),
         variables: Mapping[str, str] | None = None,
     ) -> None:
         where = ("--port", "0", "--model", str(bundle))

@@ -102,10 +102,11 @@ class Settings(BaseSettings):
         "target; 0 means: no target",
     )
     max_queue_tokens: int = Field(
-        default=65_536,
-        ge=1,
+        default=0,
+        ge=0,
         description="maximum tokens that wait in the queue; one request may use at most half of "
-        "them; a request that does not fit gets 429",
+        "them; a request that does not fit gets 429; 0 means: as many as are computed in a second "
+        "at the measured speed, but at least 65536, and more only as far as the memory suffices",
     )
     cache_mb: int = Field(
         default=0,
@@ -201,6 +202,16 @@ class Settings(BaseSettings):
     def _default_host(cls, value: Any) -> Any:
         # An empty value means: not set. A socket would listen on all addresses.
         return value or cls.model_fields["host"].default
+
+    @field_validator("precision")
+    @classmethod
+    def _suits_the_device(cls, precision: str, info: ValidationInfo) -> str:
+        if precision == "int8" and info.data.get("device", "").startswith("cuda"):
+            raise ValueError(
+                "int8 is for CPUs: ONNX Runtime computes it there, with copies to and from the GPU "
+                "for each layer; give fp16, fp32 or auto, or the device cpu"
+            )
+        return precision
 
     @field_validator("max_inflight_bytes")
     @classmethod

@@ -91,7 +91,7 @@ class Classifier:
             key=attrgetter("key"),
             runners=plan.runners,
             budget=plan.budget,
-            max_queue_tokens=settings.max_queue_tokens,
+            max_queue_tokens=plan.max_queue_tokens,
             on_batch=self._on_batch,
             on_lag=observer.lag,
             on_loss=observer.runner_lost,
@@ -115,6 +115,11 @@ class Classifier:
         )
 
     @property
+    def request_tokens(self) -> int:
+        """The number of tokens that one request may have."""
+        return int(self.plan.max_queue_tokens * REQUEST_SHARE)
+
+    @property
     def stream_tokens(self) -> int:
         """The number of tokens that all streams together may have in the queue and in batches.
 
@@ -122,8 +127,7 @@ class Classifier:
         More would only make other requests and later streams wait.
         """
         batches = self.plan.runners + STREAM_LOOKS * LOOK_AHEAD
-        share = int(self._settings.max_queue_tokens * REQUEST_SHARE)
-        return min(batches * self.plan.budget.tokens, share)
+        return min(batches * self.plan.budget.tokens, self.request_tokens)
 
     async def classify(
         self, texts: Sequence[Input], options: TextOptions = DEFAULTS, *, deadline: float

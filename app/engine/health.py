@@ -29,7 +29,7 @@ class Health:
         Raises:
             NotReady: only a new process can help.
         """
-        self._check_device()
+        self.check_device()
         if self._runners.hopeless:
             raise NotReady(f"every runner of {self._model.name} hangs or has failed")
 
@@ -42,13 +42,18 @@ class Health:
         Raises:
             NotReady: the device is lost, a runner hangs or is lost, or inference keeps failing.
         """
-        self._check_device()
+        self.check_device()
         if not self._runners.complete:
             raise NotReady(f"a runner of {self._model.name} hangs or was lost")
         if self._batcher.failing and not await self._probe():
             raise NotReady(f"inference with {self._model.name} keeps failing")
 
-    def _check_device(self) -> None:
+    def check_device(self) -> None:
+        """Return unless the device is lost.
+
+        Raises:
+            NotReady: only a new process can help.
+        """
         if reason := self._batcher.device_lost:
             raise NotReady(f"{self._model.name}: {reason}")
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from app.config.settings import Settings
 from app.engine.machine.gpu import CUDA
 from app.engine.model.bundle import Bundle
+from app.engine.model.device_errors import loading_error
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.text.tokenizer_threads import use_idle_cpus
 from app.engine.tuning.plan import ServingPlan, tune
 from app.engine.worker import Steps
-from app.errors import ServiceError, UserError, first_line
+from app.errors import ServiceError, UserError
 
 WARM_UP_TEXT = "The first batch pays for memory that the next ones find ready."
 WARM_UP_BATCHES = (1, 8)  # texts
@@ -108,9 +109,7 @@ def _computing(path: Path) -> Iterator[None]:
     except UserError:  # it is one line
         raise
     except Exception as error:  # onnxruntime's exceptions share no base class
-        raise UserError(
-            f"{path}: ONNX Runtime cannot compute the model: {first_line(error)}"
-        ) from error
+        raise loading_error(error, f"{path}: ONNX Runtime cannot compute the model") from error
 
 
 def load_again(old: Model, settings: Settings, cpus: float, plan: ServingPlan) -> Steps[Loaded]:

@@ -17,7 +17,14 @@ from app.engine.machine.memory import give_back_memory
 from app.engine.model.model import Model
 from app.engine.tuning.plan import ServingPlan
 from app.engine.worker import Worker
-from app.errors import InvalidBundle, ModelNotFound, ServiceError, UserError
+from app.errors import (
+    DeviceLost,
+    InvalidBundle,
+    ModelNotFound,
+    NotReady,
+    ServiceError,
+    UserError,
+)
 from app.lifecycle import Lifecycle
 
 # The pause before the memory of a replaced model is given back: a runner whose thread is ending
@@ -149,7 +156,8 @@ class ModelRegistry:
         it has begun.
 
         Raises:
-            ModelNotFound, NotReady, ShuttingDown: there is no such model to reload now.
+            ModelNotFound, ShuttingDown: there is no such model to reload now.
+            NotReady: there is none yet, or the device is lost.
             InvalidBundle: the bundle's present content cannot be served; the old model stays.
         """
         await self.switch(await self.prepare(name))
@@ -201,8 +209,13 @@ class ModelRegistry:
     async def _load_new(self, name: str) -> Classifier:
         """The classifier of the named model's bundle as it is now."""
         self._lifecycle.check()
+        old = self.classifier(name)
+        old.health.check_device()
         try:
-            new = await self._load(self.classifier(name))
+            new = await self._load(old)
+        except DeviceLost as error:
+            logger.error("%s could not be reloaded: %s", name, error)
+            raise NotReady(f"{name} could not be reloaded: {error}") from None
         except UserError as error:
             logger.error("%s could not be reloaded: %s", name, error)
             raise InvalidBundle(

@@ -25,10 +25,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What NVML says of one GPU. None means: it did not say, as for the load of a part (MIG)."""
+    """What NVML says of one GPU, or of a part of one (MIG). None means: it did not say.
 
-    index: int  # NVML's, which can differ from CUDA's
+    ``index`` is NVML's, which can differ from CUDA's; a part of GPU 0 has 0:0, 0:1 and so on.
+    """
+
+    index: str
     name: str
+    up: bool = False  # NVML answers; also if the answer is that it may not or cannot say
     utilization: float | None = None  # 0 to 1
     memory_used: int | None = None  # bytes
     memory_total: int | None = None  # bytes
@@ -46,31 +50,51 @@ class Nvml:
         self._nvml = import_module("pynvml")
         self._nvml.nvmlInit()
         self.driver: str = self._nvml.nvmlSystemGetDriverVersion()
-        self._handles: dict[int, Any] = {}
-        self.names: dict[int, str] = {}  # of a GPU that was lost as well
-        for index in range(self._nvml.nvmlDeviceGetCount()):
+        self._handles: dict[str, Any] = {}
+        self.names: dict[str, str] = {}  # of a GPU that was lost as well
+        for number in range(self._nvml.nvmlDeviceGetCount()):
             with suppress(self._nvml.NVMLError):  # a lost GPU must not hide the others
-                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                self.names[index] = self._nvml.nvmlDeviceGetName(handle)
-                self._handles[index] = handle
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(number)
+                for index, part in self._parts(str(number), handle):
+                    self.names[index] = self._nvml.nvmlDeviceGetName(part)
+                    self._handles[index] = part
+
+    def _parts(self, index: str, handle: Any) -> list[tuple[str, Any]]:
+        """The parts of a GPU that is divided (MIG), or the GPU itself.
+
+        A container that has a part may not read the memory of the whole GPU.
+        """
+        parts = []
+        mode = self._ask(lambda: self._nvml.nvmlDeviceGetMigMode(handle)) or (0, 0)
+        if mode[0] == self._nvml.NVML_DEVICE_MIG_ENABLE:
+            for number in range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+                with suppress(self._nvml.NVMLError):  # there are fewer, or others are hidden
+                    part = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+                    parts.append((f"{index}:{number}", part))
+        return parts or [(index, handle)]
 
     def read(self) -> list[Gpu]:
         """Read all GPUs. An error of NVML leaves out what it could not say."""
         return [self._read(index, handle) for index, handle in self._handles.items()]
 
-    def _read(self, index: int, handle: Any) -> Gpu:
-        memory = self._ask(lambda: self._nvml.nvmlDeviceGetMemoryInfo(handle))
-        rates = self._ask(lambda: self._nvml.nvmlDeviceGetUtilizationRates(handle))
+    def _read(self, index: str, handle: Any) -> Gpu:
+        name = self.names[index]
+        try:
+            memory = self._ask(lambda: self._nvml.nvmlDeviceGetMemoryInfo(handle))
+            rates = self._ask(lambda: self._nvml.nvmlDeviceGetUtilizationRates(handle))
+        except self._nvml.NVMLError:
+            return Gpu(index, name)
         return Gpu(
             index,
-            self.names[index],
+            name,
+            up=True,
             utilization=None if rates is None else rates.gpu / 100,
             memory_used=memory and memory.used,
             memory_total=memory and memory.total,
         )
 
     def _ask(self, call: Callable[[], T]) -> T | None:
-        with suppress(self._nvml.NVMLError):
+        with suppress(self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_NoPermission):
             return call()
         return None
 
@@ -118,7 +142,7 @@ class GpuCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The families, without those that have no value."""
         shown: tuple[tuple[str, str, Callable[[Gpu], float | None]], ...] = (
-            ("up", "1 while NVML can read the GPU.", lambda gpu: gpu.memory_used is not None),
+            ("up", "1 while NVML answers for the GPU.", lambda gpu: gpu.up),
             ("utilization_ratio", "Share of time in which it computed.", lambda g: g.utilization),
             ("memory_used_bytes", "Bytes in use, by all processes.", lambda g: g.memory_used),
             ("memory_total_bytes", "Bytes that it has.", lambda gpu: gpu.memory_total),
@@ -127,6 +151,6 @@ class GpuCollector(Collector):
             family = GaugeMetricFamily(f"sentiment_gpu_{name}", text, labels=LABELS)
             for gpu in self._gpus:
                 if (value := value_of(gpu)) is not None:
-                    family.add_metric((str(gpu.index), gpu.name), value)
+                    family.add_metric((gpu.index, gpu.name), value)
             if family.samples:
                 yield family

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from app.engine.machine.gpu import cuda_state
 from benchmarks.tables import Row
@@ -20,7 +19,7 @@ def run(setup: Setup) -> Iterator[Row]:
     """
     bundle = setup.bundle(next(iter(setup.size.shapes)))
     flags = ["--model", str(bundle)] if bundle.exists() else []
-    command = [str(Path(sys.executable).with_name("sentiment")), "doctor", *flags]
+    command = [sys.executable, "-m", "app", "doctor", *flags]
     found = subprocess.run(
         [*command, "--device", setup.device],
         capture_output=True,

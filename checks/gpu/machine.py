@@ -3,6 +3,8 @@
 import importlib.metadata
 from collections.abc import Iterator
 
+import onnxruntime as ort
+
 from app.engine.machine.gpu import cuda_state
 from benchmarks.conditions import conditions
 from benchmarks.tables import Row
@@ -20,7 +22,8 @@ def run(setup: Setup) -> Iterator[Row]:
         f"ONNX Runtime needs CUDA {state.runtime_cuda or 'none: it is the build for CPUs'}",
     }
     for number, gpu in enumerate(state.gpus):
-        yield {"what": f"GPU {number}", "value": f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB"}
+        yield {"what": f"GPU {number}", "value": str(gpu)}
+    yield {"what": "ONNX Runtime", "value": ort.get_build_info()}
     packages = sorted(
         f"{one.name} {one.version}"
         for one in importlib.metadata.distributions()

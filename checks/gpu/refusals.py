@@ -7,7 +7,6 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE
 from benchmarks.service import Service
@@ -15,7 +14,7 @@ from benchmarks.tables import Row
 from checks.gpu.setup import Setup
 
 HUMAN = ("--log-format", "human")
-SERVE = (str(Path(sys.executable).with_name("sentiment")), "serve", "--port", "0", *HUMAN)
+SERVE = (sys.executable, "-m", "app", "serve", "--port", "0", *HUMAN)
 LIMIT_S = 30
 
 

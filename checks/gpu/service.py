@@ -11,8 +11,6 @@ from benchmarks.texts import texts_of, tweet_lengths
 from checks.gpu.models import load, precisions
 from checks.gpu.setup import Setup
 
-QUEUE_TOKENS = "2000000"  # the default refuses 256 requests of 64 texts
-
 
 def run(setup: Setup) -> Iterator[Row]:
     """Serve each shape in its best precision, and send requests of several sizes."""
@@ -23,7 +21,7 @@ def run(setup: Setup) -> Iterator[Row]:
         lengths = [min(n, model.max_tokens) for n in tweet_lengths(setup.size.service_texts)]
         texts = texts_of(model.tokenizer.library, lengths)
         flags = ("--device", setup.device, "--precision", precision)
-        with Service(bundle, *flags, "--max-queue-tokens", QUEUE_TOKENS) as service:
+        with Service(bundle, *flags) as service:
             plan = next(line for line in service.log.splitlines() if "runners" in line)
             yield {"shape": shape, "precision": precision, "tuning": json.loads(plan)["message"]}
             for connections in setup.size.connections:

@@ -19,6 +19,8 @@ class Size:
     cell_seconds: float = 0.3  # for each length and batch size
     independence_texts: int = 2_000
     parity_texts: int = 100
+    new_shapes: int = 2_000
+    new_shape_tokens: int = 16_384  # in a batch at most
     # More different texts than wait at the same time would need minutes to make. Equal texts that
     # wait are computed once; the step `service` shows their share.
     service_texts: int = 8_192
@@ -49,6 +51,8 @@ TINY = Size(
     cell_seconds=0.01,
     independence_texts=60,
     parity_texts=8,
+    new_shapes=50,
+    new_shape_tokens=64,
     service_texts=64,
     request_texts=(1, 4),
     connections=(2,),

@@ -41,6 +41,7 @@ STEPS = (
     Step("doctor", "sentiment doctor", 60, needs_gpu=False),
     Step("parity", "Logits on the device against fp32 on the CPU", 60),
     Step("speed", "ONNX Runtime alone: a batch's time with inputs on the device", 60),
+    Step("new_shapes", "Batches that each have a new shape", 120),
     Step("independence", "The same texts alone and in random batches", 120),
     Step("service", "The service over HTTP", 120),
     Step("start", "Start and memory", 60),

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from app.config.settings import Settings
 from app.main import create_app
 from benchmarks import architectures, int8_speed, report
 from benchmarks.event_loop.client import send_slice
 from benchmarks.load import Load, run
+from benchmarks.random_checkpoint import random_checkpoint
 from benchmarks.subject import Goal
-from benchmarks.texts import PERCENTILES, TOKENS, tweet_lengths
+from benchmarks.texts import PERCENTILES, TOKENS, WORDS, tweet_lengths
 from tests.conftest import SET_BY_HAND
 from tests.support.serving import listening
 
@@ -28,6 +30,20 @@ def port(bundle: Path) -> Iterator[int]:
     """The service on a real socket."""
     with listening(create_app(Settings.model_validate({"model": (bundle,), **SET_BY_HAND}))) as url:
         yield int(url.rpartition(":")[2])
+
+
+def test_random_checkpoints_have_words_of_one_token(tmp_path: Path) -> None:
+    """Without merges, each letter would be a token, and texts of 26 tokens five words."""
+    small = {
+        "hidden_size": 8,
+        "num_attention_heads": 1,
+        "num_hidden_layers": 1,
+        "vocab_size": 1_000,
+    }
+    checkpoint = random_checkpoint(tmp_path / "small", "roberta", intermediate_size=8, **small)
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    words = WORDS.split()
+    assert len(tokenizer.encode(WORDS, add_special_tokens=False)) < 1.1 * len(words)
 
 
 def test_a_closed_loop_keeps_every_connection_busy(port: int) -> None:

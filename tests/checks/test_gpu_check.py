@@ -55,6 +55,7 @@ def test_every_step_runs_on_the_cpu_provider(tmp_path: Path) -> None:
     assert {row["within"] for row in found["parity"]["rows"]} == {"yes"}
     assert len(found["speed"]["rows"]) == 2 * len(TINY.tokens) * len(TINY.batches)
     assert {row["labels changed"] for row in found["independence"]["rows"]} == {0}
+    assert [row["shapes"] for row in found["new_shapes"]["rows"]] == [TINY.new_shapes]
     assert {row.get("not 200", 0) for row in found["service"]["rows"]} == {0}
     assert all(f"## {step.title}" in page for step in steps.STEPS)
 

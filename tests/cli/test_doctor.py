@@ -19,7 +19,7 @@ from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.errors import UserError
 
-WORKING = CudaState("580.65.06", "13.0", "13.0", (CudaGpu("NVIDIA Test", 80 * 2**30),))
+WORKING = CudaState("580.65.06", "13.0", "13.0", (CudaGpu("NVIDIA Test", 80 * 2**30, (9, 0)),))
 BROKEN = CudaState(problem="no NVIDIA driver is found", cure="install the driver")
 
 Lines = list[str]
@@ -111,7 +111,7 @@ def test_a_gpu_is_compared_with_the_cpu(
     gpu(WORKING, error)
     code, lines = ask()
     assert code == (1 if error else 0)
-    assert "NVIDIA Test, 80 GiB; driver 580.65.06 for CUDA 13.0" in lines[3]
+    assert "NVIDIA Test, 80 GiB, compute capability 9.0; driver 580.65.06 for CUDA 13.0" in lines[3]
     assert lines[5].startswith(begin)
     assert lines[5].endswith(end)
 

@@ -90,6 +90,14 @@ def test_a_bad_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings({"max_texts": "many"})
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_int8_on_a_gpu_is_refused(device: str) -> None:
+    """The reason and what is accepted are said; on the CPU, and with `auto`, int8 is accepted."""
+    with pytest.raises(ValidationError, match=r"int8 is for CPUs: .* give fp16, fp32 or auto"):
+        Settings(device=device, precision="int8")
+    assert Settings(device="auto", precision="int8").precision == "int8"
+
+
 def test_settings_do_not_change() -> None:
     """A setting cannot be assigned, so the values logged at start stay true."""
     with pytest.raises(ValidationError):

@@ -13,6 +13,7 @@ import pytest
 
 from app.config import platforms
 from app.config.settings import Settings
+from app.engine.tuning.plan import LEAST_QUEUE_TOKENS
 from app.server import health_check
 from checks.deploy.check import OVERLAYS, Object, containers, kubectl, load, only, render
 from deploy.prometheus import operator
@@ -317,7 +318,7 @@ def test_keda_asks_for_metrics_that_the_service_has(served: Process) -> None:
             assert metric == "up" or f"\n{metric}{{" in text
             assert job == scrape["job_name"]
     (trigger,) = (one for one in spec["triggers"] if one["name"] == "queue")
-    assert 0 < int(trigger["metadata"]["threshold"]) < Settings().max_queue_tokens
+    assert 0 < int(trigger["metadata"]["threshold"]) < LEAST_QUEUE_TOKENS
     # Without KEDA, hpa-queue asks for the same.
     (path,) = (ROOT / "deploy/kubernetes").rglob("hpa-queue/horizontalpodautoscaler.yaml")
     (pods,) = (metric["pods"] for metric in load(path)[0]["spec"]["metrics"])

@@ -42,6 +42,18 @@ def test_the_chart_makes_the_pods_of_the_overlay() -> None:
     assert ours == theirs
 
 
+def test_a_pod_with_a_gpu_has_the_resources_of_the_overlay() -> None:
+    """Eight CPUs, in chart and overlay: two would starve any GPU. Values override them."""
+    (gpu,) = (overlay for overlay in OVERLAYS if overlay.name == "gpu")
+    values = {"gpu": True, "model": {"name": "mine"}}
+    ours, theirs = (_pod(objects)["containers"][0] for objects in (rendered(values), render(gpu)))
+    assert ours["resources"] == theirs["resources"]
+    assert {theirs["resources"][kind]["cpu"] for kind in ("requests", "limits")} == {"8"}
+    small = values | {"resources": {"limits": {"memory": "3Gi"}}}
+    limits = _pod(rendered(small))["containers"][0]["resources"]["limits"]
+    assert limits == {"cpu": "8", "memory": "3Gi", "nvidia.com/gpu": "1"}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_selectors_fit_the_pods_of_their_release(case: str) -> None:
     """Each selector matches the pods of its release, and none those of another or of the export."""

@@ -70,12 +70,29 @@ def test_a_lost_gpu_is_not_up(scraped: TestClient, nvml: ModuleType) -> None:
     assert [list(values) for values in found.values()] == [["1"]] * 3
 
 
-def test_what_nvml_does_not_know_has_no_series(scraped: TestClient, nvml: ModuleType) -> None:
-    """A part of a GPU (MIG) has no load of its own, but memory."""
-    nvml.parts.update((0, 1))
+def test_a_part_of_a_gpu_is_up(scraped: TestClient, nvml: ModuleType) -> None:
+    """In a container with a part of GPU 0 (MIG), the series are the part's, which has no load.
+
+    NVML does not let the container read the memory of the whole GPU.
+    """
+    nvml.divided.add(0)
+    assert _gpus(scraped) == {
+        "up": {"0:1": 1, "1": 1},
+        "utilization_ratio": {"1": 0.75},
+        "memory_used_bytes": {"0:1": GIB, "1": 2 * GIB},
+        "memory_total_bytes": {"0:1": 16 * GIB, "1": 16 * GIB},
+    }
+    nvml.lost.add(0)
+    assert _gpus(scraped)["up"] == {"0:1": 0, "1": 1}
+
+
+def test_what_nvml_may_not_say_has_no_series(scraped: TestClient, nvml: ModuleType) -> None:
+    """A GPU of which NVML says neither memory nor load is up: NVML answers."""
+    nvml.divided.add(0)
+    nvml.hidden.add(0)
     found = _gpus(scraped)
-    assert "utilization_ratio" not in found
-    assert found["up"] == {"0": 1, "1": 1}
+    assert found.pop("up") == {"0": 1, "1": 1}
+    assert [list(values) for values in found.values()] == [["1"]] * 3
 
 
 def test_a_gpu_that_does_not_answer_does_not_hold_up_the_scrape(
@@ -111,7 +128,7 @@ async def _two_scrapes(nvml: ModuleType) -> None:
     rescue = threading.Timer(5, nvml.answers.set)  # a blocked event loop could not end the test
     rescue.start()
     second = asyncio.create_task(collector.refresh())
-    reading.set_result([gpus.Gpu(0, "NVIDIA Test")])
+    reading.set_result([gpus.Gpu("0", "NVIDIA Test")])
     await first
     assert not nvml.answers.is_set()
     rescue.cancel()

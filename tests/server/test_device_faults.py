@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import grpc
 import httpx2
@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app.engine.batching.inference import BatchReport
+from app.engine.model.model import Model
 from app.grpc_api.messages import METHODS
 from benchmarks.service import free_port
 from tests.conftest import Serve
@@ -132,10 +133,11 @@ def test_a_lost_gpu_ends_the_process_life(
 ) -> None:
     """Its texts fail with one call, later requests at once; no probe tries the GPU again.
 
-    Liveness and readiness of the process fail, although another model still answers.
+    Liveness and readiness of the process fail, although another model still answers. A reload says
+    why it cannot help.
     """
     other = make_bundle(tmp_path / "other", name="other")
-    client = serve(model=(bundle, other), runners=1)
+    client = serve(model=(bundle, other), runners=1, admin_keys="admin-key-1")
     session = Session(client)
     session.fits, session.text = 0, ILLEGAL_ADDRESS
     assert metric(client, "sentiment_device_lost", **MODEL) == 0
@@ -156,6 +158,9 @@ def test_a_lost_gpu_ends_the_process_life(
     for _ in range(3):
         assert _statuses(client, LIVE + READY) == {503}
     assert "only a restart" in client.get("/health/live").json()["detail"]
+    reload = client.post("/models/tiny/reload", headers=ADMIN)
+    assert (reload.status_code, reload.json()["code"]) == (503, "not_ready")
+    assert "only a restart" in reload.json()["detail"]
     assert len(session.calls) == 1
     assert _post(client, "love", model="other").json()["results"][0]["label"] == "positive"
     assert client.get("/v2/models/other/ready").status_code == 200
@@ -164,6 +169,24 @@ def test_a_lost_gpu_ends_the_process_life(
     assert metric(client, "sentiment_model_ready", **MODEL) == 0
     assert metric(client, "sentiment_model_ready", model="other") == 1
     assert [record.levelname for record in caplog.records].count("CRITICAL") == 1
+
+
+def test_a_reload_that_finds_the_gpu_lost(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so, and does not blame the bundle; the old model stays."""
+    client = serve(admin_keys="admin-key-1")
+    before = _post(client, "love").json()
+    with monkeypatch.context() as patch:
+        patch.setattr(Model, "infer", lambda *_: raise_error(RuntimeError(ILLEGAL_ADDRESS)))
+        reload = client.post("/models/tiny/reload", headers=ADMIN)
+    assert (reload.status_code, reload.json()["code"]) == (503, "not_ready")
+    assert "CUDA error 700: an illegal memory access was encountered" in reload.json()["detail"]
+    assert "secret-host" not in reload.text
+    assert _post(client, "love").json() == before
+
+
+def raise_error(error: Exception) -> NoReturn:
+    """Raise it where a statement cannot stand."""
+    raise error
 
 
 def test_a_lost_gpu_in_a_real_process(bundle: Path, tmp_path: Path) -> None:

@@ -126,7 +126,8 @@ def test_a_port_that_is_taken_is_one_line(bundle: Path, capsys: pytest.CaptureFi
             command = ["serve", "--workers", "2", "--model", str(bundle), *flags]
             assert main([*command, "--log-format", "human"]) == 1
             assert capsys.readouterr().err.splitlines()[-1] == (
-                f"sentiment: cannot listen on 127.0.0.1 port {port}: Address already in use"
+                f"sentiment: cannot listen on 127.0.0.1 port {port}: Address already in use; "
+                "choose another with --port (--metrics-port, --grpc-port)"
             )
 
 

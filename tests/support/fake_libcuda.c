@@ -1,6 +1,6 @@
 /* NVIDIA's driver library, as far as app/engine/machine/ uses it. The environment says what it
- * answers: FAKE_CUDA_INIT (the code of cuInit), FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES and
- * FAKE_CUDA_NO_MEMORY (the code of cuMemHostAlloc). Memory is logged to the file FAKE_CUDA_LOG. */
+ * answers: FAKE_CUDA_INIT (the code of cuInit), FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, and
+ * FAKE_CUDA_CAPABILITY_0 and so on (90 for 9.0). */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -36,35 +36,10 @@ int cuDeviceTotalMem_v2(size_t *bytes, int device) {
     return 0;
 }
 
-static void log_line(const char *format, size_t value) {
-    const char *path = getenv("FAKE_CUDA_LOG");
-    FILE *file = path ? fopen(path, "a") : NULL;
-    if (file) {
-        fprintf(file, format, value);
-        fclose(file);
-    }
-}
-
-int cuDevicePrimaryCtxRetain(void **context, int device) {
-    *context = (void *)(size_t)device;
-    return 0;
-}
-
-int cuCtxSetCurrent(void *context) {
-    log_line("context-%zu\n", (size_t)context);
-    return 0;
-}
-
-int cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
-    int code = number("FAKE_CUDA_NO_MEMORY", flags == 1 ? 0 : 1);
-    if (code) return code;
-    *address = malloc(bytes);
-    log_line("alloc-%zu\n", bytes);
-    return 0;
-}
-
-int cuMemFreeHost(void *address) {
-    free(address);
-    log_line("free\n", 0);
-    return 0;
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    char name[32];
+    snprintf(name, sizeof name, "FAKE_CUDA_CAPABILITY_%d", device - 100);
+    int capability = number(name, 90);
+    *value = attribute == 75 ? capability / 10 : capability % 10;
+    return attribute == 75 || attribute == 76 ? 0 : 1;
 }

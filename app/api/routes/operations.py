@@ -83,7 +83,7 @@ async def info(request: HttpRequest) -> Info:
         "calibration": default.model.calibration,
         "limits": {
             "max_batch_tokens": default.plan.budget.tokens,
-            "max_queue_tokens": settings.max_queue_tokens,
+            "max_queue_tokens": default.plan.max_queue_tokens,
             "cache_mb": settings.cache_mb,
             "max_texts": settings.max_texts,
             "max_text_chars": settings.max_text_chars,

@@ -10,7 +10,6 @@ from app.api.openapi.document import ERRORS, documented, documented_body, exampl
 from app.api.openapi.schemas import TokenizeRequest, TokenizeResponse
 from app.api.routing import Route
 from app.api.validation import as_list
-from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.predictions import item
 from app.engine.text.tokens import tokens_steps
 from app.errors import ServiceError
@@ -37,14 +36,15 @@ async def tokenize(request: HttpRequest) -> Response:
     texts = as_list(body.inputs)
     exchange, service = request.exchange, request.exchange.service
     exchange.check_number(len(texts))
-    model = service.models.classifier(body.model).model
+    classifier = service.models.classifier(body.model)
+    model = classifier.model
     exchange.asks(model.name, len(texts))
     steps = tokens_steps(
         model.tokenizer,
         texts,
         special=body.add_special_tokens,
         max_chars=service.settings.max_text_chars,
-        max_tokens=int(service.settings.max_queue_tokens * REQUEST_SHARE),
+        max_tokens=classifier.request_tokens,
     )
     work = service.worker.run(steps, deadline=exchange.deadline)
     results = await exchange.while_connected(work)

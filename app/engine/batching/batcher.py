@@ -238,6 +238,7 @@ class MicroBatcher(Generic[Item, Result]):
                 # one of the two.
                 runner.batch = self._queue.take_batch(
                     max_tokens=max_tokens,
+                    max_padding=self._budget.max_padding,
                     share=self._queue.tokens / self.runners.idle,
                     now=time.monotonic(),
                 )

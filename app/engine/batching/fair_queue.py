@@ -22,10 +22,6 @@ from typing import Generic, TypeVar
 # tweets of similar length, and so few that texts taken out of turn do not delay others for long.
 LOOK_AHEAD = 4
 
-# The share of a batch that may be padding. Padding costs time in attention. Small batches cost time
-# in loading the weights. With tweets of 5 to 45 tokens, shares of 6 to 15 % lose about the same.
-MAX_PADDING = 0.07
-
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -112,14 +108,17 @@ class FairQueue(Generic[E]):
         self.remove(cleared)
         return cleared
 
-    def take_batch(self, *, max_tokens: int, share: float, now: float) -> list[list[E]]:
+    def take_batch(
+        self, *, max_tokens: int, max_padding: float, share: float, now: float
+    ) -> list[list[E]]:
         """Remove and return the next batch: the entry whose turn it is, and others of like length.
 
         The batch is a list of rows. A row has an entry and all waiting entries that equal it, so
-        it is computed once. Number of rows × longest stays within ``max_tokens``; a longer entry
-        goes alone. A batch takes no more rows once they have ``share`` tokens: the rest is for
-        other idle runners. Entries that are found to have a deadline of ``now`` or earlier are
-        dropped. The batch is empty if no entry is left.
+        it is computed once. Number of rows × longest stays within ``max_tokens``, of which
+        ``max_padding``, as a share, may be padding; a longer entry goes alone. A batch takes no
+        more rows once they have ``share`` tokens: the rest is for other idle runners. Entries that
+        are found to have a deadline of ``now`` or earlier are dropped. The batch is empty if no
+        entry is left.
 
         If an error is raised, such as MemoryError, no entry is lost and the counts stay correct.
         """
@@ -128,7 +127,7 @@ class FairQueue(Generic[E]):
         rows: list[list[E]] = []
         virtual_time = self._virtual_time
         if leader is not None:
-            chosen = self._fill(leader, max_tokens, share, now, expired)
+            chosen = self._fill(leader, max_tokens, max_padding, share, now, expired)
             rows = [self._row(entry, now, expired) for entry in chosen]
             # Virtual time moves to the leader's end, not to its start. Every request is a new
             # flow. If time stood still while newcomers lead, they could block a long list forever.
@@ -141,7 +140,13 @@ class FairQueue(Generic[E]):
         return rows
 
     def _fill(
-        self, leader: E, max_tokens: int, share: float, now: float, expired: set[E]
+        self,
+        leader: E,
+        max_tokens: int,
+        max_padding: float,
+        share: float,
+        now: float,
+        expired: set[E],
     ) -> list[E]:
         """The leader, and those nearest to it in length that fit in its batch.
 
@@ -154,7 +159,7 @@ class FairQueue(Generic[E]):
             new_longest = max(longest, length)
             for entry in self._live(self._lengths[length], now, expired):
                 padded_tokens = new_longest * (len(batch) + 1)
-                least = (1 - MAX_PADDING) * padded_tokens
+                least = (1 - max_padding) * padded_tokens
                 if tokens >= share or padded_tokens > max_tokens or tokens + length < least:
                     break
                 if entry.turn >= horizon:

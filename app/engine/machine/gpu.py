@@ -7,8 +7,8 @@ driver itself, through its library, and names the cause and the cure.
 import contextlib
 import ctypes
 import io
-import os
 import re
+import sys
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,12 @@ _CONTAINER = (
     "a container needs nvidia-container-toolkit on the host and the option --gpus all (Kubernetes: "
     "the limit nvidia.com/gpu)"
 )
+# The compute capabilities that the wheels of onnxruntime-gpu have machine code for, by version. It
+# runs on later minor versions, too. The wheels have no PTX, which a driver compiles for other GPUs.
+MACHINE_CODE = {"1.31": ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0))}
+# CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+_CAPABILITY = (75, 76)
+
 # What cuInit may return, and the cause and cure (CUDA driver API, CUresult).
 _INIT_ERRORS = {
     34: (
@@ -48,10 +54,32 @@ _INIT_ERRORS = {
 
 @dataclass(frozen=True, slots=True)
 class CudaGpu:
-    """A GPU that CUDA can see. Its number is its place in ``CudaState.gpus``."""
+    """A GPU that CUDA can see. Its number is its place in ``CudaState.gpus``.
+
+    ``capability`` is its compute capability, (major, minor).
+    """
 
     name: str
     memory_bytes: int
+    capability: tuple[int, int]
+
+    def __str__(self) -> str:
+        major, minor = self.capability
+        gib = self.memory_bytes / 2**30
+        return f"{self.name}, {gib:.0f} GiB, compute capability {major}.{minor}"
+
+    @property
+    def problem(self) -> str:
+        """Why ONNX Runtime cannot compute on it; empty if it can, or if that is not known."""
+        known = MACHINE_CODE.get(ort.__version__.rpartition(".")[0])
+        major, minor = self.capability
+        if known is None or any(major == code[0] and minor >= code[1] for code in known):
+            return ""
+        accepted = ", ".join(f"{code[0]}.{code[1]}" for code in known)
+        return (
+            f"{self.name} has compute capability {major}.{minor}, and onnxruntime-gpu "
+            f"{ort.__version__} has machine code for {accepted} only"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +129,8 @@ def cuda_state(library: str = LIBCUDA, root: Path = Path("/")) -> CudaState:
             f"onnxruntime-gpu {ort.__version__} needs CUDA {state.runtime_cuda}"
         )
         cure = "install a newer driver"
+    elif not problem and all(gpu.problem for gpu in state.gpus):
+        problem, cure = state.gpus[0].problem, "use another GPU"
     elif not problem and (missing := _missing_libraries()):
         problem = f"these libraries of CUDA cannot be loaded: {', '.join(missing)}"
         cure = "install the extra 'gpu', which brings them (in a clone: make install HARDWARE=gpu)"
@@ -132,10 +162,13 @@ def _ask_driver(library: str, root: Path) -> tuple[str, tuple[CudaGpu, ...]]:
 def _gpu(cuda: ctypes.CDLL, index: int) -> CudaGpu:
     device, memory = ctypes.c_int(), ctypes.c_size_t()
     name = ctypes.create_string_buffer(256)
+    major, minor = ctypes.c_int(), ctypes.c_int()
     cuda.cuDeviceGet(ctypes.byref(device), index)
     cuda.cuDeviceGetName(name, len(name), device)
     cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
-    return CudaGpu(name.value.decode(errors="replace"), memory.value)
+    for value, attribute in zip((major, minor), _CAPABILITY, strict=True):
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+    return CudaGpu(name.value.decode(errors="replace"), memory.value, (major.value, minor.value))
 
 
 def _no_library(error: OSError, library: str, root: Path) -> tuple[str, str]:
@@ -168,9 +201,17 @@ def _major(version: str) -> int:
 def _missing_libraries() -> tuple[str, ...]:
     """Load the libraries of the packages nvidia-*, and return the names of those that are missing.
 
-    ONNX Runtime finds them by itself only if they are on the system's search path.
+    ONNX Runtime finds them by itself only if they are on the system's search path, or if the
+    packages are installed beside its own. They may be elsewhere: ``pip install --target`` puts
+    packages beside those of the machine.
     """
+    places = [str(lib) for entry in sys.path for lib in sorted(Path(entry).glob("nvidia/*/lib"))]
     with contextlib.redirect_stdout(io.StringIO()) as output:  # it prints what it cannot load
+        for place in places:
+            ort.preload_dlls(directory=place)
+        # A library that is loaded by now is found by its name, wherever it is.
+        output.truncate(output.seek(0))
         ort.preload_dlls()
-    paths = re.findall(r"^Failed to load (\S+):", output.getvalue(), re.MULTILINE)
-    return tuple(dict.fromkeys(map(os.path.basename, paths)))
+    # What has a path was tried by its name as well.
+    names = re.findall(r"^Failed to load ([^\s/]+):", output.getvalue(), re.MULTILINE)
+    return tuple(dict.fromkeys(names))

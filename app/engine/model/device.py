@@ -7,6 +7,11 @@ from app.errors import UserError
 
 CPU = "CPUExecutionProvider"
 
+# The kernels of attention that ONNX Runtime may choose from on a GPU, with their bits in its option
+# `sdpa_kernel` (``AttentionBackend`` in its attention_common.h). It takes the first that can
+# compute a node; MATH can compute all. 8 is cuDNN's.
+ATTENTION_KERNELS = {"FLASH": 1, "EFFICIENT": 2, "TRT_FUSED": 4, "MATH": 16, "TRT_FLASH": 32}
+
 # A provider of ONNX Runtime, with its options where they are not the default.
 Provider = str | tuple[str, dict[str, str]]
 
@@ -45,7 +50,8 @@ class Device:
         """Return if the device is there.
 
         Raises:
-            UserError: CUDA cannot be used, or it shows no GPU with one of the numbers.
+            UserError: CUDA cannot be used, it shows no GPU with one of the numbers, or ONNX
+                Runtime does not support that GPU.
         """
         if not self.gpus:
             return
@@ -58,6 +64,9 @@ class Device:
         if missing := [number for number in self.gpus if number >= len(state.gpus)]:
             shown = ", ".join(f"{number} ({gpu.name})" for number, gpu in enumerate(state.gpus))
             raise UserError(f"there is no GPU {missing[0]}: CUDA shows {shown}")
+        for number in self.gpus:
+            if problem := state.gpus[number].problem:
+                raise UserError(f"GPU {number} is not supported: {problem}; use another GPU")
 
     def hardware(self) -> str:
         """The names and the memory of the GPUs; empty on the CPU."""
@@ -87,17 +96,20 @@ def _cuda_options(memory_mb: int) -> dict[str, str]:
     """Options of ONNX Runtime's CUDA provider, where its defaults do not fit.
 
     Its defaults fit for the search of convolution algorithms (these models have no convolution),
-    for copying on the stream that computes (another stream can race: ONNX Runtime #4829), and for
-    CUDA graphs, which are off (they need batches of one shape). Each session keeps its memory after
-    a batch, since the next would have to allocate it again.
+    for copying on the stream that computes (another stream can race: ONNX Runtime #4829), for CUDA
+    graphs, which are off (they need batches of one shape), and for the arena: each growth is
+    twice the one before, up to 1 GiB. Growths by what a batch needs (``kSameAsRequested``) leave
+    pieces that later batches do not fit in, so memory grows with new shapes (#13500). Each session
+    keeps its memory after a batch, since the next would have to allocate it again.
     """
     options = {
         # TF32 keeps 10 bits of a product's inputs. Logits in fp32 would differ from the CPU's, and
         # from those that the export has compared with the checkpoint.
         "use_tf32": "0",
-        # By default each growth of the arena takes the next power of two, up to twice what the
-        # batch needs. The other models and processes on the GPU need that memory.
-        "arena_extend_strategy": "kSameAsRequested",
+        # The kernels of attention that may be used: all but cuDNN's. On an H100 or newer, cuDNN's
+        # would be preferred. They build a graph for each new shape and never free it, and nearly
+        # every batch has a new shape.
+        "sdpa_kernel": str(sum(ATTENTION_KERNELS.values())),
     }
     if memory_mb:
         options["gpu_mem_limit"] = str(memory_mb * 1_000_000)

@@ -1,6 +1,7 @@
 """A bundle in ONNX Runtime: from encodings to logits and scores."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import partial
 from typing import Literal
@@ -9,11 +10,11 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from app.engine.model.bound_session import BoundSessions
 from app.engine.model.bundle import Bundle, Precision
 from app.engine.model.device import CPU, Device
+from app.engine.model.replicas import Replicas
 from app.engine.model.session import int8_kernels, open_sessions
-from app.engine.text.encoding import Encoding, batch_shape, fill
+from app.engine.text.encoding import Encoding, Ids, batch_shape, fill
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.errors import InferenceFailed, UserError
 
@@ -22,6 +23,9 @@ from app.errors import InferenceFailed, UserError
 # more, the runner would block there.
 SILENT = ort.RunOptions()
 SILENT.log_severity_level = 4
+
+# A graph may take its inputs in either type. For any other, ONNX Runtime says what it expects.
+INPUT_TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
 
@@ -78,14 +82,16 @@ class Model:
                 f"bundle {bundle.path}: the {precision} model has {outputs} outputs, but the "
                 f"manifest has {len(self.labels)} labels"
             )
-        self._input_names = [node.name for node in self.session.get_inputs()]
+        self._inputs = {
+            node.name: INPUT_TYPES.get(node.type, np.int64) for node in self.session.get_inputs()
+        }
         self._fill = partial(fill, pad_token_id=bundle.pad_token_id, typed=manifest.text_pairs)
         self.tokenizer = InputTokenizer(
             bundle.path,
             max_tokens=self.max_tokens,
             preprocessing=self.preprocessing,
             text_pairs=self.text_pairs,
-            has_types="token_type_ids" in self._input_names,
+            has_types="token_type_ids" in self._inputs,
             model=self.name,
         )
 
@@ -114,29 +120,30 @@ class Model:
         self.threads = threads
         sessions = self._open_sessions(threads=threads)
         self.session = sessions[0]
-        self._bound = (
-            BoundSessions(sessions, self.device.gpus, SILENT) if self.device.gpus else None
-        )
+        self._replicas = Replicas(sessions) if len(sessions) > 1 else None
 
     def infer(self, encodings: Sequence[Encoding]) -> list[Logits | InferenceFailed]:
         """Logits [labels] for each encoding, computed as one padded batch.
 
         A text whose logits are not finite gets an error; the other texts get their logits.
         """
-        if self._bound is None:
-            (logits,) = self.session.run(None, self.feeds(encodings), SILENT)
-        else:
-            logits = self._bound.run(*batch_shape(encodings), partial(self._fill, encodings))
+        feeds = self.feeds(encodings)
+        with self._free_session() as session:
+            (logits,) = session.run(None, feeds, SILENT)
         finite = np.isfinite(logits).all(axis=1)
         return [
             row if ok else InferenceFailed("the model gave no finite logits for this text")
             for row, ok in zip(logits, finite, strict=True)
         ]
 
-    def feeds(self, encodings: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
+    def _free_session(self) -> AbstractContextManager[ort.InferenceSession]:
+        """A session for one batch; of several, the least busy."""
+        return nullcontext(self.session) if self._replicas is None else self._replicas.session()
+
+    def feeds(self, encodings: Sequence[Encoding]) -> dict[str, Ids]:
         """The session's inputs, each of shape [texts, tokens of the longest text]."""
         shape = batch_shape(encodings)
-        feeds = {name: np.empty(shape, dtype=np.int64) for name in self._input_names}
+        feeds = {name: np.empty(shape, dtype) for name, dtype in self._inputs.items()}
         self._fill(encodings, feeds)
         return feeds
 

@@ -9,7 +9,12 @@ import numpy as np
 import onnxruntime as ort
 
 from app.engine.model.device import CPU, Provider
-from app.errors import UserError, first_line
+from app.engine.model.device_errors import loading_error
+from app.errors import UserError
+
+# ONNX Runtime's warnings, about graphs and devices, would stand between the lines of the service's
+# log. Its errors, such as why CUDA cannot be loaded, stay.
+ort.set_default_logger_severity(3)
 
 # Graph fusions that are slower on a CPU. SkipLayerNormalization takes ten times as long as the Add
 # and LayerNormalization that it replaces. BiasGelu takes longer than Add and Gelu.
@@ -56,7 +61,8 @@ def open_session(
     ``kernels`` are the int8 kernels to use, if any.
 
     Raises:
-        UserError: the file cannot be loaded, or the provider cannot be used.
+        UserError: the file cannot be loaded, or the provider cannot be used (``DeviceLost``: not
+            in this process).
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -80,7 +86,7 @@ def open_session(
             enable_fallback=False,
         )
     except Exception as error:  # onnxruntime's exceptions share no base class
-        raise UserError(f"ONNX Runtime cannot load {path}: {first_line(error)}") from error
+        raise loading_error(error, f"ONNX Runtime cannot load {path}") from error
     name = provider if isinstance(provider, str) else provider[0]
     if session.get_providers()[0] != name:  # it can still fall back to the CPU silently
         raise UserError(

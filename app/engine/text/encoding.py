@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 # and the garbage collector does not visit them.
 ID_BYTES = 4
 
+# An input of a model: token ids, their mask or their types, [texts, tokens].
+Ids = NDArray[np.int64] | NDArray[np.int32]
+
 
 def packed(ids: Sequence[int]) -> bytes:
     """The token ids as the bytes of int32."""
@@ -73,7 +76,7 @@ def batch_shape(encodings: Sequence[Encoding]) -> tuple[int, int]:
 
 def fill(
     encodings: Sequence[Encoding],
-    inputs: Mapping[str, NDArray[np.int64]],
+    inputs: Mapping[str, Ids],
     *,
     pad_token_id: int,
     typed: bool,

@@ -161,8 +161,8 @@ def _take_turns(candidates: Sequence[_Candidate], seconds: float) -> None:
 def _affordable(candidates: Sequence[_Candidate], seconds: float) -> list[int]:
     """The batch sizes that can be measured often enough in ``seconds``, and always the smallest.
 
-    This also computes each size once, because the first batch of a size is slow. A size for which
-    the memory does not suffice ends the list.
+    Each size is computed twice, and the second time counts: in the first, a GPU loads the kernels
+    for that size. A size for which the memory does not suffice ends the list.
     """
     sizes: list[int] = []
     round_seconds = took = 0.0
@@ -170,8 +170,10 @@ def _affordable(candidates: Sequence[_Candidate], seconds: float) -> list[int]:
         expected = took * texts / sizes[-1] if sizes else 0.0
         if sizes and (1 + ENOUGH_ROUNDS) * (round_seconds + expected) > seconds:
             break
-        started = time.perf_counter()
         try:
+            for candidate in candidates:
+                candidate.run(texts)
+            started = time.perf_counter()
             for candidate in candidates:
                 candidate.run(texts)
         except Exception as error:

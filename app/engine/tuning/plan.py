@@ -21,9 +21,10 @@ from pydantic import BaseModel, Field, PositiveInt
 
 from app.atomic_files import write_text_atomically
 from app.config.settings import Settings, cache_directory
-from app.engine.batching.budget import TokenBudget
+from app.engine.batching.budget import MAX_PADDING, TokenBudget
 from app.engine.machine.cpu import cpu_flags, cpu_name, ways_to_share
 from app.engine.machine.gpu import CUDA
+from app.engine.machine.memory import available_memory
 from app.engine.model.model import Model
 from app.engine.tuning.costs import BATCHES, CUDA_BATCHES, TEXT_TOKENS, Cost, measure
 
@@ -35,16 +36,29 @@ CLEARLY = 0.05
 # One computes, while the next batch is prepared and copied by the other.
 RUNNERS_PER_GPU = 2
 
+# The share of a batch that may be padding on a GPU. It needs far larger batches than a CPU, and
+# seldom do as many texts of nearly equal length wait.
+CUDA_MAX_PADDING = 0.25
+
+# How much may wait in the queue by default. A second's work keeps the runners busy while clients
+# send their next requests, and is short beside the time that a request may take.
+QUEUE_SECONDS = 1.0
+LEAST_QUEUE_TOKENS = 65_536
+QUEUE_MEMORY_SHARE = 1 / 32
+# Of a text of four tokens, which takes more for each of its tokens than longer texts.
+BYTES_PER_QUEUED_TOKEN = 300
+
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan:
-    """The runners, threads and budget that a model is served with, and the reason."""
+    """The runners, threads, budget and queue that a model is served with, and the reason."""
 
     runners: int
     threads: int
     max_batch_tokens: int  # at the start
+    max_queue_tokens: int
     budget: TokenBudget
     reason: str
 
@@ -83,14 +97,18 @@ def tune(model: Model, settings: Settings, cpus: float) -> ServingPlan:
     if model.provider == CUDA:
         runners = settings.runners or RUNNERS_PER_GPU * model.device.copies
         ways = [(runners, settings.threads or 1)]
+        padding, largest, most = CUDA_MAX_PADDING, max(CUDA_BATCHES), max(CUDA_BATCHES)
     else:
         ways = ways_to_share(cpus, runners=settings.runners, threads=settings.threads)
+        padding, largest, most = MAX_PADDING, 1, 2 * max(BATCHES)
     if len(ways) == 1 and settings.max_batch_tokens:
         tokens = settings.max_batch_tokens
-        return ServingPlan(*ways[0], tokens, TokenBudget(tokens), "as set")
+        budget = TokenBudget(tokens, max_padding=padding)
+        queue = settings.max_queue_tokens or LEAST_QUEUE_TOKENS
+        return ServingPlan(*ways[0], tokens, queue, budget, "as set")
     key = _key(model, cpus, ways)
     file = _file(settings, key)
-    kept = _read(file, key)
+    kept = _read(file, key, largest)
     measured = "earlier"
     if kept is None:
         started = perf_counter()
@@ -102,20 +120,25 @@ def tune(model: Model, settings: Settings, cpus: float) -> ServingPlan:
     figures = "; ".join([_figures(cost, texts), *(_figures(c) for c in kept.costs if c != cost)])
     reason = f"measured {measured} on texts of {TEXT_TOKENS} tokens: {figures}"
     tokens = settings.max_batch_tokens or texts * TEXT_TOKENS
-    budget = TokenBudget(tokens)
+    budget = TokenBudget(tokens, max_padding=padding)
     if not (settings.max_batch_tokens or settings.target_latency_ms):
-        # On a CPU the budget may grow to twice the largest measured batch. On a GPU it may not,
-        # because the GPU's memory may be too small.
-        largest = max(cost.seconds) if model.provider == CUDA else 2 * max(BATCHES)
-        most = TEXT_TOKENS * largest
         budget = TokenBudget(
-            min(kept.max_batch_tokens or tokens, most),
+            min(kept.max_batch_tokens or tokens, TEXT_TOKENS * most),
+            max_padding=padding,
             fixed=False,
             least=TEXT_TOKENS,
-            most=most,
+            most=TEXT_TOKENS * most,
             on_change=partial(_correct, file, kept),
         )
-    return ServingPlan(cost.runners, cost.threads, tokens, budget, reason)
+    queue = settings.max_queue_tokens or queue_tokens(cost, available_memory())
+    return ServingPlan(cost.runners, cost.threads, tokens, queue, budget, reason)
+
+
+def queue_tokens(cost: Cost, memory_bytes: int) -> int:
+    """The tokens that may wait: those of ``QUEUE_SECONDS``, within a share of the memory."""
+    a_second = cost.texts_per_second(cost.best_batch()) * TEXT_TOKENS
+    most = memory_bytes * QUEUE_MEMORY_SHARE / BYTES_PER_QUEUED_TOKEN
+    return max(LEAST_QUEUE_TOKENS, int(min(QUEUE_SECONDS * a_second, most)))
 
 
 def choose(costs: Sequence[Cost], target_s: float) -> tuple[Cost, int]:
@@ -173,13 +196,19 @@ def _file(settings: Settings, key: str) -> Path | None:
     return directory / name if directory else None
 
 
-def _read(file: Path | None, key: str) -> _Kept | None:
-    """What an earlier start saved for the same model and machine, or None."""
+def _read(file: Path | None, key: str, largest: int) -> _Kept | None:
+    """What an earlier start saved for the same model and machine, or None.
+
+    Costs without the batches of ``largest`` texts do not count: perhaps something else held the GPU
+    up, or took its memory, at that start.
+    """
     try:
         kept = _Kept.model_validate_json(file.read_bytes()) if file and file.is_file() else None
     except (OSError, ValueError):
         return None  # the file is damaged: measure again
-    return kept if kept and kept.key == key else None
+    if kept is None or kept.key != key or any(largest not in cost.seconds for cost in kept.costs):
+        return None
+    return kept
 
 
 def _write(file: Path | None, kept: _Kept) -> bool:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.engine.batching.fair_queue import LOOK_AHEAD, MAX_PADDING, Entry, FairQueue
+from app.engine.batching.budget import MAX_PADDING
+from app.engine.batching.fair_queue import LOOK_AHEAD, Entry, FairQueue
 
 LONGEST = 20
 
@@ -34,7 +35,7 @@ def take_rows(
     share: float = math.inf,
     now: float = 0.0,
 ) -> list[list[Entry]]:
-    return queue.take_batch(max_tokens=max_tokens, share=share, now=now)
+    return queue.take_batch(max_tokens=max_tokens, max_padding=MAX_PADDING, share=share, now=now)
 
 
 def take(queue: FairQueue[Entry], **options: Any) -> list[Entry]:

@@ -28,12 +28,16 @@ def _gpu_package(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_missing(driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's versions and GPUs are reported, and there is no problem."""
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
+    monkeypatch.setenv("FAKE_CUDA_CAPABILITY_1", "86")
     monkeypatch.setenv("FAKE_CUDA_VERSION", "13010")
     version = tmp_path / "sys/module/nvidia/version"
     version.parent.mkdir(parents=True)
     version.write_text("580.82.07\n")
     state = cuda_state(driver, tmp_path)
-    assert state.gpus == (CudaGpu("Fake GPU 0", 8 << 30), CudaGpu("Fake GPU 1", 16 << 30))
+    assert state.gpus == (
+        CudaGpu("Fake GPU 0", 8 << 30, (9, 0)),
+        CudaGpu("Fake GPU 1", 16 << 30, (8, 6)),
+    )
     assert (state.driver, state.driver_cuda, state.runtime_cuda) == ("580.82.07", "13.1", "13.0")
     assert state.refusal == ""
 
@@ -67,6 +71,71 @@ def test_driver_that_cannot_be_used(
     assert problem in state.problem
     assert cure in state.cure
     assert "\n" not in state.refusal
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [
+        ("70", "7.0"),
+        ("60", "6.0"),
+        ("72", "7.2"),
+        ("100", "10.0"),
+        ("103", "10.3"),
+        ("110", "11.0"),
+    ],
+)
+def test_gpu_without_machine_code(
+    driver: str, monkeypatch: pytest.MonkeyPatch, capability: str, name: str
+) -> None:
+    """P100, V100, B200 and others are refused in one line before a batch fails on them."""
+    monkeypatch.setenv("FAKE_CUDA_CAPABILITY_0", capability)
+    words = f"Fake GPU 0 has compute capability {name}, and onnxruntime-gpu {ort.__version__} has "
+    assert cuda_state(driver).problem.startswith(words + "machine code for 7.5, 8.0, ")
+
+
+@pytest.mark.parametrize("capability", ["75", "80", "86", "87", "89", "90", "120", "121"])
+def test_gpu_with_machine_code(
+    driver: str, monkeypatch: pytest.MonkeyPatch, capability: str
+) -> None:
+    """T4, A100, L4, H100, RTX 50 and later minor versions of these are supported."""
+    monkeypatch.setenv("FAKE_CUDA_CAPABILITY_0", capability)
+    assert cuda_state(driver).refusal == ""
+
+
+def test_another_gpu_may_be_supported(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA can be used with one of two GPUs; the other one says why it cannot."""
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
+    monkeypatch.setenv("FAKE_CUDA_CAPABILITY_0", "70")
+    state = cuda_state(driver)
+    assert state.refusal == ""
+    assert [bool(one.problem) for one in state.gpus] == [True, False]
+
+
+def test_what_the_installed_version_supports_is_known() -> None:
+    """After an upgrade of ONNX Runtime, somebody must look what the new wheels were built for.
+
+    Of other versions nothing is known, so that every GPU is tried.
+    """
+    assert ort.__version__.rpartition(".")[0] in gpu.MACHINE_CODE
+
+
+def test_libraries_beside_other_packages_are_found(
+    driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVIDIA's packages may be in any directory of Python's path, as after `install --target`."""
+    lib = tmp_path / "nvidia/cu13/lib"
+    lib.mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    loaded: list[str | None] = []
+
+    def preload_dlls(directory: str | None = None) -> None:
+        loaded.append(directory)
+        if str(lib) not in loaded:
+            print("Failed to load libcublas.so.13: cannot open shared object file")
+
+    monkeypatch.setattr(ort, "preload_dlls", preload_dlls, raising=False)
+    assert cuda_state(driver).refusal == ""
+    assert loaded == [str(lib), None]
 
 
 def test_older_minor_version_of_cuda_is_enough(
@@ -105,17 +174,21 @@ def test_package_for_cpus(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     state = cuda_state(driver)
     assert state.problem == "the installed package onnxruntime is the one for CPUs"
     assert "HARDWARE=gpu" in state.cure
-    assert state.gpus == (CudaGpu("Fake GPU 0", 8 << 30),)
+    assert state.gpus == (CudaGpu("Fake GPU 0", 8 << 30, (9, 0)),)
 
 
 def test_missing_libraries_are_named(
     driver: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each library that cannot be loaded is named once, and nothing is printed."""
+    """Each library that cannot be loaded is named once, and nothing is printed.
+
+    The second try finds cuDNN on the system's search path.
+    """
 
     def preload_dlls() -> None:
         print("Failed to load /site-packages/nvidia/cu13/lib/libcublas.so.13: file too short")
         print("Failed to load libcublas.so.13: cannot open shared object file")
+        print("Failed to load /site-packages/nvidia/cudnn/lib/libcudnn.so.9: file too short")
         print("Failed to load libcurand.so.10: cannot open shared object file")
         print("Please follow https://onnxruntime.ai/docs/install/ to install CUDA.")
 

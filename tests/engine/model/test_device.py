@@ -18,7 +18,7 @@ from app.engine.model.model import Model
 from app.errors import UserError
 from app.files.run.local import LocalClassifier
 
-TWO_GPUS = CudaState(gpus=(CudaGpu("A100", 40 << 30), CudaGpu("L4", 24 << 30)))
+TWO_GPUS = CudaState(gpus=(CudaGpu("A100", 40 << 30, (8, 0)), CudaGpu("L4", 24 << 30, (8, 9))))
 NO_DRIVER = CudaState(problem="no NVIDIA driver is found", cure="install the driver")
 
 
@@ -69,22 +69,20 @@ def test_what_a_setting_names(setting: str, gpus: tuple[int, ...], name: str) ->
 
 
 def test_options_of_cuda(bundle: Path, opened: list[dict[str, Any]]) -> None:
-    """Products in full fp32, an arena that grows by what is needed, no patterns, no fallback.
+    """Products in full fp32, no attention by cuDNN, no patterns, no fallback.
 
-    A limit of memory is given to ONNX Runtime in bytes, for each GPU.
+    The arena keeps its default: growths of the next power of two. A limit of memory is given to
+    ONNX Runtime in bytes, for each GPU.
     """
     model = _load(bundle, "cuda:1")
     _load(bundle, "cuda:0,1", gpu_memory_mb=1_500)
     arguments, *limited = opened
-    options = {"device_id": "1", "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
-    assert arguments["providers"] == [(CUDA, options), CPU]
+    options = {"use_tf32": "0", "sdpa_kernel": "55"}  # the bit 8 is cuDNN's
+    assert arguments["providers"] == [(CUDA, {"device_id": "1", **options}), CPU]
     assert not arguments["options"].enable_mem_pattern
     assert not arguments["enable_fallback"]
     assert arguments["disabled_optimizers"] is None  # those are slow only on a CPU
-    assert model.provider_options == {
-        "use_tf32": "0",
-        "arena_extend_strategy": "kSameAsRequested",
-    }
+    assert model.provider_options == options
     for number, one in enumerate(limited):
         assert one["providers"][0][1]["device_id"] == str(number)
         assert one["providers"][0][1]["gpu_mem_limit"] == "1500000000"
@@ -102,6 +100,20 @@ def test_gpu_that_is_not_there(bundle: Path, opened: list[dict[str, Any]]) -> No
     with pytest.raises(UserError, match=r"^there is no GPU 2: CUDA shows 0 \(A100\), 1 \(L4\)$"):
         _load(bundle, "cuda:0,2")
     assert not opened
+
+
+def test_gpu_that_is_not_supported(
+    bundle: Path, opened: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the GPU, and the other one can be used."""
+    gpus = (CudaGpu("V100", 16 << 30, (7, 0)), CudaGpu("L4", 24 << 30, (8, 9)))
+    monkeypatch.setattr(device_module, "cuda_state", lambda: CudaState(gpus=gpus))
+    with pytest.raises(
+        UserError, match=r"^GPU 0 is not supported: V100 has compute capability 7.0"
+    ):
+        _load(bundle, "cuda:0,1")
+    assert not opened
+    assert _load(bundle, "cuda:1").provider == CUDA
 
 
 def test_cuda_that_cannot_be_used(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
+from onnx import TensorProto, helper
 
 from app.engine.machine.cpu import cpu_flags
 from app.engine.model import model as model_module
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.model.device import CPU
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
-from app.engine.model.session import Int8Kernels, int8_kernels
+from app.engine.model.session import Int8Kernels, int8_kernels, open_session
 from tests.conftest import Serve
 from tests.support.cpus import without_vnni
 from tests.support.serving import COMMAND, Process, environment
@@ -119,6 +122,25 @@ def test_with_avx512_without_vnni_the_logits_are_the_same(native: Any, tmp_path:
     if not (shutil.which("gcc") and shutil.which("objdump")):
         _give_up("gcc and objdump are not installed")
     _same_logits(_logits([sys.executable], without_vnni(tmp_path)), native)
+
+
+def test_nothing_but_the_log_is_on_standard_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime would warn of a weight that no node uses, but the service opens the session."""
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    unused = helper.make_tensor("unused", TensorProto.FLOAT, [1], [0.0])
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    graph = helper.make_graph(nodes, "tiny", value[:1], value[1:], [unused])
+    imports = [helper.make_opsetid("", 18)]
+    path = tmp_path / "tiny.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
+    open_session(path, CPU, threads=1, kernels=None)
+    assert capfd.readouterr().err == ""
+    warning = ort.SessionOptions()
+    warning.log_severity_level = 2
+    ort.InferenceSession(path, warning, providers=[CPU])
+    assert "unused" in capfd.readouterr().err
 
 
 def _give_up(reason: str) -> NoReturn:

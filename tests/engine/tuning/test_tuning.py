@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from time import sleep, thread_time
+from types import SimpleNamespace
 from typing import Any
 
 import onnxruntime
@@ -24,8 +25,14 @@ from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
 from app.engine.tuning import costs
 from app.engine.tuning import plan as tuning
-from app.engine.tuning.costs import BATCHES, TEXT_TOKENS, Cost
-from app.engine.tuning.plan import ServingPlan, choose, tune
+from app.engine.tuning.costs import BATCHES, CUDA_BATCHES, TEXT_TOKENS, Cost
+from app.engine.tuning.plan import (
+    LEAST_QUEUE_TOKENS,
+    ServingPlan,
+    choose,
+    queue_tokens,
+    tune,
+)
 from app.errors import UserError
 from tests.support.serving import COMMAND, Process, eventually
 from tests.support.tiny_bundle import make_bundle
@@ -155,29 +162,93 @@ def test_a_single_setting_is_kept_and_the_rest_measured(
     assert "measured in" in plan.reason
 
 
-@pytest.mark.parametrize("provider", [CPU, CUDA])
-def test_live_batches_may_be_larger_than_measured_only_on_a_cpu(
-    model: Model, settings: Settings, provider: str
+@pytest.mark.parametrize(("provider", "most"), [(CPU, 16), (CUDA, 1_024)])
+def test_live_batches_may_be_larger_than_measured(
+    model: Model,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    provider: str,
+    most: int,
 ) -> None:
-    """On a GPU, live batches never exceed the measured sizes, since memory might run out."""
+    """A search that ended early does not bind for ever: live batches try larger sizes."""
+    monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
     model.provider = provider
     plan = tune(model, settings, cpus=1)
+    assert plan.budget.tokens == TEXT_TOKENS
+    for texts in (1, most // 2, most):
+        plan.budget.tokens = TEXT_TOKENS * texts
+        tried = max(plan.budget.next(waiting=10**6) for _ in range(100))
+        assert tried == TEXT_TOKENS * min(2 * texts, most)
+
+
+def test_loading_the_kernels_of_a_size_does_not_end_the_search(
+    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, the first batch of a size takes 300 ms, and all sizes are measured all the same."""
+    clock = SimpleNamespace(now=0.0)
+    known: set[int] = set()
+
+    def infer(model: Model, encodings: Sequence[Encoding]) -> list[Any]:
+        clock.now += 0.002 if len(encodings) in known else 0.3
+        known.add(len(encodings))
+        return []
+
+    monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(Model, "infer", infer)
+    model.provider = CUDA
+    tune(model, settings, cpus=2)
     (cost,) = _costs(settings)
-    measured = TEXT_TOKENS * max(map(int, cost["seconds"]))
-    plan.budget.tokens = measured
-    tried = {plan.budget.next(waiting=10**6) for _ in range(100)}
-    half = max(TEXT_TOKENS, measured // 2)  # a noisy machine may measure one size only
-    assert tried == {half, measured} | ({measured * 2} if provider == CPU else set())
+    assert [*map(int, cost["seconds"])] == [*CUDA_BATCHES]
+    assert max(cost["seconds"].values()) < 0.1
+
+
+@pytest.mark.parametrize(("provider", "again"), [(CPU, False), (CUDA, True)])
+def test_a_measurement_without_the_largest_size_is_repeated(
+    model: Model,
+    settings: Settings,
+    batches: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    provider: str,
+    again: bool,
+) -> None:
+    """On a GPU, it may have been a bad moment; on a CPU, a slow model always ends the search."""
+    monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
+    model.provider = provider
+    tune(model, settings, cpus=2)
+    batches.clear()
+    tune(model, settings, cpus=2)
+    assert bool(batches) == again
+
+
+@pytest.mark.parametrize(
+    ("texts_per_second", "memory_gb", "tokens"),
+    [(400, 8, 65_536), (36_000, 8, 894_784), (36_000, 64, 1_152_000), (36_000, 1, 111_848)],
+    ids=["a CPU", "an H200 in a pod", "an H200", "an H200 with little memory"],
+)
+def test_the_queue_holds_a_second(texts_per_second: int, memory_gb: int, tokens: int) -> None:
+    """By default, a second's work may wait, but at least 65,536 tokens, and within the memory."""
+    cost = Cost(2, 1, {64: 128 / texts_per_second}, alone=0.01)
+    assert queue_tokens(cost, memory_gb * 2**30) == tokens
+
+
+def test_a_queue_that_is_set_is_kept(model: Model, settings: Settings) -> None:
+    """The setting decides, measured or not; without a measurement, the default is the least."""
+    by_hand = settings.model_copy(update={"runners": 2, "threads": 1, "max_batch_tokens": 99})
+    assert tune(model, by_hand, cpus=2).max_queue_tokens == LEAST_QUEUE_TOKENS
+    for one in (settings, by_hand):
+        set_too = one.model_copy(update={"max_queue_tokens": 500})
+        assert tune(model, set_too, cpus=2).max_queue_tokens == 500
 
 
 def test_another_gpu_is_measured_again(
     model: Model, settings: Settings, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was measured on one GPU, with one limit of memory, is not used on another."""
-    monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
+    for module in (costs, tuning):
+        monkeypatch.setattr(module, "CUDA_BATCHES", (1,))
     model.provider, model.device = CUDA, Device((0,))
     for name, limit in (("L4", ""), ("L4", "8"), ("H100", "8")):
-        gpu = CudaGpu(name, 1 << 30)
+        gpu = CudaGpu(name, 1 << 30, (9, 0))
         monkeypatch.setattr(device, "cuda_state", lambda gpu=gpu: CudaState(gpus=(gpu,)))
         model.provider_options = {"gpu_mem_limit": limit}
         assert tune(model, settings, cpus=2).runners == 2
@@ -244,8 +315,8 @@ def test_ways_are_measured_in_turns(
     monkeypatch.setattr(Model, "infer", noted)
     monkeypatch.setattr(costs, "LEAST_SECONDS", 0.0)  # each batch once
     tune(model, settings, cpus=2)
-    # After the first of each size: one batch of two threads, two of one.
-    rounds = order[3 * len(BATCHES) :]
+    # After the first two of each size: one batch of two threads, two of one.
+    rounds = order[2 * 3 * len(BATCHES) :]
     assert [threads for threads, _ in rounds[:2]] == [2, 1]  # a text alone
     assert rounds[2:8] == [(2, 1), (1, 1), (1, 1), (2, 2), (1, 2), (1, 2)]
     assert len(rounds) % (2 + 3 * len(BATCHES)) == 0
@@ -272,13 +343,13 @@ def test_sizes_that_do_not_fit_into_the_memory_are_left_out(
 def test_a_failure_while_measuring_is_one_line(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the device fails while batches are measured, the start says why, without a traceback."""
+    """If inference fails while batches are measured, the start says why, without a traceback."""
 
     def failing(*_: object) -> ServingPlan:
-        raise RuntimeError("CUDA failure 700: an illegal memory access was encountered ; GPU=0")
+        raise RuntimeError("CUDA failure 701: too many resources requested for launch ; GPU=0")
 
     monkeypatch.setattr(loading, "tune", failing)
-    with pytest.raises(UserError, match="cannot compute the model: CUDA failure 700"):
+    with pytest.raises(UserError, match="cannot compute the model: CUDA failure 701"):
         loading.load(make_bundle(tmp_path / "tiny"), settings, 2)
 
 

@@ -13,7 +13,6 @@ from app.api.body import read_bytes
 from app.api.http_exchange import HttpRequest
 from app.api.json_document import INLINE_BYTES, parse_steps
 from app.api.protocols.instances import ACCEPTED, text_of
-from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.predictions import Outcome, item
 from app.engine.text.pairs import Input
 from app.engine.worker import Steps, finish
@@ -132,10 +131,9 @@ async def answer_records(request: HttpRequest, reads: Format, writes: Format) ->
     body = await read_bytes(request, empty="the body has no line", check=ends.count)
     lines = body.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n")
     ends.check(len(lines))
-    model = service.models.classifier(None).model
+    classifier = service.models.classifier(None)
     # So that no group has more tokens than one request may queue.
-    queued = int(service.settings.max_queue_tokens * REQUEST_SHARE)
-    size = max(1, min(GROUP_RECORDS, queued // model.max_tokens))
+    size = max(1, min(GROUP_RECORDS, classifier.request_tokens // classifier.model.max_tokens))
     answers: list[bytes] = []
     for start in range(0, len(lines), size):
         outcomes = await _classified(request, reads, lines[start : start + size], start + 1)
