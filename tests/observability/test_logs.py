@@ -183,7 +183,7 @@ def test_a_failed_start_is_a_line_of_the_log(
 def test_an_unexpected_failure_is_a_line_of_the_log() -> None:
     """A fault of the service ends it with exit code 1; its traceback is in the line."""
     code = (
-        "import sys; from app import cli, main; main.create_app = lambda settings: 1 / 0; "
+        "import sys; from app import cli, main; main.create_app = lambda *_: 1 / 0; "
         "sys.exit(cli.main(['serve', '--port', '0']))"
     )
     done = subprocess.run(

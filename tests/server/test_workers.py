@@ -235,7 +235,7 @@ def test_a_worker_that_gets_sigterm_alone_is_replaced(two: Process) -> None:
         eventually(lambda: seen["answered"] > 50)
         os.kill(before, signal.SIGTERM)
         eventually(lambda: _worker(two, 1)["pid"] not in (0, before))
-    assert {outcome for outcome in seen if "shutting_down" not in str(outcome)} == {"answered"}
+    assert set(seen) <= {"answered", 503}  # 503: shutting_down, on a connection that it had
 
 
 def test_workers_never_stay_mixed(
