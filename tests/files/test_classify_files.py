@@ -13,7 +13,8 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +69,29 @@ def _classify(
     )
 
 
+@contextmanager
 def _started(
     *arguments: str | Path, command: Sequence[str] = SLOW_COMMAND
-) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
+) -> "Iterator[subprocess.Popen[str]]":
+    with subprocess.Popen(
         [*command, "classify", *map(str, arguments)],
         cwd=ROOT,
         env=environment(),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # a test that failed may have left it stopped
+
+
+def _pause(process: "subprocess.Popen[str]") -> None:
+    """Stop the process, and wait until it writes nothing more."""
+    process.send_signal(signal.SIGSTOP)
+    state = Path(f"/proc/{process.pid}/stat")
+    eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
 
 
 def _rows(count: int) -> list[tuple[str, str]]:
@@ -650,7 +663,7 @@ def test_two_runs_into_one_output(bundle: Path, tmp_path: Path) -> None:
     options = ("--model", bundle, "--output", target)
     with _started(*options, "--input", first) as process:
         eventually(lambda: _parts(target) > 1)
-        process.send_signal(signal.SIGSTOP)
+        _pause(process)
         for source, more in ((other, []), (first, []), (first, ["--resume"])):
             done = _classify(*options, "--input", source, *more)
             assert done.returncode == 1
@@ -672,7 +685,7 @@ def test_a_run_that_lost_its_place(bundle: Path, tmp_path: Path) -> None:
     options = ("--model", bundle, "--output", target)
     with _started(*options, "--input", first) as process:
         eventually(lambda: _parts(target) > 1)
-        process.send_signal(signal.SIGSTOP)
+        _pause(process)
         shutil.rmtree(f"{target}.partial")
         with _started(*options, "--input", other) as second:
             eventually(lambda: _parts(target) > 1)
