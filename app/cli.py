@@ -15,9 +15,9 @@ from app.errors import UserError, system_error
 from app.extras import missing_extra
 from app.files.run import arguments as classify_arguments
 from app.files.run.arguments import LOCAL, ClassifyOptions
-from app.server.assignment import Assignment
 from app.server.process import open_standard_files, raise_file_limit
-from app.server.shares import worker_count
+from app.server.workers.assignment import Assignment
+from app.server.workers.shares import worker_count
 
 DESCRIPTION = """\
 Tell whether short texts are positive, neutral or negative. A model for English is
@@ -142,7 +142,7 @@ def _serve(settings: Settings, reasons: str) -> int:
 
         settings = with_bundles(settings)
         if assignment is None and (workers := worker_count(settings)) > 1:
-            from app.server import supervisor
+            from app.server.workers import supervisor
 
             return supervisor.run(settings, workers)
         from app.server.run import run

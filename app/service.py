@@ -23,7 +23,7 @@ from app.observability import access_log
 from app.observability.metrics import Metrics
 from app.observability.model_observer import ModelObserver
 from app.observability.traces import Tracer
-from app.workers import WorkerStage, WorkerStatus, statuses
+from app.worker_status import WorkerStage, WorkerStatus, statuses
 
 # Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory. The
 # texts and tokens of a body take as much again, and the model must fit beside them.

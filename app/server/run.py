@@ -25,17 +25,17 @@ from app.limits import IPV4_MAPPED
 from app.server import refusals, signals
 from app.server.addresses import announce
 from app.server.arrivals import Arrivals, bind
-from app.server.assignment import Assignment
-from app.server.handover import HandedOver
 from app.server.http_protocol import HttpProtocol
 from app.server.listener import Listener
-from app.server.member import Member
 from app.server.quiet import ACCEPTING_SHARE, LOOK_S, QUIET_S, Quiet
-from app.server.shares import take_share
-from app.server.status_report import StatusReport
 from app.server.turns import Turns
+from app.server.workers.assignment import Assignment
+from app.server.workers.handover import HandedOver
+from app.server.workers.member import Member
+from app.server.workers.shares import take_share
+from app.server.workers.status_report import StatusReport
 from app.service import Service
-from app.workers import WorkerStage
+from app.worker_status import WorkerStage
 
 if TYPE_CHECKING:
     from app.grpc_api.server import GrpcServer

@@ -13,7 +13,7 @@ import pytest
 
 from app.cli import main
 from app.config.settings import Settings
-from app.server.shares import part, take_share, worker_count
+from app.server.workers.shares import part, take_share, worker_count
 from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import (
     BODY,
@@ -42,7 +42,7 @@ def _children(process: Process) -> list[int]:
 def test_the_supervisor_imports_nothing_that_serves() -> None:
     """It takes little memory and starts at once: no web framework, no runtime, no arrays."""
     code = (
-        "import sys, app.cli, app.server.supervisor; "
+        "import sys, app.cli, app.server.workers.supervisor; "
         "print([n for n in ('fastapi', 'uvicorn', 'onnxruntime', 'numpy') if n in sys.modules])"
     )
     done = subprocess.run(
@@ -69,7 +69,7 @@ def test_auto_follows_the_cpus(
     monkeypatch: pytest.MonkeyPatch, cpus: float, device: str, workers: int
 ) -> None:
     """One worker for every 8 CPUs, or for every 4 where a GPU computes; always one at least."""
-    monkeypatch.setattr("app.server.shares.available_cpus", lambda: cpus)
+    monkeypatch.setattr("app.server.workers.shares.available_cpus", lambda: cpus)
     assert worker_count(Settings.model_validate({"workers": "auto", "device": device})) == workers
 
 
@@ -77,7 +77,7 @@ def test_more_workers_than_cpus_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are started, because a container may get its CPUs later."""
-    monkeypatch.setattr("app.server.shares.available_cpus", lambda: 2.0)
+    monkeypatch.setattr("app.server.workers.shares.available_cpus", lambda: 2.0)
     assert worker_count(Settings(workers=3)) == 3
     assert [record.getMessage() for record in caplog.records] == [
         "3 workers share 2 CPUs: more workers than CPUs"
@@ -108,9 +108,9 @@ def test_a_share_is_cpus_and_a_node_and_gpus(
 ) -> None:
     """CPUs are divided; a worker is pinned to its node where each has as many workers."""
     calls: list[list[int]] = []
-    monkeypatch.setattr("app.server.shares.available_cpus", lambda: 8.0)
+    monkeypatch.setattr("app.server.workers.shares.available_cpus", lambda: 8.0)
     nodes = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    monkeypatch.setattr("app.server.shares.numa_nodes", lambda: nodes)
+    monkeypatch.setattr("app.server.workers.shares.numa_nodes", lambda: nodes)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: calls.append(cpus))
     settings = Settings(device="cuda:0,1" if device else "cpu")
     share = take_share(settings, number, workers)
@@ -142,7 +142,7 @@ def test_a_worker_that_cannot_start_ends_the_service(bundle: Path, fault: str, s
     """The first start fails with exit code 1 and one line, and no worker is left."""
     command = patched(
         f"""
-import app.server.shares as shares
+import app.server.workers.shares as shares
 def take_share(settings, number, workers):
     if number == 1:
         {fault}
@@ -168,7 +168,7 @@ FAILING = """
 import os
 failing = os.path.exists({file!r}) and "_SENTIMENT_WORKER" in os.environ
 failing and sys.exit(3)
-import app.server.worker_process as worker_process
+import app.server.workers.worker_process as worker_process
 worker_process.LEAST_PAUSE_S = 0.05
 """
 
@@ -195,7 +195,7 @@ def test_workers_that_fail_at_every_start(bundle: Path, tmp_path: Path) -> None:
 # A worker whose process id is in the file cannot recover, so its liveness fails.
 HOPELESS = """
 import os
-import app.server.supervisor as supervisor
+import app.server.workers.supervisor as supervisor
 from app.engine.model_registry import ModelRegistry
 from app.errors import NotReady
 supervisor.HANGS_S = 5.0

@@ -20,11 +20,11 @@ from app.config.settings import Settings, cache_directory
 from app.errors import UserError
 from app.server.addresses import announce
 from app.server.arrivals import bind
-from app.server.dealer import Dealer
-from app.server.group_reload import GroupReload
 from app.server.quiet import ACCEPTING_SHARE, QUIET_S, Quiet
-from app.server.worker_process import HANGS_S, WorkerProcess
-from app.workers import WorkerStage
+from app.server.workers.dealer import Dealer
+from app.server.workers.group_reload import GroupReload
+from app.server.workers.worker_process import HANGS_S, WorkerProcess
+from app.worker_status import WorkerStage
 
 TICK_S = 0.1  # between two looks at the workers
 # Seconds beyond drain-ms after which a worker that stops is killed.

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import count
 
 from app.server.arrivals import Arrivals
-from app.server.worker_process import SILENT_S, WorkerProcess
+from app.server.workers.worker_process import SILENT_S, WorkerProcess
 
 
 class Dealer:

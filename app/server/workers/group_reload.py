@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.errors import NotReady, ShuttingDown
-from app.server.worker_process import WorkerProcess
-from app.workers import WorkerStage
+from app.server.workers.worker_process import WorkerProcess
+from app.worker_status import WorkerStage
 
 # The code and the detail of a ServiceError.
 Fault = list[str]

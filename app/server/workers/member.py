@@ -9,7 +9,7 @@ from typing import Any
 
 from app.engine.model_registry import ModelRegistry
 from app.errors import InvalidBundle, NotReady, ServiceError, ShuttingDown
-from app.server.control import Control
+from app.server.workers.control import Control
 
 # The errors of reloads, by their codes.
 ERRORS = {error.code: error for error in (InvalidBundle, NotReady)}
