@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 
 from app.atomic_files import FileLock
@@ -21,7 +22,8 @@ from app.engine.model.bundle import MANIFEST, Precision
 from app.errors import UserError, system_error
 
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
-CONFIG = "config.json"  # which every checkpoint has
+# Every checkpoint has these. A damaged bundle has no weights of its own.
+CONFIG, WEIGHTS = "config.json", ("*.safetensors", "*.bin")
 # The module's name cannot be that of another package, as that of model_export could.
 COMMAND = (sys.executable, "-c", "import sys, sentiment_service as s; sys.exit(s.export())")
 ERROR = "sentiment-export: "  # how that command begins the line that says why it failed
@@ -51,7 +53,7 @@ def with_bundles(settings: Settings, say: Say = logger.info) -> Settings:
 def _bundle(path: Path, settings: Settings, say: Say) -> Path:
     source, revision, name, key = str(path), "", path.name, ""
     if path.exists():
-        if (path / MANIFEST).exists() or not (path / CONFIG).is_file():
+        if (path / MANIFEST).exists() or not _is_checkpoint(path):
             return path  # a bundle, or nothing that can be exported
         path = path.resolve()
         source, name, key = str(path), path.name, f"{path.name}-{_digest(path)}"
@@ -75,6 +77,11 @@ def _bundle(path: Path, settings: Settings, say: Say) -> Path:
         _export_once(command, bundle, str(path), say)
     logger.info("%s is kept in %s; delete that directory to export it again", path, bundle)
     return bundle
+
+
+def _is_checkpoint(path: Path) -> bool:
+    weights = (path.glob(pattern) for pattern in WEIGHTS)
+    return (path / CONFIG).is_file() and any(chain.from_iterable(weights))
 
 
 def _precision(settings: Settings) -> Precision:

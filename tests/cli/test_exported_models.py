@@ -159,6 +159,7 @@ def test_a_changed_checkpoint_is_exported_again(fake: Path, tmp_path: Path) -> N
     (tmp_path / "mine").mkdir()
     config = tmp_path / "mine" / "config.json"
     config.write_text("{}")
+    (tmp_path / "mine" / "model.safetensors").touch()
     (first,) = _used(fake, "mine")
     assert first.name == "mine"
     assert (first / "manifest.json").read_text() == f"{config.parent} --precision int8\n"
