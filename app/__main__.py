@@ -1,4 +1,4 @@
-"""The ``sentiment`` command: what must come before the imports of ``app.cli``, which take long."""
+"""The ``sentiment`` command: what must come before imports that take long."""
 
 import sys
 
@@ -9,7 +9,7 @@ def main() -> int:
     """Run the command and return its exit code."""
     if sys.argv[1:2] == ["serve"]:
         signals.while_starting()
-    from app.cli import main as run
+    from app.cli.command import main as run
 
     return run()
 

@@ -7,10 +7,10 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from app.board import Board
 from app.config.settings import Settings
 from app.errors import RateLimited, Unauthorized
-from app.moving_window import MovingWindow, SharedHits, digest
+from app.shared_memory.board import Board
+from app.shared_memory.moving_window import MovingWindow, SharedHits, digest
 
 # Probes, which need no key and have no rate limit. So has the path of AIP_HEALTH_ROUTE.
 HEALTH = frozenset(

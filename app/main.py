@@ -20,7 +20,6 @@ from app.api.protocols.open_inference import repository
 from app.api.protocols.open_inference import routes as open_inference
 from app.api.routes import classify, operations, page, stream, tokenize
 from app.api.routing import no_route
-from app.board import Board
 from app.config import platforms
 from app.config.platforms import VertexRoutes
 from app.config.settings import Settings
@@ -38,6 +37,7 @@ from app.observability.access_log import OTHER_METHOD
 from app.observability.metrics import Metrics
 from app.observability.traces import require_sdk
 from app.service import Service
+from app.shared_memory.board import Board
 
 DESCRIPTION = """
 Errors are `application/problem+json` with a stable `code`. `x-request-id` is echoed, or made.

@@ -6,9 +6,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from app.board import Board
 from app.config.settings import Settings
 from app.engine.classifier import Classifier
+from app.engine.lifecycle import Lifecycle
 from app.engine.loading import Loaded
 from app.engine.machine.cpu import available_cpus
 from app.engine.machine.memory import available_memory
@@ -17,13 +17,13 @@ from app.engine.model_registry import ModelRegistry
 from app.engine.tuning.plan import ServingPlan
 from app.engine.worker import Worker
 from app.errors import NotReady, ShuttingDown
-from app.lifecycle import Lifecycle
 from app.limits import Access, InflightBytes
 from app.observability import access_log
 from app.observability.metrics import Metrics
 from app.observability.model_observer import ModelObserver
 from app.observability.traces import Tracer
-from app.worker_status import WorkerStage, WorkerStatus, statuses
+from app.shared_memory.board import Board
+from app.shared_memory.worker_status import WorkerStage, WorkerStatus, statuses
 
 # Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory. The
 # texts and tokens of a body take as much again, and the model must fit beside them.

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
-from app.command_parser import CommandParser, local_path
+from app.cli.command_parser import CommandParser, local_path
+from app.config.extras import missing_extra
 from app.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss
 from app.errors import UserError, first_line, system_error
-from app.extras import missing_extra
 from model_export.export_command import LABELLED, SOURCE, export_command, source
 from model_export.training.command import finetune_command
 

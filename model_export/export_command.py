@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import get_args
 
-from app.command_parser import CommandParser, add_version, local_path
+from app.cli.command_parser import CommandParser, add_version, local_path
 from app.config.sources import nearest
 from app.engine.model.bundle import Precision
 from app.engine.text.preprocessing import Preprocessing

@@ -16,6 +16,7 @@ from app.engine.batching.fair_queue import LOOK_AHEAD
 from app.engine.batching.inference import BatchReport
 from app.engine.batching.pending import Answer
 from app.engine.health import Health
+from app.engine.lifecycle import Lifecycle
 from app.engine.model.model import Model
 from app.engine.observer import STAGES, CountingFailures, Gauges, Observer
 from app.engine.predictions import Outcome, Scored, outcomes_of, score_batch
@@ -33,7 +34,6 @@ from app.engine.text.pairs import Input
 from app.engine.tuning.plan import ServingPlan
 from app.engine.worker import Worker
 from app.errors import DeadlineExceeded, ServiceError
-from app.lifecycle import Lifecycle
 
 # Requests of up to this many characters are tokenised on the event loop. This takes 0.3 ms for
 # tweets whose words are known, and 1 to 3 ms for Chinese, emoji or words that are all new. Longer

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from app.config.settings import Settings
 from app.engine.batching.stream_gate import StreamGate
 from app.engine.classifier import Classifier
+from app.engine.lifecycle import Lifecycle
 from app.engine.loading import Loaded, load_again
 from app.engine.machine.memory import give_back_memory
 from app.engine.model.model import Model
@@ -25,7 +26,6 @@ from app.errors import (
     ServiceError,
     UserError,
 )
-from app.lifecycle import Lifecycle
 
 # The pause before the memory of a replaced model is given back: a runner whose thread is ending
 # keeps its batcher, and so the model, in memory a moment longer.

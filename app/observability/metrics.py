@@ -10,12 +10,12 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, PlatformCollector
 
-from app import logs
-from app.board import Board
+from app.observability import logs
 from app.observability.gpus import GpuCollector
 from app.observability.processes import ProcessesCollector
 from app.observability.series import Counter, Gauge, Histogram, Info, Merge
 from app.observability.series_store import SeriesStore
+from app.shared_memory.board import Board
 
 # Buckets are few, because each is a series for each route, stage or label. They are dense where
 # values were measured and where an alert or a line of the dashboard has its limit, which must be a

@@ -22,8 +22,8 @@ from prometheus_client.core import Exemplar, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from app.board import Numbers
 from app.observability.series_store import Labels, SeriesStore
+from app.shared_memory.board import Numbers
 
 Series = TypeVar("Series", bound="Count | Distribution")
 Merge = Callable[[Iterable[float]], float]

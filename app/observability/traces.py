@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from app.extras import missing_extra
+from app.config.extras import missing_extra
 
 if TYPE_CHECKING:
     from app.engine.batching.inference import BatchReport

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import uvicorn
 from fastapi import FastAPI
 
-from app import logs, main
+from app import main
 from app.config.settings import Settings
 from app.errors import ServiceError, UserError
 from app.limits import IPV4_MAPPED
+from app.observability import logs
 from app.server import refusals, signals
 from app.server.addresses import announce
 from app.server.arrivals import Arrivals, bind
@@ -35,7 +36,7 @@ from app.server.workers.member import Member
 from app.server.workers.shares import take_share
 from app.server.workers.status_report import StatusReport
 from app.service import Service
-from app.worker_status import WorkerStage
+from app.shared_memory.worker_status import WorkerStage
 
 if TYPE_CHECKING:
     from app.grpc_api.server import GrpcServer

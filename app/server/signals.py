@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # its import takes a tenth of a second, in which SIGHUP would end the process
-    from app.lifecycle import Lifecycle
+    from app.engine.lifecycle import Lifecycle
 
 
 def while_starting() -> None:

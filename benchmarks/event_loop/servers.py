@@ -24,7 +24,7 @@ from fastapi.telemetry import TelemetryConfig
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from app import cli
+from app.cli import command as cli
 from app.engine.model.model import Logits, Model
 from app.engine.text.encoding import Encoding
 

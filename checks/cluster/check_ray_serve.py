@@ -52,7 +52,7 @@ def main() -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    command = "import sys; from app.cli import main; sys.exit(main())"
+    command = "import sys; from app.cli.command import main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", command, "serve", "--port", str(ALONE)],
         stdout=subprocess.DEVNULL,

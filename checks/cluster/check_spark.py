@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-COMMAND = [sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-c", "import sys; from app.cli.command import main; sys.exit(main())"]
 CPUS = 2
 # Every hundredth row has one of these; the last is not UTF-8.
 ODD_TEXTS = [

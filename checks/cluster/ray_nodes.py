@@ -15,7 +15,7 @@ from benchmarks.service import ROOT, free_port
 # The command with parts of the size that the first argument says.
 COMMAND = """
 import sys
-from app.cli import main
+from app.cli.command import main
 from app.files.run import parts
 parts.PART_ROWS = int(sys.argv.pop(1))
 exec(sys.argv.pop(1))

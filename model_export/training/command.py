@@ -4,7 +4,7 @@ import argparse
 from collections import Counter
 from math import isfinite
 
-from app.command_parser import CommandParser, local_path
+from app.cli.command_parser import CommandParser, local_path
 from model_export.training.recipe import MAX_TOKENS, Recipe
 
 

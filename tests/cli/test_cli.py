@@ -15,8 +15,8 @@ from typing import IO
 
 import pytest
 
-from app.cli import _parser, main
-from app.command_parser import GROUPS
+from app.cli.command import _parser, main
+from app.cli.command_parser import GROUPS
 from app.config.settings import Settings, flag
 from tests.support.serving import COMMAND, ROOT, environment
 
@@ -263,7 +263,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_is_quick() -> None:
     """--help imports neither the web framework nor the runtime."""
     code = (
-        "import sys, app.cli; app.cli._parser(); "
+        "import sys, app.cli.command; app.cli.command._parser(); "
         "print([n for n in ('fastapi', 'onnxruntime', 'numpy') if n in sys.modules])"
     )
     done = subprocess.run(

@@ -10,8 +10,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from app import doctor
-from app.cli import main
+from app.cli import doctor
+from app.cli.command import main
 from app.engine import loading
 from app.engine.machine.gpu import CUDA, CudaGpu, CudaState
 from app.engine.model.device import CPU, Device

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from app import exported_models
+from app.cli import exported_models
+from app.cli.exported_models import with_bundles
 from app.config.settings import Settings
 from app.config.sources import load_settings
 from app.errors import UserError
-from app.exported_models import with_bundles
 from tests.support.checkpoints import Exported, exported
 from tests.support.hub import Hub
 from tests.support.serving import COMMAND, ROOT, environment

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.extras import EXTRAS, install_command
+from app.config.extras import EXTRAS, install_command
 from tests.support.serving import ROOT, environment
 
 RUN = """
@@ -20,7 +20,7 @@ class Hidden(importlib.abc.MetaPathFinder):
         if name.partition('.')[0] == '{hidden}':
             raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
 sys.meta_path.insert(0, Hidden())
-from {package}.cli import main
+from {package} import main
 sys.exit(main())
 """
 
@@ -28,15 +28,15 @@ sys.exit(main())
 @pytest.mark.parametrize(
     ("package", "hidden", "extra", "words"),
     [
-        ("app", "onnxruntime", "cpu", ["serve"]),
-        ("app", "onnxruntime", "cpu", ["classify", "hello"]),
-        ("app", "httpx", "files", ["classify", "--url", "http://127.0.0.1:9", "hello"]),
-        ("app", "pyarrow", "files", ["classify", "--input", "x.parquet"]),
-        ("model_export", "torch", "export", [".", "--output", "bundle"]),
-        ("model_export", "huggingface_hub", "hub", ["describe", "source"]),
-        ("model_export", "onnxruntime", "cpu", ["evaluate", "bundle", "file"]),
+        ("app.cli.command", "onnxruntime", "cpu", ["serve"]),
+        ("app.cli.command", "onnxruntime", "cpu", ["classify", "hello"]),
+        ("app.cli.command", "httpx", "files", ["classify", "--url", "http://127.0.0.1:9", "hello"]),
+        ("app.cli.command", "pyarrow", "files", ["classify", "--input", "x.parquet"]),
+        ("model_export.cli", "torch", "export", [".", "--output", "bundle"]),
+        ("model_export.cli", "huggingface_hub", "hub", ["describe", "source"]),
+        ("model_export.cli", "onnxruntime", "cpu", ["evaluate", "bundle", "file"]),
         (
-            "model_export",
+            "model_export.cli",
             "transformers",
             "export",
             ["finetune", "base", "--train", "a", "--validation", "b", "--output", "c"],

@@ -23,11 +23,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import app.files.tables
-from app.cli import main
+from app.cli.command import main
+from app.config.extras import install_command
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
 from app.errors import CannotContinue
-from app.extras import install_command
 from app.files.run import command
 from app.files.run.file_run import FileRun
 from app.files.run.progress_bar import Warnings
@@ -44,7 +44,7 @@ SLOW_COMMAND = [
     "-c",
     """
 import sys, time
-from app.cli import main
+from app.cli.command import main
 from app.files.tables import parquet, table as tables
 from app.engine.model.model import Model
 tables.CHUNK_CHARS, parquet.CHUNK_ROWS = 300, 40
@@ -745,7 +745,7 @@ def test_a_service_gives_the_same_file(bundle: Path, tmp_path: Path) -> None:
         local, remote = tmp_path / "local.csv", tmp_path / "remote.csv"
         assert _classify("--model", bundle, "--input", source, "--output", local).returncode == 0
         code = (
-            "import sys; from app.cli import main; code = main(); "
+            "import sys; from app.cli.command import main; code = main(); "
             "print(*{'onnxruntime', 'tokenizers', 'numpy'} & sys.modules.keys()); sys.exit(code)"
         )
         command = [sys.executable, "-c", code]
@@ -851,7 +851,7 @@ def test_memory_does_not_grow_with_the_file(bundle: Path, tmp_path: Path) -> Non
         target = source.with_suffix(".jsonl")
         # Measured whenever a part is saved. The peak from getrusage may be that of this process.
         code = (
-            "import sys; from pathlib import Path; from app.cli import main; "
+            "import sys; from pathlib import Path; from app.cli.command import main; "
             "from app.files.run.file_run import FileRun; add = FileRun.add; "
             "FileRun.add = lambda *a: (print(Path('/proc/self/statm').read_text()), add(*a))[1]; "
             "sys.exit(main())"

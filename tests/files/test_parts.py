@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from app.cli import main
+from app.cli.command import main
 from app.config.settings import Settings
 from app.errors import CannotContinue, UserError
 from app.files.cluster.actor_share import Share, actor_share
@@ -439,7 +439,10 @@ def test_what_needs_an_engine(
 
 def test_without_ray(tmp_path: Path) -> None:
     """Without Ray, the error says which extra installs it."""
-    hidden = "import sys; sys.modules['ray'] = None; from app.cli import main; sys.exit(main())"
+    hidden = (
+        "import sys; sys.modules['ray'] = None; import app.cli.command as sentiment; "
+        "sys.exit(sentiment.main())"
+    )
     options = ["classify", "--engine", "ray", "--input", "in.csv", "--output", "out"]
     done = subprocess.run(
         [sys.executable, "-c", hidden, *options],

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.cli import main
+from app.cli.command import main
 from app.files.run import patient_client
 from app.files.run.patient_client import (
     ABSENCE_S,

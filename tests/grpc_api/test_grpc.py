@@ -15,7 +15,7 @@ import grpc
 import httpx2
 import pytest
 
-from app.cli import main
+from app.cli.command import main
 from app.config.settings import Settings
 from app.errors import OutOfMemory, ServiceError
 from app.grpc_api.call import CODES
@@ -425,7 +425,7 @@ def test_a_port_in_use_is_one_line(bundle: Path, capsys: pytest.CaptureFixture[s
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         flags = ["--port", "0", "--grpc-port", str(taken.getsockname()[1])]
-        command = [sys.executable, "-c", "from app.cli import main; raise SystemExit(main())"]
+        command = [sys.executable, "-m", "app"]
         done = subprocess.run(
             [*command, "serve", *flags, "--log-level", "error"],
             env=environment(),
@@ -441,7 +441,7 @@ def test_a_port_in_use_is_one_line(bundle: Path, capsys: pytest.CaptureFixture[s
 def test_without_the_extra_the_error_names_it() -> None:
     """--grpc-port without grpcio says in one line what to install; without the flag, no import."""
     code = (
-        "import sys; sys.modules['grpc'] = None; from app.cli import main;"
+        "import sys; sys.modules['grpc'] = None; from app.cli.command import main;"
         "raise SystemExit(main(['serve', '--port', '0', '--grpc-port', '1', '--log-level',"
         "'error']))"
     )

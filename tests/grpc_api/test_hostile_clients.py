@@ -82,7 +82,7 @@ def test_a_path_that_is_no_text_ends_only_its_call(served: tuple[Process, int]) 
 # Without the guard against such paths, they end the server as they do in grpc.aio.
 UNGUARDED = """
 import asyncio, sys
-from app.cli import main
+from app.cli.command import main
 from app.grpc_api.aio_server import AioServer
 from grpc._cython import cygrpc
 guarded = AioServer._make_request_call_future

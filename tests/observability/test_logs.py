@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.cli import main
+from app.cli.command import main
 from benchmarks.service import free_port
 from tests.api.routes.test_stream import FLAGS, HEAD
 from tests.support.serving import (
@@ -175,7 +175,7 @@ def test_a_failed_start_is_a_line_of_the_log(
     """In the format json, it is one JSON object; for people, it is one line of text."""
     assert main(["serve", *flags, "--log-format", "json"]) in (1, 2)
     (line,) = _lines(capsys.readouterr().err)
-    assert (line["level"], line["logger"]) == ("critical", "app.cli")
+    assert (line["level"], line["logger"]) == ("critical", "app.cli.command")
     assert main(["serve", *flags, "--log-format", "human"]) in (1, 2)
     assert capsys.readouterr().err == f"sentiment: {line['message']}\n"
 
@@ -183,8 +183,9 @@ def test_a_failed_start_is_a_line_of_the_log(
 def test_an_unexpected_failure_is_a_line_of_the_log() -> None:
     """A fault of the service ends it with exit code 1; its traceback is in the line."""
     code = (
-        "import sys; from app import cli, main; main.create_app = lambda *_: 1 / 0; "
-        "sys.exit(cli.main(['serve', '--port', '0']))"
+        "import sys; from app import main; from app.cli import command; "
+        "main.create_app = lambda *_: 1 / 0; "
+        "sys.exit(command.main(['serve', '--port', '0']))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True

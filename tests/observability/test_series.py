@@ -7,9 +7,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from app.board import Board
 from app.observability.series import Counter, Histogram
 from app.observability.series_store import SeriesStore
+from app.shared_memory.board import Board
 
 BOUNDS = (0.0, 0.001, 0.25, 1, 10, 2_500_000)
 ROUTES = ("/", "/v2/models/{name}/infer", 'a "quoted" \\ name')

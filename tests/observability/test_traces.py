@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from app.extras import install_command
+from app.config.extras import install_command
 from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import SLOW_COMMAND, Process, environment, patched
 

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app.cli import main
+from app.cli.command import main
 from app.server.arrivals import bind
 from app.server.run import Server
 from tests.api.routes.test_stream import FLAGS

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from app.cli import main
+from app.cli.command import main
 from app.errors import UserError
 from app.server.arrivals import bind
 from app.server.listener import BEGUN_A_TURN, Listener

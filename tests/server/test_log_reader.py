@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from app import logs
+from app.observability import logs
 from benchmarks.service import free_port
 from tests.api.routes.test_stream import FLAGS
 from tests.support.serving import (
@@ -30,7 +30,7 @@ from tests.support.serving import (
 )
 
 # Few lines may wait, so that few requests are enough.
-SMALL_QUEUE = patched("from app import logs\nlogs.MAX_WAITING = 200")
+SMALL_QUEUE = patched("from app.observability import logs\nlogs.MAX_WAITING = 200")
 REQUESTS = 700  # their lines fill the pipe and the queue
 
 
@@ -174,7 +174,7 @@ def test_a_pipe_that_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_python_s_warnings_are_lines_of_the_log() -> None:
     """Python's warnings appear as lines of the log, in its format, written by its thread."""
     code = (
-        "import warnings; from app import logs; logs.configure('info', 'json'); "
+        "import warnings; from app.observability import logs; logs.configure('info', 'json'); "
         "warnings.warn('beware'); logs.close()"
     )
     done = subprocess.run(

@@ -178,7 +178,7 @@ def hang_up():
 
 class AtImport:
     def find_spec(self, name, path, target=None):
-        if name == "app.cli":
+        if name == "app.cli.command":
             hang_up()
             import app.server.run as run
             create = run.main.create_app

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from app.cli import main
+from app.cli.command import main
 from app.config.settings import Settings
 from app.server.workers.shares import part, take_share, worker_count
 from tests.api.routes.test_stream import FLAGS
@@ -42,7 +42,7 @@ def _children(process: Process) -> list[int]:
 def test_the_supervisor_imports_nothing_that_serves() -> None:
     """It takes little memory and starts at once: no web framework, no runtime, no arrays."""
     code = (
-        "import sys, app.cli, app.server.workers.supervisor; "
+        "import sys, app.cli.command, app.server.workers.supervisor; "
         "print([n for n in ('fastapi', 'uvicorn', 'onnxruntime', 'numpy') if n in sys.modules])"
     )
     done = subprocess.run(

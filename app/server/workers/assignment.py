@@ -6,7 +6,7 @@ import socket
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from app.board import Board
+from app.shared_memory.board import Board
 
 VARIABLE = "_SENTIMENT_WORKER"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from app.errors import NotReady, ShuttingDown
 from app.server.workers.worker_process import WorkerProcess
-from app.worker_status import WorkerStage
+from app.shared_memory.worker_status import WorkerStage
 
 # The code and the detail of a ServiceError.
 Fault = list[str]

@@ -10,7 +10,7 @@ from uvicorn.server import ServerState
 
 from app.errors import NotReady, ServiceError
 from app.service import Service
-from app.worker_status import WorkerStage, WorkerStatus
+from app.shared_memory.worker_status import WorkerStage, WorkerStatus
 
 # Seconds between two tests whether inference works again.
 TRIES_AGAIN_S = 1.0

@@ -15,7 +15,6 @@ import time
 from contextlib import ExitStack, suppress
 from types import FrameType
 
-from app.board import Board
 from app.config.settings import Settings, cache_directory
 from app.errors import UserError
 from app.server.addresses import announce
@@ -24,7 +23,8 @@ from app.server.quiet import ACCEPTING_SHARE, QUIET_S, Quiet
 from app.server.workers.dealer import Dealer
 from app.server.workers.group_reload import GroupReload
 from app.server.workers.worker_process import HANGS_S, WorkerProcess
-from app.worker_status import WorkerStage
+from app.shared_memory.board import Board
+from app.shared_memory.worker_status import WorkerStage
 
 TICK_S = 0.1  # between two looks at the workers
 # Seconds beyond drain-ms after which a worker that stops is killed.

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from app.board import Board
 from app.server.workers.assignment import Assignment
 from app.server.workers.control import Control
 from app.server.workers.handover import hand_over
-from app.worker_status import WorkerStage, WorkerStatus
+from app.shared_memory.board import Board
+from app.shared_memory.worker_status import WorkerStage, WorkerStatus
 
 # The pause before a worker is started again doubles each time, and begins anew after a minute in
 # which the worker was ready.

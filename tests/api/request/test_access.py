@@ -10,11 +10,11 @@ import httpx2
 import pytest
 
 from app import limits as access
-from app import moving_window
-from app.board import Board
-from app.cli import main
+from app.cli.command import main
 from app.config.settings import Settings
-from app.moving_window import MovingWindow, digest
+from app.shared_memory import moving_window
+from app.shared_memory.board import Board
+from app.shared_memory.moving_window import MovingWindow, digest
 from benchmarks.service import free_port
 from tests.api.routes.test_stream import FLAGS
 from tests.conftest import Serve

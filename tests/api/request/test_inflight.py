@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from app.cli import main
+from app.cli.command import main
 from app.config.settings import Settings
 from app.engine.machine.memory import available_memory
 from app.main import create_app

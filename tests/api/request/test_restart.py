@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 
 from app.config.settings import Settings
 from app.engine.classifier import Classifier
+from app.engine.lifecycle import Lifecycle, LifecycleStage
 from app.engine.model.model import Model
-from app.lifecycle import Lifecycle, LifecycleStage
 from app.main import create_app
 from tests.conftest import SET_BY_HAND
 from tests.support.tiny_bundle import make_bundle

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from app.cli import main
+from app.cli.command import main
 from tests.conftest import Serve
 from tests.support.serving import metric
 from tests.support.tiny_bundle import make_bundle

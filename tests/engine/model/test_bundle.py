@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import main
+from app.cli.command import main
 from app.config.settings import Settings
 from app.engine.machine.gpu import CudaState
 from app.engine.model import device

@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from app.cli.exported_models import with_bundles
 from app.config.settings import Settings
 from app.engine.loading import load_as_set
 from app.engine.machine.cpu import available_cpus, cpu_name, vector_flags
@@ -25,7 +26,6 @@ from app.engine.model.model import Model
 from app.engine.model.parity import decided, tolerance
 from app.engine.model.session import int8_kernels
 from app.errors import InferenceFailed, UserError, first_line
-from app.exported_models import with_bundles
 
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  # both provide the module onnxruntime
 TEXTS = (

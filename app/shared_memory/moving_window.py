@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from struct import Struct
 
-from app.board import NUMBER_BYTES
+from app.shared_memory.board import NUMBER_BYTES
 
 HIT = Struct("=d16s")  # seconds of time.monotonic, which is one clock for all processes; the key
 

@@ -6,15 +6,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from app import logs
-from app.command_parser import CommandParser, add_settings, add_settings_in_groups, add_version
+from app.cli.command_parser import CommandParser, add_settings, add_settings_in_groups, add_version
 from app.config import platforms
+from app.config.extras import missing_extra
 from app.config.settings import Settings
 from app.config.sources import load_settings, sources, unknown_variables
 from app.errors import UserError, system_error
-from app.extras import missing_extra
 from app.files.run import arguments as classify_arguments
 from app.files.run.arguments import LOCAL, ClassifyOptions
+from app.observability import logs
 from app.server.process import open_standard_files, raise_file_limit
 from app.server.workers.assignment import Assignment
 from app.server.workers.shares import worker_count
@@ -138,7 +138,7 @@ def _serve(settings: Settings, reasons: str) -> int:
         for reason in (*platforms.unused_mounts(os.environ), *unknown_variables(os.environ)):
             logger.warning("%s", reason)
     try:
-        from app.exported_models import with_bundles
+        from app.cli.exported_models import with_bundles
 
         settings = with_bundles(settings)
         if assignment is None and (workers := worker_count(settings)) > 1:
@@ -158,7 +158,7 @@ def _serve(settings: Settings, reasons: str) -> int:
 
 
 def _doctor(options: argparse.Namespace, settings: Settings) -> int:
-    from app.doctor import doctor
+    from app.cli.doctor import doctor
 
     return doctor(settings, as_json=options.json)
 
@@ -173,7 +173,7 @@ def _classify(options: argparse.Namespace, settings: Settings) -> int:
         return 2
     chosen = ClassifyOptions.from_arguments(options)
     if not options.url:
-        from app.exported_models import with_bundles
+        from app.cli.exported_models import with_bundles
 
         settings = with_bundles(settings, _say)
     if options.engine:

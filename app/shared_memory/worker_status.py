@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-from app.board import Board
+from app.shared_memory.board import Board
 
 
 class WorkerStage(IntEnum):

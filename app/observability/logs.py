@@ -65,7 +65,7 @@ def report_failure(message: str, log_format: str) -> None:
         worker = "" if _worker is None else f"worker {_worker}: "
         print(f"sentiment: {worker}{message}", file=sys.stderr)
         return
-    record = logging.LogRecord("app.cli", logging.CRITICAL, "", 0, message, None, None)
+    record = logging.LogRecord("app.cli.command", logging.CRITICAL, "", 0, message, None, None)
     print(_Json().format(record), file=sys.stderr)
 
 
