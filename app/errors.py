@@ -15,6 +15,10 @@ class CannotContinue(UserError):
     """A command cannot go on from what an earlier run saved. The message says what must change."""
 
 
+class NoMemory(UserError):
+    """The memory of the device, or of the process, does not suffice to load a model."""
+
+
 class DeviceLost(UserError):
     """The device that computes can do so only for a new process. The message says why."""
 

@@ -22,7 +22,9 @@ from app.errors import (
     DeviceLost,
     InvalidBundle,
     ModelNotFound,
+    NoMemory,
     NotReady,
+    OutOfMemory,
     ServiceError,
     UserError,
 )
@@ -159,6 +161,7 @@ class ModelRegistry:
             ModelNotFound, ShuttingDown: there is no such model to reload now.
             NotReady: there is none yet, or the device is lost.
             InvalidBundle: the bundle's present content cannot be served; the old model stays.
+            OutOfMemory: there is no memory for both models; the old one stays.
         """
         await self.switch(await self.prepare(name))
 
@@ -169,7 +172,7 @@ class ModelRegistry:
         memory.
 
         Raises:
-            ModelNotFound, NotReady, ShuttingDown, InvalidBundle: as in ``reload``.
+            ModelNotFound, NotReady, ShuttingDown, InvalidBundle, OutOfMemory: as in ``reload``.
         """
         self.classifier(name)  # raises for an unknown name, before a lock is created for it
         await self._reloading[name].acquire()
@@ -216,6 +219,11 @@ class ModelRegistry:
         except DeviceLost as error:
             logger.error("%s could not be reloaded: %s", name, error)
             raise NotReady(f"{name} could not be reloaded: {error}") from None
+        except NoMemory as error:
+            logger.error("%s could not be reloaded: %s", name, error)
+            raise OutOfMemory(
+                "there is no memory for the new model beside the old one; the old one stays"
+            ) from None
         except UserError as error:
             logger.error("%s could not be reloaded: %s", name, error)
             raise InvalidBundle(

@@ -128,6 +128,24 @@ def test_a_text_too_long_for_the_memory_fails_alone(serve: Serve) -> None:
     assert _statuses(client, READY + LIVE) == {200}
 
 
+def test_a_reload_without_memory_for_both_models(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gets 507, since the bundle is not at fault; the old model stays, and the log says why."""
+    client = serve(admin_keys="admin-key-1")
+
+    def full(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError(ARENA_MEMORY)
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", full)
+    answer = client.post("/models/tiny/reload", headers=ADMIN)
+    assert (answer.status_code, answer.json()["code"]) == (507, "out_of_memory")
+    assert "the old one stays" in answer.json()["detail"]
+    assert "Failed to allocate memory" in caplog.text
+    assert _post(client, "love").json()["results"][0]["label"] == "positive"
+    assert _statuses(client, READY + LIVE) == {200}
+
+
 def test_a_lost_gpu_ends_the_process_life(
     serve: Serve, bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

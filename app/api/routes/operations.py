@@ -17,6 +17,7 @@ from app.errors import (
     InvalidBundle,
     ModelNotFound,
     NotReady,
+    OutOfMemory,
     RateLimited,
     ShuttingDown,
     Unauthorized,
@@ -142,7 +143,9 @@ async def models(request: HttpRequest) -> Models:
     operation_id="reloadModel",
     responses={
         **example({"status": "reloaded"}),
-        **documented(Unauthorized, ModelNotFound, InvalidBundle, NotReady, ShuttingDown),
+        **documented(
+            Unauthorized, ModelNotFound, InvalidBundle, OutOfMemory, NotReady, ShuttingDown
+        ),
     },
     openapi_extra=path_parameters("name"),
 )

@@ -7,7 +7,7 @@ of ONNX Runtime 1.31 (``cuda_call.cc``, ``bfc_arena.cc``), CUDA 13 (``cudaGetErr
 
 import re
 
-from app.errors import DeviceLost, OutOfMemory, UserError, first_line
+from app.errors import DeviceLost, NoMemory, OutOfMemory, UserError, first_line
 
 # ONNX Runtime writes "CUDA failure 700: an illegal memory access was encountered ; GPU=0", and its
 # plugin for CUDA, which is to come, "CUDA error: an illegal memory access was encountered".
@@ -73,9 +73,12 @@ def device_error(error: Exception) -> OutOfMemory | DeviceLost | None:
 
 
 def loading_error(error: Exception, failure: str) -> UserError:
-    """The error for the operator if a model cannot be loaded: that the device is lost, if it is.
+    """The error for the operator if a model cannot be loaded: the ``failure`` with the reason.
 
-    Otherwise it is the ``failure`` with the reason.
+    It is ``NoMemory`` if the memory ran out. If the device is lost, it is that error alone.
     """
     known = device_error(error)
-    return known if isinstance(known, DeviceLost) else UserError(f"{failure}: {first_line(error)}")
+    if isinstance(known, DeviceLost):
+        return known
+    kind = NoMemory if isinstance(known, OutOfMemory) else UserError
+    return kind(f"{failure}: {first_line(error)}")

@@ -8,11 +8,11 @@ from itertools import count
 from typing import Any
 
 from app.engine.model_registry import ModelRegistry
-from app.errors import InvalidBundle, NotReady, ServiceError, ShuttingDown
+from app.errors import InvalidBundle, NotReady, OutOfMemory, ServiceError, ShuttingDown
 from app.server.workers.control import Control
 
 # The errors of reloads, by their codes.
-ERRORS = {error.code: error for error in (InvalidBundle, NotReady)}
+ERRORS = {error.code: error for error in (InvalidBundle, NotReady, OutOfMemory)}
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ class Member:
             ModelNotFound, NotReady, ShuttingDown: there is no such model to reload now.
             InvalidBundle: a worker cannot serve the bundle's present content; the old model stays
                 at all of them.
+            OutOfMemory: a worker has no memory for both models; the old model stays likewise.
         """
         self._models.classifier(name)  # raises for an unknown name
         if self._stopping:
