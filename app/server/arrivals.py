@@ -10,6 +10,7 @@ import logging
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeAlias
 
 from app.errors import UserError
 from app.server.linux_sockets import take_no_handshake
@@ -135,6 +136,10 @@ class Arrivals:
                 self._loop.remove_reader(self._site)
                 return False
         return True
+
+
+# What makes the arrivals at a site, like the class itself.
+ArrivalsAt: TypeAlias = Callable[[socket.socket, Callable[[socket.socket], bool]], Arrivals]
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> UserError:

@@ -1,9 +1,10 @@
 """Runs a server with mixed traffic and faults, and checks every answer, memory, files and threads.
 
-    python -m checks.soak [--minutes N] [--seed N]
+    python -m checks.soak [--minutes N] [--seed N] [--workers N ...]
 
-The exit code is 1 if an answer was wrong, lost or an unexplained error, or if the server did not
-exit with 0 after SIGTERM under load.
+First it runs the server as one process, which is the default, and then with two workers, whose
+processes have faults of their own. The exit code is 1 if an answer was wrong, lost or an
+unexplained error, if a counter fell, or if a server did not exit with 0 after SIGTERM under load.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,17 +24,20 @@ from benchmarks.conditions import conditions
 from benchmarks.service import ROOT, Service, free_port
 from checks.soak import grpc_abuse, report
 from checks.soak.calls import Calls
+from checks.soak.counters import Counters
 from checks.soak.faults import Faults
+from checks.soak.neighbours import Neighbours
 from checks.soak.tally import Tally
 from checks.soak.traffic import FINAL_LOAD_S, Traffic
 from checks.soak.truth import Truth
-from checks.soak.watch import MEASURES, Sample, Watch
+from checks.soak.watch import MEASURES, Watch
 from checks.soak.wire import ADMIN_KEY, KEY
 
 FIGURES = ROOT / "checks/soak/results.json"
 PAGE = ROOT / "docs/measurements/soak.md"
 TEXTS = 3_000
 WARM_UP = 0.2  # share of the whole time
+BETWEEN_SIGNALS_S = 0.05
 REST_S = 5.0  # without traffic, before the process is measured at rest
 
 
@@ -41,34 +46,48 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         "checks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=30, help="duration (default: %(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=30, help="of all servers together (default: %(default)s)"
+    )
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of texts and faults (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[1, 2], help="of each server (default: 1 2)"
     )
     options = parser.parse_args()
     truth = Truth(TEXTS, options.seed)
     for done in truth.compute():
         if done % 1_000 == 0:
             print(f"computed the expected answers of {done} texts", flush=True)
-    grpc_port = free_port()
-    keys = {"SENTIMENT_API_KEYS": KEY, "SENTIMENT_ADMIN_KEYS": ADMIN_KEY}
-    with Service(EMBEDDED_BUNDLE, "--grpc-port", str(grpc_port), variables=keys) as service:
-        outcome = _soak(service, grpc_port, truth, options.minutes, options.seed)
-    report.keep(outcome, FIGURES, PAGE)
-    print(report.tables(outcome), *outcome["examples"], sep="\n")
-    return 1 if outcome["failures"] or outcome["exit_code"] else 0
+    outcomes = []
+    minutes = options.minutes / len(options.workers)
+    for workers in options.workers:
+        grpc_port = free_port()
+        keys = {"SENTIMENT_API_KEYS": KEY, "SENTIMENT_ADMIN_KEYS": ADMIN_KEY}
+        flags = ["--grpc-port", str(grpc_port), "--workers", str(workers)]
+        with Service(EMBEDDED_BUNDLE, *flags, variables=keys) as service:
+            outcomes.append(_soak(service, workers, grpc_port, truth, minutes, options.seed))
+    report.keep(outcomes, FIGURES, PAGE)
+    print(report.tables(outcomes), *(line for o in outcomes for line in o["examples"]), sep="\n")
+    return int(any(outcome["failures"] or outcome["exit_code"] for outcome in outcomes))
 
 
 def _soak(
-    service: Service, grpc_port: int, truth: Truth, minutes: float, seed: int
+    service: Service, workers: int, grpc_port: int, truth: Truth, minutes: float, seed: int
 ) -> dict[str, Any]:
     """Run traffic and faults until the server ends; returns the outcome."""
     calls = Calls(truth, random.Random(seed))
     tally, watch = Tally(), Watch(service.pid)
     traffic = Traffic(service.port, grpc_port, calls, tally, random.Random(seed + 1))
-    faults = Faults(traffic, service.pid, truth.model.name, seed + 2)
+    neighbours = Neighbours(service.pid, traffic.may_be_late)
+    name = truth.model.name
+    faults = Faults(traffic, service.pid, name, seed + 2, of_workers=workers > 1)
+    watching = [watch.run, neighbours.run, Counters(service.port, tally).run]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        capacity, at_rest = runner.run(_ask(service, traffic, faults, watch, 60 * minutes))
+        capacity = runner.run(_ask(traffic, faults, watching, 60 * minutes))
+        at_rest = watch.look()
+        runner.run(_end(service, traffic))
     code, _ = service.wait()
     for line in service.log.splitlines():
         if "Traceback" in line:
@@ -78,9 +97,11 @@ def _soak(
     slopes = {what: watch.per_hour(what, after_s=warm_up_s) for what in MEASURES}
     return {
         "conditions": conditions(),
+        "workers": workers,
         "minutes": minutes,
         "seed": seed,
         "capacity_tokens_per_second": capacity,
+        "cpu_share_of_other_programs": round(neighbours.share, 3),
         "requests": tally.requests,
         "faults": tally.faults,
         "texts_compared": tally.texts,
@@ -96,29 +117,37 @@ def _soak(
 
 
 async def _ask(
-    service: Service, traffic: Traffic, faults: Faults, watch: Watch, seconds: float
-) -> tuple[float, Sample]:
-    """Send traffic and faults, then rest, then send SIGTERM under load.
-
-    Returns the capacity in tokens per second, and the process at rest.
-    """
-    capacity = await traffic.capacity()
-    until = time.monotonic() + seconds
-    watching = asyncio.create_task(watch.run())
+    traffic: Traffic,
+    faults: Faults,
+    watching: Sequence[Callable[[], Coroutine[Any, Any, None]]],
+    seconds: float,
+) -> float:
+    """Send traffic and faults, then rest; the capacity in tokens per second."""
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(traffic.run(until, capacity=capacity))
-        tasks.create_task(faults.run(until))
-    watching.cancel()
+        watches = [tasks.create_task(watch()) for watch in watching]
+        capacity = await traffic.capacity()
+        until = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as sending:
+            sending.create_task(traffic.run(until, capacity=capacity))
+            sending.create_task(faults.run(until))
+        for watch in watches:
+            watch.cancel()
     await asyncio.sleep(REST_S)
-    at_rest = watch.look()
+    return capacity
+
+
+async def _end(service: Service, traffic: Traffic) -> None:
+    """Send the signals under load."""
     with grpc_abuse.ignores_goaway(traffic.grpc_port):
         await traffic.final_load(_terminate(service))
-    return capacity, at_rest
 
 
 async def _terminate(service: Service) -> None:
+    """A second SIGTERM, and the reload that has begun, change nothing."""
     await asyncio.sleep(FINAL_LOAD_S)
-    service.signal(signal.SIGTERM)
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGTERM):
+        service.signal(number)
+        await asyncio.sleep(BETWEEN_SIGNALS_S)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from functools import partial
 from checks.soak.call import Call
 from checks.soak.outcomes import DONE, Fault
 from checks.soak.traffic import Traffic
-from checks.soak.wire import Answer, Connection, request
+from checks.soak.wire import Answer, Connection, Lost, request
 
 READERS = 50
 # Each reader asks for these and for what /docs refers to, and takes compressed answers.
@@ -31,15 +31,21 @@ async def _read(traffic: Traffic) -> str:
 
 
 async def _reader(traffic: Traffic) -> None:
-    async with await Connection.open(traffic.port) as connection:
-        answers = [await _page(traffic, connection, path, words) for path, words in PAGES.items()]
-        for path in REFERENCE.findall(answers[0].body):
-            await _page(traffic, connection, f"/{path.decode()}", b"")
+    try:
+        async with await Connection.open(traffic.port) as connection:
+            answers = [await _page(traffic, connection, *page) for page in PAGES.items()]
+            for path in REFERENCE.findall(answers[0].body):
+                await _page(traffic, connection, f"/{path.decode()}", b"")
+    except (Lost, OSError) as error:
+        traffic.lost(_call("a page", b"", b""), error)
 
 
 async def _page(traffic: Traffic, connection: Connection, path: str, words: bytes) -> Answer:
     sent = request("GET", path, accept_encoding="gzip, br")
-    call = Call(f"GET {path}, by {READERS} at once", sent, 8, lambda a: words in a.body.lower())
     answer = await connection.ask(sent)
-    traffic.tally.answered(call, answer, {429})
+    traffic.tally.answered(_call(path, sent, words), answer, {429})
     return answer
+
+
+def _call(path: str, sent: bytes, words: bytes) -> Call:
+    return Call(f"GET {path}, by {READERS} at once", sent, 8, lambda a: words in a.body.lower())

@@ -8,10 +8,19 @@ import signal
 import time
 from contextlib import AsyncExitStack
 
-from checks.soak import bodies, crowds, grpc_abuse, keys
+from checks.soak import bodies, crowds, grpc_abuse, keys, workers
 from checks.soak.call import Call
 from checks.soak.calls import JSON
-from checks.soak.outcomes import CLOSED, CORRECT, DISCONNECTED, DONE, LOST, WRONG, Fault
+from checks.soak.outcomes import (
+    CLOSED,
+    CORRECT,
+    DISCONNECTED,
+    DONE,
+    KILLED,
+    LOST,
+    WRONG,
+    Fault,
+)
 from checks.soak.traffic import Traffic
 from checks.soak.wire import ADMIN_KEY, Answer, Connection, Lost, request
 
@@ -22,9 +31,14 @@ IDLE = 20
 
 
 class Faults:
-    """Draws faults at random, while ``traffic`` runs."""
+    """Draws faults at random, while ``traffic`` runs.
 
-    def __init__(self, traffic: Traffic, pid: int, name: str, seed: int) -> None:
+    ``pid`` is the service's process. ``of_workers`` says whether it has workers, for their faults.
+    """
+
+    def __init__(
+        self, traffic: Traffic, pid: int, name: str, seed: int, *, of_workers: bool = False
+    ) -> None:
         self._traffic = traffic
         self._pid = pid
         self._schedule = random.Random(seed)  # decides which fault happens when
@@ -50,33 +64,45 @@ class Faults:
             f"{IDLE} idle connections": Fault(1, self._idle_connections, {DONE}),
             "reload by HTTP": Fault(1, self._reload_by_http, {"200"}),
             "reload by SIGHUP": Fault(1, self._reload_by_sighup, {DONE}),
+            "two SIGHUPs in a row": Fault(0.5, self._two_hangups, {DONE}),
             "SIGSTOP for a second": Fault(0.5, self._stop_for_a_second, {DONE}),
             **bodies.faults(traffic.port, self._order),
             **keys.faults(traffic, self._order),
             **crowds.faults(traffic),
             **grpc_abuse.faults(traffic),
         }
+        if of_workers:
+            self._faults |= workers.faults(
+                traffic, self._order, self._reload_by_http, self._reload_by_sighup
+            )
 
     async def run(self, until: float) -> None:
-        """Draw faults until this time of the monotonic clock, then wait for their ends."""
+        """Draw faults until this time of the monotonic clock, then wait for their ends.
+
+        At first each has its turn, so that a short run has all of them.
+        """
         # Now, because a new key has no access after the wrong ones that come from this address.
         await self.inflict("reload by HTTP")
-        shares = [fault.share for fault in self._faults.values()]
+        kinds, shares = list(self._faults), [fault.share for fault in self._faults.values()]
+        first = self._schedule.sample(kinds, len(kinds))
         async with asyncio.TaskGroup() as tasks:
             while time.monotonic() < until:
-                (kind,) = self._schedule.choices(list(self._faults), shares)
+                kind = first.pop() if first else self._schedule.choices(kinds, shares)[0]
                 tasks.create_task(self.inflict(kind))
                 await asyncio.sleep(self._schedule.expovariate(RATE))
 
     async def inflict(self, kind: str) -> None:
         """Run a fault once and count what its client saw."""
-        fault = self._faults[kind]
+        fault, began = self._faults[kind], time.monotonic()
+        deaths = self._traffic.deaths
         try:
             outcome = await fault.inflict()
-        except (Lost, OSError):
-            outcome = LOST
+        except (Lost, OSError) as error:
+            outcome = KILLED if deaths.explain(error) else LOST
+        if "gRPC" in kind and outcome in {LOST, "503"} and deaths.explain_grpc(began):
+            outcome = KILLED
         late = {"504"} if self._traffic.explains_lateness() else set[str]()
-        self._traffic.tally.fault(kind, outcome, fault.expected | late)
+        self._traffic.tally.fault(kind, outcome, fault.expected | late | {KILLED})
 
     async def _open(self) -> Connection:
         return await Connection.open(self._traffic.port)
@@ -194,9 +220,13 @@ class Faults:
 
     async def _one_connection(self) -> None:
         call = self._traffic.calls.one()
-        async with await self._open() as connection:
-            answer = await connection.ask(call.request)
-        self._traffic.tally.answered(call, answer, {429, 504})
+        try:
+            async with await self._open() as connection:
+                answer = await connection.ask(call.request)
+        except (Lost, OSError) as error:
+            self._traffic.lost(call, error)
+        else:
+            self._traffic.tally.answered(call, answer, {429, 504})
 
     async def _idle_connections(self) -> str:
         async with AsyncExitStack() as stack:
@@ -211,6 +241,11 @@ class Faults:
     async def _reload_by_sighup(self) -> str:
         os.kill(self._pid, signal.SIGHUP)
         return DONE
+
+    async def _two_hangups(self) -> str:
+        await self._reload_by_sighup()
+        await asyncio.sleep(self._order.uniform(0, 0.5))
+        return await self._reload_by_sighup()
 
     async def _stop_for_a_second(self) -> str:
         self._traffic.may_be_late()

@@ -26,7 +26,7 @@ def faults(traffic: Traffic) -> dict[str, Fault]:
         "calls a gRPC path that is not UTF-8": _bad_path,
         "sends gRPC metadata that is not UTF-8": _bad_metadata,
         "holds back the last byte of gRPC messages": _held_back,
-        "opens 500 Watch streams": _watch_flood,
+        "opens 500 gRPC Watch streams": _watch_flood,
     }
     return {
         name: Fault(1, partial(_inflict, traffic, act), {CORRECT, "429"})

@@ -8,6 +8,7 @@ CORRECT, WRONG, LOST = "correct", "wrong", "no answer"
 CLOSED = "closed"  # the server closed the connection instead of answering
 DISCONNECTED = "disconnected"  # the client did
 DONE = "done"  # the fault has no answer
+KILLED = "its worker was killed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from checks.soak.call import Call
+from checks.soak.outcomes import KILLED
 from checks.soak.wire import Answer
 
 KEPT = 50  # examples of each kind of failure
@@ -44,6 +45,10 @@ class Tally:
         """Count an answer that did not come."""
         self._count(self.requests, call.route, "none")
         self.failed("lost answers", f"{call.route}: {reason}")
+
+    def killed(self, call: Call) -> None:
+        """Count an answer that did not come because the soak had killed the worker."""
+        self._count(self.requests, call.route, KILLED)
 
     def fault(self, kind: str, outcome: str, expected: Set[str]) -> None:
         """Count a fault and what its client saw."""

@@ -4,6 +4,7 @@ The capacity is measured with the same mix of requests, and with the clients on 
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Coroutine
@@ -12,6 +13,7 @@ from typing import Any
 
 from checks.soak.call import Call
 from checks.soak.calls import Calls
+from checks.soak.deaths import Deaths
 from checks.soak.grpc_calls import PREDICT
 from checks.soak.grpc_wire import GrpcClient
 from checks.soak.tally import Tally
@@ -38,6 +40,7 @@ class Traffic:
         self.grpc_port = grpc_port
         self.calls = calls
         self.tally = tally
+        self.deaths = Deaths()
         self._order = order
         self._late_until = 0.0
         self._unused: list[tuple[Connection, float]] = []  # in the order of their last use
@@ -95,14 +98,24 @@ class Traffic:
 
     async def ask(self, call: Call) -> None:
         """Send a request on a free connection, or on a new one, and check its answer."""
-        explained = self.explains_lateness()
+        began, explained = time.monotonic(), self.explains_lateness()
         try:
             answer = await (self._call(call) if call.messages else self._request(call))
         except (Lost, OSError) as error:
-            self.tally.lost(call, repr(error))
+            self.lost(call, error, began)
+            return
+        if call.messages and answer.status == 503 and self.deaths.explain_grpc(began):
+            self.tally.killed(call)
             return
         explained |= self.explains_lateness()
         self.tally.answered(call, answer, USUAL | {504} if explained else USUAL)
+
+    def lost(self, call: Call, error: Exception, began: float = math.inf) -> None:
+        """Count an answer that did not come. The call ``began`` then, if it was one of gRPC."""
+        if self.deaths.explain(error) or (call.messages and self.deaths.explain_grpc(began)):
+            self.tally.killed(call)
+        else:
+            self.tally.lost(call, repr(error))
 
     async def _request(self, call: Call) -> Answer:
         connection = await self._connection()

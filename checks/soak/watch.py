@@ -1,31 +1,39 @@
-"""Samples the memory, open files and threads of a process over time."""
+"""Samples the memory, open files and threads of a service over time."""
 
 import asyncio
 import os
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 INTERVAL_S = 10.0
-MEASURES = ("memory_mb", "files", "threads")
+MEASURES = {
+    "memory_mb": "resident memory, MB",
+    "oldest_mb": "of which the process that was never killed, MB",
+    "files": "open files",
+    "threads": "threads",
+}
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sample of the process, ``seconds`` after the start."""
+    """A sample of all processes of the service, ``seconds`` after the start."""
 
     seconds: float
     memory_mb: float  # resident
+    oldest_mb: float  # resident, of the first worker, or of the only process
     files: int  # open
     threads: int
 
 
 @dataclass
 class Watch:
-    """Takes samples of a process."""
+    """Takes samples of the process ``pid`` and its children."""
 
     pid: int
     samples: list[Sample] = field(default_factory=list)
@@ -39,12 +47,19 @@ class Watch:
 
     def look(self) -> Sample:
         """Take one sample now."""
-        process = Path(f"/proc/{self.pid}")
+        memory, files, threads = [], 0, 0
+        for process in processes(self.pid):
+            with suppress(OSError):  # a worker was killed
+                pages = int((process / "statm").read_text().split()[1])
+                memory.append(round(pages * PAGE / 1e6, 1))
+                files += len(list((process / "fd").iterdir()))
+                threads += len(list((process / "task").iterdir()))
         return Sample(
             seconds=round(time.monotonic() - self._began, 1),
-            memory_mb=round(int((process / "statm").read_text().split()[1]) * PAGE / 1e6, 1),
-            files=len(list((process / "fd").iterdir())),
-            threads=len(list((process / "task").iterdir())),
+            memory_mb=round(sum(memory), 1),
+            oldest_mb=memory[:2][-1],
+            files=files,
+            threads=threads,
         )
 
     def per_hour(self, what: str, *, after_s: float) -> float:
@@ -54,3 +69,10 @@ class Watch:
             return float("nan")
         hours = [sample.seconds / 3600 for sample in late]
         return float(np.polyfit(hours, [getattr(sample, what) for sample in late], 1)[0])
+
+
+def processes(pid: int) -> Iterator[Path]:
+    """The folders in /proc of a process and its children, the earliest first."""
+    yield Path(f"/proc/{pid}")
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        yield Path(f"/proc/{child}")

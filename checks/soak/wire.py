@@ -2,11 +2,14 @@
 
 import asyncio
 import gzip
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeAlias
 
 import brotli
+
+Address: TypeAlias = tuple[str, int]
 
 KEY, ADMIN_KEY = "key-of-the-soak", "admin-key-of-the-soak"
 
@@ -14,7 +17,16 @@ ANSWER_S = 120.0  # after this time, an answer counts as lost; under overload, s
 
 
 class Lost(Exception):
-    """The connection ended, or the time was over, before the answer was complete."""
+    """The connection ended, or the time was over, before the answer was complete.
+
+    ``client`` is the connection's address at our side, and ``opened`` its start on the clock
+    ``time.monotonic``. Those of gRPC are not known.
+    """
+
+    def __init__(self, reason: str, client: Address | None = None, opened: float = 0.0) -> None:
+        super().__init__(reason)
+        self.client = client
+        self.opened = opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,8 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._client: Address = writer.get_extra_info("sockname")[:2]
+        self._opened = time.monotonic()
 
     @classmethod
     async def open(cls, port: int, *, source: str = "") -> Self:
@@ -83,7 +97,7 @@ class Connection:
         try:
             await self._writer.drain()
         except OSError as error:
-            raise Lost(f"while sending: {error!r}") from error
+            raise self._lost(f"while sending: {error!r}") from error
 
     async def ask(self, data: bytes) -> Answer:
         """Send a request and wait for its answer; raises ``Lost``."""
@@ -97,7 +111,10 @@ class Connection:
                 return await self._answer()
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             self.close()
-            raise Lost(repr(error)) from error
+            raise self._lost(repr(error)) from error
+
+    def _lost(self, reason: str) -> Lost:
+        return Lost(reason, self._client, self._opened)
 
     async def _answer(self) -> Answer:
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")

@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import re
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,13 +23,16 @@ from benchmarks.service import free_port
 from checks.soak import grpc_abuse, report
 from checks.soak.call import Call
 from checks.soak.calls import Calls
+from checks.soak.counters import Counters
+from checks.soak.deaths import Deaths
 from checks.soak.faults import Faults
 from checks.soak.grpc_wire import GrpcClient
+from checks.soak.outcomes import KILLED
 from checks.soak.tally import Tally
 from checks.soak.traffic import Traffic
 from checks.soak.truth import Truth
 from checks.soak.watch import MEASURES, Watch
-from checks.soak.wire import ADMIN_KEY, KEY, Answer, Connection
+from checks.soak.wire import ADMIN_KEY, KEY, Answer, Connection, Lost
 from tests.api.routes.test_stream import FLAGS
 from tests.conftest import SET_BY_HAND
 from tests.support.serving import ROOT, Process
@@ -150,6 +154,11 @@ def test_what_must_not_happen_is_a_failure(calls: Calls) -> None:
     tally.answered(call, Answer(200, {}, b"{}"), {200, 429})
     tally.fault("sends bytes that are not HTTP", "none", {"400"})
     tally.failed("tracebacks in the log", "Traceback ...")
+    counters = Counters(0, tally)
+    counters.compare('# TYPE a_total counter\na_total{b="c"} 2.0\na_total{b="d"} 1.0\n')
+    assert "counters that fell" not in tally.failures
+    counters.compare('# TYPE a_total counter\na_total{b="c"} 1.0\n')
+    assert tally.failures["counters that fell"] == 2  # one is lower, one is gone
     assert set(tally.failures) == set(report.FAILURES)
 
 
@@ -187,6 +196,43 @@ def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Proc
     assert set(tally.faults) == set(asked)
 
 
+async def _ask_kept(process: Process, calls: Calls, tally: Tally) -> None:
+    """Kill a worker under load, and wait until another has taken its place."""
+    traffic = Traffic(process.port, GRPC_PORT, calls, tally, random.Random(1))
+    faults = Faults(traffic, process.pid, calls.name, seed=1, of_workers=True)
+    await asyncio.gather(*(traffic.ask(calls.one()) for _ in range(8)))  # 8 kept connections
+    killing = asyncio.create_task(faults.inflict("kill -9 of a worker"))
+    while not killing.done():
+        await asyncio.gather(*(traffic.ask(calls.one()) for _ in range(8)))
+    for kind in (
+        "reload by SIGHUP while a worker restarts",
+        "SIGSTOP of a worker for some seconds",
+    ):
+        await faults.inflict(kind)
+    await traffic.close()
+
+
+def test_a_killed_worker_explains_the_loss_of_its_connections(calls: Calls) -> None:
+    """Only those that it had when it was killed: any other lost answer is a failure."""
+    keys = {"SENTIMENT_API_KEYS": KEY, "SENTIMENT_ADMIN_KEYS": ADMIN_KEY}
+    tally = Tally()
+    with Process(*FLAGS, "--workers", "2", variables=keys) as process:
+        asyncio.run(_ask_kept(process, calls, tally))
+    assert tally.failures == {}, tally.examples
+    assert 1 <= tally.requests["POST /classify"][KILLED] <= 8
+    assert sum(counts["done"] for counts in tally.faults.values()) == 3
+
+    async def lose() -> Lost:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            async with await Connection.open(server.getsockname()[1]) as connection:
+                server.accept()[0].close()
+                with pytest.raises(Lost) as lost:
+                    await connection.answer()
+        return lost.value
+
+    assert not Deaths().explain(asyncio.run(lose()))
+
+
 def test_the_outcome_stands_between_the_marks_of_the_page(tmp_path: Path) -> None:
     """And nothing else of the page changes; figures are kept as JSON."""
     page = tmp_path / "page.md"
@@ -195,6 +241,8 @@ def test_the_outcome_stands_between_the_marks_of_the_page(tmp_path: Path) -> Non
     looked = dict.fromkeys(MEASURES, 7)
     outcome = {
         "conditions": {"date": "2026-01-02"},
+        "workers": 1,
+        "cpu_share_of_other_programs": 0.0,
         "minutes": 1.0,
         "seed": 3,
         "capacity_tokens_per_second": 9_000.0,
@@ -205,11 +253,17 @@ def test_the_outcome_stands_between_the_marks_of_the_page(tmp_path: Path) -> Non
         "exit_code": 0,
         **dict.fromkeys(("after_warm_up", "at_the_end", "at_rest", "per_hour"), looked),
     }
-    report.keep(outcome, tmp_path / "soak.json", page)
+    two = outcome | {"workers": 2, "requests": {"GET /health": {"200": 6, KILLED: 5}}}
+    report.keep([outcome, two], tmp_path / "soak.json", page)
     text = page.read_text("utf-8")
     assert text.startswith(before)
     assert text.endswith(after)
-    for line in ("| wrong answers | 1 |", "| lost answers | 0 |", "| GET /health | 200: 12,345 |"):
+    for line in (
+        "| what | one process | 2 workers |",
+        "| wrong answers | 1 | 1 |",
+        "| not answered, because the soak killed their worker | 0 | 5 |",
+        "| GET /health | 200: 12,345 | 200: 6, its worker was killed: 5 |",
+    ):
         assert line in text
     assert report.MARKS.search(text)
 

@@ -6,6 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx2
@@ -15,6 +17,7 @@ from app.cli.command import main
 from app.config.settings import Settings
 from app.server.workers.shares import part, take_share, worker_count
 from tests.api.routes.test_stream import FLAGS
+from tests.server.test_reload import _reload
 from tests.support.serving import (
     BODY,
     HEAD,
@@ -114,7 +117,7 @@ def test_a_share_is_cpus_and_a_node_and_gpus(
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: calls.append(cpus))
     settings = Settings(device="cuda:0,1" if device else "cpu")
     share = take_share(settings, number, workers)
-    assert share == (Settings(device=device or "cpu"), cpus)
+    assert share == (Settings(device=device or "cpu", workers=workers), cpus)
     assert calls == ([pinned] if pinned else [])
 
 
@@ -229,6 +232,84 @@ def _replaced(process: Process, former: set[int]) -> bool:
     return all(worker["stage"] == "ready" and worker["pid"] not in former for worker in workers)
 
 
+# The first text that a worker classifies while the file exists takes more memory than there is.
+GREEDY = """
+import os
+from contextlib import suppress
+from app.engine.model.model import Model
+infer = Model.infer
+def greedy(model, encodings):
+    with suppress(FileNotFoundError):
+        os.unlink({file!r})
+        bytearray(2**30)[::4096] = bytes([1]) * 2**18
+    return infer(model, encodings)
+Model.infer = greedy
+"""
+
+
+def test_a_worker_that_is_out_of_memory_is_replaced(
+    bundle: Path, tmp_path: Path, memory_group: Path
+) -> None:
+    """The kernel kills it when the control group's memory is used up; the other one serves on."""
+    marker = tmp_path / "greedy"
+    inside = ["sh", "-c", f'echo $$ > {memory_group}/cgroup.procs; exec "$@"', "sh"]
+    command = [*inside, *patched(GREEDY.format(file=str(marker)))]
+    with Process("--model", str(bundle), *FLAGS, "--workers", "2", command=command) as process:
+        workers = _children(process)
+        used, limit = _memory_files(memory_group)
+        limit.write_text(str(int(used.read_text()) + 300 * 2**20))
+        with connect(process.port, HEALTH) as one, connect(process.port, HEALTH) as other:
+            assert [read_answer(connection)[0] for connection in (one, other)] == [200, 200]
+            marker.touch()
+            with suppress(httpx2.TransportError):  # it is on a connection of its worker
+                httpx2.post(f"{process.url}/classify", json={"inputs": "love"})
+            log = process.read_until("started again")
+            assert "was killed (SIGKILL; out of memory?)" in log
+            kept = [connection for connection in (one, other) if not _is_closed(connection)]
+            assert len(kept) == 1
+            kept[0].sendall(HEALTH)
+            assert read_answer(kept[0])[0] == 200
+        eventually(lambda: len(set(_children(process)) - set(workers)) == 1)
+        eventually(lambda: _replaced(process, set(workers) - set(_children(process))))
+        process.terminate()
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A new control group for memory; the test is skipped where none can be made."""
+    first = Path("/sys/fs/cgroup/memory")
+    group = (first if first.is_dir() else first.parent) / f"sentiment-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        if not _memory_files(group)[1].exists():
+            pytest.skip("the control groups of this machine do not limit memory")
+        yield group
+    finally:
+        group.rmdir()
+
+
+def _memory_files(group: Path) -> tuple[Path, Path]:
+    """The used bytes and the limit, in version 2 or 1 of control groups."""
+    second = (group / "memory.current", group / "memory.max")
+    first = (group / "memory.usage_in_bytes", group / "memory.limit_in_bytes")
+    return second if second[1].exists() else first
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        connection.settimeout(30)
+
+
 def test_workers_end_when_the_supervisor_is_killed(bundle: Path) -> None:
     """They end as after SIGTERM: what has begun gets an answer, and none is left behind."""
     with Process("--model", str(bundle), *FLAGS, "--workers", "2") as process:
@@ -276,6 +357,30 @@ def test_sigterm_ends_a_start_of_workers(bundle: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 128 + signal.SIGTERM
     assert not _runs(worker)
+
+
+# The first switch of each worker fails.
+FAILING_SWITCH = """
+import app.engine.model_registry as registry
+give_back_memory = registry.give_back_memory
+def fail():
+    registry.give_back_memory = give_back_memory
+    raise OSError("nothing expected")
+registry.give_back_memory = fail
+"""
+
+
+def test_a_reload_that_fails_at_the_switch_is_answered(bundle: Path) -> None:
+    """The client learns it, the log says why, and the next reload succeeds."""
+    flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1", "--workers", "2"]
+    with (
+        Process(*flags, command=patched(FAILING_SWITCH)) as process,
+        httpx2.Client(base_url=process.url) as client,
+    ):
+        answer = _reload(client)
+        assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+        assert "nothing expected" in process.log
+        assert _reload(client).json() == {"status": "reloaded"}
 
 
 def test_four_workers_share_connections_evenly(bundle: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import socket
 from collections.abc import Iterator
@@ -226,6 +227,34 @@ def _answers_soon(two: Process) -> bool:
             return read_answer(connection)[0] == 200
         except TimeoutError:
             return False
+
+
+def test_a_connection_that_a_worker_closes_ends(two: Process) -> None:
+    """The supervisor, which has dealt it, does not keep it open."""
+    closing = HEALTH.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    for _ in range(4):
+        with connect(two.port, closing) as connection:
+            assert read_answer(connection)[0] == 200
+            assert connection.recv(1) == b""
+
+
+def test_what_a_killed_worker_had_not_taken_is_dealt_again(
+    two: Process, client: httpx2.Client
+) -> None:
+    """Connections that wait for a worker that dies are answered by the other one."""
+    pid = _pids(client)[0]
+    os.kill(pid, signal.SIGSTOP)
+    with ExitStack() as stack:
+        # Each worker gets half of them.
+        waiting = [stack.enter_context(connect(two.port, HEALTH)) for _ in range(6)]
+        eventually(lambda: sum(map(_has_answer, waiting)) == 3)
+        os.kill(pid, signal.SIGKILL)
+        assert [read_answer(connection)[0] for connection in waiting] == [200] * 6
+    _await_successor(two, 0, pid)
+
+
+def _has_answer(connection: socket.socket) -> bool:
+    return bool(select.select([connection], [], [], 0)[0])
 
 
 def test_a_worker_that_gets_sigterm_alone_is_replaced(two: Process) -> None:

@@ -130,7 +130,8 @@ def tune(model: Model, settings: Settings, cpus: float) -> ServingPlan:
             most=TEXT_TOKENS * most,
             on_change=partial(_correct, file, kept),
         )
-    queue = settings.max_queue_tokens or queue_tokens(cost, available_memory())
+    workers = 1 if settings.workers == "auto" else settings.workers
+    queue = settings.max_queue_tokens or queue_tokens(cost, available_memory() // workers)
     return ServingPlan(cost.runners, cost.threads, tokens, queue, budget, reason)
 
 

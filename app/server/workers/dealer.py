@@ -43,7 +43,9 @@ class Dealer:
             self._arrivals.append(Arrivals(listener, partial(self._deal, site)))
 
     def look(self) -> None:
-        """Look which workers are ready, and deal what waits."""
+        """Look which workers are ready, and deal what waits, or was dealt to one that has ended."""
+        for worker in self._workers:
+            self._undealt += worker.returned()
         reachable = [worker for worker in self._workers if worker.reachable]
         best = min(map(_rank, reachable), default=None)
         self._best = [worker for worker in reachable if _rank(worker) == best]

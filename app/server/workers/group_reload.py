@@ -1,7 +1,7 @@
 """Reloads of a model by all workers: prepared by all, then switched by all, or by none."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.errors import NotReady, ShuttingDown
@@ -55,15 +55,14 @@ class GroupReload:
         workers = [worker for worker in self._workers if worker.stage in answering]
         faults = await self._have_done(workers, kind="prepare", model=model)
         prepared = [worker for worker in workers if faults[worker] is None]
-        fault = next((fault for fault in faults.values() if fault and fault[0] != LEFT[0]), None)
+        fault = _first(faults.values())
         if fault is not None:
             for worker in prepared:
                 worker.send(kind="drop", reload=self._number)
             return fault
         if not prepared:
             return [NotReady.code, "no worker could load the model"]
-        await self._have_done(prepared, kind="switch")
-        return None
+        return _first((await self._have_done(prepared, kind="switch")).values())
 
     async def _have_done(
         self, workers: Sequence[WorkerProcess], **order: str
@@ -81,3 +80,8 @@ class GroupReload:
         answer = self._answers.get(worker)
         if answer is not None and not answer.done():
             answer.set_result(fault)
+
+
+def _first(faults: Iterable[Fault | None]) -> Fault | None:
+    """The first fault of a worker that goes on."""
+    return next((fault for fault in faults if fault and fault[0] != LEFT[0]), None)

@@ -92,26 +92,25 @@ class Member:
                 decision.set_result(kind == "switch")
 
     async def _prepare(self, name: str, number: int) -> None:
-        """Load the model, say so, and do then what is decided."""
+        """Load the model, say so, and do then what is decided. Each step that fails is answered."""
+        self._decisions[number] = decision = asyncio.get_running_loop().create_future()
         try:
             replacement = await self._models.prepare(name)
+            self._answer(number, None)
+            if self._stopping and not decision.done():
+                decision.set_result(False)
+            if await decision:
+                await self._models.switch(replacement)
+                self._answer(number, None)
+            else:
+                await self._models.drop(replacement)
         except ServiceError as error:
             self._answer(number, [error.code, error.detail])
-            return
         except Exception:
             logger.exception("%s could not be reloaded", name)
             self._answer(number, [NotReady.code, "a worker failed; the service's log says why"])
-            return
-        self._decisions[number] = decision = asyncio.get_running_loop().create_future()
-        self._answer(number, None)
-        if self._stopping:
-            decision.set_result(False)
-        if await decision:
-            await self._models.switch(replacement)
-            self._answer(number, None)
-        else:
-            await self._models.drop(replacement)
-        del self._decisions[number]
+        finally:
+            del self._decisions[number]
 
     def _answer(self, number: int, fault: list[str] | None) -> None:
         self._control.send(kind="done", reload=number, error=fault)

@@ -52,7 +52,9 @@ def _computes_on_gpu(device: str) -> bool:
 
 
 def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings, float]:
-    """Take the share of worker ``number``; the settings with its GPUs, and its number of CPUs.
+    """Take the share of worker ``number``; its settings, and its number of CPUs.
+
+    The settings have its GPUs, and the number of ``workers``, by which limits are shared.
 
     On a machine with several NUMA nodes, the process is pinned to the CPUs of its node, so that
     its memory is near. Call it before threads are started.
@@ -65,7 +67,7 @@ def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings,
     if gpus:
         own = ",".join(part(gpus.split(","), number, workers))
         settings = settings.model_copy(update={"device": f"{kind}:{own}"})
-    return settings, cpus
+    return settings.model_copy(update={"workers": workers}), cpus
 
 
 def part(items: Sequence[T], number: int, workers: int) -> Sequence[T]:

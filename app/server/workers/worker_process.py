@@ -12,7 +12,7 @@ from typing import Any
 
 from app.server.workers.assignment import Assignment
 from app.server.workers.control import Control
-from app.server.workers.handover import hand_over
+from app.server.workers.handover import Channel
 from app.shared_memory.board import Board
 from app.shared_memory.worker_status import WorkerStage, WorkerStatus
 
@@ -59,7 +59,9 @@ class WorkerProcess:
         self._on_end = on_end
         self._kill_reason = ""
         self._control: Control | None = None  # while it has a process
-        self._channels: list[socket.socket] = []
+        self._channels: list[Channel] = []  # while it has a process
+        self._takes_connections = False
+        self._returned: list[tuple[int, socket.socket]] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._pause_s = LEAST_PAUSE_S
         self._ready_since: float | None = None
@@ -79,15 +81,13 @@ class WorkerProcess:
     @property
     def reachable(self) -> bool:
         """Whether connections may be dealt to it."""
-        return bool(self._channels) and self.stage is not WorkerStage.STARTING
+        return self._takes_connections and self.stage is not WorkerStage.STARTING
 
     def start(self) -> None:
         """Start a process: the command of this process once more."""
         kinds = [socket.SOCK_SEQPACKET] * (1 + self._sites)
         pairs = [socket.socketpair(socket.AF_UNIX, kind) for kind in kinds]
-        (own_control, *self._channels), (control, *channels) = zip(*pairs, strict=True)
-        for channel in self._channels:
-            channel.setblocking(False)
+        (own_control, *own_channels), (control, *channels) = zip(*pairs, strict=True)
         descriptors = [channel.fileno() for channel in channels]
         assignment = Assignment(
             self.number, self._board.workers, self._board_descriptor, control.fileno(), descriptors
@@ -102,15 +102,28 @@ class WorkerProcess:
             theirs.close()
         self._control = Control(own_control, partial(self._on_message, self), self._on_end)
         self.status.begin(self._process.pid)
+        self._channels = [
+            Channel(channel, partial(self.status.taken, site))
+            for site, channel in enumerate(own_channels)
+        ]
+        self._takes_connections = True
         self.exit_code, self.end_by, self.silent_s = None, math.inf, 0.0
         self._ready_since, self._kill_reason = None, ""
 
     def give(self, site: int, connection: socket.socket) -> bool:
         """Give it a connection of this port; False if it cannot take it now."""
-        if not self._channels or not hand_over(connection, self._channels[site]):
+        if not self._takes_connections or not self._channels[site].give(connection):
             return False
         self.status.dealt += 1
         return True
+
+    def returned(self) -> list[tuple[int, socket.socket]]:
+        """The connections, with their ports, that it was given but had not taken when it ended.
+
+        They are the caller's then.
+        """
+        returned, self._returned = self._returned, []
+        return returned
 
     def send(self, **message: Any) -> None:
         """Send its process a message, if it has one."""
@@ -118,8 +131,10 @@ class WorkerProcess:
             self._control.send(**message)
 
     def look(self) -> None:
-        """See whether it has ended, is ready, or is silent."""
+        """See whether it has ended, is ready, or is silent, and what it has taken."""
         now = time.monotonic()
+        for channel in self._channels:
+            channel.release()
         if self._process is not None and (code := self._process.poll()) is not None:
             self._ended(code, now)
         elif self.stage is WorkerStage.READY and self._ready_since is None:
@@ -160,8 +175,8 @@ class WorkerProcess:
     def end_connections(self) -> None:
         """Deal it no more connections. It learns so when it has taken those that it was dealt."""
         for channel in self._channels:
-            channel.close()
-        self._channels = []
+            channel.end()
+        self._takes_connections = False
 
     def _ended(self, code: int, now: float) -> None:
         if self._ready_since is None:
@@ -171,7 +186,9 @@ class WorkerProcess:
         self.start_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
         self._process, self.exit_code = None, code
-        self.end_connections()
+        for site, channel in enumerate(self._channels):
+            self._returned += [(site, connection) for connection in channel.close()]
+        self._channels, self._takes_connections = [], False
         if self._control is not None:
             self._control.close()
         self._control = None

@@ -34,6 +34,7 @@ from app.engine.tuning.plan import (
     tune,
 )
 from app.errors import UserError
+from app.server.workers.shares import take_share
 from tests.support.serving import COMMAND, Process, eventually
 from tests.support.tiny_bundle import make_bundle
 
@@ -229,6 +230,18 @@ def test_the_queue_holds_a_second(texts_per_second: int, memory_gb: int, tokens:
     """By default, a second's work may wait, but at least 65,536 tokens, and within the memory."""
     cost = Cost(2, 1, {64: 128 / texts_per_second}, alone=0.01)
     assert queue_tokens(cost, memory_gb * 2**30) == tokens
+
+
+def test_workers_share_the_memory_for_queues(
+    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queues of four workers together take no more than that of one process."""
+    monkeypatch.setattr(tuning, "measure", lambda *_: [Cost(2, 1, {64: 128 / 36_000}, alone=0.01)])
+    monkeypatch.setattr(tuning, "available_memory", lambda: 8 * 2**30)
+    one, _ = take_share(settings, 0, 1)
+    worker, _ = take_share(settings, 0, 4)
+    assert tune(model, one, cpus=2).max_queue_tokens == 894_784
+    assert tune(model, worker, cpus=2).max_queue_tokens == 894_784 // 4
 
 
 def test_a_queue_that_is_set_is_kept(model: Model, settings: Settings) -> None:
