@@ -8,11 +8,14 @@ ARG BASE_IMAGE=debian:12.15-slim
 
 
 FROM ${BASE_IMAGE} AS python
-# No version is given, because Debian keeps only the newest build of a package.
+# No version is given, because Debian keeps only the newest build of a package. Bytecode is compiled
+# without file times, which builds with --timestamp change.
 # hadolint ignore=DL3008
 RUN apt-get update && \
     apt-get install --yes --no-install-recommends python3.11 && \
-    rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/apt /var/log/*.log
+    python3.11 -m compileall -q -f --invalidation-mode unchecked-hash /usr/lib/python3.11 && \
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/cache/ldconfig \
+        /var/log/apt /var/log/*.log
 
 
 # /opt/sentiment is the environment of the image, without pip; /opt/build has the tools to fill it.
@@ -26,8 +29,7 @@ COPY requirements/build.txt requirements/
 RUN python3.11 -m venv /opt/build && \
     /opt/build/bin/pip install --no-cache-dir --require-hashes --requirement requirements/build.txt && \
     python3.11 -m venv --without-pip /opt/sentiment
-# Python is compiled here, because the root is read-only later. Hashes are not checked at run time, so
-# changed file times in layers do not matter.
+# Packages are compiled here, because the root is read-only later.
 ENV COMPILE="python3.11 -m compileall -q --invalidation-mode unchecked-hash /opt/sentiment" \
     PIP="/opt/build/bin/pip --python /opt/sentiment/bin/python install --no-cache-dir --no-compile"
 
@@ -35,11 +37,12 @@ ENV COMPILE="python3.11 -m compileall -q --invalidation-mode unchecked-hash /opt
 # Packages and code have separate layers, because the packages change seldom and the code often.
 FROM build AS cpu-packages
 COPY requirements/cpu.txt requirements/grpc.txt requirements/
-# Symbols for debuggers are 44 MB, the packages' own tests 15 MB. The libraries in *.libs do not load
-# after strip: auditwheel has moved their parts.
+# Symbols for debuggers are 44 MB, the packages' own tests 15 MB, and hf_xet, without which the hub's
+# client downloads over HTTP, 11 MB. The libraries in *.libs do not load after strip: auditwheel has
+# moved their parts.
 RUN $PIP --require-hashes --requirement requirements/cpu.txt --requirement requirements/grpc.txt && \
     find /opt/sentiment -name '*.so' -not -path '*.libs/*' -exec strip --strip-debug {} + && \
-    find /opt/sentiment -name tests -type d -prune -exec rm -r {} + && \
+    find /opt/sentiment -type d \( -name tests -o -name 'hf_xet*' \) -prune -exec rm -r {} + && \
     $COMPILE
 
 
@@ -65,19 +68,22 @@ COPY requirements/dev.txt requirements/
 COPY --from=code /opt/wheel /opt/wheel
 # PyTorch for CUDA needs 4 GB more. PyTorch for CPUs has a separate index.
 ARG TORCH_INDEX_URL=
-# pip compiles here, because it skips a file of PyTorch that needs a newer Python.
-RUN $PIP --compile --constraint requirements/dev.txt ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
+# pip compiles here, because it skips a file of PyTorch that needs a newer Python; with this variable,
+# bytecode has hashes instead of file times.
+RUN SOURCE_DATE_EPOCH=1 $PIP --compile --constraint requirements/dev.txt ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
         "$(echo /opt/wheel/*.whl)[cpu,export]"
 
 
 FROM python AS runtime
 ARG VERSION=0.2.0
 ARG REVISION=
+ARG BASE_IMAGE
 LABEL org.opencontainers.image.title="sentiment-service" \
       org.opencontainers.image.description="Sentiment of short texts over HTTP, with a model inside" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION" \
+      org.opencontainers.image.base.name="$BASE_IMAGE" \
       com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true"
 # Mount your own bundles here. A new volume gets the owner of this directory.
 RUN install --directory --owner=10001 --group=10001 /models
@@ -127,5 +133,7 @@ COPY --from=code /opt/sentiment /opt/sentiment
 
 
 FROM runtime AS cpu
+# Otherwise, the hub's client advises to install hf_xet.
+ENV HF_HUB_DISABLE_XET=1
 COPY --from=cpu-packages /opt/sentiment /opt/sentiment
 COPY --from=code /opt/sentiment /opt/sentiment

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import HFValidationError
+from huggingface_hub.file_download import repo_folder_name
 
 from app.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, Precision
 from app.errors import UserError
@@ -23,8 +24,8 @@ def fetch_bundle(
     """Copy the bundle that a hub repository holds to ``output``; False if it holds none.
 
     The copy has only those of the ``precisions`` that the bundle has. Nothing is asked if
-    ``source`` is a path. If the hub does not answer, the answer is False: ``find_checkpoint`` may
-    have a copy of a checkpoint.
+    ``source`` is a path. If the hub does not answer, and its cache has the repository, the answer
+    is False: ``find_checkpoint`` may find a checkpoint there.
 
     Raises:
         UserError: the repository cannot be read, the bundle is damaged or has none of the
@@ -37,7 +38,8 @@ def fetch_bundle(
     except HFValidationError:
         return False
     except FAILURES as error:
-        if is_outage(error):
+        name = repo_folder_name(repo_id=source, repo_type="model")
+        if is_outage(error) and (Path(constants.HF_HUB_CACHE) / name).is_dir():
             return False
         why = explain(error, source, revision or constants.DEFAULT_REVISION)
         raise UserError(why) from error

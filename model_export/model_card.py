@@ -23,8 +23,8 @@ pipeline_tag: text-classification
 | --- | --- | --- | --- | --- | --- |
 {parity}
 
-On a CPU, the logits of a text are the same to the last bit in every batch, except in fp16. On a
-GPU, this has not been measured; `make gpu-check` in a clone of sentiment-service measures it.
+On an x86 CPU, the logits of a text are the same to the last bit in every batch, except in fp16. On
+a GPU, this has not been measured; `make gpu-check` in a clone of sentiment-service measures it.
 {passes}"""
 
 PASSES = """

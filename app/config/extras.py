@@ -34,14 +34,22 @@ EXTRAS = {
         "export",
     ),
 }
+# Where the Dockerfile installs this package. The images have no pip.
+IMAGE = "/opt/sentiment"
+EXPORT_COMMAND = (
+    "docker run --rm -v models:/models sentiment-service:export SOURCE --output /models/NAME"
+)
 
 
 def missing_extra(error: ModuleNotFoundError) -> UserError:
-    """An error that says which extra to install."""
+    """An error that says which extra to install, or in an image, what to use instead."""
     module = (error.name or "").partition(".")[0]
     if module not in EXTRAS:
         return UserError(f"the installation is not complete: {error}")
     extra = EXTRAS[module]
+    if sys.prefix == IMAGE:
+        use = f"run {EXPORT_COMMAND}" if extra == "export" else "use the service without an image"
+        return UserError(f"this needs the package {module}, which is not in this image: {use}")
     instead = " (or 'gpu', for CUDA)" if extra == "cpu" else ""
     return UserError(
         f"this needs the package {module}, which the extra '{extra}'{instead} installs: run "

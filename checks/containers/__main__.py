@@ -21,6 +21,7 @@ ITEMS: dict[str, Callable[[Engine], str]] = {
     "sigterm": service.stop,
     "sigkill": service.kill,
     "ipv6": service.ipv6,
+    "hub": service.hub,
     "export": service.export,
     "compose": compose.compose,
     "replicas": compose.replicas,
@@ -32,7 +33,11 @@ def main() -> int:
     """Run the items; the exit code is 1 if one fails, and 0 where no container can run."""
     parser = argparse.ArgumentParser(prog="container-check", description=__doc__)
     parser.add_argument("items", nargs="*", metavar="ITEM", help=", ".join(ITEMS))
-    names = parser.parse_args().items or list(ITEMS)
+    parser.add_argument(
+        "--gpu", action="store_true", help="also build the image for GPUs, and start it without one"
+    )
+    options = parser.parse_args()
+    names = options.items or list(ITEMS)
     if unknown := [name for name in names if name not in ITEMS]:
         parser.error(f"unknown: {', '.join(unknown)}; the items are {', '.join(ITEMS)}")
     with engine.found() as found:
@@ -43,11 +48,14 @@ def main() -> int:
             found.run("run", "--rm", *engine.HARDENED, base, "true")
         except EngineError as error:
             return _not_run(str(error))
-        builds = {f"build {name}": partial(images.build, base, name) for name in ("cpu", "export")}
+        targets = ("cpu", "export", *(("gpu",) if options.gpu else ()))
+        builds = {f"build {name}": partial(images.build, base, name) for name in targets}
         builds["build tools"] = partial(images.build_tools, base)
         failed = sum(not _done(name, build, found) for name, build in builds.items())
         if not failed:
             failed = sum(not _done(name, ITEMS[name], found) for name in names)
+            gpu = service.gpu if options.gpu else lambda _: "not run: 2.9 GB; --gpu runs it"
+            failed += not _done("gpu", gpu, found)
     return int(failed > 0)
 
 

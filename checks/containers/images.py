@@ -1,5 +1,6 @@
 """The images: what they are built from, and what is in them."""
 
+import json
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from benchmarks.service import ROOT
 from checks.containers.engine import HARDENED, Engine, EngineError
 
-CPU, EXPORT = "sentiment-service:cpu", "sentiment-service:export"
+CPU, EXPORT, GPU = (f"sentiment-service:{target}" for target in ("cpu", "export", "gpu"))
 # For Compose and nginx.conf, whose own images may be out of reach.
 TOOLS = "sentiment-check:tools"
 DEBIANS = """
@@ -112,12 +113,19 @@ def content(engine: Engine) -> str:
     for image in (CPU, EXPORT):
         user = engine.run("image", "inspect", "--format", "{{.Config.User}}", image)
         assert user == USER, f"{image}: the user is {user or 'root'}, not {USER}"
-        label = '{{index .Config.Labels "org.opencontainers.image.version"}}'
-        labelled = engine.run("image", "inspect", "--format", label, image)
+        template = "{{json .Config.Labels}}"
+        labels = json.loads(engine.run("image", "inspect", "--format", template, image))
+        labelled = labels["org.opencontainers.image.version"]
         assert labelled == version, f"{image}: labelled {labelled}; the project is {version}"
+        assert labels["org.opencontainers.image.base.name"], f"{image}: no base image in {labels}"
         search = "for name in pip gcc strip curl; do command -v $name; done; true"
         shell = ("run", "--rm", *HARDENED, "--entrypoint", "sh", image, "-c")
         assert not (tools := engine.run(*shell, search)), f"{image} has {tools}"
-        size = int(engine.run("image", "inspect", "--format", "{{.Size}}", image))
-        sizes.append(f"{image} {size / 1e6:.0f} MB")
+        sizes.append(size(engine, image))
     return ", ".join(sizes)
+
+
+def size(engine: Engine, image: str) -> str:
+    """The image with its size, uncompressed."""
+    bytes_ = int(engine.run("image", "inspect", "--format", "{{.Size}}", image))
+    return f"{image} {bytes_ / 1e6:.0f} MB"

@@ -3,15 +3,21 @@
 import json
 import logging
 import os
+import subprocess
+import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
 
+from app.config.extras import EXPORT_COMMAND
+from app.engine.model.bundle import EMBEDDED_BUNDLE
 from benchmarks.random_checkpoint import random_checkpoint
+from benchmarks.service import ROOT, free_port
 from checks.containers.engine import HARDENED, PORT, START_S, Engine, classify, wait
-from checks.containers.images import CPU, EXPORT
+from checks.containers.images import CPU, EXPORT, GPU, size
 from checks.support.load import constant_load
 
 PUBLISHED = ("--publish", "127.0.0.1::8000")
@@ -134,6 +140,41 @@ def export(engine: Engine) -> str:
             answer = httpx2.post(f"{container.url}/classify", json={"inputs": "love"}).json()
             assert answer["model"]["name"] == "mine", answer
     return f"exported in {seconds:.0f} s, then served from the volume"
+
+
+def hub(engine: Engine) -> str:
+    """A bundle in a repository of a hub is served; for a checkpoint, the export image is named."""
+    with tempfile.TemporaryDirectory() as checkpoint, ExitStack() as stack:
+        (Path(checkpoint) / "config.json").write_text("{}")
+        models = (f"acme/bundle={EMBEDDED_BUNDLE}", f"acme/checkpoint={checkpoint}")
+        command = [sys.executable, "-m", "tests.support.hub", *models]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        stack.enter_context(process)  # which waits for its end
+        stack.callback(process.terminate)
+        lines = process.stdout or ()
+        endpoint = next(line.split()[1] for line in lines if line.startswith("export "))
+        # The hub listens on the loopback interface of this machine.
+        port = free_port()
+        options = ("--network=host", f"--env=SENTIMENT_PORT={port}", f"--env={endpoint}")
+        words = ("serve", "--model")
+        with engine.container(CPU, *options, words=(*words, "acme/bundle")) as container:
+            seconds = container.ready(f"http://127.0.0.1:{port}")
+            assert "acme/bundle is kept in" in container.log(), container.log()
+        with engine.container(CPU, *options, words=(*words, "acme/checkpoint")) as container:
+            assert container.ended() == 1
+            assert EXPORT_COMMAND in container.log(), container.log()
+    return f"first answer after {seconds:.1f} s with a hub's bundle; a checkpoint is refused"
+
+
+def gpu(engine: Engine) -> str:
+    """Without a GPU, the image for GPUs serves on the CPU, and ends if it must use CUDA."""
+    with engine.container(GPU, *PUBLISHED, "--env=SENTIMENT_DEVICE=cpu") as container:
+        seconds = container.ready()
+    with engine.container(GPU, "--env=SENTIMENT_DEVICE=cuda") as container:
+        assert container.ended() == 1
+        (error,) = (line for line in container.log().splitlines() if '"critical"' in line)
+        assert "CUDA cannot be used" in error, error
+    return f"{size(engine, GPU)}; on the CPU, first answer after {seconds:.1f} s; refuses CUDA"
 
 
 def ipv6(engine: Engine) -> str:

@@ -107,7 +107,8 @@ def test_a_pushed_bundle_is_served_without_pytorch(
 ) -> None:
     """sentiment-export --push puts a bundle on the hub; a project without PyTorch uses it.
 
-    A checkpoint there is refused with the commands that install the exporter.
+    A checkpoint there is refused with the commands that install the exporter. An unreachable hub is
+    called that.
     """
     uploads = hub.accept_uploads(tmp_path / "pushed")
     hub.tokens.add("hf_write")
@@ -139,6 +140,10 @@ def test_a_pushed_bundle_is_served_without_pytorch(
     last = told.splitlines()[-1]
     assert f"{REPO} cannot be used: this needs the package torch" in last
     assert f"{sys.executable} -m uv pip install --python {sys.executable}" in last
+    variables["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    unreachable = _classify("acme/other", variables, no_torch)
+    _, told = unreachable.communicate(timeout=180)
+    assert "acme/other cannot be used: cannot reach http://127.0.0.1:9" in told.splitlines()[-1]
 
 
 @pytest.fixture

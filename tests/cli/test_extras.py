@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.config.extras import EXTRAS, install_command
+from app.config.extras import EXPORT_COMMAND, EXTRAS, IMAGE, install_command, missing_extra
 from tests.support.serving import ROOT, environment
 
 RUN = """
@@ -62,6 +62,13 @@ def test_a_missing_package_is_named_with_its_extra(
     assert f"the package {hidden}, which the extra '{extra}'" in line
     assert f"installs: run {install_command(extra)}" in line
     assert ("-m uv pip install" in line and "--torch-backend cpu" in line) == (extra == "export")
+
+
+def test_an_image_names_the_image_that_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image has no pip, so the error has no such command; it says what to use instead."""
+    monkeypatch.setattr(sys, "prefix", IMAGE)
+    assert str(missing_extra(ModuleNotFoundError(name="torch"))).endswith(EXPORT_COMMAND)
+    assert str(missing_extra(ModuleNotFoundError(name="ray"))).endswith("without an image")
 
 
 def test_the_command_installs_into_the_environment_that_runs() -> None:

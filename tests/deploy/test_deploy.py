@@ -127,7 +127,10 @@ def test_compose_passes_every_setting() -> None:
     environment = COMPOSE["services"]["sentiment"]["environment"]
     ports = {f"SENTIMENT_{name}PORT" for name in ("", "METRICS_", "GRPC_")}
     decided = {"SENTIMENT_HOST", *ports}
-    assert environment.keys() - {"FORWARDED_ALLOW_IPS"} == SETTINGS - decided
+    assert (
+        environment.keys() - {"FORWARDED_ALLOW_IPS", "HF_TOKEN", "HF_ENDPOINT"}
+        == SETTINGS - decided
+    )
     given = {name for name, value in environment.items() if value is not None}
     assert given == {"SENTIMENT_DRAIN_MS"}
 

@@ -34,8 +34,8 @@ ALWAYS = [
 ]
 IN_ANY_CARD = (
     "RobertaForSequenceClassification, exported to ONNX from `my-checkpoint` for `sentiment serve",
-    "On a CPU, the logits of a text are the same to the last bit in every batch, except in fp16.",
-    "On a\nGPU, this has not been measured; `make gpu-check`",
+    "On an x86 CPU, the logits of a text are the same to the last bit in every batch, except in",
+    "On\na GPU, this has not been measured; `make gpu-check`",
 )
 
 

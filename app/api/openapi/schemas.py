@@ -226,7 +226,7 @@ class Info(TypedDict):
         bool | None,
         Field(
             description="true if a text has the same logits to the last bit in every batch of the "
-            "default model, as measured on CPUs in fp32 and int8; null where it was not measured"
+            "default model, as measured on x86 CPUs in fp32 and int8; null elsewhere"
         ),
     ]
     runners: Annotated[int, Field(description="batches of the default model computed at once")]
