@@ -43,9 +43,11 @@ def missing_extra(error: ModuleNotFoundError) -> UserError:
         return UserError(f"the installation is not complete: {error}")
     extra = EXTRAS[module]
     instead = " (or 'gpu', for CUDA)" if extra == "cpu" else ""
+    # A repository of the hub holds a bundle or, more often, a checkpoint.
+    whole = f"; to export checkpoints, too, run {install_command('export')}"
     return UserError(
         f"this needs the package {module}, which the extra '{extra}'{instead} installs: run "
-        f"{install_command(extra)}"
+        f"{install_command(extra)}{whole if extra == 'hub' else ''}"
     )
 
 
