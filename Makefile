@@ -7,7 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 # cpu or gpu. By default, what .venv already has.
 HARDWARE ?= $(if $(wildcard .venv/.locked-gpu),gpu,cpu)
-UV ?= uv
+UV ?= $(CURDIR)/.venv/bin/uv
 # Of cluster-check.
 ROWS ?= 200000
 LOCK_FLAGS ?=
@@ -115,7 +115,7 @@ soak: install-dev ## Run traffic with faults for half an hour; check all answers
 # share. It leaves out the runtime, which the serving lock decides. It also leaves out the GPU packages
 # of torch, which differ between builds of torch; torch pins them itself.
 .PHONY: lock
-lock: ## Update requirements/*.txt with uv (LOCK_FLAGS=--upgrade for the newest versions)
+lock: ## Update requirements/*.txt with the uv of install-dev, or UV= (LOCK_FLAGS=--upgrade for the newest versions)
 	$(LOCK) --extra cpu --extra files --extra otel --extra grpc --extra export --extra dev --extra bench pyproject.toml -o requirements/dev.txt
 	sed -i.old -E '/^(onnxruntime|torch-|nvidia-|cuda-|triton=)/d; s/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' requirements/dev.txt
 	rm requirements/dev.txt.old
@@ -170,7 +170,13 @@ clean: ## Remove .venv, caches and builds
 	@$(PIP) --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# On Linux, pip would choose PyTorch for CUDA, which is ten times as large as the one for CPUs. uv
+# knows the index of the latter; where that cannot be reached, pip takes what its indexes have.
 .venv/.installed-dev: .venv/.locked-$(HARDWARE) requirements/dev.txt | .venv/.installed
 	@echo "Adding the tools for export, tests and benchmarks. This is done once; PyTorch is a large download, so it takes minutes."
+	@$(PIP) --quiet --constraint requirements/dev.txt uv
+	@UV_HTTP_RETRIES=1 .venv/bin/uv pip install --python .venv/bin/python --torch-backend cpu --no-deps \
+		--constraint requirements/dev.txt torch || \
+		echo "The index of PyTorch for CPUs cannot be used; pip takes PyTorch from its own index."
 	@$(PIP) -r requirements/dev.txt
 	@touch $@

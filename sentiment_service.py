@@ -47,6 +47,10 @@ def export() -> int:
     return run()
 
 
+def on_node() -> None:
+    """What Ray's workers call first: to import this module is all that they need."""
+
+
 def partition_classifier(*fields: Any) -> Any:
     """What Spark's workers unpickle. They import this module first, so ``app`` is ours there."""
     from app.files.cluster.spark import PartitionClassifier

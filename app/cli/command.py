@@ -15,6 +15,7 @@ from app.errors import UserError, system_error
 from app.files.run import arguments as classify_arguments
 from app.files.run.arguments import LOCAL, ClassifyOptions
 from app.observability import logs
+from app.server.arrivals import check_ports
 from app.server.process import open_standard_files, raise_file_limit
 from app.server.workers.assignment import Assignment
 from app.server.workers.shares import worker_count
@@ -140,6 +141,8 @@ def _serve(settings: Settings, reasons: str) -> int:
     try:
         from app.cli.exported_models import with_bundles
 
+        if assignment is None:
+            check_ports(settings)  # an export takes minutes
         settings = with_bundles(settings)
         if assignment is None and (workers := worker_count(settings)) > 1:
             from app.server.workers import supervisor

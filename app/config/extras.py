@@ -51,9 +51,11 @@ def missing_extra(error: ModuleNotFoundError) -> UserError:
         use = f"run {EXPORT_COMMAND}" if extra == "export" else "use the service without an image"
         return UserError(f"this needs the package {module}, which is not in this image: {use}")
     instead = " (or 'gpu', for CUDA)" if extra == "cpu" else ""
+    # A repository of the hub holds a bundle or, more often, a checkpoint.
+    whole = f"; to export checkpoints, too, run {install_command('export')}"
     return UserError(
         f"this needs the package {module}, which the extra '{extra}'{instead} installs: run "
-        f"{install_command(extra)}"
+        f"{install_command(extra)}{whole if extra == 'hub' else ''}"
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias
 
+from app.config.settings import Settings
 from app.errors import UserError
 from app.server.linux_sockets import take_no_handshake
 
@@ -44,6 +45,17 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise _cannot_listen(host, port, error) from error
     return listener
+
+
+def check_ports(settings: Settings) -> None:
+    """Check that the ports of the service, of its metrics and of gRPC can be used.
+
+    Raises:
+        UserError: another process has one of them, or the host is not this machine.
+    """
+    for port in (settings.port, settings.metrics_port, settings.grpc_port):
+        if port:
+            bind(settings.host, port).close()
 
 
 class Arrivals:

@@ -108,9 +108,7 @@ def _bind_ports(settings: Settings) -> list[socket.socket]:
     Raises:
         UserError: an address cannot be used.
     """
-    if settings.grpc_port:
-        # gRPC opens its own socket when the models are warm. A port in use is found here.
-        bind(settings.host, settings.grpc_port).close()
+    # gRPC opens its own socket when the models are warm.
     ports = [settings.port, *([settings.metrics_port] if settings.metrics_port else [])]
     return [bind(settings.host, port) for port in ports]
 

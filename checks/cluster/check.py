@@ -56,6 +56,10 @@ def main() -> int:
     # The sockets of Ray are in this folder, and their paths must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as name, ExitStack() as stack:
         folder = Path(name)
+        # A user's own package of the name of ours comes first, here and on the nodes.
+        (folder / "project/app").mkdir(parents=True)
+        (folder / "project/app/__init__.py").write_text("raise SystemExit('not the service')")
+        ENVIRONMENT["PYTHONPATH"] = f"{folder}/project:{ENVIRONMENT['PYTHONPATH']}"
         subprocess.run([python, GENERATE, folder, str(options.rows)], env=ENVIRONMENT, check=True)
         plain = Run(
             python, ["0", f"--input={folder}/all.parquet", f"--output={folder}/plain.parquet"]
@@ -95,6 +99,8 @@ def check_kills(python: Path, cluster: Cluster, folder: Path, rows: int) -> None
     lines = first.process.stdout.read() if first.process.stdout else ""
     assert not lines, lines
     print("continued:", Run(python, [*arguments, "--resume"]).result(), flush=True)
+    said, _ = Run(python, [*arguments, "--resume"]).process.communicate(timeout=300)
+    assert said.endswith("is complete; nothing is left to do\n"), said
 
 
 def check_mistakes(python: Path, cluster: Cluster, folder: Path) -> None:

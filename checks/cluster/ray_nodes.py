@@ -15,6 +15,7 @@ from benchmarks.service import ROOT, free_port
 # The command with parts of the size that the first argument says.
 COMMAND = """
 import sys
+import sentiment_service
 from app.cli.command import main
 from app.files.run import parts
 parts.PART_ROWS = int(sys.argv.pop(1))
@@ -105,6 +106,7 @@ class Run:
         self._started = time.monotonic()
         self.process = subprocess.Popen(
             command,
+            cwd="/",  # Ray has the workers import from this directory, too
             env=ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import exported_models
+from app.cli.command import main
 from app.cli.exported_models import with_bundles
 from app.config.settings import Settings
 from app.config.sources import load_settings
@@ -200,6 +202,19 @@ def test_a_model_that_cannot_be_exported(fake: Path, capsys: pytest.CaptureFixtu
     assert "damaged" not in capsys.readouterr().out
     with pytest.raises(UserError, match=r"/dev/null/models.*: Not a directory; give another --cac"):
         _used(Path("/dev/null"), "acme/other")
+
+
+@pytest.mark.parametrize("flag", ["--port", "--metrics-port", "--grpc-port"])
+def test_a_taken_port_is_found_before_the_export(
+    fake: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    """Nothing is exported for a service that could not start."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = {"--port": 0, flag: taken.getsockname()[1]}
+        flags = [word for name, port in ports.items() for word in (name, str(port))]
+        assert main(["serve", "--model", "acme/slow", "--cache-dir", str(fake), *flags]) == 1
+    assert "Address already in use; choose another with --port" in capsys.readouterr().err
+    assert not fake.exists()
 
 
 def test_settings_without_a_model_stay(fake: Path) -> None:

@@ -61,7 +61,9 @@ def test_a_missing_package_is_named_with_its_extra(
     line = done.stderr.splitlines()[-1]  # `serve` first logs port and model
     assert f"the package {hidden}, which the extra '{extra}'" in line
     assert f"installs: run {install_command(extra)}" in line
-    assert ("-m uv pip install" in line and "--torch-backend cpu" in line) == (extra == "export")
+    assert ("-m uv pip install" in line and "--torch-backend cpu" in line) == (
+        extra in ("export", "hub")
+    )
 
 
 def test_an_image_names_the_image_that_exports(monkeypatch: pytest.MonkeyPatch) -> None:

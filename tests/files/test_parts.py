@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,8 +28,9 @@ from app.files.cluster.object_store import (
 from app.files.cluster.parquet_parts import read_record, write_part
 from app.files.run.directory import LocalDirectory, RunDirectory
 from app.files.run.local import LocalClassifier
-from app.files.run.parts import InputFile, divide, read_pieces
+from app.files.run.parts import InputFile, Part, divide, read_pieces
 from app.files.run.plan import PLAN, SUCCESS, RunPlan, check_output
+from app.files.run.resumable_run import ResumableRun
 from app.files.run.tally import Tally
 from app.files.tables.formats import table_opener
 from app.files.tables.table import Table, TableSource
@@ -189,6 +191,40 @@ def test_a_part_counts_only_if_it_is_whole_and_of_this_plan(
     assert named == {str(first), str(second), str(fifth)}
     directory.remove_leftovers()
     assert directory.names() == {first.name, second.name, fourth.name, fifth.name, PLAN}
+
+
+class _Run(ResumableRun):
+    """A run like that of Ray, in this process."""
+
+    classifier: LocalClassifier
+
+    def classify(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            write_part(part, self.classifier, self.directory, self.plan.digest)
+
+    def finish(self) -> None:
+        self.directory.write(SUCCESS, Path.touch)
+
+    def read_record(self, name: str) -> dict[str, Any] | None:
+        return read_record(self.directory, name)
+
+
+def test_a_finished_directory_is_said_to_be_complete(
+    classifier: LocalClassifier, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --resume, one line says so; a damaged part is classified again."""
+    plan, directory = _plan(_csv(tmp_path / "in.csv", 3_000)), LocalDirectory(tmp_path / "out")
+    run = _Run(plan, directory)
+    run.classifier = classifier
+    said = []
+    for damaged in (False, False, True):
+        if damaged:
+            (directory.path / plan.parts[0].name).write_bytes(b"")
+        run.complete(resume=True)
+        said.append(capsys.readouterr().err)
+    assert said[1] == f"sentiment: {directory.address} is complete; nothing is left to do\n"
+    assert said[0].startswith("3,000 rows in ")
+    assert said[2].startswith("3,000 rows in ")
 
 
 def test_a_part_that_fails_leaves_nothing(classifier: LocalClassifier, tmp_path: Path) -> None:

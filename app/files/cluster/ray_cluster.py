@@ -21,6 +21,9 @@ CONNECT_S = 5.0
 # Ray reads these when it starts. It sends usage statistics by default, and its C++ code writes
 # warnings to standard error that users can do nothing about.
 SILENT = logging.CRITICAL + 1  # what failed is an exception as well, and becomes our one line
+# Ray calls this first in each process of a node. To find it, Ray imports sentiment_service, so that
+# ``app`` is ours there, too, whatever package of that name the user has.
+RUNTIME = {"worker_process_setup_hook": "sentiment_service.on_node"}
 VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
 
 
@@ -41,7 +44,13 @@ def connected(address: str) -> Iterator[None]:
         options = {"num_cpus": max(1, int(available_cpus())), "include_dashboard": False}
     try:
         with _silent_stderr():
-            ray.init(address, log_to_driver=False, logging_level=SILENT, **options)
+            ray.init(
+                address,
+                runtime_env=RUNTIME,
+                log_to_driver=False,
+                logging_level=SILENT,
+                **options,
+            )
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise UserError(_unusable(address, error)) from error
     logging.getLogger("ray.data").setLevel(SILENT)

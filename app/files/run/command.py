@@ -14,7 +14,7 @@ from app.errors import UserError
 from app.files.run.arguments import ClassifyOptions
 from app.files.run.file_run import FileRun, PartialDirectory
 from app.files.run.parts import InputFile, divide, pieces_of
-from app.files.run.plan import RunPlan
+from app.files.run.plan import COMPLETE, RunPlan
 from app.files.run.progress_bar import Progress, Warnings
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
 from app.files.run.tally import Tally, counted, summary
@@ -60,7 +60,7 @@ def _file_to_file(source: Path, target: Path, options: ClassifyOptions, settings
         if target.exists() and not (directory.is_unfinished() or options.overwrite):
             if not options.resume:
                 raise _exists(target)
-            print(f"sentiment: {target} is complete; nothing is left to do", file=sys.stderr)
+            print(f"sentiment: {target} {COMPLETE}", file=sys.stderr)
             return
         classifier = _classifier(options, settings)
         identity = {

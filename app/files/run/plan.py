@@ -13,6 +13,7 @@ from app.files.run.parts import Part
 from app.files.run.tally import Tally
 
 PLAN, SUCCESS = "_plan.json", "_SUCCESS"
+COMPLETE = "is complete; nothing is left to do"  # what --resume says of a finished output
 # What a plan says of its inputs.
 INPUT_FACTS = ("inputs", "rows of parts")
 # Parts that are looked at at the same time; in an object store each takes some 50 ms.

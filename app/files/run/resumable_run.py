@@ -9,7 +9,7 @@ from typing import Any
 from app.errors import CannotContinue, UserError, system_error
 from app.files.run.directory import RunDirectory
 from app.files.run.parts import Part
-from app.files.run.plan import RunPlan
+from app.files.run.plan import COMPLETE, SUCCESS, RunPlan
 from app.files.run.tally import Tally, summary
 
 
@@ -32,6 +32,9 @@ class ResumableRun(ABC):
         """
         self.plan.begin(self.directory, resume=resume)
         before = self.done()
+        if len(before) == len(self.plan.parts) and SUCCESS in self.directory.names():
+            print(f"sentiment: {self.directory.address} {COMPLETE}", file=sys.stderr)
+            return
         started = time.monotonic()
         try:
             left = [part for part in self.plan.parts if part.name not in before]

@@ -72,7 +72,6 @@ def _provide_cache(settings: Settings, stack: ExitStack) -> None:
 
 def _held(host: str, port: int) -> socket.socket:
     """Hold a port on which the workers will listen, so that no other program takes it."""
-    bind(host, port).close()  # raises if the port is in use
     holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     holder.bind((host, port))
