@@ -47,8 +47,14 @@ def export() -> int:
     return run()
 
 
-def on_node() -> None:
-    """What Ray's workers call first: to import this module is all that they need."""
+def on_node(function: str = "", *arguments: Any) -> Any:
+    """What the processes of Ray's nodes call; ``function`` is the name of one in ``app``.
+
+    They import this module first, so ``app`` is ours there. Their workers call it when they start,
+    with nothing, before they unpickle anything.
+    """
+    module, _, name = function.rpartition(".")
+    return getattr(importlib.import_module(module), name)(*arguments) if module else None
 
 
 def partition_classifier(*fields: Any) -> Any:

@@ -9,9 +9,12 @@ def main() -> int:
     """Run the command and return its exit code."""
     if sys.argv[1:2] == ["serve"]:
         signals.while_starting()
-    from app.cli.command import main as run
+    try:
+        from app.cli.command import main as run
 
-    return run()
+        return run()
+    except KeyboardInterrupt:  # during the imports, which take a second on a slow machine
+        return 130
 
 
 if __name__ == "__main__":

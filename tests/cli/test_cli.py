@@ -136,6 +136,26 @@ def test_ctrl_c_ends_with_130_and_no_traceback(bundle: Path) -> None:
         assert errors.read() == b""
 
 
+@pytest.mark.parametrize("command", ["serve", "doctor"])
+def test_ctrl_c_during_the_imports_is_quiet(command: str) -> None:
+    """A slow machine needs seconds for them. The exit code is that of a later Ctrl-C."""
+    code = """
+import builtins, os, signal, sys
+import sentiment_service
+importer = builtins.__import__
+def interrupted(name, *rest):
+    if name == "pydantic":
+        os.kill(os.getpid(), signal.SIGINT)
+    return importer(name, *rest)
+builtins.__import__ = interrupted
+sys.exit(sentiment_service.main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, command], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_a_terminal_without_texts_is_wrong_usage(bundle: Path) -> None:
     """Without texts at a terminal, the command explains itself and does not wait for input."""
     terminal, inside = pty.openpty()

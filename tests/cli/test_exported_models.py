@@ -15,6 +15,7 @@ from app.cli.command import main
 from app.cli.exported_models import with_bundles
 from app.config.settings import Settings
 from app.config.sources import load_settings
+from app.engine.model.bundle import Bundle
 from app.errors import UserError
 from tests.support.checkpoints import Exported, exported
 from tests.support.hub import Hub
@@ -193,6 +194,14 @@ def test_paths_and_hub_ids(fake: Path, tmp_path: Path) -> None:
         "acme/gone --precision int8 --revision refs/pr/1\n"
     )
     assert len({main, old, other, *_used(fake, "acme/gone", precision="fp32")}) == 4
+
+
+def test_a_file_is_no_bundle(fake: Path, tmp_path: Path) -> None:
+    """The error says that it is no directory."""
+    file = tmp_path / "model.onnx"
+    file.touch()
+    with pytest.raises(UserError, match=r"model.onnx is not a directory; give that of a bundle$"):
+        Bundle.open(_used(fake, str(file))[0])
 
 
 def test_a_model_that_cannot_be_exported(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:

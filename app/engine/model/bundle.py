@@ -192,6 +192,8 @@ def _read_manifest(path: Path) -> Manifest:
         raise UserError(
             f"{path} is not a bundle: it has no {MANIFEST} (sentiment-export makes one)"
         ) from None
+    except NotADirectoryError:
+        raise UserError(f"{path} is not a directory; give that of a bundle") from None
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path / MANIFEST}: {first_line(error)}") from error
     version = raw.get("format_version") if isinstance(raw, dict) else None

@@ -11,7 +11,8 @@ from typing import Any
 
 import ray
 import ray.data
-from ray.exceptions import RayError
+from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+from ray.exceptions import RayError, WorkerCrashedError
 
 from app.engine.machine.cpu import available_cpus
 from app.errors import UserError
@@ -21,9 +22,9 @@ CONNECT_S = 5.0
 # Ray reads these when it starts. It sends usage statistics by default, and its C++ code writes
 # warnings to standard error that users can do nothing about.
 SILENT = logging.CRITICAL + 1  # what failed is an exception as well, and becomes our one line
-# Ray calls this first in each process of a node. To find it, Ray imports sentiment_service, so that
-# ``app`` is ours there, too, whatever package of that name the user has.
-RUNTIME = {"worker_process_setup_hook": "sentiment_service.on_node"}
+# Each worker calls this first, so that ``app`` is ours there, whatever package of that name the
+# user has. The option ``worker_process_setup_hook`` sets the same variable, but not for clients.
+RUNTIME = {"env_vars": {WORKER_PROCESS_SETUP_HOOK_ENV_VAR: "sentiment_service.on_node"}}
 VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
 
 
@@ -88,6 +89,11 @@ def reason(error: Exception) -> str:
     """What an error says, without the traceback that Ray adds."""
     if not isinstance(error, RayError):
         return str(error)
+    if isinstance(error, WorkerCrashedError):  # it says no more, also if RUNTIME has failed
+        return (
+            "Ray failed: a process of a node died; each node needs sentiment-service, in the "
+            "version that is installed here, and enough memory"
+        )
     lines = str(getattr(error, "cause", None) or error).strip().splitlines()
     return f"Ray failed: {lines[-1] if lines else error!r}"
 

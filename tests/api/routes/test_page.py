@@ -20,6 +20,7 @@ from tests.support.serving import SLOW_COMMAND, STUCK_COMMAND, Process
 from tests.support.tiny_bundle import LABELS, make_bundle
 
 TOO_LONG = "x" * 60_000
+LONG_LABEL = "<b>喜びDonaudampfschifffahrtsgesellschaftskapitän</b>"
 NOT_ENGLISH = [
     "Das Hotel war leider nicht gut",
     "Je suis très déçu",
@@ -598,25 +599,33 @@ def test_without_javascript(client: TestClient) -> None:
 def test_several_models(bundle: Path, tmp_path: Path, visits: Visits) -> None:
     """The user chooses a model by name; its labels are shown as text, in different colours.
 
-    A label that does not fit into its column of the table is wrapped beside its dot.
+    A label that does not fit into a phone's width is wrapped, in the table beside its dot.
     """
-    moods = make_bundle(tmp_path / "moods", name="moods", labels=["1 star", "calm", "<b>喜び</b>"])
+    moods = make_bundle(tmp_path / "moods", name="moods", labels=["1 star", "calm", LONG_LABEL])
     with Process("--model", str(bundle), "--model", str(moods), *BY_HAND) as process:
         page = visits.open(process.url)
         page.get_by_label("Model").select_option("moods")
         expect(page.locator("#served")).to_have_text(
-            "moods, fp32 · 1 star, calm, <b>喜び</b> · up to 16 tokens"
+            f"moods, fp32 · 1 star, calm, {LONG_LABEL} · up to 16 tokens"
         )
         classify(page, "love")
-        expect(page.get_by_role("heading", name="<b>喜び</b>")).to_be_visible()
+        expect(page.get_by_role("heading", name=LONG_LABEL)).to_be_visible()
         colours = page.locator(".bar i").evaluate_all(
             "bars => bars.map(bar => getComputedStyle(bar).backgroundColor)"
         )
         assert len(set(colours)) == 3
         expect(page.locator("#code")).to_contain_text('"model":"moods"')
         page.set_viewport_size({"width": 360, "height": 740})
+        fits = "document.scrollingElement.scrollWidth <= innerWidth"
+        assert page.evaluate(fits)
         classify(page, "love", "love love")
-        assert lines(page, "<b>喜び</b>") > 1
+        assert lines(page, LONG_LABEL) > 1
+        assert page.evaluate(fits)
+        text_below_top = page.locator("tbody td").first.evaluate(
+            "cell => { const text = document.createRange(); text.selectNodeContents(cell); "
+            "return text.getClientRects()[0].top - cell.getBoundingClientRect().top }"
+        )
+        assert text_below_top < 15  # beside the dot, whose line is 20 pixels high
 
 
 def test_an_answer_of_a_proxy(page: Page) -> None:
