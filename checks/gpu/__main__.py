@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import get_args
 
 from benchmarks.tables import table
+from checks.gpu.run_steps import CUDA, STEPS, WORKS, Result, Step, run_step
 from checks.gpu.setup import Device, SizeName
-from checks.gpu.steps import CUDA, STEPS, WORKS, Result, Step, run_step
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ def main() -> None:
     """Write each row as soon as the step yields it."""
     name, rows, work, device, size = sys.argv[1:]
     setup = Setup(Path(work), cast(Device, device), SIZES[cast(SizeName, size)])
-    step = importlib.import_module(f"checks.gpu.{name}")
+    step = importlib.import_module(f"checks.gpu.steps.{name}")
     with Path(rows).open("w", encoding="utf-8", buffering=1) as written:
         written.writelines(json.dumps(row) + "\n" for row in step.run(setup))
 

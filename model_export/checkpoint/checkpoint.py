@@ -14,8 +14,9 @@ from app.engine.text.pairs import TextPair
 from app.engine.text.preprocessing import Preprocessing
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES
-from model_export.checkpoint.bertweet import embed_unknown_pieces, normalises
 from model_export.checkpoint.config import check_task, model_config, read_config
+from model_export.checkpoint.fast_tokenizer.bertweet_form import embed_unknown_pieces, normalises
+from model_export.checkpoint.fast_tokenizer.tokenizer import check_vocabulary, load_tokenizer
 from model_export.checkpoint.labels import MULTI_LABEL, canonical_labels, read_labels
 from model_export.checkpoint.layout import (
     CONFIG_FILE,
@@ -25,7 +26,6 @@ from model_export.checkpoint.layout import (
     shards,
 )
 from model_export.checkpoint.source import origin
-from model_export.checkpoint.tokenizer import check_vocabulary, load_tokenizer
 from model_export.checkpoint.weights import Fit, load_weights
 from model_export.checkpoint.workarounds import prepare_for_export
 

@@ -21,6 +21,7 @@ from model_export.checkpoint.checkpoint import (
 )
 from model_export.checkpoint.config import check_task, read_config
 from model_export.checkpoint.description import Description, length_limit, shortened
+from model_export.checkpoint.fast_tokenizer.tokenizer import check_vocabulary, load_tokenizer
 from model_export.checkpoint.labels import canonical_labels, output_names, read_labels
 from model_export.checkpoint.layout import check_directory, choose_local_files
 from model_export.checkpoint.metadata import (
@@ -29,7 +30,6 @@ from model_export.checkpoint.metadata import (
     read_files,
     read_tokenizer,
 )
-from model_export.checkpoint.tokenizer import check_vocabulary, load_tokenizer
 from model_export.checkpoint.weights import Fit, Shape, check_dtypes, check_fit, fit
 
 T = TypeVar("T")

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from app.engine.model.bundle import sha256
-from checks.gpu import steps
+from checks.gpu import run_steps
 from checks.gpu.models import random_batches
 from checks.gpu.setup import TINY, Setup
 from tests.support.serving import ROOT, environment
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
-STEP = steps.Step("machine", "Machine", 60)
+STEP = run_steps.Step("machine", "Machine", 60)
 
 
 def _bundle(path: Path, *precisions: str) -> None:
@@ -50,14 +50,14 @@ def test_every_step_runs_on_the_cpu_provider(tmp_path: Path) -> None:
     code, found, page = _check(tmp_path, "--device", "cpu", "--size", "tiny")
     assert {name: step["reason"] for name, step in found.items() if step["state"] != "ok"} == {}
     assert code == 0
-    assert list(found) == [step.name for step in steps.STEPS]
+    assert list(found) == [step.name for step in run_steps.STEPS]
     assert all(step["rows"] for step in found.values())
     assert {row["within"] for row in found["parity"]["rows"]} == {"yes"}
     assert len(found["speed"]["rows"]) == 2 * len(TINY.tokens) * len(TINY.batches)
     assert {row["labels changed"] for row in found["independence"]["rows"]} == {0}
     assert [row["shapes"] for row in found["new_shapes"]["rows"]] == [TINY.new_shapes]
     assert {row.get("not 200", 0) for row in found["service"]["rows"]} == {0}
-    assert all(f"## {step.title}" in page for step in steps.STEPS)
+    assert all(f"## {step.title}" in page for step in run_steps.STEPS)
 
 
 def test_without_a_gpu_the_rest_is_skipped(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_step_that_does_not_end_is_stopped(tmp_path: Path) -> None:
     """Its rows until then are kept; a row that was not written to its end is left out."""
     script = """printf '{"a": 1}\\n{"a": ' > "$4"; sleep 600 & sleep 600"""
     python = _program(tmp_path / "python", script)
-    result = steps.run_step(STEP, python, tmp_path, "cpu", "tiny", 0.1)
+    result = run_steps.run_step(STEP, python, tmp_path, "cpu", "tiny", 0.1)
     assert (result.state, result.rows) == ("stopped", [{"a": 1}])
     assert "not done after" in result.reason
 
@@ -105,7 +105,7 @@ def test_a_step_that_does_not_end_is_stopped(tmp_path: Path) -> None:
 def test_a_step_that_crashes_is_a_failure(tmp_path: Path) -> None:
     """As when a driver ends the process: the signal is named, after what was written."""
     python = _program(tmp_path / "python", "echo CUDA failure 700; kill -SEGV $$")
-    result = steps.run_step(STEP, python, tmp_path, "cpu", "tiny", 30)
+    result = run_steps.run_step(STEP, python, tmp_path, "cpu", "tiny", 30)
     assert result.state == "failed"
     assert result.reason.startswith("CUDA failure 700")
     assert result.reason.endswith("(ended by signal 11)")

@@ -26,7 +26,7 @@ from app.engine.text.text_tokenizer import WordCache
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.checkpoint.describe import describe
-from model_export.checkpoint.tokenizer import load_tokenizer
+from model_export.checkpoint.fast_tokenizer.tokenizer import load_tokenizer
 from model_export.export import export
 from tests.support.bertweet import make_bertweet
 from tests.support.checkpoints import CORPUS, silent

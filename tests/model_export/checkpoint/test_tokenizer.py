@@ -23,7 +23,7 @@ from app.engine.text.encoding import packed
 from app.engine.text.preprocessing import normalise_tweet
 from app.engine.text.text_tokenizer import WordCache
 from app.errors import UserError
-from model_export.checkpoint.tokenizer import load_tokenizer
+from model_export.checkpoint.fast_tokenizer.tokenizer import load_tokenizer
 
 SENTENCES = (
     "The ferry left without us, so we ate pancakes on the pier.",

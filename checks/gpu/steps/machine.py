@@ -8,8 +8,8 @@ import onnxruntime as ort
 from app.engine.machine.gpu import cuda_state
 from benchmarks.conditions import conditions
 from benchmarks.tables import Row
+from checks.gpu.run_steps import CUDA, WORKS
 from checks.gpu.setup import Setup
-from checks.gpu.steps import CUDA, WORKS
 
 
 def run(setup: Setup) -> Iterator[Row]:

@@ -1,6 +1,6 @@
 """The steps of the check, each a process of its own with a time limit.
 
-A step is a module of this package with ``run(setup)``, which yields rows. The rows that it yields
+A step is a module of ``steps`` with ``run(setup)``, which yields rows. The rows that it yields
 before it fails or its time is over are kept.
 """
 

@@ -32,9 +32,9 @@ from transformers import AutoTokenizer, BertweetTokenizer, PreTrainedTokenizerFa
 
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES, SENTENCEPIECE
-from model_export.checkpoint.bertweet import fast_tokenizer, unknown_pieces
 from model_export.checkpoint.config import model_config, read_config
-from model_export.checkpoint.sentencepiece_form import follow_sentencepiece
+from model_export.checkpoint.fast_tokenizer.bertweet_form import fast_tokenizer, unknown_pieces
+from model_export.checkpoint.fast_tokenizer.sentencepiece_form import follow_sentencepiece
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:

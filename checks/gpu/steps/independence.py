@@ -18,7 +18,7 @@ from app.engine.text.encoding import Encoding
 from benchmarks.tables import Row
 from checks.gpu.models import like_tweets, load, logits, precisions, random_batches
 from checks.gpu.setup import Setup
-from checks.gpu.speed import timed
+from checks.gpu.steps.speed import timed
 
 LARGEST = 64  # texts in a random batch
 ROWS = 32
