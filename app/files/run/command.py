@@ -15,7 +15,7 @@ from app.files.run.arguments import ClassifyOptions
 from app.files.run.file_run import FileRun, PartialDirectory
 from app.files.run.parts import InputFile, divide, pieces_of
 from app.files.run.plan import COMPLETE, RunPlan
-from app.files.run.progress_bar import Progress, Warnings
+from app.files.run.progress_bar import Warnings, progress_bar
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
 from app.files.run.tally import Tally, counted, summary
 from app.files.tables.formats import output_format, table_opener
@@ -141,12 +141,12 @@ def _classified(
 ) -> Iterator[Iterator[ClassifiedChunk]]:
     """The results, which are counted and shown. Leaving the context cancels work in progress."""
     total = table.ends[-1].rows if table.ends else None
-    with Progress(shown=shown, total=total) as progress:
+    with progress_bar(shown=shown, total=total) as advance:
         chunks = classifier.classify(
             table.chunks(),
             # Results of a stream must not wait for more input: a person may be typing it.
             read_ahead=READ_AHEAD_CHUNKS if table.ends else 0,
-            advance=progress.advance,
+            advance=advance,
         )
         with closing(chunks):
             yield counted(with_reasons(chunks), tally)

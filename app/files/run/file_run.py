@@ -16,7 +16,7 @@ from app.errors import CannotContinue, UserError
 from app.files.run.directory import LocalDirectory
 from app.files.run.parts import Part
 from app.files.run.plan import PLAN, RunPlan
-from app.files.run.progress_bar import Progress
+from app.files.run.progress_bar import progress_bar
 from app.files.run.resumable_run import ResumableRun
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
 from app.files.run.tally import Tally
@@ -61,9 +61,9 @@ class FileRun(ResumableRun):
         """See ``ResumableRun``."""
         self._rows = self.plan.rows - sum(part.rows for part in parts)
         shown = sys.stderr.isatty()
-        with Progress(shown=shown, total=self.plan.rows, done=self._rows) as progress:
+        with progress_bar(shown=shown, total=self.plan.rows, done=self._rows) as advance:
             results = self._classifier.classify(
-                self._chunks(parts), read_ahead=READ_AHEAD_CHUNKS, advance=progress.advance
+                self._chunks(parts), read_ahead=READ_AHEAD_CHUNKS, advance=advance
             )
             with closing(results):
                 for part, (chunk, items) in zip(parts, with_reasons(results), strict=True):

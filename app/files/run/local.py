@@ -85,7 +85,7 @@ class LocalClassifier:
         }
 
     def classify(
-        self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], None]
+        self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], object]
     ) -> Generator[ClassifiedChunk, None, None]:
         """See ``TableClassifier``."""
         tokenizer, runners = ThreadPoolExecutor(1), ThreadPoolExecutor(self._runners)
@@ -134,7 +134,7 @@ class LocalClassifier:
             raise UserError(f"the model fails on every text: {first_line(error)}") from error
 
     def _results(
-        self, chunk: Chunk, future: Future[_TokenizedChunk], advance: Callable[[int], None]
+        self, chunk: Chunk, future: Future[_TokenizedChunk], advance: Callable[[int], object]
     ) -> ClassifiedChunk:
         """Wait for the chunk's batches, and put their results in the order of the texts."""
         tokenized = future.result()

@@ -2,36 +2,26 @@
 
 import logging
 import sys
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 
 
-class Progress:
+@contextmanager
+def progress_bar(
+    *, shown: bool, total: int | None, done: int = 0
+) -> Iterator[Callable[[int], object]]:
     """A bar on standard error with the texts per second and, of ``total``, the time that remains.
 
-    ``done`` of them were done before.
+    ``done`` of them were done before. Yields a function that counts more texts as done.
     """
+    if not (shown and find_spec("tqdm")):  # the extra `files` has it
+        yield lambda _: None
+        return
+    from tqdm import tqdm
 
-    def __init__(self, *, shown: bool, total: int | None, done: int = 0) -> None:
-        self._bar: Any = None
-        if not shown:
-            return
-        try:
-            from tqdm import tqdm
-        except ImportError:  # it comes with the extra `files`; the command works without a bar
-            return
-        self._bar = tqdm(total=total, initial=done, unit=" texts", leave=False, file=sys.stderr)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def advance(self, texts: int) -> None:
-        """Count ``texts`` more as done."""
-        if self._bar is not None:
-            self._bar.update(texts)
+    with tqdm(total=total, initial=done, unit=" texts", leave=False, file=sys.stderr) as bar:
+        yield bar.update
 
 
 class Warnings(logging.Handler):

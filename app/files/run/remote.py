@@ -40,7 +40,7 @@ class RemoteClassifier:
         }
 
     def classify(
-        self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], None]
+        self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], object]
     ) -> Generator[ClassifiedChunk, None, None]:
         """See ``TableClassifier``. The client decides how far it reads ahead, if it may."""
         for group in [chunks] if read_ahead else ([chunk] for chunk in chunks):
@@ -57,7 +57,7 @@ class RemoteClassifier:
                 yield chunk, results
 
 
-def _result(text: Text, outcomes: Iterator[Outcome], advance: Callable[[int], None]) -> ResultItem:
+def _result(text: Text, outcomes: Iterator[Outcome], advance: Callable[[int], object]) -> ResultItem:
     outcome = next(outcomes) if isinstance(text, str) else text
     advance(1)
     if isinstance(outcome, ServiceError):

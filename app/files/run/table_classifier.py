@@ -22,7 +22,7 @@ class TableClassifier(Protocol):
     identity: dict[str, Any]
 
     def classify(
-        self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], None]
+        self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], object]
     ) -> Generator[ClassifiedChunk, None, None]:
         """Classify the chunks in order.
 
