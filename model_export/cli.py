@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
@@ -83,7 +84,7 @@ def _describe(words: list[str]) -> None:
 
     path = find_checkpoint(options.source, options.revision)
     description = describe(path)
-    print(json.dumps(description.as_dict(), indent=2) if options.json else description.text())
+    print(json.dumps(asdict(description), indent=2) if options.json else description.text())
 
 
 def _evaluate(words: list[str]) -> None:

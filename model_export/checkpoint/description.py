@@ -1,7 +1,7 @@
 """The facts about a checkpoint, as text for a terminal or ready for JSON."""
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from app.engine.text.preprocessing import Preprocessing
@@ -11,57 +11,36 @@ LISTED = 10  # entries of a list that a terminal shows
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Facts about a checkpoint; ``as_dict`` explains each of them."""
+    """Facts about a checkpoint; their names are those of the JSON."""
 
     path: str
-    architecture: str
+    architecture: str  # class of the model
     model_type: str
-    problem_type: str
-    labels: dict[str, list[str]]
-    passes: str
-    max_tokens: int | None
+    problem_type: str  # single_label, multi_label or regression
+    labels: dict[str, list[str]]  # as_spelled in config.json, and exported: empty if unusable
+    passes: str  # what the export does to the graph
+    max_tokens: int | None  # that have a position; None if config.json leaves none for a text
+    # kind (None if its files are missing), max_tokens (from the tokenizer's files, or None),
+    # special_tokens (token by role) and added_tokens (special tokens of any role)
     tokenizer: dict[str, Any]
     preprocessing: Preprocessing
+    # in_files, and of the loaded model: total, embeddings, encoder (all layers), per_layer (the
+    # largest layer) and classifier (including BERT's pooler)
     parameters: dict[str, int]
+    # The modules that config.json describes, in the model's order: name, weights (name and shape),
+    # and for numbered layers first, the number of the first of count equal layers (else None)
     layers: list[dict[str, Any]]
+    # The tensors in the files, sorted by name: name, shape, dtype, file and read_as (the model's
+    # name for it, or None)
     weights: list[dict[str, Any]]
-    missing: list[str]
-    not_read: list[str]
-    files: list[dict[str, Any]]
-    changes: list[str]
-    problems: list[str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """All facts, ready for JSON.
-
-        - ``path``, ``architecture`` (class of the model), ``model_type``
-        - ``problem_type``: ``single_label``, ``multi_label`` or ``regression``
-        - ``labels``: ``as_spelled`` in config.json, and ``exported`` (empty if they are unusable)
-        - ``passes``: what the export does to the graph
-        - ``max_tokens``: the number of tokens that have a position; null if config.json leaves
-          no position for a text
-        - ``tokenizer``: ``kind`` (null if its files are missing), ``max_tokens`` (from the
-          tokenizer's files, or null), ``special_tokens`` (token by role) and ``added_tokens``
-          (special tokens of any role)
-        - ``preprocessing``: ``tweet``, ``bertweet`` or ``none``
-        - ``parameters``: ``in_files``, and for the loaded model ``total``, ``embeddings``,
-          ``encoder`` (all layers), ``per_layer`` (the largest layer) and ``classifier``
-          (including BERT's pooler)
-        - ``layers``: the modules that config.json describes, in the model's order; each has a
-          ``name``, ``weights`` (``name`` and ``shape``), and for numbered layers ``first``, the
-          number of the first of ``count`` equal layers (null for other modules)
-        - ``weights``: the tensors in the files, sorted by name: ``name``, ``shape``, ``dtype``,
-          ``file`` and ``read_as`` (the model's name for it, or null)
-        - ``missing``: weights of the model that the files lack
-        - ``not_read``: tensors in the files that the model does not use
-        - ``files``: ``name``, ``bytes``, ``format``
-        - ``changes``: sentences that say what the export changes
-        - ``problems``: sentences that say why the export would fail
-        """
-        return asdict(self)
+    missing: list[str]  # weights of the model that the files lack
+    not_read: list[str]  # tensors in the files that the model does not use
+    files: list[dict[str, Any]]  # name, bytes, format
+    changes: list[str]  # what the export changes, in sentences
+    problems: list[str]  # why the export would fail, in sentences
 
     def text(self) -> str:
-        """The same facts for a terminal, with long lists cut."""
+        """The facts for a terminal, with long lists cut."""
         tokens, parameters = self.tokenizer, self.parameters
         special = [f"{role} {token}" for role, token in tokens["special_tokens"].items()]
         parts = ("embeddings", "encoder", "per_layer", "classifier")

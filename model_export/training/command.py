@@ -56,20 +56,13 @@ def finetune_command(words: list[str]) -> None:
     seed, times = Counter(options.seeds).most_common(1)[0]
     if times > 1:
         parser.error(f"argument --seeds: {seed} is given {times} times; give each seed once")
-    recipe = Recipe(
-        base=options.base,
-        train=tuple(options.train),
-        validation=options.validation,
-        epochs=options.epochs,
-        seeds=tuple(options.seeds),
-        learning_rate=options.learning_rate,
-        batch_size=options.batch_size,
-    )
+    settings = vars(options)
+    output = settings.pop("output")
     # Imported here because it loads torch and transformers, which --help does not need.
     from model_export.training.finetune import finetune
 
-    finetune(recipe, options.output)
-    print(f"wrote {options.output}")
+    finetune(Recipe(**settings), output)
+    print(f"wrote {output}")
 
 
 def _count(value: str) -> int:

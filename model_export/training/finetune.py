@@ -23,7 +23,7 @@ from model_export.output import check_new_output
 from model_export.quality.labelled import Example, read_examples
 from model_export.quality.scores import Scores
 from model_export.training.recipe import MAX_TOKENS, Recipe, remove_saves, start_or_resume
-from model_export.training.run import Run, evaluate, load_base
+from model_export.training.seed_run import SeedRun, evaluate, load_base
 from model_export.training.training_data import Tokenised, tokenise, without_leaks
 
 
@@ -127,7 +127,7 @@ def _train_every_seed(
     averaged: dict[str, torch.Tensor] = {}
     runs = []
     for seed in recipe.seeds:
-        run = Run(recipe, seed, train_set, validation_set, work / f"seed-{seed}.pt", say)
+        run = SeedRun(recipe, seed, train_set, validation_set, work / f"seed-{seed}.pt", say)
         model = run.train()
         runs.append({"seed": seed, "epochs": run.history})
         for name, tensor in model.state_dict().items():

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +23,20 @@ class Recipe:
     """Everything that the trained weights depend on."""
 
     base: Path
-    train: tuple[Path, ...]
+    train: Sequence[Path]
     validation: Path
-    epochs: int = 2
-    seeds: tuple[int, ...] = (0, 1)
-    learning_rate: float = 1e-4
-    batch_size: int = 32
+    epochs: int
+    seeds: Sequence[int]
+    learning_rate: float
+    batch_size: int
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready copy. It is published with the model, so paths become file names."""
-        return {
+        return asdict(self) | {
             "base": self.base.name,
             "train": [path.name for path in self.train],
             "validation": self.validation.name,
-            "epochs": self.epochs,
             "seeds": list(self.seeds),
-            "learning_rate": self.learning_rate,
-            "batch_size": self.batch_size,
             "warmup_share": WARMUP_SHARE,
             "label_smoothing": LABEL_SMOOTHING,
             "max_tokens": MAX_TOKENS,

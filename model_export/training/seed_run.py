@@ -27,7 +27,7 @@ STEPS_BETWEEN_SAVES = 500
 STATE_PER_WEIGHTS = 3
 
 
-class Run:
+class SeedRun:
     """The training with one seed: saved every few hundred steps, resumed from the last save."""
 
     def __init__(

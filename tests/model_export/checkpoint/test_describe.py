@@ -4,6 +4,7 @@ import json
 import struct
 import subprocess
 import sys
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -197,7 +198,7 @@ def test_a_pickle_from_before_pytorch_1_6(tmp_path: Path) -> None:
 def test_text_and_json_tell_the_same(tmp_path: Path, architecture: str, kind: str) -> None:
     """JSON survives a round trip and holds all; the text has its facts, long lists cut."""
     told = describe(make_checkpoint(tmp_path / "made", architecture))
-    held = told.as_dict()
+    held = asdict(told)
     assert json.loads(json.dumps(held)) == held
     assert Description(**held) == told
     text = told.text()

@@ -4,8 +4,8 @@ import dataclasses
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from app.engine.text.preprocessing import preprocess
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.quality.labelled import Example
-from model_export.training import run as run_module
+from model_export.training import seed_run as run_module
 from model_export.training.finetune import finetune, training_preprocessing
 from model_export.training.recipe import Recipe
 from model_export.training.training_data import tokenise, without_leaks
@@ -145,37 +145,29 @@ def test_a_base_that_records_its_normalisation_keeps_it(recorded: str | None, ch
     assert training_preprocessing({"preprocessing": recorded}, None) == chosen
 
 
-def _interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle of this step (counted from 1 over all that follows)."""
+def _interrupt(recipe: Recipe, output: Path, step: int) -> None:
+    """Fine-tune until Ctrl-C in the middle of this step, counted from 1."""
     clip, steps = torch.nn.utils.clip_grad_norm_, iter(range(1, step + 1))
 
-    def clip_or_stop(*arguments: object, **keywords: object) -> object:
+    def clip_or_stop(*arguments: Any, **keywords: Any) -> object:
         if next(steps) == step:
             raise KeyboardInterrupt
-        return clip(*arguments, **keywords)  # type: ignore[arg-type]
+        return clip(*arguments, **keywords)
 
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip_or_stop)
-
-
-def _run_until_interrupted(recipe: Recipe, output: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        finetune(recipe, output, say=silent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.utils, "clip_grad_norm_", clip_or_stop)
+        with pytest.raises(KeyboardInterrupt):
+            finetune(recipe, output, say=silent)
 
 
 @pytest.mark.parametrize("steps", [(2,), (5,), (9,), (12,), (16,), (5, 4, 8)])
 def test_interrupted_and_resumed_gives_the_same_weights(
-    recipe: Recipe,
-    trained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    steps: tuple[int, ...],
+    recipe: Recipe, trained: Path, tmp_path: Path, steps: tuple[int, ...]
 ) -> None:
     """Before the first save, between saves, at an epoch's end or often: equal to the bit."""
     output = tmp_path / "checkpoint"
     for step in steps:
-        with monkeypatch.context() as patch:
-            _interrupt_at(step, patch)
-            _run_until_interrupted(recipe, output)
+        _interrupt(recipe, output, step)
     assert not output.exists()
     said: list[str] = []
     finetune(recipe, output, say=said.append)
@@ -195,7 +187,8 @@ def test_no_epochs_scores_are_lost(
     output = tmp_path / "checkpoint"
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "evaluate", _stop)
-        _run_until_interrupted(recipe, output)
+        with pytest.raises(KeyboardInterrupt):
+            finetune(recipe, output, say=silent)
     finetune(recipe, output, say=silent)
     _assert_equal(output, trained)
     (run,) = json.loads((output / "training.json").read_text())["runs"]
@@ -220,7 +213,8 @@ def test_a_save_that_was_cut_off_is_never_resumed(
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", half)
-        _run_until_interrupted(recipe, output)
+        with pytest.raises(KeyboardInterrupt):
+            finetune(recipe, output, say=silent)
     finetune(recipe, output, say=silent)
     _assert_equal(output, trained)
 
@@ -258,13 +252,11 @@ def copied(recipe: Recipe, tmp_path: Path) -> Recipe:
     ],
 )
 def test_the_saves_of_another_training_are_not_resumed(
-    copied: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, says: str
+    copied: Recipe, tmp_path: Path, changed: str, says: str
 ) -> None:
     """Other data, another base or other settings are refused, and the saves stay as they are."""
     output, saves = tmp_path / "checkpoint", tmp_path / "checkpoint.training"
-    with monkeypatch.context() as patch:
-        _interrupt_at(4, patch)
-        _run_until_interrupted(copied, output)
+    _interrupt(copied, output, 4)
     before = {path.name: path.read_bytes() for path in saves.iterdir()}
     if changed == "rate":
         copied = dataclasses.replace(copied, learning_rate=1e-3)
@@ -289,14 +281,10 @@ def test_a_directory_of_saves_that_is_not_described_is_refused(
         finetune(recipe, tmp_path / "checkpoint", say=silent)
 
 
-def test_the_saves_are_removed_at_the_end(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_saves_are_removed_at_the_end(recipe: Recipe, tmp_path: Path) -> None:
     """What they take is said before. Half a save, left by a kill while it was written, goes too."""
     output, saves = tmp_path / "checkpoint", tmp_path / "checkpoint.training"
-    with monkeypatch.context() as patch:
-        _interrupt_at(4, patch)
-        _run_until_interrupted(recipe, output)
+    _interrupt(recipe, output, 4)
     size = (saves / "seed-0.pt").stat().st_size
     (saves / "seed-0.pt.0123abcd.tmp").write_text("half a save")
     said: list[str] = []
@@ -388,44 +376,29 @@ def test_leaks_are_left_out_of_the_validation(recipe: Recipe, tmp_path: Path) ->
     assert "left out 6 validation texts" in said[0]
 
 
-def _without_neutral(recipe: Recipe, directory: Path) -> Recipe:
-    kept = [example for example in _examples(60, 0) if example.label != "neutral"]
-    return dataclasses.replace(recipe, train=(_write(directory / "train.tsv", kept),))
-
-
-def _validate_on_train(recipe: Recipe, directory: Path) -> Recipe:
-    return dataclasses.replace(recipe, validation=recipe.train[0])
-
-
-def _no_base(recipe: Recipe, directory: Path) -> Recipe:
-    return dataclasses.replace(recipe, base=directory / "nowhere")
-
-
-def _other_architecture(recipe: Recipe, directory: Path) -> Recipe:
-    shutil.copytree(recipe.base, directory / "gpt")
-    (directory / "gpt" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    return dataclasses.replace(recipe, base=directory / "gpt")
-
-
-def _no_train(recipe: Recipe, directory: Path) -> Recipe:
-    return dataclasses.replace(recipe, train=(directory / "none.tsv",))
-
-
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("changed", "says"),
     [
-        (_without_neutral, "no training text has the label neutral"),
-        (_validate_on_train, "every text of .* is also in the training data"),
-        (_no_base, "nowhere is not a directory"),
-        (_other_architecture, "unsupported architecture GPT-2"),
-        (_no_train, r"cannot read .*none\.tsv"),
+        ({"train": ["two-labels.tsv"]}, "no training text has the label neutral"),
+        ({"validation": "train.tsv"}, "every text of .* is also in the training data"),
+        ({"base": "nowhere"}, "nowhere is not a directory"),
+        ({"base": "gpt"}, "unsupported architecture GPT-2"),
+        ({"train": ["none.tsv"]}, r"cannot read .*none\.tsv"),
     ],
 )
 def test_what_cannot_work_is_refused_before_training(
-    recipe: Recipe, tmp_path: Path, change: Callable[[Recipe, Path], Recipe], says: str
+    copied: Recipe, tmp_path: Path, changed: dict[str, Any], says: str
 ) -> None:
     """One line says why, and nothing is written."""
+    kept = [example for example in _examples(60, 0) if example.label != "neutral"]
+    _write(tmp_path / "two-labels.tsv", kept)
+    shutil.copytree(copied.base, tmp_path / "gpt")
+    (tmp_path / "gpt" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    changes = {
+        name: [tmp_path / one for one in value] if name == "train" else tmp_path / value
+        for name, value in changed.items()
+    }
     output = tmp_path / "new" / "out"
     with pytest.raises(UserError, match=says):
-        finetune(change(recipe, tmp_path), output, say=silent)
+        finetune(dataclasses.replace(copied, **changes), output, say=silent)
     assert not output.parent.exists()
