@@ -9,6 +9,8 @@ from typing import Any
 JSON = "content-type: application/json"
 OWN_ID = "x-request-id: own"
 MODEL = "minilm-l6-tweet-sentiment"  # the embedded one
+GOOD = "I love this!"
+LOVE = f'{{"inputs": "{GOOD}"}}'
 
 
 @dataclass(frozen=True, slots=True)

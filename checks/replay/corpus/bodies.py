@@ -141,11 +141,7 @@ REQUESTS = [
     ),
     *(
         post(f"compressed: {name}", "/classify", body, f"content-encoding: {encoding}")
-        for name, encoding, body in compressions(LOVE)
-    ),
-    *(
-        post(f"compressed: {name}", "/classify", body, f"content-encoding: {encoding}")
-        for name, encoding, body in broken_compressions(LOVE)
+        for name, encoding, body in (*compressions(LOVE), *broken_compressions(LOVE))
     ),
     post("compressed: two headers", "/classify", _gzip(LOVE), *["content-encoding: gzip"] * 2),
     *(

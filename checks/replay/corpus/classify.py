@@ -3,9 +3,8 @@
 import json
 from typing import Any
 
-from checks.replay.request import post, post_value
+from checks.replay.request import GOOD, post, post_value
 
-GOOD = "I love this!"
 LONG = "It was a long day and nothing went wrong. " * 54
 
 TEXTS = {

@@ -1,8 +1,7 @@
 """Routes, methods, paths and headers."""
 
-from checks.replay.request import JSON, MODEL, OWN_ID, Request, post, raw, request
+from checks.replay.request import JSON, LOVE, MODEL, OWN_ID, Request, post, raw, request
 
-LOVE = '{"inputs": "I love this!"}'
 VLLM = '{"input": "I love this!"}'
 ROUTES = [
     "/", "/classify", "/classify/stream", "/explain", "/predict", "/v1/classify", "/v1/models",

@@ -1,8 +1,7 @@
 """Bodies that a JSON parser may take in another way than the present one does."""
 
-from checks.replay.request import post
+from checks.replay.request import LOVE, post
 
-LOVE = '{"inputs": "I love this!"}'
 DEEP = 40_000  # more brackets than the parser of any version of Python takes
 
 # In the place of a value: {"inputs": "I love this!", "model": VALUE}.

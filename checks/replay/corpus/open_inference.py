@@ -5,9 +5,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from checks.replay.request import MODEL, Request, post_value, request
+from checks.replay.request import GOOD, MODEL, Request, post_value, request
 
-GOOD = "I love this!"
 INFER = f"/v2/models/{MODEL}/infer"
 LENGTH = "inference-header-content-length"
 
@@ -18,118 +17,104 @@ def tensor(*texts: Any, **changes: Any) -> dict[str, Any]:
     return {**plain, **changes}
 
 
-def _one(**changes: Any) -> dict[str, Any]:
-    return {"inputs": [tensor(GOOD, "meh", **changes)]}
-
-
 def _in_bytes(size: int) -> dict[str, Any]:
     given = {"binary_data_size": size}
     return {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": given}
 
 
-ONE = _one()
-OPEN_INFERENCE: dict[str, Any] = {
-    "good": ONE,
-    "id": {**ONE, "id": "my-id"},
-    "id with emoji and half of a pair": {**ONE, "id": "😀\ud800"},
-    "id with control characters": {**ONE, "id": "\x00\x1f\x7f\x80\u2028\ufeff\uffff"},
-    "id with quotes, slashes and HTML": {**ONE, "id": "\"'\\/<b>&"},
-    "id very long": {**ONE, "id": "é" * 3_000},
-    "id with binary outputs": {
-        **ONE,
-        "id": "é\ud800",
-        "parameters": {"binary_data_output": True},
-    },
-    "id number": {**ONE, "id": 1},
-    "id empty": {**ONE, "id": ""},
-    "rows": _one(data=[[GOOD], ["meh"]], shape=[2, 1]),
-    "rows, shape [2]": _one(data=[[GOOD], ["meh"]]),
-    "shape [2.0]": _one(shape=[2.0]),
-    "shape [2, 1.0]": _one(shape=[2, 1.0]),
-    "shape [2.5]": _one(shape=[2.5]),
-    "shape [3]": _one(shape=[3]),
-    "shape [1, 2]": _one(shape=[1, 2]),
-    "shape []": _one(shape=[]),
-    "shape [0]": {"inputs": [tensor()]},
-    "shape [-1]": _one(shape=[-1]),
-    "shape [true]": {"inputs": [tensor(GOOD, shape=[True])]},
-    "shape 2": _one(shape=2),
-    "shape of texts": _one(shape=["2"]),
-    "shape of 2 to the 70": _one(shape=[2**70]),
-    "shape of 10 to the 4,000": _one(shape=[10**4_000]),
-    "shape of 1e300": _one(shape=[1e300]),
-    "no shape": {"inputs": [{"name": "text", "datatype": "BYTES", "data": [GOOD]}]},
-    "no data": {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1]}]},
-    "data null": _one(data=None),
-    "data text": _one(data=GOOD),
-    "data with rows of two": _one(data=[[GOOD, "meh"]]),
-    "data with a row and a text": _one(data=[[GOOD], "meh"]),
-    "data with number": _one(data=[GOOD, 1]),
-    "data with an empty text": _one(data=[GOOD, ""]),
-    "data with half of a pair": _one(data=[GOOD, "\ud83d"]),
-    "other name": _one(name="texts"),
-    "other datatype": _one(datatype="FP32"),
-    "datatype in small letters": _one(datatype="bytes"),
-    "unknown field": _one(foo=1),
-    "two tensors": {"inputs": [tensor(GOOD), tensor(GOOD)]},
-    "no tensor": {"inputs": []},
-    "null tensor": {"inputs": [None]},
-    "45,000 tensors": {"inputs": [{}] * 45_000},
-    "inputs missing": {},
-    "inputs object": {"inputs": tensor(GOOD)},
-    "list": [ONE],
-    "binary size in JSON": _one(parameters={"binary_data_size": 4}),
-    "binary size, no data": {"inputs": [_in_bytes(4)]},
-    "binary size 0, no data": {"inputs": [_in_bytes(0)]},
-    "shared memory": _one(parameters={"shared_memory_region": "a"}),
-    "unknown tensor parameter": _one(parameters={"foo": 1}),
-    "output label": {**ONE, "outputs": [{"name": "label"}]},
-    "outputs in another order": {**ONE, "outputs": [{"name": "logits"}, {"name": "score"}]},
-    "output twice": {**ONE, "outputs": [{"name": "label"}, {"name": "label"}]},
-    "outputs empty": {**ONE, "outputs": []},
-    "outputs null": {**ONE, "outputs": None},
-    "five outputs": {**ONE, "outputs": [{"name": "label"}] * 5},
-    "unknown output": {**ONE, "outputs": [{"name": "probs"}]},
-    "classification": {
-        **ONE,
-        "outputs": [{"name": "scores", "parameters": {"classification": 2}}],
-    },
-    "binary label": {
-        **ONE,
-        "outputs": [{"name": "label", "parameters": {"binary_data": True}}, {"name": "score"}],
-    },
-    "binary score": {
-        **ONE,
-        "outputs": [{"name": "score", "parameters": {"binary_data": True}}],
-    },
+def _output(name: str, **parameters: Any) -> dict[str, Any]:
+    return {"name": name, "parameters": parameters}
+
+
+# What is changed in a tensor of two texts.
+TENSORS: dict[str, dict[str, Any]] = {
+    "good": {},
+    "rows": {"data": [[GOOD], ["meh"]], "shape": [2, 1]},
+    "rows, shape [2]": {"data": [[GOOD], ["meh"]]},
+    "shape [2.0]": {"shape": [2.0]},
+    "shape [2, 1.0]": {"shape": [2, 1.0]},
+    "shape [2.5]": {"shape": [2.5]},
+    "shape [3]": {"shape": [3]},
+    "shape [1, 2]": {"shape": [1, 2]},
+    "shape []": {"shape": []},
+    "shape [-1]": {"shape": [-1]},
+    "shape 2": {"shape": 2},
+    "shape of texts": {"shape": ["2"]},
+    "shape of 2 to the 70": {"shape": [2**70]},
+    "shape of 10 to the 4,000": {"shape": [10**4_000]},
+    "shape of 1e300": {"shape": [1e300]},
+    "data null": {"data": None},
+    "data text": {"data": GOOD},
+    "data with rows of two": {"data": [[GOOD, "meh"]]},
+    "data with a row and a text": {"data": [[GOOD], "meh"]},
+    "data with number": {"data": [GOOD, 1]},
+    "data with an empty text": {"data": [GOOD, ""]},
+    "data with half of a pair": {"data": [GOOD, "\ud83d"]},
+    "other name": {"name": "texts"},
+    "other datatype": {"datatype": "FP32"},
+    "datatype in small letters": {"datatype": "bytes"},
+    "unknown field": {"foo": 1},
+    "binary size in JSON": {"parameters": {"binary_data_size": 4}},
+    "shared memory": {"parameters": {"shared_memory_region": "a"}},
+    "unknown tensor parameter": {"parameters": {"foo": 1}},
+}
+# What a request has instead of a tensor of two texts.
+INPUTS: dict[str, Any] = {
+    "shape [0]": [tensor()],
+    "shape [true]": [tensor(GOOD, shape=[True])],
+    "no shape": [{"name": "text", "datatype": "BYTES", "data": [GOOD]}],
+    "no data": [{"name": "text", "datatype": "BYTES", "shape": [1]}],
+    "two tensors": [tensor(GOOD), tensor(GOOD)],
+    "no tensor": [],
+    "null tensor": [None],
+    "45,000 tensors": [{}] * 45_000,
+    "inputs object": tensor(GOOD),
+    "binary size, no data": [_in_bytes(4)],
+    "binary size 0, no data": [_in_bytes(0)],
+    "1,001 texts": [tensor(*["ok"] * 1_001)],
+}
+# What a request has beside a tensor of two texts.
+MEMBERS: dict[str, dict[str, Any]] = {
+    "id": {"id": "my-id"},
+    "id with emoji and half of a pair": {"id": "😀\ud800"},
+    "id with control characters": {"id": "\x00\x1f\x7f\x80\u2028\ufeff\uffff"},
+    "id with quotes, slashes and HTML": {"id": "\"'\\/<b>&"},
+    "id very long": {"id": "é" * 3_000},
+    "id with binary outputs": {"id": "é\ud800", "parameters": {"binary_data_output": True}},
+    "id number": {"id": 1},
+    "id empty": {"id": ""},
+    "output label": {"outputs": [{"name": "label"}]},
+    "outputs in another order": {"outputs": [{"name": "logits"}, {"name": "score"}]},
+    "output twice": {"outputs": [{"name": "label"}, {"name": "label"}]},
+    "outputs empty": {"outputs": []},
+    "outputs null": {"outputs": None},
+    "five outputs": {"outputs": [{"name": "label"}] * 5},
+    "unknown output": {"outputs": [{"name": "probs"}]},
+    "classification": {"outputs": [_output("scores", classification=2)]},
+    "binary label": {"outputs": [_output("label", binary_data=True), {"name": "score"}]},
+    "binary score": {"outputs": [_output("score", binary_data=True)]},
     "binary label and logits, JSON score": {
-        **ONE,
         "parameters": {"binary_data_output": True},
-        "outputs": [
-            {"name": "label"},
-            {"name": "score", "parameters": {"binary_data": False}},
-            {"name": "logits"},
-        ],
+        "outputs": [{"name": "label"}, _output("score", binary_data=False), {"name": "logits"}],
     },
-    "binary_data a number": {
-        **ONE,
-        "outputs": [{"name": "label", "parameters": {"binary_data": 1}}],
-    },
-    "all binary": {**ONE, "parameters": {"binary_data_output": True}},
-    "binary_data_output a text": {**ONE, "parameters": {"binary_data_output": "true"}},
-    "overflow error": {
-        "inputs": [tensor("so good " * 256)],
-        "parameters": {"overflow": "error"},
-    },
-    "overflow window": {
-        "inputs": [tensor("so good " * 256)],
-        "parameters": {"overflow": "window"},
-    },
-    "overflow unknown": {**ONE, "parameters": {"overflow": "cut"}},
-    "parameters null": {**ONE, "parameters": None},
-    "unknown parameter": {**ONE, "parameters": {"priority": 1}},
-    "unknown field of the request": {**ONE, "model_name": "whatever"},
-    "1,001 texts": {"inputs": [tensor(*["ok"] * 1_001)]},
+    "binary_data a number": {"outputs": [_output("label", binary_data=1)]},
+    "all binary": {"parameters": {"binary_data_output": True}},
+    "binary_data_output a text": {"parameters": {"binary_data_output": "true"}},
+    "overflow unknown": {"parameters": {"overflow": "cut"}},
+    "parameters null": {"parameters": None},
+    "unknown parameter": {"parameters": {"priority": 1}},
+    "unknown field of the request": {"model_name": "whatever"},
+}
+ONE = {"inputs": [tensor(GOOD, "meh")]}
+LONG = {"inputs": [tensor("so good " * 256)]}
+OPEN_INFERENCE: dict[str, Any] = {
+    **{name: {"inputs": [tensor(GOOD, "meh", **it)]} for name, it in TENSORS.items()},
+    **{name: {"inputs": it} for name, it in INPUTS.items()},
+    **{name: {**ONE, **it} for name, it in MEMBERS.items()},
+    "overflow error": {**LONG, "parameters": {"overflow": "error"}},
+    "overflow window": {**LONG, "parameters": {"overflow": "window"}},
+    "inputs missing": {},
+    "list": [ONE],
 }
 
 

@@ -3,9 +3,8 @@
 import json
 from typing import Any
 
-from checks.replay.request import MODEL, post_value, request
+from checks.replay.request import GOOD, MODEL, post_value, request
 
-GOOD = "I love this!"
 LONG = "so good " * 256
 V1 = f"/v1/models/{MODEL}:predict"
 INSTANCES: dict[str, Any] = {

@@ -3,9 +3,8 @@
 import json
 from typing import Any
 
-from checks.replay.request import MODEL, post, post_value, request
+from checks.replay.request import GOOD, MODEL, post, post_value, request
 
-GOOD = "I love this!"
 CLASSIFYING = (
     *("/", "/predict", "/v1/classify", "/explain", f"/v2/models/{MODEL}/infer"),
     f"/v1/models/{MODEL}:predict",

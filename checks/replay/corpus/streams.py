@@ -117,11 +117,7 @@ REQUESTS = [
     ),
     *(
         _stream(f"compressed, {name}", body, f"content-encoding: {encoding}")
-        for name, encoding, body in compressions(GOOD * 3)
-    ),
-    *(
-        _stream(f"compressed, {name}", body, f"content-encoding: {encoding}")
-        for name, encoding, body in broken_compressions(GOOD * 3)
+        for name, encoding, body in (*compressions(GOOD * 3), *broken_compressions(GOOD * 3))
     ),
     _stream("bomb", gzip.compress(b" " * 3_000_000, mtime=0), "content-encoding: gzip"),
     _stream("x-request-timeout-ms bad", GOOD, "x-request-timeout-ms: 0"),
