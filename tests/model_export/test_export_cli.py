@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -172,46 +171,25 @@ def test_finetune_trains_and_says_what_it_wrote(
     assert (output / "model.safetensors").is_file()
 
 
-Words = Callable[[Exported, Path], list[str]]
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (lambda bert, tmp: [str(tmp / "none"), "--output", str(tmp / "out")], "neither"),
-        (lambda bert, tmp: [str(bert.source), "--output", str(tmp)], "is not a bundle"),
+        ("{tmp}/none --output {tmp}/out", "neither"),
+        ("{source} --output {tmp}", "is not a bundle"),
+        ("{source} --output {tmp}/malformed/out", "Not a directory"),
+        ("{source} --output {tmp}/out --evaluate {tmp}/malformed", "malformed:1"),
+        ("{source} --output {tmp}/out --calibrate {tmp}/malformed", "malformed:1"),
+        ("evaluate {tmp} {tmp}/labelled.tsv", "not a bundle"),
+        ("calibrate {tmp} {tmp}/labelled.tsv", "not a bundle"),
+        ("calibrate {tmp}/no labelled.tsv", "there is no directory"),
         (
-            lambda bert, tmp: [str(bert.source), "--output", str(tmp / "malformed" / "out")],
-            "Not a directory",
-        ),
-        (
-            lambda bert, tmp: [
-                *(str(bert.source), "--output", str(tmp / "out")),
-                *("--evaluate", str(tmp / "malformed")),
-            ],
-            "malformed:1",
-        ),
-        (
-            lambda bert, tmp: [
-                *(str(bert.source), "--output", str(tmp / "out")),
-                *("--calibrate", str(tmp / "malformed")),
-            ],
-            "malformed:1",
-        ),
-        (lambda bert, tmp: ["evaluate", str(tmp), str(tmp / "labelled.tsv")], "not a bundle"),
-        (lambda bert, tmp: ["calibrate", str(tmp), str(tmp / "labelled.tsv")], "not a bundle"),
-        (lambda bert, tmp: ["calibrate", str(tmp / "no"), "labelled.tsv"], "there is no directory"),
-        (
-            lambda bert, tmp: ["calibrate", str(bert.bundle), str(tmp / "none")],
+            "calibrate {bundle} {tmp}/none",
             "none: No such file or directory; give a TSV file of labelled texts",
         ),
-        (lambda bert, tmp: ["evaluate", str(bert.bundle), str(tmp / "none")], "cannot read"),
-        (lambda bert, tmp: ["evaluate", str(bert.bundle), str(tmp / "malformed")], "malformed:1"),
+        ("evaluate {bundle} {tmp}/none", "cannot read"),
+        ("evaluate {bundle} {tmp}/malformed", "malformed:1"),
         (
-            lambda bert, tmp: [
-                *("finetune", str(tmp / "none"), "--train", str(tmp / "labelled.tsv")),
-                *("--validation", str(tmp / "labelled.tsv"), "--output", str(tmp / "out")),
-            ],
+            "finetune {tmp}/none --train {tmp}/t --validation {tmp}/v --output {tmp}/out",
             "not a directory",
         ),
     ],
@@ -221,13 +199,14 @@ def test_a_failure_is_one_line(
     tmp_path: Path,
     labelled: Path,
     capsys: pytest.CaptureFixture[str],
-    words: Words,
+    words: str,
     says: str,
 ) -> None:
     """Exit code 1, one line on standard error, nothing written."""
     (tmp_path / "malformed").write_text("no columns\n")
     before = sorted(tmp_path.iterdir())
-    assert main(words(bert, tmp_path)) == 1
+    paths = {"source": bert.source, "bundle": bert.bundle, "tmp": tmp_path}
+    assert main([word.format(**paths) for word in words.split()]) == 1
     printed = capsys.readouterr()
     (line,) = printed.err.splitlines()
     assert line.startswith("sentiment-export: ")

@@ -205,11 +205,3 @@ def test_a_damaged_file_is_named(
     with pytest.raises(UserError, match=says) as caught:
         load_tokenizer(path)
     assert "\n" not in str(caught.value)
-
-
-def test_missing_codes_are_named(source: Path, tmp_path: Path) -> None:
-    """Without bpe.codes there is no tokenizer; the error names the files that are needed."""
-    path = Path(shutil.copytree(source, tmp_path, dirs_exist_ok=True))
-    (path / "bpe.codes").unlink()
-    with pytest.raises(UserError, match=r"or vocab\.txt with bpe\.codes"):
-        load_tokenizer(path)

@@ -23,7 +23,6 @@ from model_export.export import export
 from tests.support.checkpoints import (
     CORPUS,
     assert_like_transformers,
-    configure,
     make_checkpoint,
     silent,
 )
@@ -236,26 +235,3 @@ def test_what_an_index_names_wrongly_is_named(
     for read in (load_checkpoint, describe):
         with pytest.raises(UserError, match=says):
             read(source)
-
-
-def test_a_config_for_another_task(tmp_path: Path) -> None:
-    """A token classifier has weights of the same name; its config says what it is."""
-    source = make_checkpoint(tmp_path / "made", "bert")
-    configure(source, architectures=["BertForTokenClassification"])
-    with pytest.raises(UserError, match="BertForTokenClassification, not a sequence classifier"):
-        load_checkpoint(source)
-
-
-def test_one_id_beyond_the_embedding(tmp_path: Path) -> None:
-    """A tokenizer with few tokens can still give an id that the embedding lacks."""
-    source = make_checkpoint(tmp_path / "made", "bert")
-    AutoTokenizer.from_pretrained(source).save_pretrained(source)
-    whole = json.loads((source / "tokenizer.json").read_text())
-    last = max(whole["model"]["vocab"], key=whole["model"]["vocab"].__getitem__)
-    whole["model"]["vocab"][last] = 3000
-    (source / "tokenizer.json").write_text(json.dumps(whole))
-    with pytest.raises(
-        UserError,
-        match=r"largest id is 3000, but the model's .* they belong to different checkpoints",
-    ):
-        load_checkpoint(source)

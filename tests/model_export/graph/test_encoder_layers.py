@@ -13,22 +13,15 @@ from model_export.graph.encoder_layers import find_layers
 from model_export.graph.linear import NotRecognised, array_of, is_exact_gelu
 from tests.support.checkpoints import HEADS, HIDDEN_SIZE, LAYERS, Exported
 
-LAYER = (
-    "attention.self.query",
-    "attention.self.key",
-    "attention.self.value",
-    "attention.output.dense",
-    "intermediate.dense",
-    "output.dense",
-)
-DISTILBERTS_LAYER = (
-    "attention.q_lin",
-    "attention.k_lin",
-    "attention.v_lin",
-    "attention.out_lin",
-    "ffn.lin1",
-    "ffn.lin2",
-)
+# The linear layers of an EncoderLayer, with the names of their weights in BERT and DistilBERT.
+LINEARS = {
+    "query": ("attention.self.query", "attention.q_lin"),
+    "key": ("attention.self.key", "attention.k_lin"),
+    "value": ("attention.self.value", "attention.v_lin"),
+    "attention_output": ("attention.output.dense", "attention.out_lin"),
+    "intermediate": ("intermediate.dense", "ffn.lin1"),
+    "output": ("output.dense", "ffn.lin2"),
+}
 
 
 def test_layers_heads_and_width_are_found(made: Exported) -> None:
@@ -43,25 +36,10 @@ def test_every_linear_layer_is_the_one_it_is_called(made: Exported) -> None:
     """First to last, each linear layer holds the checkpoint's weights and biases of that name."""
     weights = load_file(made.source / "model.safetensors")
     distilbert = "distilbert.embeddings.LayerNorm.bias" in weights
-    names = DISTILBERTS_LAYER if distilbert else LAYER
     prefix = next(name for name in weights if ".layer.0." in name).split("0.")[0]
     for number, layer in enumerate(find_layers(ir.load(made.plain).graph)):
-        linears = dict(
-            zip(
-                names,
-                (
-                    layer.query,
-                    layer.key,
-                    layer.value,
-                    layer.attention_output,
-                    layer.intermediate,
-                    layer.output,
-                ),
-                strict=True,
-            )
-        )
-        for name, linear in linears.items():
-            expected = f"{prefix}{number}.{name}"
+        for attribute, names in LINEARS.items():
+            linear, expected = getattr(layer, attribute), f"{prefix}{number}.{names[distilbert]}"
             found, bias = array_of(linear.weight), array_of(linear.bias)
             np.testing.assert_array_equal(found, weights[f"{expected}.weight"].T)
             np.testing.assert_array_equal(bias, weights[f"{expected}.bias"])

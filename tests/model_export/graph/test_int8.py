@@ -77,13 +77,6 @@ def test_the_largest_weight_of_a_column_uses_the_whole_range() -> None:
     np.testing.assert_allclose(scale, [0.02, 5 / 127, 1], rtol=1e-6)
 
 
-def test_rows_and_columns_are_not_confused() -> None:
-    """Reducing axis 0 scales columns, reducing axis 1 scales rows."""
-    weight = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]], np.float32)
-    np.testing.assert_allclose(quantize_matrix(weight, axis=0)[1] * 127, [4, 40], rtol=1e-6)
-    np.testing.assert_allclose(quantize_matrix(weight, axis=1)[1] * 127, [10, 20, 40], rtol=1e-6)
-
-
 def test_a_layer_computes_the_written_formula(made: Exported) -> None:
     """scale = max|row|/127; round(x/scale) @ w_int8 · w_scale · scale + bias, by numpy."""
     model = quantized(made.plain)

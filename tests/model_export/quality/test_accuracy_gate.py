@@ -135,13 +135,3 @@ def test_scores_are_recorded_by_group(
     assert accuracy["mean"]["macro_f1"] == pytest.approx(mean)
     *_, table = [line for line in said if "labels agree with fp32" in line]
     assert {line.split()[0] for line in table.splitlines()[-4:-1]} == {"en", "es", "mean"}
-
-
-def test_one_label_a_text_cannot_score_a_multi_label_model(
-    bert: Exported, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its best label alone says little, so it is refused instead of scored wrongly."""
-    model = bert.model("fp32")
-    monkeypatch.setattr(model, "multi_label", True)
-    with pytest.raises(UserError, match="is multi-label"):
-        predicted_labels(model, [Example("en", "negative", "x")])
