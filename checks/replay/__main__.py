@@ -20,8 +20,8 @@ from pathlib import Path
 from checks.replay.comparison import differences
 from checks.replay.corpus import CORPUS, GUARDED
 from checks.replay.corpus.guarded import GUARDED_FLAGS
+from checks.replay.raw_request import RawRequest
 from checks.replay.recording import Recording, read, recorded, write
-from checks.replay.request import Request
 
 
 def main() -> int:
@@ -52,7 +52,7 @@ def main() -> int:
     return 1 if found else 0
 
 
-def _answers(source: str, requests: list[Request]) -> Recording:
+def _answers(source: str, requests: list[RawRequest]) -> Recording:
     return recorded(source, requests) if source.startswith("http://") else read(Path(source))
 
 

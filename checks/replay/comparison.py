@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from checks.replay.recording import NUMBER, Record, RecordedAnswer, Recording, shortened
+from checks.replay.recording import NUMBER, RecordedAnswer, RecordedExchange, Recording, shortened
 
 LENGTH = re.compile("content-length:", re.IGNORECASE)
 SHOWN = 300  # characters of a difference
@@ -25,7 +25,9 @@ def differences(before: Recording, after: Recording, *, tolerance: float = 0.0) 
             yield "\n".join([name, *(f"  {line}" for line in found)])
 
 
-def _of_record(before: Record, after: Record, tolerance: float) -> Iterator[str]:
+def _of_record(
+    before: RecordedExchange, after: RecordedExchange, tolerance: float
+) -> Iterator[str]:
     if before["connection"] != after["connection"]:
         yield from _change("connection", before["connection"], after["connection"])
     if len(before["answers"]) != len(after["answers"]):

@@ -16,8 +16,8 @@ from typing import NotRequired
 import brotli
 from typing_extensions import TypedDict
 
-from checks.replay.exchange import Answer, Exchange, exchange
-from checks.replay.request import Request
+from checks.replay.raw_request import RawRequest
+from checks.replay.sending import RawAnswer, RawExchange, send
 
 LONG = 2_000  # longer bodies are kept as digests
 MASK = "#"
@@ -60,22 +60,22 @@ class RecordedAnswer(TypedDict):
     long_body: NotRequired[Digest]
 
 
-class Record(TypedDict):
+class RecordedExchange(TypedDict):
     """All answers to one request, and what became of the connection after them."""
 
     answers: list[RecordedAnswer]
     connection: str
 
 
-Recording = dict[str, Record]  # by the names of the requests
+Recording = dict[str, RecordedExchange]  # by the names of the requests
 
 
-def recorded(url: str, requests: Iterable[Request]) -> Recording:
+def recorded(url: str, requests: Iterable[RawRequest]) -> Recording:
     """Send each request to a server and record what it answers."""
-    return {one.name: _record(exchange(url, one)) for one in requests}
+    return {one.name: _record(send(url, one)) for one in requests}
 
 
-def _record(one: Exchange) -> Record:
+def _record(one: RawExchange) -> RecordedExchange:
     return {
         "answers": [_recorded(one.request, answer) for answer in one.answers],
         "connection": one.connection,
@@ -120,7 +120,7 @@ def read(file: Path) -> Recording:
     }
 
 
-def _recorded(request: Request, answer: Answer) -> RecordedAnswer:
+def _recorded(request: RawRequest, answer: RawAnswer) -> RecordedAnswer:
     text = _text(answer)
     made_id = MADE_ID.search(answer.header("x-request-id") or text)
     if made_id:
@@ -144,7 +144,7 @@ def _recorded(request: Request, answer: Answer) -> RecordedAnswer:
     return {"status": status, "headers": headers, "body": text}
 
 
-def _text(answer: Answer) -> str:
+def _text(answer: RawAnswer) -> str:
     """The body, decompressed and without what differs from run to run."""
     body = answer.body
     match answer.header("content-encoding") if body else "":

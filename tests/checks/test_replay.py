@@ -9,9 +9,9 @@ import pytest
 
 from checks.replay.__main__ import main
 from checks.replay.comparison import differences
-from checks.replay.exchange import exchange
-from checks.replay.recording import LONG, Record, read, write
-from checks.replay.request import request
+from checks.replay.raw_request import request
+from checks.replay.recording import LONG, RecordedExchange, read, write
+from checks.replay.sending import send
 
 BODY = '{"label": "positive", "score": 0.95}'
 
@@ -22,7 +22,7 @@ def _record(
     status: str = "HTTP/1.1 200 OK",
     headers: tuple[str, ...] = ("content-type: application/json", "x-a: 1"),
     connection: str = "kept",
-) -> Record:
+) -> RecordedExchange:
     lengthened = [*headers, f"content-length: {len(body)}"]
     answer = {"status": status, "headers": lengthened, "body": body}
     return {"answers": [answer], "connection": connection}  # type: ignore[list-item]
@@ -42,7 +42,7 @@ def _record(
     ],
 )
 @pytest.mark.parametrize("tolerance", [0.0, 1e-4])
-def test_a_changed_answer_is_found(after: Record, what: str, tolerance: float) -> None:
+def test_a_changed_answer_is_found(after: RecordedExchange, what: str, tolerance: float) -> None:
     """A change of status, body, headers, or the connection, is described."""
     (found,) = differences({"a": _record()}, {"a": after}, tolerance=tolerance)
     assert found.startswith(f"a\n  {what}")
@@ -132,7 +132,7 @@ def test_all_that_a_server_sends_is_read(
         thread = threading.Thread(target=answer)
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        found = exchange(url, request("a", "GET /"))
+        found = send(url, request("a", "GET /"))
         thread.join()
     assert [(one.status, one.body) for one in found.answers] == answers
     assert found.connection == outcome
@@ -140,8 +140,8 @@ def test_all_that_a_server_sends_is_read(
 
 def test_a_silent_server_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that does not answer holds up the replay for a limited time only."""
-    monkeypatch.setattr("checks.replay.exchange.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("checks.replay.sending.TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        found = exchange(url, request("a", "GET /"))
+        found = send(url, request("a", "GET /"))
     assert (found.answers, found.connection) == ([], "silent for 0.1 s")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import brotli
 
-from checks.replay.request import JSON, Request, chunked, post, raw, request
+from checks.replay.raw_request import JSON, RawRequest, chunked, post, raw, request
 
 LOVE = b'{"inputs": "I love this!"}'
 MAX_BYTES = 2_097_152
@@ -105,12 +105,12 @@ MEDIA_TYPES = {
 }
 
 
-def _in_chunks(name: str, body: bytes, *headers: str, incomplete: bool = False) -> Request:
+def _in_chunks(name: str, body: bytes, *headers: str, incomplete: bool = False) -> RawRequest:
     usual = ["host: replay", "x-request-id: own", JSON, "transfer-encoding: chunked"]
     return raw(f"chunks: {name}", "POST /classify", [*usual, *headers], body, incomplete=incomplete)
 
 
-def _length(name: str, length: str, body: bytes, *, incomplete: bool = False) -> Request:
+def _length(name: str, length: str, body: bytes, *, incomplete: bool = False) -> RawRequest:
     headers = ["host: replay", "x-request-id: own", JSON, f"content-length: {length}"]
     return raw(f"content-length: {name}", "POST /classify", headers, body, incomplete=incomplete)
 

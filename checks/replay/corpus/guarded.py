@@ -2,7 +2,7 @@
 
 import json
 
-from checks.replay.request import MODEL, Request, post, request
+from checks.replay.raw_request import MODEL, RawRequest, post, request
 
 KEY, ADMIN_KEY = "replay-key", "replay-admin-key"
 ORIGIN = "https://example.org"
@@ -68,7 +68,7 @@ PREFLIGHTS = {
 BODY = json.dumps({"inputs": ["I love this!"]})
 
 
-def _asked(route: str, name: str, headers: list[str]) -> Request:
+def _asked(route: str, name: str, headers: list[str]) -> RawRequest:
     body = "" if route.startswith(("POST", "PUT")) else None
     return request(f"{route}, {name}", route, headers, body)
 

@@ -1,6 +1,6 @@
 """Routes, methods, paths and headers."""
 
-from checks.replay.request import JSON, LOVE, MODEL, OWN_ID, Request, post, raw, request
+from checks.replay.raw_request import JSON, LOVE, MODEL, OWN_ID, RawRequest, post, raw, request
 
 VLLM = '{"input": "I love this!"}'
 ROUTES = [
@@ -150,7 +150,7 @@ REQUESTS = [
         for version in ("HTTP/0.9", "HTTP/1.2", "HTTP/2.0", "HTTP/3.0", "HTTP/9.9")
     ),
     *(
-        Request(f"preface of HTTP/2: {name}", b"PRI * HTTP/2.0\r\n" + rest)
+        RawRequest(f"preface of HTTP/2: {name}", b"PRI * HTTP/2.0\r\n" + rest)
         for name, rest in {
             "first lines": b"\r\n",
             "whole": b"\r\nSM\r\n\r\n",
@@ -159,7 +159,7 @@ REQUESTS = [
         }.items()
     ),
     *(
-        Request(f"bytes: {name}", data, incomplete=True)
+        RawRequest(f"bytes: {name}", data, incomplete=True)
         for name, data in {
             "nothing": b"",
             "empty lines": b"\r\n\r\n\r\n",
@@ -209,7 +209,7 @@ REQUESTS = [
     request("HEAD with a body", "HEAD /info", [JSON], LOVE),
     raw("POST /health without a length", "POST /health", BARE),
     *(
-        Request(f"pipelined: {name}", one.data + NEXT)
+        RawRequest(f"pipelined: {name}", one.data + NEXT)
         for name, one in {
             "health": request("", "GET /health"),
             "classify": post("", "/classify", LOVE),
@@ -220,7 +220,7 @@ REQUESTS = [
             "too long": request("", "POST /classify", [JSON], b"x" * 2_097_153),
         }.items()
     ),
-    Request("pipelined: then nonsense", request("", "GET /health").data + b"nonsense\r\n\r\n"),
-    Request("pipelined: empty line between", post("", "/classify", LOVE).data + b"\r\n" + NEXT),
-    Request("pipelined: ten", post("", "/classify", LOVE).data * 10),
+    RawRequest("pipelined: then nonsense", request("", "GET /health").data + b"nonsense\r\n\r\n"),
+    RawRequest("pipelined: empty line between", post("", "/classify", LOVE).data + b"\r\n" + NEXT),
+    RawRequest("pipelined: ten", post("", "/classify", LOVE).data * 10),
 ]

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from checks.replay.request import GOOD, MODEL, Request, post_value, request
+from checks.replay.raw_request import GOOD, MODEL, RawRequest, post_value, request
 
 INFER = f"/v2/models/{MODEL}/infer"
 LENGTH = "inference-header-content-length"
@@ -127,7 +127,7 @@ def binary(
     length: str | None = None,
     headers: Sequence[str] = (),
     parameters: dict[str, Any] | None = None,
-) -> Request:
+) -> RawRequest:
     """A request whose texts follow the JSON as bytes."""
     given = {"binary_data_size": len(elements) if size is None else size}
     one = {"name": "text", "datatype": "BYTES", "shape": [texts], "parameters": given}

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 
 from checks.replay.corpus.bodies import broken_compressions, compressions
-from checks.replay.request import Request, chunked, raw, request
+from checks.replay.raw_request import RawRequest, chunked, raw, request
 
 STREAM = "POST /classify/stream"
 MEDIA_TYPE = "content-type: application/x-ndjson"
@@ -94,12 +94,12 @@ QUERIES = [
 ]  # fmt: skip
 
 
-def _stream(name: str, body: bytes, *headers: str, query: str = "") -> Request:
+def _stream(name: str, body: bytes, *headers: str, query: str = "") -> RawRequest:
     target = STREAM + (f"?{query}" if query else "")
     return request(f"stream: {name}", target, [MEDIA_TYPE, *headers], body)
 
 
-def _in_chunks(name: str, headers: Sequence[str], body: bytes) -> Request:
+def _in_chunks(name: str, headers: Sequence[str], body: bytes) -> RawRequest:
     usual = ["host: replay", "x-request-id: own", MEDIA_TYPE, "transfer-encoding: chunked"]
     return raw(f"stream in chunks: {name}", STREAM, [*usual, *headers], body)
 

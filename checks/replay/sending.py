@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from checks.replay.request import Request
+from checks.replay.raw_request import RawRequest
 
 TIMEOUT_S = 20.0
 CUT_OFF = "cut off"
@@ -17,7 +17,7 @@ PROBE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RawAnswer:
     """One HTTP answer. ``body`` is without the framing of chunks."""
 
     status: str  # the status line; says so if the answer was cut off
@@ -30,15 +30,15 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class RawExchange:
     """All answers to one request, interim ones included, and what became of the connection."""
 
-    request: Request
-    answers: list[Answer]
+    request: RawRequest
+    answers: list[RawAnswer]
     connection: str  # kept, closed, or what went wrong
 
 
-def exchange(url: str, request: Request) -> Exchange:
+def send(url: str, request: RawRequest) -> RawExchange:
     """Send the request on a new connection, and read the answers until the connection closes."""
     address = urlsplit(url)
     with socket.create_connection((address.hostname, address.port), TIMEOUT_S) as connection:
@@ -60,7 +60,7 @@ def exchange(url: str, request: Request) -> Exchange:
     if answers and answers[-1].header("x-request-id") == PROBE_ID.decode():
         answers.pop()
         outcome = "kept"
-    return Exchange(request, answers, outcome)
+    return RawExchange(request, answers, outcome)
 
 
 def _send(connection: socket.socket, data: bytes) -> None:
@@ -73,7 +73,7 @@ class _Reader:
     """Cuts what arrives into answers."""
 
     def __init__(self, connection: socket.socket, *, head_only: bool) -> None:
-        self.answers: list[Answer] = []
+        self.answers: list[RawAnswer] = []
         self._connection = connection
         self._received = b""
         self._head_only = head_only  # the next final answer has no body
@@ -87,23 +87,23 @@ class _Reader:
                 self._head_only = False
                 return True
         if self._received:
-            self.answers.append(Answer(CUT_OFF, [], self._received))
+            self.answers.append(RawAnswer(CUT_OFF, [], self._received))
             self._received = b""
         return False
 
-    def _read_answer(self) -> Answer | None:
+    def _read_answer(self) -> RawAnswer | None:
         head = self._until(b"\r\n\r\n")
         if head is None:
             return None
         status, *lines = head.decode("latin-1").split("\r\n")
         named = (line.partition(":") for line in lines)
-        answer = Answer(status, [(name, value.strip()) for name, _, value in named], b"")
+        answer = RawAnswer(status, [(name, value.strip()) for name, _, value in named], b"")
         body = self._body(answer)
         if body is None:
             status, body, self._received = f"{status} ({CUT_OFF})", self._received, b""
-        return Answer(status, answer.headers, body)
+        return RawAnswer(status, answer.headers, body)
 
-    def _body(self, answer: Answer) -> bytes | None:
+    def _body(self, answer: RawAnswer) -> bytes | None:
         if self._head_only or re.match(r"HTTP/1\.[01] (1|204|304)", answer.status):
             return b""
         if answer.header("transfer-encoding") == "chunked":

@@ -14,7 +14,7 @@ LOVE = f'{{"inputs": "{GOOD}"}}'
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RawRequest:
     """The bytes to send on a connection of their own.
 
     If ``incomplete``, the client ends its sending side after them. Otherwise it asks a second time
@@ -31,7 +31,7 @@ def request(
     line: str,
     headers: Sequence[str] = (),
     body: bytes | str | None = None,
-) -> Request:
+) -> RawRequest:
     """A request with the usual headers: host, the client's own request id, and the body's length.
 
     ``line`` is ``METHOD target``, with the version unless it is HTTP/1.1. In ``line`` and
@@ -48,19 +48,19 @@ def request(
 
 def raw(
     name: str, line: str, headers: Sequence[str], body: bytes = b"", *, incomplete: bool = False
-) -> Request:
+) -> RawRequest:
     """A request with exactly these headers."""
     version = "" if re.search(r" HTTP/[0-9.]+$", line) else " HTTP/1.1"
     head = "".join(f"{one}\r\n" for one in (line + version, *headers, ""))
-    return Request(name, head.encode("latin-1") + body, incomplete)
+    return RawRequest(name, head.encode("latin-1") + body, incomplete)
 
 
-def post(name: str, target: str, body: bytes | str, *headers: str) -> Request:
+def post(name: str, target: str, body: bytes | str, *headers: str) -> RawRequest:
     """A POST of JSON."""
     return request(name, f"POST {target}", [JSON, *headers], body)
 
 
-def post_value(name: str, target: str, value: Any) -> Request:
+def post_value(name: str, target: str, value: Any) -> RawRequest:
     """A POST of this value as JSON in ASCII."""
     return post(name, target, json.dumps(value))
 
