@@ -17,7 +17,7 @@ import brotli
 from typing_extensions import TypedDict
 
 from checks.replay.raw_request import RawRequest
-from checks.replay.sending import RawAnswer, RawExchange, send
+from checks.replay.sending import RawAnswer, send
 
 LONG = 2_000  # longer bodies are kept as digests
 MASK = "#"
@@ -72,14 +72,12 @@ Recording = dict[str, RecordedExchange]  # by the names of the requests
 
 def recorded(url: str, requests: Iterable[RawRequest]) -> Recording:
     """Send each request to a server and record what it answers."""
-    return {one.name: _record(send(url, one)) for one in requests}
-
-
-def _record(one: RawExchange) -> RecordedExchange:
-    return {
-        "answers": [_recorded(one.request, answer) for answer in one.answers],
-        "connection": one.connection,
-    }
+    recording: Recording = {}
+    for request in requests:
+        answers, connection = send(url, request)
+        kept = [_recorded(request, answer) for answer in answers]
+        recording[request.name] = {"answers": kept, "connection": connection}
+    return recording
 
 
 def shortened(answer: RecordedAnswer) -> RecordedAnswer:

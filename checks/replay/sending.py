@@ -29,17 +29,13 @@ class RawAnswer:
         return next((value for known, value in self.headers if known.lower() == name), "")
 
 
-@dataclass(frozen=True, slots=True)
-class RawExchange:
-    """All answers to one request, interim ones included, and what became of the connection."""
+def send(url: str, request: RawRequest) -> tuple[list[RawAnswer], str]:
+    """Send the request on a new connection, and read the answers until the connection closes.
 
-    request: RawRequest
-    answers: list[RawAnswer]
-    connection: str  # kept, closed, or what went wrong
-
-
-def send(url: str, request: RawRequest) -> RawExchange:
-    """Send the request on a new connection, and read the answers until the connection closes."""
+    Returns:
+        All answers, interim ones included, and what became of the connection: kept, closed, or
+        what went wrong.
+    """
     address = urlsplit(url)
     with socket.create_connection((address.hostname, address.port), TIMEOUT_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -60,7 +56,7 @@ def send(url: str, request: RawRequest) -> RawExchange:
     if answers and answers[-1].header("x-request-id") == PROBE_ID.decode():
         answers.pop()
         outcome = "kept"
-    return RawExchange(request, answers, outcome)
+    return answers, outcome
 
 
 def _send(connection: socket.socket, data: bytes) -> None:

@@ -26,7 +26,7 @@ Part = Literal["api", "resolve", "cdn"]
 
 
 @dataclass(frozen=True)
-class Request:
+class HubRequest:
     """What a client asked; ``name`` is the file, for all but the API."""
 
     method: str
@@ -48,7 +48,7 @@ class Repository:
 
 
 @dataclass
-class Fault:
+class HubFault:
     """An answer instead of the right one, ``times`` times."""
 
     part: Part | None
@@ -72,10 +72,10 @@ class Hub:
 
     def __init__(self, port: int = 0) -> None:
         self.repositories: dict[str, Repository] = {}
-        self.requests: list[Request] = []
+        self.requests: list[HubRequest] = []
         self.tokens: set[str] = set()  # others are refused
         self.uploads: Uploads | None = None  # without it, nobody may push
-        self._faults: list[Fault] = []
+        self._faults: list[HubFault] = []
         self._cuts: list[Cut] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -123,7 +123,7 @@ class Hub:
         headers: dict[str, str] | None = None,
     ) -> None:
         """Answer requests for this part or file with an error."""
-        self._faults.append(Fault(part, name, status, headers or {}, times))
+        self._faults.append(HubFault(part, name, status, headers or {}, times))
 
     def cut(self, name: str, *, times: float = 1, halt: bool = False) -> None:
         """Close the connection in the middle of a file, or keep it and send no more."""
@@ -134,7 +134,7 @@ class Hub:
         seen = [r for r in self.requests if r.method == "GET" and r.part != "api"]
         return [request.name for request in seen]
 
-    def take_fault(self, request: Request) -> Fault | None:
+    def take_fault(self, request: HubRequest) -> HubFault | None:
         """Note the request; the fault it meets, if any."""
         with self._lock:
             self.requests.append(request)
@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
             part, name = ("api", "") if api else ("resolve", unquote(found[3]))
         else:
             return self._refuse(404)
-        request = Request(
+        request = HubRequest(
             self.command, path, part, name, self.headers["Range"], self.headers["Authorization"]
         )
         if fault := hub.take_fault(request):
