@@ -73,7 +73,11 @@ def _classify(
 def _started(
     *arguments: str | Path, command: Sequence[str] = SLOW_COMMAND, **options: Any
 ) -> "Iterator[subprocess.Popen[str]]":
-    usual = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, "env": environment()}
+    usual: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stderr": subprocess.PIPE,
+        "env": environment(),
+    }
     with subprocess.Popen(
         [*command, "classify", *map(str, arguments)], cwd=ROOT, text=True, **(usual | options)
     ) as process:

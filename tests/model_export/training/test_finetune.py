@@ -20,9 +20,9 @@ from model_export.training import seed_run as run_module
 from model_export.training.finetune import finetune, training_preprocessing
 from model_export.training.recipe import Recipe
 from model_export.training.training_data import tokenise, without_leaks
-from tests.support.bertweet import make_bertweet
 from tests.support.checkpoints import make_checkpoint, silent
-from tests.support.small_disk import run_on_small_disk
+from tests.support.model_export.bertweet import make_bertweet
+from tests.support.model_export.small_disk import run_on_small_disk
 
 Weights = dict[str, torch.Tensor]
 WORDS = {"negative": ["bad", "worse", "late"], "neutral": ["bus", "desk", "soup"]}
@@ -394,7 +394,7 @@ def test_what_cannot_work_is_refused_before_training(
     _write(tmp_path / "two-labels.tsv", kept)
     shutil.copytree(copied.base, tmp_path / "gpt")
     (tmp_path / "gpt" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    changes = {
+    changes: dict[str, Any] = {
         name: [tmp_path / one for one in value] if name == "train" else tmp_path / value
         for name, value in changed.items()
     }
