@@ -18,7 +18,7 @@ from app.config.sources import load_settings
 from app.engine.model.bundle import Bundle
 from app.errors import UserError
 from tests.support.checkpoints import Exported, exported
-from tests.support.hub import Hub
+from tests.support.model_export.hub import Hub
 from tests.support.serving import COMMAND, ROOT, environment
 
 REPO = "acme/tiny-sentiment"

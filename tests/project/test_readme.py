@@ -18,7 +18,7 @@ from app.engine.model.bundle import Bundle
 from app.errors import ServiceError
 from model_export.cli import main as sentiment_export
 from tests.support.checkpoints import CORPUS, make_checkpoint, make_twitter_roberta
-from tests.support.hub import Hub
+from tests.support.model_export.hub import Hub
 from tests.support.serving import ROOT, Process, environment
 from tests.support.tiny_bundle import LABELS
 

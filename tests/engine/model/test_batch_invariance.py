@@ -13,7 +13,7 @@ from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
 from app.errors import InferenceFailed
 from tests.support.checkpoints import ARCHITECTURES, MAX_TOKENS, PRECISIONS, exported
-from tests.support.graphs import VOCABULARY
+from tests.support.model_export.graphs import VOCABULARY
 
 # The embedded model is read at whatever length, but a test has no time for 512 tokens.
 LONGEST_EMBEDDED = 96

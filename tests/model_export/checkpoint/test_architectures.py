@@ -17,7 +17,7 @@ from model_export.checkpoint.describe import describe
 from model_export.checkpoint.weights import check_fit, fit
 from model_export.export import export
 from tests.support.checkpoints import CORPUS, assert_like_transformers, make_checkpoint, silent
-from tests.support.published import PUBLISHED, make_published
+from tests.support.model_export.published import PUBLISHED, make_published
 
 EXAMPLES = [known.example for known in ARCHITECTURES.values()]
 DOCUMENT = Path(__file__).parents[3] / "docs/architectures.md"

@@ -28,8 +28,8 @@ from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.checkpoint.describe import describe
 from model_export.checkpoint.fast_tokenizer.tokenizer import load_tokenizer
 from model_export.export import export
-from tests.support.bertweet import make_bertweet
 from tests.support.checkpoints import CORPUS, silent
+from tests.support.model_export.bertweet import make_bertweet
 
 WORDS = """
 hello don't can't cannot ain't I'm they're we've he'd I'll it’s isn't rock'n'roll 'tis x--y a_b

@@ -17,7 +17,7 @@ import pytest
 
 from app.errors import UserError
 from model_export.checkpoint.source import find_checkpoint, origin
-from tests.support.hub import Hub, Part
+from tests.support.model_export.hub import Hub, Part
 
 ROOT = Path(__file__).parents[3]
 REPO = "acme/tiny-sentiment"

@@ -13,7 +13,7 @@ from model_export.graph.encoder_layers import find_layers
 from model_export.graph.linear import NotRecognised
 from model_export.graph.passes.first_token import keep_first_token
 from tests.support.checkpoints import HIDDEN_SIZE
-from tests.support.graphs import random_encodings, run, session
+from tests.support.model_export.graphs import random_encodings, run, session
 
 
 def _shortened(plain: Path) -> ir.Model:

@@ -1,6 +1,6 @@
 """The graphs of every architecture: their logits, their bits in any batch, what was done to them.
 
-The checkpoints are those of tests/support/published.py. test_batch_invariance.py and the tests of
+The checkpoints are those of published.py. test_batch_invariance.py and the tests of
 the single passes examine RoBERTa, XLM-RoBERTa, BERT and DistilBERT in more detail.
 """
 
@@ -27,8 +27,8 @@ from model_export.export import WRITERS
 from model_export.graph.linear import as_linear
 from model_export.graph.variants import export_graph
 from model_export.quality.layer_parity import layer_parity
-from tests.support.graphs import name_of, random_encodings, run, session
-from tests.support.published import make_published
+from tests.support.model_export.graphs import name_of, random_encodings, run, session
+from tests.support.model_export.published import make_published
 
 TOLERANCE = parity.TOLERANCE | {"fp32": 1e-4}  # of logits that vary by about 1
 # What is computed once per batch, or for one row of each text, or for narrow embeddings.

@@ -33,7 +33,7 @@ from tests.support.checkpoints import (
     random_model,
     save_model,
 )
-from tests.support.graphs import name_of, random_encodings, run, session, source_of
+from tests.support.model_export.graphs import name_of, random_encodings, run, session, source_of
 
 matrices = arrays(
     np.float32,

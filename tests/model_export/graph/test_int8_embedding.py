@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 from app.errors import UserError
 from model_export.graph.passes.int8_embedding import quantize_word_embedding
 from tests.support.checkpoints import Exported
-from tests.support.graphs import random_encodings, run, session
+from tests.support.model_export.graphs import random_encodings, run, session
 
 
 def test_the_word_table_it_is_and_rows_are_off_by_half_a_step(made: Exported) -> None:

@@ -10,7 +10,7 @@ from model_export.graph.encoder_layers import find_layers
 from model_export.graph.linear import NotRecognised
 from model_export.graph.passes.first_token import keep_first_token
 from model_export.graph.passes.padding import drop_padding
-from tests.support.graphs import random_encodings, run, session
+from tests.support.model_export.graphs import random_encodings, run, session
 
 
 def _shortened(plain: Path, *, padded: bool) -> ir.Model:

@@ -2,7 +2,7 @@
 
 By hand, to follow the README without the real hub::
 
-    python -m tests.support.hub cardiffnlp/twitter-roberta-base-sentiment-latest=path/to/checkpoint
+    python -m tests.support.model_export.hub ORG/NAME=path/to/checkpoint
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, cast
 from urllib.parse import unquote, urlsplit
 
-from tests.support.hub_uploads import Uploads
+from tests.support.model_export.hub_uploads import Uploads
 
 # Large files are handed out by another host, after a redirect.
 LARGE = (".safetensors", ".bin", ".h5", ".msgpack", ".onnx", ".model")
@@ -339,7 +339,7 @@ def _etag(path: Path) -> str:
 def main() -> None:
     """Serve directories until interrupted, and say how to use them."""
     parser = argparse.ArgumentParser(
-        "python -m tests.support.hub", description=__doc__.splitlines()[0]
+        "python -m tests.support.model_export.hub", description=__doc__.splitlines()[0]
     )
     parser.add_argument("models", nargs="+", metavar="[ORG/NAME=]DIRECTORY")
     parser.add_argument("--port", type=int, default=0, help="(default: any)")
