@@ -11,11 +11,8 @@ from huggingface_hub.file_download import repo_folder_name
 from app.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, Precision
 from app.errors import UserError
 from model_export.atomic_directory import atomic_directory
-from model_export.checkpoint.hub import explain, is_outage, with_retries
+from model_export.checkpoint.hub import FAILURES, explain, is_outage, with_retries
 from model_export.output import BUNDLE_FILES, check_bundle_output, is_bundle
-
-# What the hub's client raises.
-FAILURES = (OSError, ValueError, RuntimeError, KeyError, TypeError)
 
 
 def fetch_bundle(

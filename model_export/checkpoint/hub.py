@@ -20,6 +20,8 @@ from huggingface_hub.errors import (
 
 from app.errors import first_line
 
+# What the hub's client raises, the last three where an answer is not that of a hub.
+FAILURES = (OSError, RuntimeError, ValueError, KeyError, TypeError)
 TRIES = 5
 MAX_WAIT_S = 60.0
 

@@ -12,7 +12,7 @@ from huggingface_hub.utils._validators import validate_repo_id
 
 from app.errors import UserError
 from model_export.checkpoint.config import check_task, read_config
-from model_export.checkpoint.hub import explain, is_outage, with_retries
+from model_export.checkpoint.hub import FAILURES, explain, is_outage, with_retries
 from model_export.checkpoint.layout import CONFIG_FILE, choose_files, shards
 
 CACHED = "models--"  # a hub cache names a model's directory models--ORG--NAME
@@ -97,7 +97,7 @@ def _of_hub(repo_id: str, revision: str) -> Path:
         path = fetch(weights)
         for name in shards(path):
             fetch(name)
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+    except FAILURES as error:
         why = explain(error, repo_id, revision)
         # Once the hub has named a commit, an older copy must not stand in for it.
         if commit is None and is_outage(error):
