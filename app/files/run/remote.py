@@ -57,7 +57,9 @@ class RemoteClassifier:
                 yield chunk, results
 
 
-def _result(text: Text, outcomes: Iterator[Outcome], advance: Callable[[int], object]) -> ResultItem:
+def _result(
+    text: Text, outcomes: Iterator[Outcome], advance: Callable[[int], object]
+) -> ResultItem:
     outcome = next(outcomes) if isinstance(text, str) else text
     advance(1)
     if isinstance(outcome, ServiceError):

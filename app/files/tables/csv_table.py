@@ -8,18 +8,8 @@ from itertools import islice
 from typing import Any
 
 from app.errors import CannotContinue, InvalidRequest, UserError
-from app.files.tables.table import (
-    START,
-    Chunk,
-    Place,
-    Table,
-    TableSource,
-    Text,
-    check_names,
-    column_index,
-    split_into_chunks,
-)
-from app.files.tables.text_files import MAX_FIELD_CHARS, TextFile, check_is_utf8
+from app.files.tables.table import TableSource, Text, check_names, column_index
+from app.files.tables.text_files import MAX_FIELD_CHARS, TextFile, TextTable, check_is_utf8
 
 OTHER_DELIMITERS = (";", "\t", "|")
 # The cells at the beginning of a row that are as they must be, each with the comma behind it.
@@ -28,37 +18,35 @@ LINE_END = re.compile(r"\r\n|\r|\n")
 csv.field_size_limit(MAX_FIELD_CHARS)
 
 
-class CsvTable(Table):
+class CsvTable(TextTable):
     """A file of comma-separated values in UTF-8 with a header. Blank lines are skipped.
 
     The whole file is read once before its first chunk: a quote that is not closed must be found
     before hours of work, and not after them.
     """
 
+    newline = ""
+
     def __init__(self, path: TableSource, column: str) -> None:
         check_is_utf8(path)
-        self._path = path
+        self.path = path
         with TextFile(path, "") as file:
             _check_delimiter(path, file.readline(MAX_FIELD_CHARS), column)
         with TextFile(path, "") as file:
-            rows = self._rows(file)
-            _, header = next(rows, (0, []))
-            if not header:
-                raise UserError(
-                    f"{path} is empty; a CSV file must begin with the names of its columns"
-                )
-            check_names(header, path)
-            super().__init__(header, dict.fromkeys(header, str))
-            self._text_index = column_index(column, header, path)
-            self._below_header = file.place(0)
+            _, header = next(self._lines(file), (0, []))
+        if not header:
+            raise UserError(f"{path} is empty; a CSV file must begin with the names of its columns")
+        check_names(header, path)
+        super().__init__(header, dict.fromkeys(header, str))
+        self._text_index = column_index(column, header, path)
         self.ends = [chunk.end for chunk in self.chunks() if chunk.end]
 
-    def chunks(self, start: Place = START) -> Iterator[Chunk]:
-        start = self._below_header if start == START else start
-        with TextFile(self._path, "", start) as file:
-            read = self._rows(file, start.lines)
-            rows = ((*self._checked(row, line), sum(map(len, row))) for line, row in read)
-            yield from split_into_chunks(rows, lambda done: file.place(start.rows + done))
+    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[list[str], Text, int]]:
+        rows = self._lines(file, lines)
+        if not lines:
+            next(rows, None)  # the header
+        for line, row in rows:
+            yield *self._checked(row, line), sum(map(len, row))
 
     def records(self, rows: list[list[str]]) -> list[dict[str, Any]]:
         return [dict(zip(self.columns, row, strict=True)) for row in rows]
@@ -66,7 +54,7 @@ class CsvTable(Table):
     def cells(self, rows: list[list[str]]) -> list[list[Any]]:
         return rows
 
-    def _rows(self, file: TextFile, lines: int = 0) -> Iterator[tuple[int, list[str]]]:
+    def _lines(self, file: TextFile, lines: int = 0) -> Iterator[tuple[int, list[str]]]:
         """Each row that is not blank, with the number of its last line.
 
         ``lines`` lines are before them.
@@ -88,14 +76,14 @@ class CsvTable(Table):
 
     def _fault(self, first: int, last: int, error: csv.Error) -> CannotContinue:
         """What is wrong with the row in the lines from ``first`` to ``last``."""
-        with TextFile(self._path, "") as file:
+        with TextFile(self.path, "") as file:
             row = "".join(islice(file, first - 1, last))
         begin = SOUND_CELLS.match(row).end()  # type: ignore[union-attr]  # it matches any text
         line = first + len(LINE_END.findall(row[:begin]))
         if not row.startswith('"', begin):
-            return CannotContinue(f"{self._path}, line {line}: {error}")
+            return CannotContinue(f"{self.path}, line {line}: {error}")
         return CannotContinue(
-            f"{self._path}, line {line}: the quote that opens here is not closed as it must be "
+            f"{self.path}, line {line}: the quote that opens here is not closed as it must be "
             f"(line {last}: {error}); a quote must end its cell, and quotes inside must be doubled"
         )
 

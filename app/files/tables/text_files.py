@@ -4,11 +4,12 @@ import codecs
 import io
 import re
 import shlex
+from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 from app.errors import UserError
-from app.files.tables.table import START, Place, TableSource
+from app.files.tables.table import START, Chunk, Place, Table, TableSource, Text, split_into_chunks
 from app.files.tables.unicode import NOT_UTF8
 
 # Of a line or a cell. A longer one means another kind of file.
@@ -133,6 +134,22 @@ class TextFile:
     def place(self, rows: int) -> Place:
         """Where the next line begins, after ``rows`` rows."""
         return Place(rows, self._bytes, self._lines)
+
+
+class TextTable(Table):
+    """The rows of a file of text at ``path``."""
+
+    path: TableSource
+    newline = "\n"  # as for ``TextFile``
+
+    @abstractmethod
+    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[Any, Text, int]]:
+        """Each row, its text and its number of characters; ``lines`` lines are before them."""
+
+    def chunks(self, start: Place = START) -> Iterator[Chunk]:
+        with TextFile(self.path, self.newline, start) as file:
+            rows = self.read_rows(file, start.lines)
+            yield from split_into_chunks(rows, lambda done: file.place(start.rows + done))
 
 
 def read_lines(source: TextFile | TextIO, max_chars: int) -> Iterator[str]:

@@ -18,7 +18,13 @@ from app.files.tables.table import (
     column_index,
     split_into_chunks,
 )
-from app.files.tables.text_files import MAX_FIELD_CHARS, TextFile, check_is_utf8, read_lines
+from app.files.tables.text_files import (
+    MAX_FIELD_CHARS,
+    TextFile,
+    TextTable,
+    check_is_utf8,
+    read_lines,
+)
 
 INT64_MAX = 2**63 - 1
 
@@ -33,19 +39,17 @@ class _TextColumn(Table):
         return [{"text": text} for text in rows]
 
 
-class LinesTable(_TextColumn):
+class LinesTable(_TextColumn, TextTable):
     """A file with a text in each line."""
 
     def __init__(self, path: TableSource) -> None:
         super().__init__()
         check_is_utf8(path)
-        self._path = path
+        self.path = path
         self.ends = [chunk.end for chunk in self.chunks() if chunk.end]
 
-    def chunks(self, start: Place = START) -> Iterator[Chunk]:
-        with TextFile(self._path, "\n", start) as file:
-            rows = ((line, line, len(line)) for line in read_lines(file, MAX_FIELD_CHARS))
-            yield from split_into_chunks(rows, lambda done: file.place(start.rows + done))
+    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[str, Text, int]]:
+        return ((line, line, len(line)) for line in read_lines(file, MAX_FIELD_CHARS))
 
 
 class TextStream(_TextColumn):
@@ -61,7 +65,7 @@ class TextStream(_TextColumn):
         return split_into_chunks(rows, lambda _: None, self._chunk_rows)
 
 
-class JsonlTable(Table):
+class JsonlTable(TextTable):
     """A file with a JSON object in each line. Blank lines are skipped.
 
     The file is read twice: all columns must be known before the first row is written.
@@ -69,7 +73,7 @@ class JsonlTable(Table):
 
     def __init__(self, path: TableSource, column: str) -> None:
         check_is_utf8(path)
-        self._path = path
+        self.path = path
         self._column = column
         types: dict[str, type] = {}
         first, objects = "", 0
@@ -92,11 +96,9 @@ class JsonlTable(Table):
             check_names(self.columns, path)
             column_index(column, self.columns, path)
 
-    def chunks(self, start: Place = START) -> Iterator[Chunk]:
-        with TextFile(self._path, "\n", start) as file:
-            lines = self._lines(file, start.lines)
-            rows = ((line, self._text(number, line), len(line)) for number, line in lines)
-            yield from split_into_chunks(rows, lambda done: file.place(start.rows + done))
+    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[str, Text, int]]:
+        for number, line in self._lines(file, lines):
+            yield line, self._text(number, line), len(line)
 
     def records(self, rows: list[str]) -> list[dict[str, Any]]:
         return [_json_object(line) or {} for line in rows]
