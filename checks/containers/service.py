@@ -147,7 +147,7 @@ def hub(engine: Engine) -> str:
     with tempfile.TemporaryDirectory() as checkpoint, ExitStack() as stack:
         (Path(checkpoint) / "config.json").write_text("{}")
         models = (f"acme/bundle={EMBEDDED_BUNDLE}", f"acme/checkpoint={checkpoint}")
-        command = [sys.executable, "-m", "tests.support.hub", *models]
+        command = [sys.executable, "-m", "tests.support.model_export.hub", *models]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         stack.enter_context(process)  # which waits for its end
         stack.callback(process.terminate)
