@@ -93,13 +93,6 @@ def _said(process: "subprocess.Popen[str]") -> str:
     return process.stderr.read()
 
 
-def _pause(process: "subprocess.Popen[str]") -> None:
-    """Stop the process, and wait until it writes nothing more."""
-    process.send_signal(signal.SIGSTOP)
-    state = Path(f"/proc/{process.pid}/stat")
-    eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
-
-
 def _rows(count: int) -> list[tuple[str, str]]:
     return [(str(n), " ".join([WORDS[n % 5]] * (1 + n % 7)).strip()) for n in range(count)]
 
@@ -132,6 +125,17 @@ def _files(source: Path, target: Path, bundle: Path) -> list[str]:
 
 def _parts(output: Path) -> int:
     return len(list(Path(f"{output}.partial").glob("part-*.json")))
+
+
+@contextmanager
+def _paused(source: Path, target: Path, bundle: Path) -> "Iterator[subprocess.Popen[str]]":
+    """A run that writes nothing more after its first parts, until it is sent SIGCONT."""
+    with _started(*_files(source, target, bundle)) as process:
+        eventually(lambda: _parts(target) > 1)
+        process.send_signal(signal.SIGSTOP)
+        state = Path(f"/proc/{process.pid}/stat")
+        eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
+        yield process
 
 
 def test_a_csv_file_to_a_csv_file(bundle: Path, tmp_path: Path) -> None:
@@ -632,9 +636,7 @@ def test_two_runs_into_one_output(bundle: Path, tmp_path: Path) -> None:
     """The second run is refused while the first is alive, with any input and with --resume."""
     first, other = _csv(tmp_path / "a.csv", 3_000), _csv(tmp_path / "b.csv", 2_000)
     target = tmp_path / "out.csv"
-    with _started(*_files(first, target, bundle)) as process:
-        eventually(lambda: _parts(target) > 1)
-        _pause(process)
+    with _paused(first, target, bundle) as process:
         for source, more in ((other, []), (first, []), (first, ["--resume"])):
             done = _classify(*_files(source, target, bundle), *more)
             assert done.returncode == 1
@@ -652,9 +654,7 @@ def test_a_run_that_lost_its_place(bundle: Path, tmp_path: Path) -> None:
     """It stops when its directory was deleted, and adds nothing to the run that came after it."""
     first, other = _csv(tmp_path / "a.csv", 3_000), _csv(tmp_path / "b.csv", 2_000)
     target = tmp_path / "out.csv"
-    with _started(*_files(first, target, bundle)) as process:
-        eventually(lambda: _parts(target) > 1)
-        _pause(process)
+    with _paused(first, target, bundle) as process:
         shutil.rmtree(f"{target}.partial")
         with _started(*_files(other, target, bundle)) as second:
             eventually(lambda: _parts(target) > 1)

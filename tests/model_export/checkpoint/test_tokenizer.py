@@ -5,7 +5,6 @@ The texts mix pieces of sentences in nine languages with signs that tweets, brok
 attackers insert. All sentences were written for this test.
 """
 
-import io
 import json
 import random
 import shutil
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentencepiece import SentencePieceTrainer
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 from transformers import AutoTokenizer
 
@@ -24,6 +22,7 @@ from app.engine.text.preprocessing import normalise_tweet
 from app.engine.text.text_tokenizer import WordCache
 from app.errors import UserError
 from model_export.checkpoint.fast_tokenizer.tokenizer import load_tokenizer
+from tests.support.model_export.published import sentencepiece
 
 SENTENCES = (
     "The ferry left without us, so we ate pancakes on the pier.",
@@ -86,6 +85,7 @@ WORD_PIECE = {
     "distilbert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
     "mpnet": ("<s>", "<pad>", "</s>", "[UNK]", "<mask>"),
 }
+LARGE = {"vocab_size": 280, "character_coverage": 0.9995}
 IN_FRONT = {"control_symbols": "[CLS],[SEP],[MASK]", "pad_id": 0}
 SENTENCEPIECE: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm-roberta": ("sentencepiece.bpe.model", {}),
@@ -133,27 +133,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         pieces.save_model(str(base / family))
     for family, (name, options) in SENTENCEPIECE.items():
-        (base / family / name).write_bytes(_sentencepiece(corpus, **options))
+        sentencepiece(name, corpus, **(LARGE | options))(base / family)
     (base / "deberta-v2" / "added_tokens.json").write_text('{"[MASK]": 280}')
     return base
-
-
-def _sentencepiece(corpus: list[str], **options: Any) -> bytes:
-    """A model trained on one thread, which makes it the same every time."""
-    model = io.BytesIO()
-    usual: dict[str, Any] = {
-        "vocab_size": 280,
-        "normalization_rule_name": "nmt_nfkc",
-        "num_threads": 1,
-    }
-    SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus),
-        model_writer=model,
-        character_coverage=0.9995,
-        minloglevel=2,
-        **(usual | options),
-    )
-    return model.getvalue()
 
 
 def _texts(count: int = 2_000) -> list[str]:
@@ -352,7 +334,7 @@ def test_a_model_file_without_normalisation_is_followed(tmp_path: Path) -> None:
     """A sentencepiece model that keeps every space and form does so as tokenizer.json, too."""
     name, options = SENTENCEPIECE["deberta-v2"]
     plain = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
-    (tmp_path / name).write_bytes(_sentencepiece([*SENTENCES], **(options | plain)))
+    sentencepiece(name, SENTENCES, **(LARGE | options | plain))(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
     (tmp_path / "added_tokens.json").write_text('{"[MASK]": 280}')
     _assert_ids_equal(tmp_path, _texts(500))

@@ -6,7 +6,7 @@ and the kind of tokenizer are those of the public checkpoint.
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,9 @@ def make_published(path: Path, name: str) -> Path:
     return path
 
 
-def sentencepiece(name: str, **options: Any) -> Callable[[Path], None]:
+def sentencepiece(
+    name: str, texts: Sequence[str] = CORPUS * 3, **options: Any
+) -> Callable[[Path], None]:
     """Writes a sentencepiece model. One thread trains it, so it is the same every time."""
 
     def write(path: Path) -> None:
@@ -96,7 +98,7 @@ def sentencepiece(name: str, **options: Any) -> Callable[[Path], None]:
             "num_threads": 1,
         }
         SentencePieceTrainer.train(
-            sentence_iterator=iter(CORPUS * 3),
+            sentence_iterator=iter(texts),
             model_writer=model,
             minloglevel=2,
             **(usual | options),
