@@ -37,7 +37,7 @@ from tests.support.checkpoints import (
     make_checkpoint,
     silent,
 )
-from tests.support.small_disk import run_on_small_disk
+from tests.support.machines.small_disk import run_on_small_disk
 
 ROOT = Path(__file__).parents[2]
 LABELS = ["negative", "neutral", "positive"]

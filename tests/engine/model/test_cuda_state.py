@@ -7,7 +7,7 @@ import pytest
 
 from app.engine.machine import gpu
 from app.engine.machine.gpu import CUDA, CudaGpu, cuda_state
-from tests.support.cuda import fake_libcuda
+from tests.support.machines.cuda import fake_libcuda
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ def run_on_small_disk(
     unshared = ["unshare", "--mount", "--map-root-user", "sh", "-c", _SCRIPT, f"{kilobytes}k"]
     run = subprocess.run(
         [*unshared, directory, *command],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         text=True,
         check=False,
