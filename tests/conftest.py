@@ -16,6 +16,11 @@ from tests.support.tiny_bundle import make_bundle
 
 # So that nothing is measured.
 SET_BY_HAND: dict[str, Any] = {"runners": 2, "threads": 1, "max_batch_tokens": 512}
+FLAGS = [
+    part
+    for name, value in SET_BY_HAND.items()
+    for part in (f"--{name.replace('_', '-')}", str(value))
+]
 
 Serve = Callable[..., TestClient]
 

@@ -10,8 +10,7 @@ from typing import Any
 import httpx2
 from fastapi.testclient import TestClient
 
-from tests.api.conftest import BY_HAND
-from tests.conftest import Serve
+from tests.conftest import FLAGS, Serve
 from tests.support.serving import SLOW_COMMAND, Gate, Process, eventually, metric
 
 
@@ -43,7 +42,7 @@ def test_curl_as_documented(url: str) -> None:
 
 def test_the_headers_say_how_long_it_took(bundle: Path) -> None:
     """The headers have whole milliseconds: inference of 50 ms shows there and in the total."""
-    with Process("--model", str(bundle), *BY_HAND, command=SLOW_COMMAND) as process:
+    with Process("--model", str(bundle), *FLAGS, command=SLOW_COMMAND) as process:
         headers = _post(process.url, {"inputs": "love"}).headers
     assert int(headers["x-inference-time"]) >= 50
     for name in ("x-total-time", "x-compute-time"):
