@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector
 from app.observability import logs
 from app.observability.gpus import GpuCollector
 from app.observability.processes import ProcessesCollector
-from app.observability.series import Counter, Gauge, Histogram, Info, Merge
+from app.observability.series import Counter, Gauge, Histogram, InfoGauge, Merge
 from app.observability.series_store import SeriesStore
 from app.shared_memory.board import Board
 
@@ -137,7 +137,7 @@ class Metrics:
             LAG_SECONDS,
         )
         self.model_info = self._kept(
-            Info(
+            InfoGauge(
                 "sentiment_model_info",
                 "Always 1: what the labels say is served.",
                 ["model", "revision", "precision", "provider", "version"],

@@ -7,7 +7,7 @@ from typing import Literal
 from app.engine.text.encoding import Encoding
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.engine.text.pairs import Input, TextPair
-from app.engine.text.sentences import Span, sentence_spans
+from app.engine.text.sentences import SentenceSpan, sentence_spans
 from app.engine.worker import Steps, finish
 from app.errors import InvalidRequest, ServiceError, TextTooLong
 
@@ -160,7 +160,7 @@ def _checked(
 
 
 def _sentences(
-    tokenizer: InputTokenizer, whole: str, spans: Sequence[Span], options: TextOptions
+    tokenizer: InputTokenizer, whole: str, spans: Sequence[SentenceSpan], options: TextOptions
 ) -> list[EncodedSentence]:
     alone = TextOptions(overflow=options.overflow)
     texts = _encoded(tokenizer, [whole[start:end] for start, end in spans], len(whole), alone)
