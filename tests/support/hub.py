@@ -1,11 +1,5 @@
-"""A model hub on the loopback interface: the protocol of the real one, for directories of files.
+"""A model hub on the loopback interface: the protocol of the real one, for directories of files."""
 
-By hand, to follow the README without the real hub::
-
-    python -m tests.support.hub cardiffnlp/twitter-roberta-base-sentiment-latest=path/to/checkpoint
-"""
-
-import argparse
 import hashlib
 import json
 import math
@@ -70,7 +64,7 @@ class Cut:
 class Hub:
     """The hub: repositories, what was asked, and the faults to come."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[Request] = []
         self.tokens: set[str] = set()  # others are refused
@@ -79,7 +73,7 @@ class Hub:
         self._cuts: list[Cut] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._servers = [_Server(self, port), _Server(self, 0)]
+        self._servers = [_Server(self), _Server(self)]
         self.url, self.cdn_url = (f"http://127.0.0.1:{s.server_port}" for s in self._servers)
         self._threads = [
             threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -162,8 +156,8 @@ class Hub:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, hub: Hub, port: int) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
+    def __init__(self, hub: Hub) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
         self.hub = hub
 
 
@@ -334,30 +328,3 @@ def _etag(path: Path) -> str:
     content = path.read_bytes()
     header = f"blob {len(content)}\0".encode()
     return hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
-
-
-def main() -> None:
-    """Serve directories until interrupted, and say how to use them."""
-    parser = argparse.ArgumentParser(
-        "python -m tests.support.hub", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("models", nargs="+", metavar="[ORG/NAME=]DIRECTORY")
-    parser.add_argument("--port", type=int, default=0, help="(default: any)")
-    options = parser.parse_args()
-    with Hub(options.port) as hub:
-        for model in options.models:
-            repo_id, _, directory = model.rpartition("=")
-            path = Path(directory).resolve()
-            if not path.is_dir():
-                parser.error(f"{directory} is not a directory")
-            commit = hub.add(repo_id or path.name, path)
-            print(f"# {repo_id or path.name} at {commit}")
-        print(f"export HF_ENDPOINT={hub.url}", flush=True)
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            print()
-
-
-if __name__ == "__main__":
-    main()
