@@ -1,6 +1,7 @@
 """Fixtures: a tiny bundle, the application within its lifespan, and a gate before inference."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,11 @@ def gate(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> Iterator[Gate]:
     monkeypatch.setattr(Model, "infer", lambda model, encodings: gate.infer(model, encodings))
     yield gate
     gate.open.set()
+
+
+@pytest.fixture
+def pool(gate: Gate) -> Iterator[ThreadPoolExecutor]:
+    """A pool of clients in the background, answered at the latest when the test ends."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+        gate.open.set()

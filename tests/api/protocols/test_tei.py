@@ -62,18 +62,17 @@ def _love(client: TestClient) -> httpx2.Response:
     return client.post("/predict", json={"inputs": "love"})  # 3 tokens
 
 
-def test_an_overloaded_service_says_so(serve: Serve, gate: Gate) -> None:
+def test_an_overloaded_service_says_so(serve: Serve, gate: Gate, pool: ThreadPoolExecutor) -> None:
     """A request that the queue cannot hold gets TEI's error type and Retry-After."""
     client = serve(runners=1, max_queue_tokens=8)
     gate.close()
-    with ThreadPoolExecutor(3) as pool:
-        running = pool.submit(_love, client)
-        assert gate.reached.wait(30)
-        waiting = [pool.submit(_love, client) for _ in range(2)]
-        eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 6)
-        refused = _love(client)
-        gate.open.set()
-        assert {answer.result().status_code for answer in (running, *waiting)} == {200}
+    running = pool.submit(_love, client)
+    assert gate.reached.wait(30)
+    waiting = [pool.submit(_love, client) for _ in range(2)]
+    eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 6)
+    refused = _love(client)
+    gate.open.set()
+    assert {answer.result().status_code for answer in (running, *waiting)} == {200}
     assert (refused.status_code, refused.json()["error_type"]) == (429, "Overloaded")
     assert int(refused.headers["retry-after"]) >= 1
 
