@@ -205,7 +205,7 @@ class HttpExchange(Exchange):
         if announced > LONG_BYTES:
             if announced > self.service.inflight.left:
                 raise self.no_room()
-            left_s = self.deadline - asyncio.get_running_loop().time()
+            left_s = max(0.0, self.deadline - asyncio.get_running_loop().time())
             self.service.models.check_admission(timeout_s=left_s)
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
