@@ -209,14 +209,14 @@ class Metrics:
 
     def _gauge(self, name: str, text: str, labels: Sequence[str], merge: Merge = sum) -> Gauge:
         return self._kept(
-            Gauge(f"sentiment_{name}", text, labels, self.registry, self._store, merge)
+            Gauge(f"sentiment_{name}", text, labels, self.registry, self._store, merge=merge)
         )
 
     def _histogram(
         self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]
     ) -> Histogram:
         return self._kept(
-            Histogram(f"sentiment_{name}", text, labels, self.registry, self._store, bounds)
+            Histogram(f"sentiment_{name}", text, labels, self.registry, self._store, bounds=bounds)
         )
 
     def _kept(self, family: Family) -> Family:

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -94,13 +95,14 @@ class _Family(ABC, Collector, Generic[Series]):
         labels: Sequence[str],
         registry: CollectorRegistry,
         store: SeriesStore,
-        merge: Merge = sum,
         *,
-        cells: int = 1,
+        merge: Merge = sum,
+        bounds: Sequence[float] = (),
     ) -> None:
-        """A series has so many ``cells``. ``merge`` makes one number of those of all workers."""
+        """``merge`` makes one number of those of all workers. Only histograms have ``bounds``."""
         self._name, self._text, self._labels = name, text, labels
-        self._store, self._cells, self._merge = store, cells, merge
+        self._store, self._merge, self._bounds = store, merge, bounds
+        self._cells = len(bounds) + 2 if bounds else 1  # of a series
         self._series: dict[tuple[str | int, ...], Series] = {}
         registry.register(self)
 
@@ -194,18 +196,9 @@ class Histogram(_Family[Distribution]):
 
     kind = "histogram"
 
-    def __init__(
-        self,
-        name: str,
-        text: str,
-        labels: Sequence[str],
-        registry: CollectorRegistry,
-        store: SeriesStore,
-        bounds: Sequence[float],
-    ) -> None:
-        super().__init__(name, text, labels, registry, store, cells=len(bounds) + 2)
-        self._bounds = bounds
-        self._shown_bounds = [*map(floatToGoString, bounds), "+Inf"]
+    @cached_property
+    def _shown_bounds(self) -> list[str]:
+        return [*map(floatToGoString, self._bounds), "+Inf"]
 
     def _over(self, cells: Numbers) -> Distribution:
         return Distribution(self._bounds, cells)

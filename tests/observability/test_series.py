@@ -33,7 +33,7 @@ def test_a_scrape_is_that_of_prometheus_client(accept: str) -> None:
     labels = ["route", "status"]
     counter = Counter("answers", "How many.", labels, ours, store)
     expected_counter = prometheus_client.Counter("answers", "How many.", labels, registry=theirs)
-    histogram = Histogram("seconds", "How long.", ["route"], ours, store, BOUNDS)
+    histogram = Histogram("seconds", "How long.", ["route"], ours, store, bounds=BOUNDS)
     expected_histogram = prometheus_client.Histogram(
         "seconds", "How long.", ["route"], buckets=BOUNDS, registry=theirs
     )
