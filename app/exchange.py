@@ -26,13 +26,17 @@ from app.errors import (
     ShuttingDown,
     TooManyTexts,
 )
-from app.observability.access_log import QUIET, log_request, trace_id
+from app.limits import HEALTH
+from app.observability.logs import log_request, trace_id
 from app.service import Service
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 TIMEOUT_MS = re.compile(rb"[1-9][0-9]*")
 TIMEOUT_DIGITS = 18  # a longer number is above any deadline, and so are its first 18 digits
 UNMATCHED = "unmatched"  # the route of requests that no route answers
+# Orchestrators, Prometheus and browsers ask for these all the time. If they succeed, they are
+# logged at debug, and so is the path of AIP_HEALTH_ROUTE.
+QUIET = HEALTH - {"/grpc.health.v1.Health/Watch"} | {"/metrics", "/web/{name}"}
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 
-from app.api.http_exchange import application
+from app.api.http_exchange import OTHER_METHOD, application
 from app.api.kept_answers import KeptAnswers, Scrapes
 from app.api.openapi.components import with_components
 from app.api.protocols import huggingface, tei, vllm
@@ -33,7 +33,6 @@ from app.errors import (
     UnsupportedTransferCoding,
 )
 from app.exchange import UNMATCHED
-from app.observability.access_log import OTHER_METHOD
 from app.observability.metrics import Metrics
 from app.observability.traces import require_sdk
 from app.service import Service

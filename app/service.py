@@ -18,7 +18,7 @@ from app.engine.tuning.plan import ServingPlan
 from app.engine.worker import Worker
 from app.errors import NotReady, ShuttingDown
 from app.limits import Access, InflightBytes
-from app.observability import access_log
+from app.observability import logs
 from app.observability.metrics import Metrics
 from app.observability.model_observer import ModelObserver
 from app.observability.traces import Tracer
@@ -88,7 +88,7 @@ class Service:
             if self.settings.otlp_endpoint:
                 self.tracer = Tracer(self.settings.otlp_endpoint, version=self.version)
                 stack.push_async_callback(asyncio.to_thread, self.tracer.close)
-            self.logs_requests = access_log.is_on(self.settings.access_log)
+            self.logs_requests = logs.logs_requests(self.settings.access_log)
             self.worker = Worker("tokenizer")
             stack.callback(self.worker.close)
             stack.push_async_callback(self.models.end)

@@ -1,6 +1,7 @@
 """Fixtures: a tiny bundle, the application within its lifespan, and a gate before inference."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ from tests.support.tiny_bundle import make_bundle
 
 # So that nothing is measured.
 SET_BY_HAND: dict[str, Any] = {"runners": 2, "threads": 1, "max_batch_tokens": 512}
+FLAGS = [
+    part
+    for name, value in SET_BY_HAND.items()
+    for part in (f"--{name.replace('_', '-')}", str(value))
+]
 
 Serve = Callable[..., TestClient]
 
@@ -73,3 +79,11 @@ def gate(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> Iterator[Gate]:
     monkeypatch.setattr(Model, "infer", lambda model, encodings: gate.infer(model, encodings))
     yield gate
     gate.open.set()
+
+
+@pytest.fixture
+def pool(gate: Gate) -> Iterator[ThreadPoolExecutor]:
+    """A pool of clients in the background, answered at the latest when the test ends."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+        gate.open.set()

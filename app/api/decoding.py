@@ -79,8 +79,6 @@ def decoder(content_encoding: str) -> Decoder:
 
 
 class _Identity(Decoder):
-    name = "identity"
-
     def _pieces(self, data: bytes) -> Iterator[bytes]:
         yield data
 

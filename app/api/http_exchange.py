@@ -24,7 +24,6 @@ from app.errors import (
 )
 from app.exchange import UNMATCHED, Exchange
 from app.limits import plain_address
-from app.observability.access_log import method_label
 from app.service import Service
 
 # If a body's content-length is above this, the body is read only if the queue has room. Otherwise
@@ -33,6 +32,9 @@ LONG_BYTES = 65_536
 # A path that contains one of these, decoded, matches no route. Starlette would ignore a line feed
 # at its end.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# A client may send any word as its method, and each word would become a series in the metrics.
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER_METHOD = "other"
 
 T = TypeVar("T")
 
@@ -77,7 +79,7 @@ class HttpExchange(Exchange):
         self._arrival = scope.get("arrival") or Arrival(asyncio.get_running_loop().time())
         super().__init__(
             service,
-            verb=method_label(scope["method"]),
+            verb=scope["method"] if scope["method"] in METHODS else OTHER_METHOD,
             path=scope["path"],
             headers=headers,
             # It may come from a proxy's header.
@@ -203,7 +205,7 @@ class HttpExchange(Exchange):
         if announced > LONG_BYTES:
             if announced > self.service.inflight.left:
                 raise self.no_room()
-            left_s = self.deadline - asyncio.get_running_loop().time()
+            left_s = max(0.0, self.deadline - asyncio.get_running_loop().time())
             self.service.models.check_admission(timeout_s=left_s)
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:

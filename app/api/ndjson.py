@@ -12,6 +12,7 @@ from app.api.validation import text_or_pair
 from app.engine.predictions import Outcome, item
 from app.engine.text.pairs import Input
 from app.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
+from app.limits import InflightBytes
 
 # The most lines that are classified together.
 GROUP_LINES = 128
@@ -29,21 +30,14 @@ class Line:
 class LineReader:
     """Cuts pieces into lines. Blank lines are left out, but count in the line numbers.
 
-    A line may continue in the next piece. If ``reserve`` finds room for its bytes, they are kept
-    until the line ends. Otherwise they are dropped, and the line's error is ``Overloaded``.
-    When the line is answered, ``release`` is called with the number of its reserved bytes.
+    A line may continue in the next piece. If ``room`` is left for its bytes, they are kept until
+    the line ends, and their room is given back when the line is answered. Otherwise they are
+    dropped, and the line's error is ``Overloaded``.
     """
 
-    def __init__(
-        self,
-        max_bytes: int,
-        *,
-        reserve: Callable[[int], bool] = lambda size: True,
-        release: Callable[[int], object] = lambda size: None,
-    ) -> None:
+    def __init__(self, max_bytes: int, room: InflightBytes) -> None:
         self._max_bytes = max_bytes
-        self._reserve = reserve
-        self._release = release
+        self._room = room
         self._group_lines = 1  # the most lines of the next group
         self._number = 1  # number of the line that has not ended yet
         self._kept = bytearray()  # the bytes of that line so far
@@ -111,7 +105,7 @@ class LineReader:
         """Keep the first part of a line that has not ended, unless the line was dropped."""
         if self._error is not None:
             return
-        if self._reserve(len(part)):
+        if self._room.take(len(part)):
             self._reserved += len(part)
             self._kept += part
         else:
@@ -129,7 +123,7 @@ class LineReader:
 
     def _give_back(self, size: int) -> None:
         self._reserved -= size
-        self._release(size)
+        self._room.give(size)
 
 
 def answer_line(line: Line, outcome: Outcome) -> bytes:

@@ -2,14 +2,27 @@
 
 import json
 import math
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Response
+from pydantic import Field
+from typing_extensions import TypedDict
 
-from app.api.openapi.schemas import Problem
 from app.errors import MethodNotAllowed, ServiceError, Unauthorized
 
 MEDIA_TYPE = "application/problem+json"
+
+
+class Problem(TypedDict):
+    """An error, in the format of RFC 9457."""
+
+    type: Annotated[str, Field(description="the code as a URN")]
+    title: Annotated[str, Field(description="the kind of error, for people")]
+    status: Annotated[int, Field(description="the status of the answer")]
+    detail: Annotated[str, Field(description="what was wrong, and what is accepted")]
+    code: Annotated[str, Field(description="the kind of error, for programs")]
+    error: Annotated[str, Field(description="the detail again, for Hugging Face clients")]
+    request_id: Annotated[str, Field(description="the answer's `x-request-id`")]
 
 
 def problem(error: ServiceError, request_id: str, /, **members: Any) -> Response:

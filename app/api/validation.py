@@ -1,9 +1,11 @@
 """Validates parsed bodies, and the texts in them, with errors that say what was wrong."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, Protocol, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -182,4 +184,24 @@ Texts = Annotated[
         parse_texts,
         json_schema_input_type=Text | NonEmpty[str] | NonEmpty[PairObject],
     ),
+]
+
+# BCP 47. No language has more letters in its tag; "english" is a mistake.
+LANGUAGE_TAG = re.compile("[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8}){0,3}")
+
+
+def _language_tag(value: str) -> str:
+    if not LANGUAGE_TAG.fullmatch(value):
+        raise PydanticCustomError(
+            "language",
+            "must be a language tag, whose first part has two or three letters, such as 'en' or "
+            "'pt-BR'",
+        )
+    return value
+
+
+LanguageTag = Annotated[
+    str,
+    AfterValidator(_language_tag),
+    Field(json_schema_extra={"pattern": f"^{LANGUAGE_TAG.pattern}$"}),
 ]

@@ -18,7 +18,7 @@ from app.engine.batching.pending import Answer
 from app.engine.health import Health
 from app.engine.lifecycle import Lifecycle
 from app.engine.model.model import Model
-from app.engine.observer import STAGES, CountingFailures, Gauges, Observer
+from app.engine.observer import STAGES, CountingFailures, Observer
 from app.engine.predictions import Outcome, Scored, outcomes_of, score_batch
 from app.engine.text.encoded_text import (
     CHARS_PER_TEXT,
@@ -104,14 +104,12 @@ class Classifier:
                 settings.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
             )
         observer.watch(
-            Gauges(
-                queue_texts=lambda: self._batcher.queued_texts,
-                queue_tokens=lambda: self._batcher.queued_tokens,
-                runners_stuck=lambda: self._batcher.runners.stuck,
-                device_lost=lambda: self._batcher.device_lost is not None,
-                cache_bytes=lambda: self._cache.size if self._cache is not None else 0,
-                model_ready=lambda: self.health.good and not lifecycle.stopping,
-            )
+            queue_texts=lambda: self._batcher.queued_texts,
+            queue_tokens=lambda: self._batcher.queued_tokens,
+            runners_stuck=lambda: self._batcher.runners.stuck,
+            device_lost=lambda: self._batcher.device_lost is not None,
+            cache_bytes=lambda: self._cache.size if self._cache is not None else 0,
+            model_ready=lambda: self.health.good and not lifecycle.stopping,
         )
 
     @property

@@ -5,7 +5,6 @@ The engine itself does not depend on metrics or traces.
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from app.engine.batching.inference import BatchReport
@@ -16,26 +15,17 @@ from app.errors import ClientDisconnected, ServiceError
 STAGES = ("tokenize", "queue", "inference")
 
 
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """Functions that give the current values of what a classifier has."""
-
-    queue_texts: Callable[[], float]
-    queue_tokens: Callable[[], float]
-    runners_stuck: Callable[[], float]
-    device_lost: Callable[[], float]
-    cache_bytes: Callable[[], float]
-    model_ready: Callable[[], float]
-
-
 class Observer(Protocol):
     """Gets the reports of a classifier.
 
     All methods are called on the event loop, except ``batch``: a runner's thread calls it.
     """
 
-    def watch(self, gauges: Gauges) -> None:
-        """Keep these functions, and call them whenever their current values are needed."""
+    def watch(self, **gauges: Callable[[], float]) -> None:
+        """Keep these functions, and call them whenever their values are needed.
+
+        They are named like the metrics that have these values.
+        """
 
     def tag(self) -> object:
         """A tag that links the reports of batches to the current request, or None."""

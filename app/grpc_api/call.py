@@ -28,6 +28,7 @@ from app.errors import (
 from app.exchange import UNMATCHED, Exchange
 from app.grpc_api.limits import CallLimits
 from app.grpc_api.messages import METHODS, Message, Method, more_fields
+from app.grpc_api.status_codes import STATUS_CODES
 from app.limits import HEALTH, OPEN, plain_address
 from app.service import Service
 
@@ -38,20 +39,6 @@ Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
 # would hold the event loop.
 FIELDS = 10_000
 GRPC = "GRPC"  # in the place of HTTP's method, in metrics and log
-# The status code of an error, by its HTTP status.
-CODES = {
-    401: grpc.StatusCode.UNAUTHENTICATED,
-    404: grpc.StatusCode.NOT_FOUND,
-    405: grpc.StatusCode.UNIMPLEMENTED,
-    413: grpc.StatusCode.RESOURCE_EXHAUSTED,  # as gRPC itself answers
-    422: grpc.StatusCode.INVALID_ARGUMENT,
-    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    499: grpc.StatusCode.CANCELLED,
-    500: grpc.StatusCode.INTERNAL,
-    503: grpc.StatusCode.UNAVAILABLE,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
-    507: grpc.StatusCode.RESOURCE_EXHAUSTED,
-}
 
 
 @dataclass(slots=True)
@@ -148,7 +135,7 @@ class Call(Exchange):
 
     async def _fail(self, error: ServiceError, cause: BaseException) -> None:
         self._failure = error
-        self._context.set_code(CODES[error.status])
+        self._context.set_code(STATUS_CODES[error.status])
         self._context.set_details(error.detail)
         self._set_trailing()
         if isinstance(cause, asyncio.CancelledError):

@@ -94,8 +94,13 @@ def _known(name: str) -> bool:
 
 
 async def _status(service: Service) -> int:
+    return SERVING if await is_ready(service) else NOT_SERVING
+
+
+async def is_ready(service: Service) -> bool:
+    """Whether all models answer, and shutdown has not begun."""
     try:
         await service.check_ready()
     except (NotReady, ShuttingDown):
-        return NOT_SERVING
-    return SERVING
+        return False
+    return True

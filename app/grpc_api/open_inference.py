@@ -19,6 +19,7 @@ from app.api.validation import checked
 from app.engine.text.encoded_text import TextOptions
 from app.errors import InvalidRequest, NotReady, ShuttingDown, TooManyTexts
 from app.grpc_api.call import Answers, Call
+from app.grpc_api.health import is_ready
 from app.grpc_api.messages import Message
 
 
@@ -34,12 +35,7 @@ async def server_live(call: Call, request: Message) -> Message:
 
 async def server_ready(call: Call, request: Message) -> Message:
     """Whether all models answer, and shutdown has not begun."""
-    ready = True
-    try:
-        await call.service.check_ready()
-    except (NotReady, ShuttingDown):
-        ready = False
-    return call.method.response(ready=ready)
+    return call.method.response(ready=await is_ready(call.service))
 
 
 async def model_ready(call: Call, request: Message) -> Message:

@@ -4,19 +4,28 @@ import asyncio
 import logging
 import os
 import time
+from typing import cast
 
 # Its C library writes to standard error by itself, whoever reads it: a pipe that nobody empties
 # would stop all calls. Whoever looks for a fault in gRPC sets the variable.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from app.errors import UserError
+import grpc
+
+from app.errors import MethodNotAllowed, UserError
 from app.grpc_api import health, open_inference, reflection, tei
-from app.grpc_api.aio_server import AioServer
-from app.grpc_api.call import Answers
-from app.grpc_api.handlers import CLASSIFYING, Calls
-from app.grpc_api.limits import WINDOW_BYTES
+from app.grpc_api.aio_server import UNKNOWN, AioServer
+from app.grpc_api.call import GRPC, Answers, Call, Context
+from app.grpc_api.limits import WINDOW_BYTES, CallLimits
+from app.grpc_api.status_codes import STATUS_CODES
 from app.service import Service
 
+# The methods that classify. Their metric series exist before the first call, as those of HTTP's.
+CLASSIFYING = (
+    "/inference.GRPCInferenceService/ModelInfer",
+    "/tei.v1.Predict/Predict",
+    "/tei.v1.Predict/PredictStream",
+)
 # A client that does nothing for this long is disconnected, as over HTTP.
 IDLE_MS = 75_000
 # Connections end after an hour, so that clients spread over replicas that came later. Calls in
@@ -34,6 +43,38 @@ TAKEN_BY_S = 3_600  # within which calls begin, however busy the event loop is
 RETRY_S = 1.0
 
 logger = logging.getLogger(__name__)
+
+
+class Calls:
+    """gRPC's handler of all calls of a server, those of unknown methods included.
+
+    ``answers`` maps the paths of methods such as /tei.v1.Info/Info to what answers them.
+    """
+
+    def __init__(self, service: Service, answers: Answers) -> None:
+        self.running: set[asyncio.Task[object]] = set()  # each is a call
+        self.limits = CallLimits(service, self.running)
+        self._answers = answers
+        for path in CLASSIFYING:
+            for status in {200, *STATUS_CODES} - {MethodNotAllowed.status}:
+                service.metrics.expect_request(path, GRPC, status)
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        """The handler of each method by its path, and of all others; they get bytes.
+
+        All calls are handled as streams. So the handler begins before the message has arrived, and
+        a call without a key is refused before its message is read.
+        """
+        return {path: self._handler(path) for path in (*self._answers, UNKNOWN)}
+
+    def _handler(self, path: str) -> grpc.RpcMethodHandler:
+        async def handle(requests: object, context: Context) -> None:
+            task = cast("asyncio.Task[object]", asyncio.current_task())
+            self.running.add(task)
+            task.add_done_callback(self.running.discard)
+            await Call(self.limits, path, self._answers.get(path), context).run()
+
+        return grpc.stream_stream_rpc_method_handler(handle)
 
 
 class GrpcServer:

@@ -9,7 +9,7 @@ from app.api.answers import every_prediction
 from app.api.protocols.common import ranking, tokens_computed
 from app.engine.text.encoded_text import TextOptions
 from app.errors import ServiceError
-from app.grpc_api.call import Answers, Call, Received
+from app.grpc_api.call import Answers, Call
 from app.grpc_api.messages import Message, message
 
 # Texts of one stream that are computed at the same time. Enough to fill a batch; a client that
@@ -61,7 +61,10 @@ async def predict_stream(call: Call) -> AsyncGenerator[Message, None]:
         try:
             async with aclosing(call.messages()) as messages:
                 async for received in messages:
-                    task = asyncio.create_task(_answered(call, received))
+                    answer = _predict(
+                        call, received.message, deadline=received.deadline, started=received.at
+                    )
+                    task = asyncio.create_task(answer)
                     # Not in the task itself, which may be cancelled before it begins.
                     task.add_done_callback(received.release)
                     await answers.put(task)
@@ -86,10 +89,6 @@ async def predict_stream(call: Call) -> AsyncGenerator[Message, None]:
         for task in left:
             task.cancel()
         await asyncio.gather(reading, *left, return_exceptions=True)
-
-
-async def _answered(call: Call, received: Received) -> Message:
-    return await _predict(call, received.message, deadline=received.deadline, started=received.at)
 
 
 async def _predict(call: Call, request: Message, *, deadline: float, started: float) -> Message:

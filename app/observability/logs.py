@@ -1,7 +1,8 @@
 """The log: one line per event, as JSON or as text for people. uvicorn's lines have the same form.
 
-Nothing that a client sends is logged, except the ids of its request and trace. A request shows the
-template of its route, never its path or query.
+Nothing that a client sends is logged, except the ids of its request and trace. The access log has
+a line for each request. It shows the template of the route, never path or query, which may hold a
+text.
 
 A separate thread writes the lines. If the reader of standard error stops reading, the thread waits
 and the service goes on.
@@ -9,15 +10,18 @@ and the service goes on.
 
 import logging
 import os
+import re
 import select
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from functools import lru_cache
 from logging.handlers import QueueHandler, QueueListener
 from queue import SimpleQueue
 from typing import Any, Literal
 
+from opentelemetry.trace import Span
 from pydantic_core import to_json
 
 Format = Literal["auto", "human", "json"]
@@ -27,8 +31,11 @@ STANDARD_ERROR = 2
 MAX_WAITING = 10_000
 # Seconds to write the waiting lines when the process ends.
 CLOSE_S = 1.0
+# W3C Trace Context, version 00: the trace id, the id of the caller's span, and flags.
+TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 logger = logging.getLogger(__name__)
+access = logging.getLogger("access")
 
 
 def configure(level: str, log_format: Format, *, worker: int | None = None) -> None:
@@ -67,6 +74,24 @@ def report_failure(message: str, log_format: str) -> None:
         return
     record = logging.LogRecord("app.cli.command", logging.CRITICAL, "", 0, message, None, None)
     print(_Json().format(record), file=sys.stderr)
+
+
+def logs_requests(setting: str) -> bool:
+    """Whether requests have a line each, by the setting and by the level of the log."""
+    return setting == "on" and access.isEnabledFor(logging.INFO)
+
+
+def log_request(fields: dict[str, Any], *, quiet: bool = False) -> None:
+    """Write a request's line; at debug if it is one that nobody looks for."""
+    access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})
+
+
+def trace_id(span: Span | None, headers: Mapping[bytes, bytes]) -> str | None:
+    """The id of the request's trace, ours or its caller's, as 32 hexadecimal digits, or None."""
+    if span is not None and span.is_recording():
+        return f"{span.get_span_context().trace_id:032x}"
+    caller = TRACEPARENT.fullmatch(headers.get(b"traceparent", b"").decode("latin-1"))
+    return caller[1] if caller else None
 
 
 def dropped_lines() -> int:

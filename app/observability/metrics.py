@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector
 from app.observability import logs
 from app.observability.gpus import GpuCollector
 from app.observability.processes import ProcessesCollector
-from app.observability.series import Counter, Gauge, Histogram, Info, Merge
+from app.observability.series import Counter, Gauge, Histogram, InfoGauge, Merge
 from app.observability.series_store import SeriesStore
 from app.shared_memory.board import Board
 
@@ -137,7 +137,7 @@ class Metrics:
             LAG_SECONDS,
         )
         self.model_info = self._kept(
-            Info(
+            InfoGauge(
                 "sentiment_model_info",
                 "Always 1: what the labels say is served.",
                 ["model", "revision", "precision", "provider", "version"],
@@ -209,14 +209,14 @@ class Metrics:
 
     def _gauge(self, name: str, text: str, labels: Sequence[str], merge: Merge = sum) -> Gauge:
         return self._kept(
-            Gauge(f"sentiment_{name}", text, labels, self.registry, self._store, merge)
+            Gauge(f"sentiment_{name}", text, labels, self.registry, self._store, merge=merge)
         )
 
     def _histogram(
         self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]
     ) -> Histogram:
         return self._kept(
-            Histogram(f"sentiment_{name}", text, labels, self.registry, self._store, bounds)
+            Histogram(f"sentiment_{name}", text, labels, self.registry, self._store, bounds=bounds)
         )
 
     def _kept(self, family: Family) -> Family:

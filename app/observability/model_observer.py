@@ -1,20 +1,19 @@
 """Metrics and traces of one model, from what the engine reports about its work."""
 
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping
 
 from app.engine.batching.inference import BatchReport
 from app.engine.model.model import Model
-from app.engine.observer import STAGES, Gauges
+from app.engine.observer import STAGES, Observer
 from app.engine.predictions import Outcome
 from app.errors import OUTCOMES, REJECTIONS, ServiceError
 from app.observability.metrics import Metrics
 from app.observability.traces import Tracer, current_tag
 
 
-class ModelObserver:
-    """Counts the work of one model, and records its spans. Implements the engine's ``Observer``."""
+class ModelObserver(Observer):
+    """Counts the work of one model, and records its spans."""
 
     def __init__(
         self, metrics: Metrics, tracer: Tracer | None, model: Model, *, version: str
@@ -47,13 +46,11 @@ class ModelObserver:
         self._texts_shared = metrics.texts_shared.labels(name)
         metrics.show_model(name, model.revision or "", model.precision, model.provider, version)
 
-    def watch(self, gauges: Gauges) -> None:
-        """Set the functions that give the values of the gauges."""
-        for gauge in fields(gauges):  # they are named like the metrics
-            getattr(self._metrics, gauge.name).watch(getattr(gauges, gauge.name), self._name)
+    def watch(self, **gauges: Callable[[], float]) -> None:
+        for name, function in gauges.items():
+            getattr(self._metrics, name).watch(function, self._name)
 
     def predictions(self, outcomes: Iterable[Outcome]) -> None:
-        """Count texts by what became of each."""
         for outcome in outcomes:
             if isinstance(outcome, ServiceError):
                 self.failure(outcome.code)
@@ -66,20 +63,17 @@ class ModelObserver:
             self._truncated.value += outcome["truncated"]
 
     def failure(self, outcome: str, texts: int = 1) -> None:
-        """Count texts that were not answered; ``outcome`` is the code of the error."""
         self._metrics.texts.labels(self._name, outcome).value += texts
 
     def rejection(self, reason: str) -> None:
-        """Count a request that was not admitted."""
         self._metrics.rejections.labels(self._name, reason).value += 1
 
     def tag(self) -> object:
-        """The span context of the current request; None if it is not traced."""
         return current_tag() if self._tracer is not None else None
 
     def stages(self, stages: Mapping[str, float], *, begun_ns: int, tag: object) -> None:
-        """Record the seconds of a request's stages. If nothing was computed, only the first."""
         tokenize, queue, inference = STAGES
+        # If nothing was computed, only the first counts.
         if not (stages[queue] or stages[inference]):
             stages = {tokenize: stages[tokenize]}
         for stage, seconds in stages.items():
@@ -88,24 +82,19 @@ class ModelObserver:
             self._tracer.stages(self._name, begun_ns, stages)
 
     def cache_lookup(self, hits: int, misses: int) -> None:
-        """Count the texts of a request that were found in the cache, and the others."""
         self._cache_hits.value += hits
         self._cache_misses.value += misses
 
     def lag(self, seconds: float) -> None:
-        """Record how long finished work waited for the event loop."""
         self._loop_lag.observe(seconds)
 
     def runner_lost(self) -> None:
-        """Count a runner whose thread ended and will be replaced."""
         self._runners_lost.value += 1
 
     def batch_stalled(self) -> None:
-        """Count a batch that takes far longer than predicted."""
         self._stalled.value += 1
 
     def batch(self, report: BatchReport) -> None:
-        """Record a batch; called on the runners' threads."""
         with self._batch_lock:
             self._batch_texts.observe(report.texts)
             self._batch_tokens.observe(report.padded_tokens)

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -30,16 +31,22 @@ Merge = Callable[[Iterable[float]], float]
 
 
 class Count:
-    """One series of a counter or a gauge. Add to ``value``, or set it."""
+    """One series of a counter or a gauge. Add to ``value``, or set it.
 
-    __slots__ = ("_cells", "value")
+    If there is a ``function``, it gives the value.
+    """
+
+    __slots__ = ("_cells", "function", "value")
 
     def __init__(self, cells: Numbers) -> None:
         self._cells = cells
         self.value = cells[0]
+        self.function: Callable[[], float] | None = None
 
     def publish(self) -> None:
         """Write the value where other workers read it."""
+        if self.function is not None:
+            self.value = self.function()
         self._cells[0] = self.value
 
 
@@ -89,12 +96,13 @@ class _Family(ABC, Collector, Generic[Series]):
         registry: CollectorRegistry,
         store: SeriesStore,
         *,
-        cells: int = 1,
         merge: Merge = sum,
+        bounds: Sequence[float] = (),
     ) -> None:
-        """A series has so many ``cells``. ``merge`` makes one number of those of all workers."""
+        """``merge`` makes one number of those of all workers. Only histograms have ``bounds``."""
         self._name, self._text, self._labels = name, text, labels
-        self._store, self._cells, self._merge = store, cells, merge
+        self._store, self._merge, self._bounds = store, merge, bounds
+        self._cells = len(bounds) + 2 if bounds else 1  # of a series
         self._series: dict[tuple[str | int, ...], Series] = {}
         registry.register(self)
 
@@ -139,72 +147,48 @@ class _Family(ABC, Collector, Generic[Series]):
         """Add the samples of a series with these labels."""
 
 
-class Counter(_Family[Count]):
-    """A counter: the number of events by label values."""
+class _Counts(_Family[Count]):
+    """A metric of which each series is one number."""
 
-    kind = "counter"
-    _total: Callable[[], float] | None = None
-    _published = 0.0
-
-    def watch(self, total: Callable[[], float]) -> None:
-        """Count what ``total`` says that this process has counted since its start."""
-        self._total = total
-        self.labels()
-
-    def publish(self) -> None:
-        if self._total is not None:
-            total = self._total()
-            self.labels().value += total - self._published
-            self._published = total
-        super().publish()
+    suffix: ClassVar[str] = ""  # of the samples' name
 
     def _over(self, cells: Numbers) -> Count:
         return Count(cells)
 
     def _add_samples(self, metric: Metric, labels: dict[str, str], series: Count) -> None:
-        metric.add_sample(f"{self._name}_total", labels, series.value)
+        metric.add_sample(f"{self._name}{self.suffix}", labels, series.value)
 
 
-class Gauge(_Family[Count]):
+class Counter(_Counts):
+    """A counter: the number of events by label values."""
+
+    kind = "counter"
+    suffix = "_total"
+
+    def watch(self, total: Callable[[], float]) -> None:
+        """Count what ``total`` says that this process has counted since its start."""
+        series = self.labels()
+        before = series.value  # what an earlier process has counted as this worker
+        series.function = lambda: before + total()
+
+
+class Gauge(_Counts):
     """A gauge: what all workers have at the moment. A worker that has ended has nothing."""
 
     kind = "gauge"
     section = "gauges"
 
-    def __init__(
-        self,
-        name: str,
-        text: str,
-        labels: Sequence[str],
-        registry: CollectorRegistry,
-        store: SeriesStore,
-        merge: Merge = sum,
-    ) -> None:
-        super().__init__(name, text, labels, registry, store, merge=merge)
-        self._functions: dict[tuple[str | int, ...], Callable[[], float]] = {}
-
     def watch(self, function: Callable[[], float], *values: str | int) -> None:
         """Let ``function`` give the value of the series with these label values."""
-        self._functions[values] = function
-
-    def publish(self) -> None:
-        for values, function in self._functions.items():
-            self.labels(*values).value = function()
-        super().publish()
-
-    def _over(self, cells: Numbers) -> Count:
-        return Count(cells)
-
-    def _add_samples(self, metric: Metric, labels: dict[str, str], series: Count) -> None:
-        metric.add_sample(self._name, labels, series.value)
+        self.labels(*values).function = function
 
 
-class Info(Gauge):
+class InfoGauge(Gauge):
     """A gauge whose labels are what matters. It has the value 1, and is not shown with 0."""
 
     def _add_samples(self, metric: Metric, labels: dict[str, str], series: Count) -> None:
         if series.value:
-            metric.add_sample(self._name, labels, 1)
+            super()._add_samples(metric, labels, series)
 
 
 class Histogram(_Family[Distribution]):
@@ -212,18 +196,9 @@ class Histogram(_Family[Distribution]):
 
     kind = "histogram"
 
-    def __init__(
-        self,
-        name: str,
-        text: str,
-        labels: Sequence[str],
-        registry: CollectorRegistry,
-        store: SeriesStore,
-        bounds: Sequence[float],
-    ) -> None:
-        super().__init__(name, text, labels, registry, store, cells=len(bounds) + 2)
-        self._bounds = bounds
-        self._shown_bounds = [*map(floatToGoString, bounds), "+Inf"]
+    @cached_property
+    def _shown_bounds(self) -> list[str]:
+        return [*map(floatToGoString, self._bounds), "+Inf"]
 
     def _over(self, cells: Numbers) -> Distribution:
         return Distribution(self._bounds, cells)

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from app.api.http_exchange import OTHER_METHOD
 from app.api.problems import problem
 from app.errors import BadRequest, NotReady, ServiceError
 from app.exchange import UNMATCHED
-from app.observability.access_log import OTHER_METHOD, log_request
+from app.observability.logs import log_request
 from app.service import Service
 
 

@@ -36,7 +36,7 @@ SEAMS = (
     ("app.api.answers", "timing", ANSWER),
     ("app.api.answers", "JsonAnswer.__init__", ANSWER),
     (UVICORN, "RequestResponseCycle.send", ANSWER),  # with the system call
-    ("app.observability.access_log", "log_request", LOG),
+    ("app.observability.logs", "log_request", LOG),
 )
 
 Timed = Callable[[FunctionType, str], Callable[..., Any]]

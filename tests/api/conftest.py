@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from tests.conftest import FLAGS
 from tests.support.serving import Process
-
-BY_HAND = ("--runners", "2", "--threads", "1", "--max-batch-tokens", "512")
 
 
 @pytest.fixture(scope="module")
@@ -31,5 +30,5 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def url(bundle: Path) -> Iterator[str]:
     """The URL of a server of the tiny model."""
-    with Process("--model", str(bundle), *BY_HAND) as process:
+    with Process("--model", str(bundle), *FLAGS) as process:
         yield process.url

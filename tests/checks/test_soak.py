@@ -33,8 +33,7 @@ from checks.soak.traffic import Traffic
 from checks.soak.truth import Truth
 from checks.soak.watch import MEASURES, Watch
 from checks.soak.wire import ADMIN_KEY, KEY, Answer, Connection, Lost
-from tests.api.routes.test_stream import FLAGS
-from tests.conftest import SET_BY_HAND
+from tests.conftest import FLAGS, SET_BY_HAND
 from tests.support.serving import ROOT, Process
 
 GRPC_PORT = free_port()

@@ -22,6 +22,13 @@ def test_several_models_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert load_settings({}).model == (Path("/a"), Path("/b,c"))
 
 
+def test_several_names_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SENTIMENT_SERVED_NAME has the names of the models, separated by commas."""
+    monkeypatch.setenv("SENTIMENT_MODEL", "/x:/y")
+    monkeypatch.setenv("SENTIMENT_SERVED_NAME", "a, b")
+    assert load_settings({}).served_name == ("a", "b")
+
+
 def test_the_home_directory_in_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """``~`` is expanded where no shell does it: behind '=' and in variables."""
     monkeypatch.setenv("HOME", "/home/someone")
@@ -83,11 +90,35 @@ def test_what_is_accepted_is_said_in_plain_words(
         load_settings({})
 
 
-def test_a_bad_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the flag, even if the variable is set as well."""
+RATE = "--rate-limit: .*600/minute"
+ORIGIN = r"--cors-origins: .*https://example.org, or '\*'"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"max_texts": "many"}, "--max-texts: "),
+        *(({"rate_limit": r}, RATE) for r in ("fast", "0/minute", "5/fortnight", "5 per minute")),
+        *(
+            ({"cors_origins": origins}, ORIGIN)
+            for origins in ("example.org", "https://example.org/path", "https:// x")
+        ),
+        ({"max_inflight_bytes": 1000}, "--max-inflight-bytes: one body may have 2097152 bytes"),
+        ({"served_name": ["a", "b"]}, "--served-name: give as many names as models: 1"),
+        (
+            {"model": ["x", "y"], "served_name": ["a", "a"]},
+            "--served-name: give each model another name",
+        ),
+        ({"served_name": ["a/b"]}, "--served-name: a name must be up to 128 letters, digits"),
+    ],
+)
+def test_a_bad_flag_is_named(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, object], words: str
+) -> None:
+    """The message names the flag, even if a variable is set as well, and says what is accepted."""
     monkeypatch.setenv("SENTIMENT_MAX_TEXTS", "5")
-    with pytest.raises(ValueError, match=r"^--max-texts: "):
-        load_settings({"max_texts": "many"})
+    with pytest.raises(ValueError, match=f"^{words}"):
+        load_settings(flags)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])

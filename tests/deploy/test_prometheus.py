@@ -90,7 +90,7 @@ def prometheus(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     program = _program("prometheus")
     directory = tmp_path_factory.mktemp("prometheus")
     flags = ("--runners", "2", "--threads", "1", "--max-batch-tokens", "512", "--cache-mb", "1")
-    gpus = {"PYTHONPATH": str(ROOT / "tests/support/fake_nvml")}
+    gpus = {"PYTHONPATH": str(ROOT / "tests/support/machines/fake_nvml")}
     with Process("--model", str(bundle), *flags, variables=gpus) as service:
         config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
         config["global"] = dict.fromkeys(config["global"], SCRAPE_INTERVAL)

@@ -14,7 +14,8 @@ import pytest
 
 from benchmarks.service import free_port
 from checks.support.load import constant_load
-from tests.api.routes.test_stream import FLAGS, HEAD
+from tests.api.routes.test_stream import HEAD
+from tests.conftest import FLAGS
 from tests.support.serving import ROOT, SLOW_COMMAND, Process, connect, eventually
 
 CONFIG = ROOT / "deploy/nginx/nginx.conf"

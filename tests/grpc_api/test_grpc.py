@@ -18,16 +18,15 @@ import pytest
 from app.cli.command import main
 from app.config.settings import Settings
 from app.errors import OutOfMemory, ServiceError
-from app.grpc_api.call import CODES
-from app.grpc_api.handlers import Calls
 from app.grpc_api.messages import METHODS, POOL, SERVICES
+from app.grpc_api.server import Calls
+from app.grpc_api.status_codes import STATUS_CODES
 from app.limits import WRONG_KEYS
 from app.service import Service
-from benchmarks.service import free_port
+from tests.grpc_api.conftest import serving
 from tests.support.serving import SLOW_COMMAND, Process, environment
 
 KEY = (("authorization", "Bearer the-key-of-the-tests"),)
-FLAGS = ["--runners", "1", "--threads", "1", "--max-batch-tokens", "512"]
 LIMITS = [
     "--max-body-bytes",
     "20000",
@@ -74,10 +73,8 @@ class Client:
 @pytest.fixture(scope="module")
 def service(bundle: Path) -> Iterator[tuple[Process, Client]]:
     """One service with keys and low limits, and a client of it."""
-    port = free_port()
-    flags = ["--model", str(bundle), *FLAGS, *LIMITS, "--grpc-port", str(port)]
     variables = {"SENTIMENT_API_KEYS": KEY[0][1].split()[1]}
-    with Process(*flags, variables=variables) as process:
+    with serving(bundle, *LIMITS, variables=variables) as (process, port):
         client = Client(port)
         yield process, client
         client.channel.close()
@@ -243,8 +240,8 @@ def test_a_broken_stream_gives_back_its_bytes(client: Client) -> None:
 def test_every_error_of_a_text_has_a_status() -> None:
     """No error that a text can end with is unknown to gRPC."""
     statuses = {kind.status for kind in ServiceError.__subclasses__() if kind.ends_texts}
-    assert statuses <= CODES.keys()
-    assert CODES[OutOfMemory.status] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert statuses <= STATUS_CODES.keys()
+    assert STATUS_CODES[OutOfMemory.status] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_an_unknown_method_or_message_is_refused(client: Client) -> None:
@@ -329,9 +326,8 @@ def test_descriptors_are_those_of_the_proto_files() -> None:
 
 def test_rate_limit_and_deadline_are_those_of_http(bundle: Path) -> None:
     """Calls and requests count together; a call whose message does not come in time ends."""
-    port = free_port()
     limits = ["--rate-limit", "2/hour", "--deadline-ms", "100"]
-    with Process("--model", str(bundle), *FLAGS, *limits, "--grpc-port", str(port)) as process:
+    with serving(bundle, *limits) as (process, port):
         assert httpx2.get(f"{process.url}/info").status_code == 200
         path = "/tei.v1.Predict/Predict"
         client = Client(port)
@@ -357,10 +353,8 @@ def test_rate_limit_and_deadline_are_those_of_http(bundle: Path) -> None:
 
 def test_wrong_keys_are_limited_as_over_http(bundle: Path) -> None:
     """An address that guesses over gRPC is limited over both protocols; a key in use goes on."""
-    port = free_port()
-    flags = ["--model", str(bundle), *FLAGS, "--grpc-port", str(port)]
     variables = {"SENTIMENT_API_KEYS": KEY[0][1].split()[1]}
-    with Process(*flags, variables=variables) as process:
+    with serving(bundle, variables=variables) as (process, port):
         client = Client(port)
         path = "/tei.v1.Info/Info"
         client.call(path)
@@ -381,9 +375,7 @@ def test_wrong_keys_are_limited_as_over_http(bundle: Path) -> None:
 
 def test_shutdown_finishes_calls_and_ends_streams(bundle: Path) -> None:
     """A call in flight is answered; idle streams end; the exit code is 0."""
-    port = free_port()
-    flags = ["--model", str(bundle), *FLAGS, "--grpc-port", str(port)]
-    with Process(*flags, command=SLOW_COMMAND) as process:
+    with serving(bundle, command=SLOW_COMMAND) as (process, port):
         client = Client(port)
         watch = client.stream("/grpc.health.v1.Health/Watch", [{}])
         assert next(watch).status == 1

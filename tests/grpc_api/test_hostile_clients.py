@@ -31,9 +31,9 @@ from checks.soak.grpc_faults import (
     message,
     status_of,
 )
+from tests.grpc_api.conftest import serving
 from tests.support.serving import Process, eventually, metric
 
-FLAGS = ["--runners", "1", "--threads", "1", "--max-batch-tokens", "512"]
 PREDICT = METHODS["/tei.v1.Predict/Predict"]
 MB = 1 << 20
 KEY = b"Bearer the-key-of-the-tests"
@@ -56,10 +56,8 @@ def resident(pid: int) -> int:
 @pytest.fixture(scope="module")
 def served(bundle: Path) -> Iterator[tuple[Process, int]]:
     """One service, and its port for gRPC. Messages may have 2 MB, and 16 MB together."""
-    port = free_port()
-    limit = ["--max-inflight-bytes", str(16 * MB), "--grpc-port", str(port)]
-    with Process("--model", str(bundle), *FLAGS, *limit) as process:
-        yield process, port
+    with serving(bundle, "--max-inflight-bytes", str(16 * MB)) as served:
+        yield served
 
 
 def test_a_path_that_is_no_text_ends_only_its_call(served: tuple[Process, int]) -> None:
@@ -111,10 +109,11 @@ def test_a_server_that_ended_is_started_again_or_liveness_fails(
     bundle: Path, more: str, status: int
 ) -> None:
     """Whatever ends it is logged and counted; if the port stays closed, probes say so."""
-    port = free_port()
     command = [sys.executable, "-c", UNGUARDED.format(more=more)]
-    flags = ["--model", str(bundle), *FLAGS, "--grpc-port", str(port)]
-    with Process(*flags, command=command) as process, httpx2.Client(base_url=process.url) as http:
+    with (
+        serving(bundle, command=command) as (process, port),
+        httpx2.Client(base_url=process.url) as http,
+    ):
         with Connection(port) as hostile:
             hostile.begin(NOT_TEXT)
             process.read_until("gRPC ended with UnicodeDecodeError and is started again")
@@ -186,9 +185,7 @@ def test_unknown_parameters_and_numbers_of_a_shape_are_not_looked_at() -> None:
 
 def test_the_log_has_only_our_lines_and_nothing_of_what_clients_send(bundle: Path) -> None:
     """Neither gRPC's C library nor its Python part writes of metadata that is no text."""
-    port = free_port()
-    flags = ["--model", str(bundle), *FLAGS, "--grpc-port", str(port), "--log-format", "json"]
-    with Process(*flags) as process:
+    with serving(bundle, "--log-format", "json") as (process, port):
         for metadata in (
             (b"authorization", KEY + b"\xff"),
             (b"some-bin", b"!!"),
@@ -214,10 +211,8 @@ def test_the_log_has_only_our_lines_and_nothing_of_what_clients_send(bundle: Pat
 
 def test_calls_that_watch_are_limited(bundle: Path) -> None:
     """They need no key, so they cannot take the places of all calls; and each is told the end."""
-    port = free_port()
-    flags = ["--model", str(bundle), *FLAGS, "--grpc-port", str(port)]
     small = ["--max-body-bytes", "1000", "--max-inflight-bytes", "2000"]
-    with Process(*flags, *small) as process, Connection(port) as client:
+    with serving(bundle, *small) as (process, port), Connection(port) as client:
         streams = [client.begin(WATCH) for _ in range(9)]
         for stream in streams:
             client.send(stream, message(b""), end=True)
@@ -234,11 +229,9 @@ def test_calls_that_watch_are_limited(bundle: Path) -> None:
 
 def test_a_client_that_ignores_the_end_does_not_hold_it_up(bundle: Path) -> None:
     """Nor does one that holds back a message: it is told, long before --drain-ms."""
-    port = free_port()
     long = ["--drain-ms", "600000", "--deadline-ms", "600000"]
-    flags = ["--model", str(bundle), *FLAGS, "--grpc-port", str(port), *long]
     with (
-        Process(*flags) as process,
+        serving(bundle, *long) as (process, port),
         Connection(port, polite=False) as idle,
         Connection(port) as holding,
     ):
@@ -254,12 +247,11 @@ def test_clients_that_go_on_calling_are_told_of_the_end(bundle: Path) -> None:
 
     gRPC itself cancels a call that comes at the very moment in which the connections close.
     """
-    port = free_port()
     message = PREDICT.request(inputs="good").SerializeToString()
     seen: Counter[grpc.StatusCode] = Counter()
     begun = threading.Semaphore(0)
 
-    def calls() -> None:
+    def calls(port: int) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
             call = channel.unary_unary(PREDICT.path)
@@ -273,8 +265,8 @@ def test_clients_that_go_on_calling_are_told_of_the_end(bundle: Path) -> None:
                     if "failed to connect" in error.details():
                         return
 
-    clients = [threading.Thread(target=calls) for _ in range(16)]
-    with Process("--model", str(bundle), *FLAGS, "--grpc-port", str(port)) as process:
+    with serving(bundle) as (process, port):
+        clients = [threading.Thread(target=calls, args=(port,)) for _ in range(16)]
         for client in clients:
             client.start()
         for _ in range(64):

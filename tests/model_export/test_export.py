@@ -36,7 +36,7 @@ from tests.support.checkpoints import (
     make_checkpoint,
     silent,
 )
-from tests.support.model_export.small_disk import run_on_small_disk
+from tests.support.machines.small_disk import run_on_small_disk
 
 LABELS = ["negative", "neutral", "positive"]
 FILES = {

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.observability import gpus
 from tests.conftest import Serve
 
-FAKE = Path(__file__).parents[1] / "support/fake_nvml"
+FAKE = Path(__file__).parents[1] / "support/machines/fake_nvml"
 GIB = 2**30
 
 

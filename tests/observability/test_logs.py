@@ -16,7 +16,8 @@ import pytest
 
 from app.cli.command import main
 from benchmarks.service import free_port
-from tests.api.routes.test_stream import FLAGS, HEAD
+from tests.api.routes.test_stream import HEAD
+from tests.conftest import FLAGS
 from tests.support.serving import (
     COMMAND,
     ROOT,

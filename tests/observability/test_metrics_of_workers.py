@@ -196,8 +196,8 @@ def test_new_series_are_found_by_readers_that_know_the_earlier_ones() -> None:
     for board in boards(2):
         registry, store = CollectorRegistry(), SeriesStore(board)
         counter = Counter("things", "Things.", ["name"], registry, store)
-        gauge = Gauge("height", "Height.", ["name"], registry, store, max)
-        histogram = Histogram("size", "Size.", ["name"], registry, store, [1, 2])
+        gauge = Gauge("height", "Height.", ["name"], registry, store, merge=max)
+        histogram = Histogram("size", "Size.", ["name"], registry, store, bounds=[1, 2])
         both.append((registry, counter, gauge, histogram))
     for number in range(3):
         for registry, counter, gauge, histogram in both:

@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from app.config.extras import install_command
-from tests.api.routes.test_stream import FLAGS
+from tests.conftest import FLAGS
 from tests.support.serving import SLOW_COMMAND, Process, environment, patched
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from app.server import http_protocol, run
 from app.server.http_protocol import HttpProtocol
 from app.server.transport import ResponseTransport
-from tests.api.routes.test_stream import FLAGS
+from tests.conftest import FLAGS
 from tests.support.serving import (
     BODY,
     HEAD,

@@ -8,8 +8,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.api.routes.test_stream import FLAGS
-from tests.conftest import Serve
+from tests.conftest import FLAGS, Serve
 from tests.support.serving import Gate, Process, before_inference, eventually, metric
 from tests.support.tiny_bundle import make_bundle, write_manifest
 

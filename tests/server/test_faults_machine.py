@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx2
 
-from tests.api.routes.test_stream import FLAGS
+from tests.conftest import FLAGS
 from tests.support.serving import COMMAND, Process, environment
 
 TOO_LITTLE_KB = 200_000  # the libraries do not fit

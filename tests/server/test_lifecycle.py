@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from app.cli.command import main
 from app.server.arrivals import bind
 from app.server.run import Server
-from tests.api.routes.test_stream import FLAGS
+from tests.conftest import FLAGS
 from tests.support.serving import (
     HEAD,
     STUCK_COMMAND,

@@ -16,7 +16,7 @@ from app.server.arrivals import bind
 from app.server.listener import BEGUN_A_TURN, Listener
 from app.server.turns import STARTS_A_TURN, Turns
 from benchmarks.service import free_port
-from tests.api.routes.test_stream import FLAGS
+from tests.conftest import FLAGS
 from tests.support.serving import Process, exchange
 
 CONNECTIONS = 150

@@ -17,7 +17,7 @@ import pytest
 
 from app.observability import logs
 from benchmarks.service import free_port
-from tests.api.routes.test_stream import FLAGS
+from tests.conftest import FLAGS
 from tests.support.serving import (
     COMMAND,
     ROOT,

@@ -16,8 +16,7 @@ import sentencex
 from app.api.json_document import MAX_VALUES, parse
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.errors import InvalidRequest
-from tests.api.routes.test_stream import FLAGS
-from tests.conftest import Serve
+from tests.conftest import FLAGS, Serve
 from tests.support.serving import Process, connect, eventually, post
 
 # sentencex needs two seconds for each of these texts, if it gets the whole of it.

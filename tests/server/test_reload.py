@@ -23,8 +23,8 @@ from app.engine.classifier import Classifier
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from checks.support.load import constant_load
-from tests.api.routes.test_stream import FLAGS, HEAD
-from tests.conftest import Serve
+from tests.api.routes.test_stream import HEAD
+from tests.conftest import FLAGS, Serve
 from tests.support.serving import (
     Gate,
     Process,

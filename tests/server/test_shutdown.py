@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from benchmarks.service import free_port
-from tests.api.routes.test_stream import FLAGS
+from tests.conftest import FLAGS
 from tests.support.serving import (
     COMMAND,
     SLOW_COMMAND,

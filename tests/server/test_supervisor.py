@@ -16,7 +16,7 @@ import pytest
 from app.cli.command import main
 from app.config.settings import Settings
 from app.server.workers.shares import part, take_share, worker_count
-from tests.api.routes.test_stream import FLAGS
+from tests.conftest import FLAGS
 from tests.server.test_reload import _reload
 from tests.support.serving import (
     BODY,

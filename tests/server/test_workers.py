@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.service import free_port
 from checks.support.load import constant_load
-from tests.api.routes.test_stream import FLAGS
+from tests.conftest import FLAGS
 from tests.server.test_reload import _release, _reload, _revision_of
 from tests.support.serving import (
     HEALTH,

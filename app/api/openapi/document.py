@@ -10,8 +10,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from app.api.openapi.components import JSON, REFERENCE, encoded
-from app.api.openapi.schemas import Problem
-from app.api.problems import MEDIA_TYPE, document
+from app.api.problems import MEDIA_TYPE, Problem, document
 from app.errors import (
     DeadlineExceeded,
     EmptyText,

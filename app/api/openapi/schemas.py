@@ -1,39 +1,23 @@
 """Schemas of the native API. Answers are typed dicts, because they are built as plain dicts."""
 
-import re
 from typing import Annotated
 
 from pydantic import (
-    AfterValidator,
     ConfigDict,
     Field,
     StrictBool,
     TypeAdapter,
     WithJsonSchema,
 )
-from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from app.api.validation import RequestBody, Text, Texts
+from app.api.validation import LanguageTag, RequestBody, Text, Texts
 from app.engine.model.bundle import Calibration, Parity, Precision
 from app.engine.model.session import Int8Kernels
 from app.engine.predictions import FailedItem, Prediction, Word
 from app.engine.text.encoded_text import Overflow, Split
 from app.engine.text.preprocessing import Preprocessing
 from app.engine.text.tokens import Tokens
-
-# BCP 47. No language has more letters in its tag; "english" is a mistake.
-LANGUAGE_TAG = re.compile("[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8}){0,3}")
-
-
-def _language_tag(value: str) -> str:
-    if not LANGUAGE_TAG.fullmatch(value):
-        raise PydanticCustomError(
-            "language",
-            "must be a language tag, whose first part has two or three letters, such as 'en' or "
-            "'pt-BR'",
-        )
-    return value
 
 
 class ClassifyRequest(RequestBody):
@@ -53,9 +37,8 @@ class ClassifyRequest(RequestBody):
     split: Split | None = Field(
         default=None, description="sentences: classify each sentence as well, by itself"
     )
-    language: Annotated[str, AfterValidator(_language_tag)] = Field(
+    language: LanguageTag = Field(
         default="en",
-        json_schema_extra={"pattern": f"^{LANGUAGE_TAG.pattern}$"},
         description="language of the text, as a BCP 47 tag such as pt-BR; its abbreviations end "
         "no sentence",
     )
@@ -137,18 +120,6 @@ class ExplainResponse(TypedDict):
     words: Annotated[
         list[Word], Field(description="one item for each word, in the order of the text")
     ]
-
-
-class Problem(TypedDict):
-    """An error, in the format of RFC 9457."""
-
-    type: Annotated[str, Field(description="the code as a URN")]
-    title: Annotated[str, Field(description="the kind of error, for people")]
-    status: Annotated[int, Field(description="the status of the answer")]
-    detail: Annotated[str, Field(description="what was wrong, and what is accepted")]
-    code: Annotated[str, Field(description="the kind of error, for programs")]
-    error: Annotated[str, Field(description="the detail again, for Hugging Face clients")]
-    request_id: Annotated[str, Field(description="the answer's `x-request-id`")]
 
 
 class Status(TypedDict):

@@ -13,7 +13,7 @@ from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
-from app.api.openapi.schemas import Problem
+from app.api.problems import Problem
 from app.api.protocols.common import LabelScore, ranking, tokens_computed
 from app.api.protocols.instances import (
     InstancesRequest,

@@ -13,6 +13,7 @@ from typing import get_args
 from fastapi import APIRouter, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from app.api.body import media_type
 from app.api.decoding import Decoder, decoder
 from app.api.http_exchange import HttpExchange, HttpRequest
 from app.api.ndjson import Line, LineReader, answer_line
@@ -91,8 +92,7 @@ async def classify_stream(request: HttpRequest) -> Response:
     `shutting_down` with the id null.
     """
     exchange = request.exchange
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type not in ACCEPTED:
+    if media_type(request, b"content-type") not in ACCEPTED:
         raise UnsupportedMediaType(f"send lines of JSON, with content-type: {MEDIA_TYPE}")
     asked = request.query_params.get("overflow", "truncate")
     overflow = next((known for known in get_args(Overflow) if known == asked), None)
@@ -124,11 +124,7 @@ class StreamedAnswers(Response):
         self._model = model
         self._options = options
         self._decoder = body
-        self._lines = LineReader(
-            service.settings.max_body_bytes,
-            reserve=service.stream_inflight.take,
-            release=service.stream_inflight.give,
-        )
+        self._lines = LineReader(service.settings.max_body_bytes, service.stream_inflight)
         self._gate = service.models.stream_gate(model)  # may raise: no answer has begun yet
         self._messages: asyncio.Queue[Message] = asyncio.Queue(1)
         # In the order of their lines; None marks the end.

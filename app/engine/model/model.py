@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from app.engine.model.bundle import Bundle, Precision
 from app.engine.model.device import CPU, Device
 from app.engine.model.replicas import Replicas
-from app.engine.model.session import int8_kernels, open_sessions
+from app.engine.model.session import int8_kernels, open_session
 from app.engine.text.encoding import Encoding, Ids, batch_shape, fill
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.errors import InferenceFailed, UserError
@@ -55,7 +55,7 @@ class Model:
             UserError: a file is damaged, the variant is not in the bundle, its output does not fit
                 the labels, or a session cannot be opened.
         """
-        file = bundle.variant_path(precision)
+        self._file = bundle.variant_path(precision)
         manifest = bundle.manifest
         self.name = name or manifest.name
         self.revision = manifest.source.revision
@@ -74,8 +74,7 @@ class Model:
         self.path = bundle.path
         self.sha256 = manifest.variants[precision].sha256
         self.provider_options = device.options(gpu_memory_mb)
-        providers = device.providers(gpu_memory_mb)
-        self._open_sessions = partial(open_sessions, file, providers, kernels=self.kernels)
+        self._providers = device.providers(gpu_memory_mb)
         self.use_threads(threads)
         outputs = self.session.get_outputs()[0].shape[-1]
         if outputs != len(self.labels):
@@ -120,7 +119,10 @@ class Model:
             UserError: a session cannot be opened.
         """
         self.threads = threads
-        sessions = self._open_sessions(threads=threads)
+        sessions = [
+            open_session(self._file, provider, threads=threads, kernels=self.kernels)
+            for provider in self._providers
+        ]
         self.session = sessions[0]
         self._replicas = Replicas(sessions) if len(sessions) > 1 else None
 

@@ -1,6 +1,5 @@
 """ONNX Runtime sessions, with the options that suit the CPU at hand."""
 
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -94,12 +93,3 @@ def open_session(
             "a GPU, use --device cpu"
         )
     return session
-
-
-def open_sessions(
-    path: Path, providers: Sequence[Provider], *, threads: int, kernels: Int8Kernels | None
-) -> list[ort.InferenceSession]:
-    """Open a session of the same file with each provider; see ``open_session``."""
-    return [
-        open_session(path, provider, threads=threads, kernels=kernels) for provider in providers
-    ]

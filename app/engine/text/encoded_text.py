@@ -7,7 +7,7 @@ from typing import Literal
 from app.engine.text.encoding import Encoding
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.engine.text.pairs import Input, TextPair
-from app.engine.text.sentences import Span, sentence_spans
+from app.engine.text.sentences import SentenceSpan, sentence_spans
 from app.engine.worker import Steps, finish
 from app.errors import InvalidRequest, ServiceError, TextTooLong
 
@@ -67,9 +67,7 @@ def encode(
     """Tokenise each text, or return the error that says why it cannot be classified."""
     if not options.split:
         return _encoded(tokenizer, texts, max_chars, options)
-    return finish(
-        encode_steps(tokenizer, texts, max_chars=max_chars, options=options, check=_unlimited)
-    )
+    return finish(encode_steps(tokenizer, texts, max_chars=max_chars, options=options))
 
 
 def encode_steps(
@@ -78,7 +76,7 @@ def encode_steps(
     *,
     max_chars: int,
     options: TextOptions,
-    check: Callable[[Sequence[Encoding]], None],
+    check: Callable[[Sequence[Encoding]], None] = lambda latest: None,
 ) -> Steps[list[EncodedText | ServiceError]]:
     """``encode`` in steps: a few short texts, one long text or one window of sentences at a time.
 
@@ -113,10 +111,6 @@ def encodings(texts: Sequence[EncodedText | ServiceError]) -> list[Encoding]:
             to_infer += text.windows
             to_infer += encodings([sentence.text for sentence in text.sentences])
     return to_infer
-
-
-def _unlimited(encodings: Sequence[Encoding]) -> None:
-    """Accept any number of encodings."""
 
 
 def _groups(texts: Sequence[Input]) -> Iterator[Sequence[Input]]:
@@ -160,7 +154,7 @@ def _checked(
 
 
 def _sentences(
-    tokenizer: InputTokenizer, whole: str, spans: Sequence[Span], options: TextOptions
+    tokenizer: InputTokenizer, whole: str, spans: Sequence[SentenceSpan], options: TextOptions
 ) -> list[EncodedSentence]:
     alone = TextOptions(overflow=options.overflow)
     texts = _encoded(tokenizer, [whole[start:end] for start, end in spans], len(whole), alone)

@@ -16,10 +16,10 @@ WINDOW_CHARS = 2_000
 # sentencex processes each paragraph separately, so cutting a text here does not change the result.
 PARAGRAPH_END = re.compile(r"\n\r*\n")
 
-Span = tuple[int, int]  # the first character, and the character after the last
+SentenceSpan = tuple[int, int]  # the first character, and the character after the last
 
 
-def sentence_spans(text: str, language: str) -> Iterator[list[Span]]:
+def sentence_spans(text: str, language: str) -> Iterator[list[SentenceSpan]]:
     """The start and end of each sentence, in characters, without the space around it.
 
     Yields one list per window of the text, so that the caller can stop between two windows. The
@@ -33,7 +33,7 @@ def sentence_spans(text: str, language: str) -> Iterator[list[Span]]:
     """
     language = language.partition("-")[0].lower()
     titles = TITLES.get(language, ())
-    last: Span | None = None  # the latest sentence, which may continue
+    last: SentenceSpan | None = None  # the latest sentence, which may continue
     goes_on = False
     for pieces, is_cut in _windows(text, language):
         done = []
@@ -53,7 +53,7 @@ def sentence_spans(text: str, language: str) -> Iterator[list[Span]]:
         yield [last]
 
 
-def _windows(text: str, language: str) -> Iterator[tuple[list[Span], bool]]:
+def _windows(text: str, language: str) -> Iterator[tuple[list[SentenceSpan], bool]]:
     """For each window: its pieces, as sentencex finds them, and whether the last one continues.
 
     A window has whole paragraphs if at least one fits. If none fits, sentencex cannot see the text

@@ -15,8 +15,8 @@ from jsonschema_rs import is_valid
 from app.api.openapi.document import ERRORS
 from app.config.settings import Settings
 from app.main import create_app
+from tests.api.openapi import made_up_requests
 from tests.conftest import SET_BY_HAND
-from tests.support import made_up_requests
 from tests.support.serving import Process, environment
 from tests.support.tiny_bundle import make_bundle, write_manifest
 

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-from tests.api.conftest import BY_HAND
+from tests.conftest import FLAGS
 from tests.support.serving import Process
 
 KEY = "key-of-the-test"
@@ -54,7 +54,7 @@ def test_the_client_shows_what_was_wrong(url: str) -> None:
 
 def test_the_token_is_an_api_key(bundle: Path) -> None:
     """The client's token is the API key; a wrong or missing one gives 401 and what to do."""
-    with Process("--model", str(bundle), *BY_HAND, "--api-keys", KEY) as process:
+    with Process("--model", str(bundle), *FLAGS, "--api-keys", KEY) as process:
         client = InferenceClient(model=process.url, token=KEY)
         assert client.text_classification("love")[0].label == "positive"
         for token in ("another-key", None):

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from app.config.sources import load_settings
 from app.errors import NotReady
 from tests.conftest import Serve
 from tests.support.serving import metric
@@ -91,27 +90,3 @@ def test_models_of_one_name_can_be_served_under_two(
     other = make_bundle(tmp_path / "other")
     client = serve(model=(bundle, other), served_name=("a", "b"))
     assert [one["name"] for one in client.get("/models").json()["models"]] == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"served_name": ["a", "b"]}, "--served-name: give as many names as models: 1"),
-        (
-            {"model": ["x", "y"], "served_name": ["a", "a"]},
-            "--served-name: give each model another name",
-        ),
-        ({"served_name": ["a/b"]}, "--served-name: a name must be up to 128 letters, digits"),
-    ],
-)
-def test_names_that_cannot_be_served_are_refused(given: dict[str, Any], says: str) -> None:
-    """The message says what is accepted."""
-    with pytest.raises(ValueError, match=f"^{says}"):
-        load_settings(given)
-
-
-def test_names_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SENTIMENT_SERVED_NAME has the names, separated by commas."""
-    monkeypatch.setenv("SENTIMENT_MODEL", "/x:/y")
-    monkeypatch.setenv("SENTIMENT_SERVED_NAME", "a, b")
-    assert load_settings({}).served_name == ("a", "b")

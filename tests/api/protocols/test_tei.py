@@ -10,8 +10,7 @@ from typing import Any
 import httpx2
 from fastapi.testclient import TestClient
 
-from tests.api.conftest import BY_HAND
-from tests.conftest import Serve
+from tests.conftest import FLAGS, Serve
 from tests.support.serving import SLOW_COMMAND, Gate, Process, eventually, metric
 
 
@@ -43,7 +42,7 @@ def test_curl_as_documented(url: str) -> None:
 
 def test_the_headers_say_how_long_it_took(bundle: Path) -> None:
     """The headers have whole milliseconds: inference of 50 ms shows there and in the total."""
-    with Process("--model", str(bundle), *BY_HAND, command=SLOW_COMMAND) as process:
+    with Process("--model", str(bundle), *FLAGS, command=SLOW_COMMAND) as process:
         headers = _post(process.url, {"inputs": "love"}).headers
     assert int(headers["x-inference-time"]) >= 50
     for name in ("x-total-time", "x-compute-time"):
@@ -63,18 +62,17 @@ def _love(client: TestClient) -> httpx2.Response:
     return client.post("/predict", json={"inputs": "love"})  # 3 tokens
 
 
-def test_an_overloaded_service_says_so(serve: Serve, gate: Gate) -> None:
+def test_an_overloaded_service_says_so(serve: Serve, gate: Gate, pool: ThreadPoolExecutor) -> None:
     """A request that the queue cannot hold gets TEI's error type and Retry-After."""
     client = serve(runners=1, max_queue_tokens=8)
     gate.close()
-    with ThreadPoolExecutor(3) as pool:
-        running = pool.submit(_love, client)
-        assert gate.reached.wait(30)
-        waiting = [pool.submit(_love, client) for _ in range(2)]
-        eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 6)
-        refused = _love(client)
-        gate.open.set()
-        assert {answer.result().status_code for answer in (running, *waiting)} == {200}
+    running = pool.submit(_love, client)
+    assert gate.reached.wait(30)
+    waiting = [pool.submit(_love, client) for _ in range(2)]
+    eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 6)
+    refused = _love(client)
+    gate.open.set()
+    assert {answer.result().status_code for answer in (running, *waiting)} == {200}
     assert (refused.status_code, refused.json()["error_type"]) == (429, "Overloaded")
     assert int(refused.headers["retry-after"]) >= 1
 

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from openai import AuthenticationError, NotFoundError, OpenAI, UnprocessableEntityError
 
-from tests.api.conftest import BY_HAND
+from tests.conftest import FLAGS
 from tests.support.serving import Process
 
 KEY = "key-of-the-test"
@@ -18,7 +18,7 @@ KEY = "key-of-the-test"
 @pytest.fixture(scope="module")
 def url(bundle: Path) -> Iterator[str]:
     """The URL of a server of the tiny model, which needs a key."""
-    with Process("--model", str(bundle), *BY_HAND, "--api-keys", KEY) as process:
+    with Process("--model", str(bundle), *FLAGS, "--api-keys", KEY) as process:
         yield process.url
 
 

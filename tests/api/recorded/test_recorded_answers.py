@@ -10,7 +10,7 @@ from checks.replay.comparison import differences
 from checks.replay.corpus import CORPUS, GUARDED
 from checks.replay.corpus.guarded import GUARDED_FLAGS
 from checks.replay.recording import read, recorded
-from tests.api.conftest import BY_HAND
+from tests.conftest import FLAGS
 from tests.support.serving import Process
 
 HERE = Path(__file__).parent
@@ -25,7 +25,7 @@ OTHER_WORDS = {f"json document: comma at the end of {place}" for place in ("a li
 def test_the_answers_are_the_recorded_ones() -> None:
     """Status, headers and body are as recorded, and so is whether the connection stays open."""
     left_out = OTHER_WORDS if sys.version_info >= (3, 13) else set()
-    with Process(*BY_HAND) as service:
+    with Process(*FLAGS) as service:
         answers = recorded(service.url, [one for one in CORPUS if one.name not in left_out])
     before = read(HERE / "recorded_answers.json")
     for name in left_out:
@@ -35,7 +35,7 @@ def test_the_answers_are_the_recorded_ones() -> None:
 
 def test_the_answers_with_keys_and_cors_are_the_recorded_ones() -> None:
     """Keys are checked, and origins get their headers, as recorded."""
-    with Process(*BY_HAND, *GUARDED_FLAGS) as service:
+    with Process(*FLAGS, *GUARDED_FLAGS) as service:
         answers = recorded(service.url, GUARDED)
     before = read(HERE / "recorded_answers_guarded.json")
     assert list(differences(before, answers, tolerance=TOLERANCE)) == []

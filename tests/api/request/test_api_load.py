@@ -5,7 +5,6 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,6 @@ from app.main import create_app
 from tests.conftest import Serve
 from tests.support.serving import Gate, eventually, listening, metric
 from tests.support.tiny_bundle import different_texts
-
-
-@pytest.fixture
-def pool(gate: Gate) -> Iterator[ThreadPoolExecutor]:
-    """A pool of clients in the background, answered at the latest when the test ends."""
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
-        gate.open.set()
 
 
 def _post(client: httpx2.Client, inputs: str | list[str]) -> httpx2.Response:

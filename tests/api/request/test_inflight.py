@@ -10,12 +10,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from app.cli.command import main
 from app.config.settings import Settings
 from app.engine.machine.memory import available_memory
 from app.main import create_app
-from tests.api.routes.test_stream import FLAGS
-from tests.conftest import SET_BY_HAND, Serve
+from tests.conftest import FLAGS, SET_BY_HAND, Serve
 from tests.support.serving import Gate, Process, eventually, exchange, listening, metric, patched
 
 HEAD = b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -138,12 +136,6 @@ def test_the_deadline_begins_when_a_request_arrives(bundle: Path) -> None:
         stalling.sendall(HEAD + b'content-length: 19\r\n\r\n{"inputs": "stall"}')
         assert exchange(process.port, hurried).startswith(b"HTTP/1.1 504 ")
         assert exchange(process.port, hurried).startswith(b"HTTP/1.1 200 ")
-
-
-def test_a_bound_below_one_body_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    """A limit below the size of one body is wrong usage, because no such body would be accepted."""
-    assert main(["serve", "--max-inflight-bytes", "1000"]) == 2
-    assert "--max-inflight-bytes: one body may have 2097152 bytes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

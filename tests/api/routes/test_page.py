@@ -15,7 +15,7 @@ import pytest
 from fastapi.testclient import TestClient
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
-from tests.api.conftest import BY_HAND
+from tests.conftest import FLAGS
 from tests.support.serving import SLOW_COMMAND, STUCK_COMMAND, Process
 from tests.support.tiny_bundle import LABELS, make_bundle
 
@@ -59,7 +59,7 @@ WATCH = """() => {
 @pytest.fixture(scope="module")
 def embedded() -> Iterator[str]:
     """The URL of a server of the embedded model."""
-    with Process(*BY_HAND) as process:
+    with Process(*FLAGS) as process:
         yield process.url
 
 
@@ -227,7 +227,7 @@ def test_a_request_that_fails(page: Page) -> None:
 
 def test_the_server_is_gone(bundle: Path, visits: Visits) -> None:
     """If the server has ended, the page says that it cannot be reached."""
-    with Process("--model", str(bundle), *BY_HAND) as process:
+    with Process("--model", str(bundle), *FLAGS) as process:
         page = visits.open(process.url)
     classify(page, "love")
     expect(page.get_by_role("alert")).to_contain_text(
@@ -237,7 +237,7 @@ def test_the_server_is_gone(bundle: Path, visits: Visits) -> None:
 
 def test_a_busy_server(bundle: Path, visits: Visits) -> None:
     """If the server refuses a request, the page says when to try again."""
-    with Process("--model", str(bundle), *BY_HAND, "--rate-limit", "50/minute") as process:
+    with Process("--model", str(bundle), *FLAGS, "--rate-limit", "50/minute") as process:
         page = visits.open(process.url)
         while httpx2.get(f"{process.url}/info").status_code != 429:
             pass
@@ -248,7 +248,7 @@ def test_a_busy_server(bundle: Path, visits: Visits) -> None:
 
 def test_a_slow_answer(bundle: Path, visits: Visits) -> None:
     """The page is busy and shows its progress until all texts are answered."""
-    with Process("--model", str(bundle), *BY_HAND, command=SLOW_COMMAND) as process:
+    with Process("--model", str(bundle), *FLAGS, command=SLOW_COMMAND) as process:
         page = visits.open(process.url)
         page.evaluate(WATCH)
         classify(page, *["love"] * 250)
@@ -265,7 +265,7 @@ def test_a_slow_answer(bundle: Path, visits: Visits) -> None:
 @pytest.mark.parametrize("texts", [["love"], ["love", "worst"]], ids=["one", "many"])
 def test_cancel(bundle: Path, visits: Visits, texts: list[str]) -> None:
     """Cancel ends a request without an answer, and the focus returns to the text."""
-    with Process("--model", str(bundle), *BY_HAND, command=STUCK_COMMAND) as process:
+    with Process("--model", str(bundle), *FLAGS, command=STUCK_COMMAND) as process:
         page = visits.open(process.url)
         classify(page, *texts)
         expect(page.locator("#answer")).to_have_attribute("aria-busy", "true")
@@ -283,7 +283,7 @@ def test_cancel(bundle: Path, visits: Visits, texts: list[str]) -> None:
 
 def test_cancel_keeps_what_was_answered(bundle: Path, visits: Visits) -> None:
     """After Cancel, the rows that were answered stay and can be opened."""
-    with Process("--model", str(bundle), *BY_HAND, command=SLOW_COMMAND) as process:
+    with Process("--model", str(bundle), *FLAGS, command=SLOW_COMMAND) as process:
         page = visits.open(process.url)
         classify(page, *["love"] * 5_000)
         expect(page.locator("tbody tr").first).to_be_visible()
@@ -303,7 +303,7 @@ def test_cancel_keeps_what_was_answered(bundle: Path, visits: Visits) -> None:
 )
 def test_many_lines(bundle: Path, visits: Visits, flags: tuple[str, ...], texts: list[str]) -> None:
     """Texts beyond the limits of one request are sent in several, and answered in their order."""
-    with Process("--model", str(bundle), *BY_HAND, *flags) as process:
+    with Process("--model", str(bundle), *FLAGS, *flags) as process:
         page = visits.open(process.url)
         classify(page, *texts)
         expect(page.get_by_role("status")).to_have_text(f"{len(texts):,} texts classified")
@@ -459,7 +459,7 @@ def test_rows_are_sorted_and_filtered(page: Page) -> None:
 
 def test_an_api_key(bundle: Path, visits: Visits) -> None:
     """If the server needs a key, a field asks for it; it is stored in the tab, not on disk."""
-    with Process("--model", str(bundle), *BY_HAND, "--api-keys", KEY) as process:
+    with Process("--model", str(bundle), *FLAGS, "--api-keys", KEY) as process:
         page = visits.open(process.url)
         field = page.get_by_label("API key")
         expect(field).to_be_focused()
@@ -602,7 +602,7 @@ def test_several_models(bundle: Path, tmp_path: Path, visits: Visits) -> None:
     A label that does not fit into a phone's width is wrapped, in the table beside its dot.
     """
     moods = make_bundle(tmp_path / "moods", name="moods", labels=["1 star", "calm", LONG_LABEL])
-    with Process("--model", str(bundle), "--model", str(moods), *BY_HAND) as process:
+    with Process("--model", str(bundle), "--model", str(moods), *FLAGS) as process:
         page = visits.open(process.url)
         page.get_by_label("Model").select_option("moods")
         expect(page.locator("#served")).to_have_text(

@@ -3,7 +3,6 @@
 import gc
 import json
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,6 @@ from tests.support.serving import Gate, eventually, metric
 from tests.support.tiny_bundle import make_bundle
 
 LONG = "love it " * 600  # tokenised on the thread, beside the event loop
-
-
-@pytest.fixture
-def pool(gate: Gate) -> Iterator[ThreadPoolExecutor]:
-    """A pool of clients in the background, answered at the latest when the test ends."""
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
-        gate.open.set()
 
 
 def _post(client: httpx2.Client, inputs: str | list[str], **body: Any) -> httpx2.Response:

@@ -26,8 +26,10 @@ from app.api.routes.stream import StreamedAnswers
 from app.config.settings import Settings
 from app.engine.text.encoded_text import DEFAULTS
 from app.errors import Overloaded, PayloadTooLarge
+from app.limits import InflightBytes
 from app.main import create_app
-from tests.conftest import SET_BY_HAND, Serve
+from app.shared_memory.board import Board
+from tests.conftest import FLAGS, Serve
 from tests.support.serving import (
     SLOW_COMMAND,
     Gate,
@@ -44,11 +46,6 @@ HEAD = (
     b"POST /classify/stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-ndjson\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
-FLAGS = [
-    part
-    for name, value in SET_BY_HAND.items()
-    for part in (f"--{name.replace('_', '-')}", str(value))
-]
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +91,13 @@ def test_each_line_has_its_answer_with_its_id_in_order(client: TestClient) -> No
     assert _post(client, content) == expected
 
 
+def _room(size: int = 1_000_000) -> InflightBytes:
+    return InflightBytes(size, Board.alone().parts("streams"))
+
+
 def test_what_a_line_has_beyond_the_limit_is_not_kept() -> None:
     """Bytes beyond the limit of a line are not kept, whatever its length and its pieces."""
-    reader = LineReader(1_000)
+    reader = LineReader(1_000, _room())
     tracemalloc.start()
     try:
         for _ in range(1_000):
@@ -109,32 +110,17 @@ def test_what_a_line_has_beyond_the_limit_is_not_kept() -> None:
     assert isinstance(line.text, PayloadTooLarge)
 
 
-def _groups(reader: LineReader, piece: bytes, group_bytes: int = 1_000_000) -> list[int]:
+def _groups(piece: bytes, group_bytes: int = 1_000_000) -> list[int]:
     """The number of lines in each group."""
+    reader = LineReader(1_000, _room())
     return [len(lines) for lines in reader.feed(piece, lambda: group_bytes)]
 
 
 def test_groups_of_lines_grow_and_stay_as_short_as_asked() -> None:
     """Groups double from one line up to a limit; a line longer than a group's limit goes alone."""
-    assert _groups(LineReader(1_000), _lines(400)) == [1, 2, 4, 8, 16, 32, 64, 128, 128, 17]
-    assert _groups(LineReader(1_000), b'{"text":"abc"}\n' * 8, group_bytes=40) == [1, 2, 3, 2]
-    assert _groups(LineReader(1_000), b'{"text":"abc"}\n' * 3, group_bytes=0) == [1, 1, 1]
-
-
-class Room:
-    """A shared budget of bytes."""
-
-    def __init__(self, size: int) -> None:
-        self.left = size
-
-    def reserve(self, size: int) -> bool:
-        if size > self.left:
-            return False
-        self.left -= size
-        return True
-
-    def release(self, size: int) -> None:
-        self.left += size
+    assert _groups(_lines(400)) == [1, 2, 4, 8, 16, 32, 64, 128, 128, 17]
+    assert _groups(b'{"text":"abc"}\n' * 8, group_bytes=40) == [1, 2, 3, 2]
+    assert _groups(b'{"text":"abc"}\n' * 3, group_bytes=0) == [1, 1, 1]
 
 
 def _read(reader: LineReader, piece: bytes) -> list[Line]:
@@ -143,8 +129,8 @@ def _read(reader: LineReader, piece: bytes) -> list[Line]:
 
 def test_a_line_is_kept_while_there_is_room_for_it() -> None:
     """A line's bytes are released when it is answered, or when it turns out to be too long."""
-    room = Room(100)
-    reader = LineReader(90, reserve=room.reserve, release=room.release)
+    room = _room(100)
+    reader = LineReader(90, room)
     assert _read(reader, b'{"text":') == []
     assert room.left == 92
     (line,) = _read(reader, b'"love"}\n')
@@ -163,8 +149,8 @@ def test_a_line_is_kept_while_there_is_room_for_it() -> None:
 
 def test_a_line_that_finds_no_room_is_overloaded_in_its_place() -> None:
     """A line without room gets an error in its place, keeps no bytes, and later lines are read."""
-    room = Room(10)
-    reader = LineReader(1_000, reserve=room.reserve, release=room.release)
+    room = _room(10)
+    reader = LineReader(1_000, room)
     assert _read(reader, b'{"text":') == []
     assert _read(reader, b'"love ') == []
     assert room.left == 10
@@ -175,8 +161,8 @@ def test_a_line_that_finds_no_room_is_overloaded_in_its_place() -> None:
 
 def test_a_stream_that_ends_gives_back_all_its_room() -> None:
     """A stream that ends releases all its bytes, including those of lines that stay unanswered."""
-    room = Room(100)
-    reader = LineReader(1_000, reserve=room.reserve, release=room.release)
+    room = _room(100)
+    reader = LineReader(1_000, room)
     _read(reader, b'{"text":')
     _read(reader, b'"love"}\n{"text":')
     assert room.left < 90

@@ -1,5 +1,7 @@
 """What is missing for CUDA, with a library in the place of NVIDIA's driver."""
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import onnxruntime as ort
@@ -7,13 +9,18 @@ import pytest
 
 from app.engine.machine import gpu
 from app.engine.machine.gpu import CUDA, CudaGpu, cuda_state
-from tests.support.cuda import fake_libcuda
+
+SOURCE = Path(__file__).parents[2] / "support/machines/fake_libcuda.c"
 
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path of a driver's library that shows one GPU and supports CUDA 13."""
-    return fake_libcuda(tmp_path_factory.mktemp("driver"))
+    """The path of a library that answers as a driver with one GPU, which supports CUDA 13."""
+    if (compiler := shutil.which("cc")) is None:
+        pytest.skip("needs a C compiler")
+    library = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", SOURCE, "-o", library], check=True)
+    return str(library)
 
 
 @pytest.fixture(autouse=True)

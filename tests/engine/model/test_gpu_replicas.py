@@ -19,7 +19,7 @@ from app.engine.model.device import CPU
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.model.replicas import Replicas
-from app.engine.model.session import MATMUL_INTEGER, open_sessions
+from app.engine.model.session import MATMUL_INTEGER, open_session
 from tests.conftest import Serve
 from tests.support.tiny_bundle import different_texts, make_bundle, write_manifest
 
@@ -104,9 +104,11 @@ def test_service_on_two_gpus(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> N
     gpu = CudaGpu("pretended", 1 << 30, (9, 0))
     monkeypatch.setattr(device, "cuda_state", lambda: CudaState(gpus=(gpu, gpu)))
 
-    def on_the_cpu(path: Path, providers: Sequence[Any], **options: Any) -> Any:
-        assert [one[1]["device_id"] for one in providers] == ["0", "1"]
-        return open_sessions(path, [CPU] * len(providers), **options)
+    opened: list[str] = []
+
+    def on_the_cpu(path: Path, provider: Any, **options: Any) -> ort.InferenceSession:
+        opened.append(provider[1]["device_id"])
+        return open_session(path, CPU, **options)
 
     made: list[Replicas] = []
 
@@ -115,9 +117,10 @@ def test_service_on_two_gpus(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> N
         return made[-1]
 
     expected = serve()
-    monkeypatch.setattr(model, "open_sessions", on_the_cpu)
+    monkeypatch.setattr(model, "open_session", on_the_cpu)
     monkeypatch.setattr(model, "Replicas", kept)
     client = serve(device="cuda:0,1", runners=0, max_batch_tokens=64)
+    assert opened == ["0", "1"]
     texts = [[f"I love this number {number}", "worst"] for number in range(40)]
 
     def classify(inputs: Sequence[str]) -> Any:

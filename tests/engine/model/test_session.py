@@ -24,7 +24,7 @@ from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.model.session import Int8Kernels, int8_kernels, open_session
 from tests.conftest import Serve
-from tests.support.cpus import without_vnni
+from tests.support.machines.cpus import without_vnni
 from tests.support.serving import COMMAND, Process, environment
 
 ROOT = Path(__file__).parents[3]
@@ -39,7 +39,7 @@ def native() -> Any:
 
 
 def _logits(python: Sequence[str], changes: Mapping[str, str] | None = None) -> Any:
-    command = [*python, "-m", "tests.support.int8_logits"]
+    command = [*python, "-m", "tests.support.machines.int8_logits"]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(**changes or {}), capture_output=True, check=False
     )

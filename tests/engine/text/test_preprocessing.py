@@ -9,48 +9,21 @@ from app.engine.text.preprocessing import normalise_tweet, preprocess
 # Written out by hand from the model cards' `preprocess`, not computed.
 EXPECTED = {
     "": "",
-    " ": " ",
-    "  ": "  ",
-    "@": "@",
-    "@a": "@user",
-    "@user": "@user",
-    "@@": "@user",
-    "@ a": "@ a",
-    "a@b": "a@b",
-    "mail me@home.org now": "mail me@home.org now",
-    "@Anna: thanks!": "@user thanks!",
-    "@anna@bob": "@user",
-    "(@anna)": "(@anna)",
-    "\u201c@anna": "\u201c@anna",
-    "\uff20anna": "\uff20anna",
-    "http": "http",
-    "https://t.co/x?y=1#z": "http",
-    "httpd is down": "http is down",
-    "(http://t.co/x)": "(http://t.co/x)",
-    "HTTP://T.CO/X": "HTTP://T.CO/X",
-    "Http://t.co/x": "Http://t.co/x",
-    "seehttp://t.co/x": "seehttp://t.co/x",
-    "www.example.org": "www.example.org",
-    "one  two   three": "one  two   three",
-    " @a": " @user",
-    "@a ": "@user ",
     "  @a  @b  ": "  @user  @user  ",
+    "@": "@",
+    "a@b": "a@b",
+    "@Anna: thanks!": "@user thanks!",
+    "(@anna)": "(@anna)",
     "@a\n@b": "@user",
-    "one\n@b": "one\n@b",
     "\n@b": "\n@b",
-    "\t@a http": "\t@a http",
     "@a\tgoes too": "@user too",
-    "http://x\nnext line": "http line",
     "\u00a0@a": "\u00a0@a",
-    "one\u00a0@a": "one\u00a0@a",
-    "\u3000http": "\u3000http",
-    "😀@a 😀": "😀@a 😀",
-    "@😀 hi": "@user hi",
+    "httpd is down": "http is down",
+    "HTTP://T.CO/X": "HTTP://T.CO/X",
+    "(http://t.co/x)": "(http://t.co/x)",
+    "www.example.org": "www.example.org",
     "👩\u200d👩\u200d👧 @mum https://x.y ❤\ufe0f": "👩\u200d👩\u200d👧 @user http ❤\ufe0f",
     "مرحبا @علي انظر https://x.y شكرا": "مرحبا @user انظر http شكرا",
-    "\u200f@a": "\u200f@a",
-    "@שלום שלום": "@user שלום",
-    "&amp; @a &lt;http": "&amp; @user &lt;http",
 }
 
 
@@ -66,7 +39,10 @@ def test_a_checkpoint_without_normalisation_sees_the_text_itself() -> None:
     assert preprocess("@anna http://x", "tweet") == "@user http"
 
 
-@given(st.lists(st.sampled_from(["@", "a", "http", " ", "\n", "\u00a0", "H"])).map("".join))
+PIECES = ["http", "Http", "&lt;", *"@aH/(😀א\uff20\u200f\u201c\u3000\u00a0\t\n", *" " * 4]
+
+
+@given(st.lists(st.sampled_from(PIECES)).map("".join))
 def test_it_is_the_rule_word_by_word(text: str) -> None:
     """The model card's own code: split on single spaces, replace tokens, join."""
     tokens = [

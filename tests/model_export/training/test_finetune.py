@@ -21,8 +21,8 @@ from model_export.training.finetune import finetune, training_preprocessing
 from model_export.training.recipe import Recipe
 from model_export.training.training_data import tokenise, without_leaks
 from tests.support.checkpoints import make_checkpoint, silent
+from tests.support.machines.small_disk import run_on_small_disk
 from tests.support.model_export.bertweet import make_bertweet
-from tests.support.model_export.small_disk import run_on_small_disk
 
 Weights = dict[str, torch.Tensor]
 WORDS = {"negative": ["bad", "worse", "late"], "neutral": ["bus", "desk", "soup"]}

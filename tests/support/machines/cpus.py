@@ -21,7 +21,7 @@ def without_vnni(directory: Path) -> dict[str, str]:
     shutil.copytree(Path(onnxruntime.__file__).parent, copy)
     (extension,) = (copy / "capi").glob("onnxruntime_pybind11_state*.so")
     _trap_cpuid(extension)
-    path = os.pathsep.join([str(directory / "site"), str(Path(__file__).parents[2])])
+    path = os.pathsep.join([str(directory / "site"), str(Path(__file__).parents[3])])
     return {"LD_PRELOAD": str(library), "PYTHONPATH": path}
 
 
