@@ -151,8 +151,8 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_waiting_for_reader()
-        self._transport.stop()
         super().connection_lost(exc)
+        self._transport.end()
         self._on_end()
         if self._arrival is not None:
             self._arrival.leave()

@@ -84,6 +84,11 @@ class ResponseTransport:
         if self._look is not None:
             self._look.cancel()
 
+    def end(self) -> None:
+        """The connection is lost: forget it, so that it needs no collector to be freed."""
+        self.stop()
+        self._sending = bool
+
     def drop(self, size: int) -> None:
         """Count ``size`` bytes that arrived and are dropped; close if there are too many."""
         self.dropped += size

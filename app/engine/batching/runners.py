@@ -6,6 +6,8 @@ The event loop reads them when a thread tells it to, and regularly while a batch
 
 import asyncio
 import logging
+import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,6 +27,11 @@ STUCK_FACTOR = 20
 # ... and at least this many seconds. Before the first batch there is no prediction. A small batch
 # takes milliseconds, and on a busy machine twenty times as long is nothing unusual.
 STUCK_LEAST_S = 5.0
+
+# How much nicer the runners are than the event loop, which needs little time, but at once: it
+# answers probes, and feeds the runners. With as many runners as CPUs, it would wait for a CPU for
+# half of the time.
+NICE = 5
 
 # Seconds between two looks at the runners.
 WATCH_S = 0.5
@@ -169,6 +176,8 @@ class Runners(Generic[Text]):
     def _run(self, runner: Runner[Text]) -> None:
         """What each thread runs, from its start to its end."""
         try:
+            if sys.platform == "linux":  # elsewhere, the whole process would be nicer
+                os.nice(NICE)
             self._serve(runner)
             runner.dismissed = True
         except BaseException:  # even SystemExit: another thread must go on

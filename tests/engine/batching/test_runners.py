@@ -1,14 +1,17 @@
 """Runners that are lost, runners that hang, and the end of all runners."""
 
 import asyncio
+import os
+import sys
 import threading
 import time
+from collections.abc import Sequence
 
 import pytest
 
 from app.engine.batching.admission import CAUTION, Admission
 from app.engine.batching.fair_queue import FairQueue
-from app.engine.batching.runners import HOPELESS_AFTER, WATCH_S, Runners
+from app.engine.batching.runners import HOPELESS_AFTER, NICE, WATCH_S, Runners
 from app.errors import InferenceFailed, NotReady, Overloaded, ShuttingDown
 from tests.support.batching import (
     PATIENCE_S,
@@ -23,6 +26,23 @@ from tests.support.batching import (
     until,
 )
 from tests.support.virtual_time import Simulation, Stuck
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread has no priority of its own")
+async def test_runners_leave_the_cpu_to_the_event_loop() -> None:
+    """A runner's thread is nicer than that of the event loop, which keeps its priority."""
+    nices: list[int] = []
+
+    def infer(items: Sequence[str]) -> list[str]:
+        nices.append(os.getpriority(os.PRIO_PROCESS, 0))
+        return [*items]
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    async with batching(infer) as batcher:
+        await ask(batcher, "a")
+    assert nices == [min(before + NICE, 19)]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
 
 # Runners that are lost, and runners that hang
 
