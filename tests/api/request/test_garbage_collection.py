@@ -17,7 +17,7 @@ from app.api import json_document
 from app.api.http_exchange import HttpExchange
 from app.api.json_document import collector_paused, parse
 from app.server.http_protocol import HttpProtocol
-from tests.api.routes.test_stream import FLAGS
+from tests.conftest import FLAGS
 from tests.support.serving import (
     BODY,
     Gate,
