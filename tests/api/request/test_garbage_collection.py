@@ -5,11 +5,8 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 
-import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
@@ -17,28 +14,14 @@ from app.api import json_document
 from app.api.http_exchange import HttpExchange
 from app.api.json_document import collector_paused, parse
 from app.server.http_protocol import HttpProtocol
-from tests.conftest import FLAGS
 from tests.support.serving import (
     BODY,
     Gate,
-    Process,
-    before_inference,
     connect,
     eventually,
     exchange,
-    metric,
     post,
     read_answer,
-)
-
-# The command, whose batches never end; it says on standard error when all objects are looked at.
-COLLECTIONS = before_inference(
-    """
-    if number > 1:  # behind the batches of the warm-up
-        import gc, os
-        gc.callbacks.append(lambda phase, info: info["generation"] == 2 and os.write(2, b"full\\n"))
-        time.sleep(600)
-"""
 )
 
 
@@ -135,18 +118,3 @@ def test_a_lost_connection_is_forgotten_at_once(listen: Callable[..., int], gate
         assert gate.reached.wait(30)
     gate.open.set()
     eventually(lambda: not [one for one in gc.get_objects() if type(one) is HttpProtocol])
-
-
-def test_requests_that_wait_are_not_looked_at_again_and_again(bundle: Path) -> None:
-    """With 20,000 texts in the queue, the collector has not once looked at all objects."""
-    flags = ("--model", str(bundle), *FLAGS, "--max-queue-tokens", "1000000")
-    with ExitStack() as stack:
-        process = stack.enter_context(Process(*flags, command=COLLECTIONS))
-        for number in range(80):
-            texts = [f"{number} {index}" for index in range(250)]
-            body = json.dumps({"inputs": texts}).encode()
-            stack.enter_context(connect(process.port, post(body)))
-        client = stack.enter_context(httpx2.Client(base_url=process.url, timeout=30))
-        name = "sentiment_queue_texts"
-        eventually(lambda: metric(client, name, model="tiny") >= 19_000)
-        assert "full" not in process.log
