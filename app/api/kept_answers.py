@@ -16,8 +16,9 @@ from app.observability.metrics import Metrics
 
 ENCODINGS = ("zstd", "br", "gzip")  # as CompressMiddleware prefers them
 ACCEPTED = re.compile(r"([^\s,;]+)\s*(?:;\s*q\s*=\s*([\d.]+))?")
-# After the metrics were rendered, they are not rendered again for this many times as long.
-REST = 10
+# After the metrics were rendered, they are not rendered again for this many times as long, and for
+# no longer than the seconds: a scrape that waits should not look like a service that hangs.
+REST, MAX_REST_S = 10, 0.05
 
 
 def accepted_encoding(request: HttpRequest, offered: Sequence[str] = ENCODINGS) -> str:
@@ -70,7 +71,7 @@ class Scrapes:
     """Answers scrapes of the metrics, which take milliseconds to render and to compress.
 
     A scrape gets the metrics as they are after it arrived. If scrapes come too often for that, they
-    wait, and all that wait share one rendering: so scrapes take a tenth of a CPU's time at most.
+    wait, and all that wait share one rendering: so scrapes take a small part of a CPU's time.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -91,7 +92,7 @@ class Scrapes:
         # CPU time: on a busy machine, the time that others take would count as well.
         started = time.thread_time()
         response = await kept.answer(request, content_type, render)
-        rest_s = REST * (time.thread_time() - started)
+        rest_s = min(REST * (time.thread_time() - started), MAX_REST_S)
         now = asyncio.get_running_loop().time()
         self._rests_until = max(self._rests_until, now + rest_s)
         return response

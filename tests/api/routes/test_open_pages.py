@@ -80,10 +80,11 @@ def test_scrapes_that_come_together_share_a_rendering(
     assert client.get("/metrics").text != answers[0].text
 
 
+@pytest.mark.parametrize(("took_s", "waits_s"), [(0.003, 0.05), (0.02, 0.05)])
 def test_scrapes_take_a_small_share_of_the_time(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, took_s: float, waits_s: float
 ) -> None:
-    """After a slow rendering, the next scrape waits ten times as long, and is new all the same."""
+    """A scrape waits ten times as long as the last rendering took, 50 ms at most, and is new."""
     waits: list[float] = []
     sleep = asyncio.sleep
 
@@ -92,13 +93,16 @@ def test_scrapes_take_a_small_share_of_the_time(
         await sleep(0)
 
     def render_slowly(registry: Any) -> bytes:
-        until = time.thread_time() + 0.02
+        until = time.thread_time() + took_s
         while time.thread_time() < until:
             pass
         return b"%d" % len(waits)
 
     monkeypatch.setattr(asyncio, "sleep", note)
     monkeypatch.setattr(kept_answers, "choose_encoder", lambda accept: (render_slowly, "text/a"))
-    first, second = (client.get("/metrics").content for _ in range(2))
-    assert second != first
-    assert waits[-1] > 0.1
+    answers, rests = [], []
+    for _ in range(6):  # on a busy machine, a part of the rest may be over when a scrape arrives
+        answers.append(client.get("/metrics").content)
+        rests.append(waits[-1])
+    assert len({*answers}) == 6
+    assert waits_s / 2 < max(rests[1:]) <= waits_s
