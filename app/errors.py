@@ -23,6 +23,16 @@ class DeviceLost(UserError):
     """The device that computes can do so only for a new process. The message says why."""
 
 
+def forget_frames(error: BaseException | None) -> None:
+    """Free what the error's frames hold, such as the body of the request that it answers.
+
+    Frames often hold the error, too. Then only the garbage collector would free them, and late.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's message, or the error's ``repr`` where it has none.
 

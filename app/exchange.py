@@ -25,6 +25,7 @@ from app.errors import (
     ServiceError,
     ShuttingDown,
     TooManyTexts,
+    forget_frames,
 )
 from app.limits import HEALTH
 from app.observability.logs import log_request, trace_id
@@ -123,7 +124,9 @@ class Exchange(ABC):
             self.deadline = self.arrived + self._timeout_s()
             await self._answer()
         except (Exception, asyncio.CancelledError) as cause:
-            await self._fail(self._error(cause), cause)
+            error = self._error(cause)
+            forget_frames(cause)
+            await self._fail(error, cause)
         finally:
             seconds = time.perf_counter() - started
             metrics.requests_in_flight.value -= 1

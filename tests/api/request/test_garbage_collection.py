@@ -92,13 +92,17 @@ def test_parsing_pauses_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_answered_request_is_forgotten_at_once(client: TestClient) -> None:
-    """Nothing of it waits for the collector, which would have to run more often."""
+    """Nothing of it waits for the collector, and nothing of the error that was its answer."""
     gc.collect()
     gc.disable()
     try:
         for path in ("/classify", "/v2", "/none"):
             client.post(path, json={"inputs": "love"})
             client.head(path)
+        bad = [b"{", b'{"text": "a"}', b'{"inputs": "\xff"}', b'{"inputs": "%s"}' % (b"a" * 60_000)]
+        headers = {"content-type": "application/json"}
+        for body in bad:
+            assert client.post("/classify", content=body, headers=headers).status_code == 422
         # By type: isinstance() asks each object, and one of PyTorch warns when it is asked.
         assert not [one for one in gc.get_objects() if type(one) is HttpExchange]
     finally:
