@@ -177,7 +177,8 @@ class Runners(Generic[Text]):
         """What each thread runs, from its start to its end."""
         try:
             if sys.platform == "linux":  # elsewhere, the whole process would be nicer
-                os.nice(NICE)
+                with suppress(OSError):  # a sandbox may forbid it
+                    os.nice(NICE)
             self._serve(runner)
             runner.dismissed = True
         except BaseException:  # even SystemExit: another thread must go on
