@@ -25,7 +25,7 @@ def faults(port: int, order: random.Random) -> dict[str, Fault]:
     sends = partial(_send, port, order)
     return {
         "sends a decompression bomb": Fault(3, partial(sends, _bomb), {"413"}),
-        "sends thousands of empty gzip members": Fault(1, partial(sends, _members), {"422"}),
+        "sends thousands of empty gzip members": Fault(1, partial(sends, _members), {"422", "429"}),
         "sends half of a compressed body": Fault(3, partial(sends, _half), {"422"}),
         "sends damaged compressed data": Fault(3, partial(sends, _damaged), {"422"}),
         "sends an unknown content-encoding": Fault(1, partial(sends, _unknown), {"415"}),

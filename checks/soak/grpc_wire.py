@@ -15,6 +15,9 @@ STATUSES = {error.code: error.status for error in ServiceError.__subclasses__()}
 # gRPC itself refuses calls above a limit, and at the end those that have not begun, without our
 # trailing metadata.
 REFUSALS = {grpc.StatusCode.RESOURCE_EXHAUSTED: 429, grpc.StatusCode.UNAVAILABLE: 503}
+# What grpc puts in the place of the server's status, if the server ended the call while this client
+# was writing a message of a stream. The server ends a stream early only to refuse it.
+ENDED_WHILE_WRITING = "Internal error from Core"
 
 
 class Refused(OSError):
@@ -53,7 +56,8 @@ class GrpcClient:
                 return Answer(STATUSES[code], trailing, detail.encode())
             if "failed to connect" in detail:
                 raise Refused(detail) from error
-            if status := REFUSALS.get(error.code()):
+            status = 429 if detail == ENDED_WHILE_WRITING else REFUSALS.get(error.code())
+            if status:
                 return Answer(status, trailing, detail.encode())
             raise Lost(f"{error.code()}: {detail}") from error
         return Answer(200, {}, b"", tuple(received))

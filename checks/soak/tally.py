@@ -38,7 +38,7 @@ class Tally:
             sound = False
         self.texts += call.texts
         if not sound:
-            self.failed("wrong answers", f"{call.route}: {call.request!r} gave {answer.body!r}")
+            self.failed("wrong answers", f"{call.route}: {answer.body!r} to {call.request!r}")
         return sound
 
     def lost(self, call: Call, reason: str) -> None:
@@ -60,7 +60,7 @@ class Tally:
         """Count a failure and keep the example."""
         self.failures[kind] += 1
         if self.failures[kind] <= KEPT:
-            self.examples.append(f"{kind}: {example[:500]}")
+            self.examples.append(f"{kind}: {example[:8_000]}")
 
     def _count(self, counters: dict[str, Counter[str]], name: str, what: str) -> None:
         counters.setdefault(name, Counter())[what] += 1
