@@ -154,7 +154,7 @@ def _serve(settings: Settings, reasons: str) -> int:
     except (UserError, ModuleNotFoundError, OSError):
         raise
     except Exception:
-        logging.getLogger(__name__).critical("the service failed", exc_info=True)
+        logger.critical("the service failed", exc_info=True)
         return 1
     finally:
         logs.close()
@@ -172,7 +172,7 @@ def _say(line: str) -> None:
 
 def _classify(options: argparse.Namespace, settings: Settings) -> int:
     if fault := classify_arguments.fault(options, settings):
-        print(f"sentiment: {fault}", file=sys.stderr)
+        _say(fault)
         return 2
     chosen = ClassifyOptions.from_arguments(options)
     if not options.url:

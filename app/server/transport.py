@@ -87,7 +87,7 @@ class ResponseTransport:
     def end(self) -> None:
         """The connection is lost: forget it, so that it needs no collector to be freed."""
         self.stop()
-        self._sending = bool
+        self._sending = bool  # it returns False
 
     def drop(self, size: int) -> None:
         """Count ``size`` bytes that arrived and are dropped; close if there are too many."""
