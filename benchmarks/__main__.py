@@ -24,7 +24,7 @@ from benchmarks.repeats import repeats
 from benchmarks.subject import EMBEDDED, Goal, Subject
 from benchmarks.tables import Row
 from benchmarks.text_cost import text_cost
-from benchmarks.worker_cost import worker_cost
+from benchmarks.worker_cost import dealing_cost, worker_cost
 
 RESULTS = Path(__file__).parent / "results"
 SHAPE = "RoBERTa-base"
@@ -65,6 +65,7 @@ def main() -> None:
         "int8 against ideal": lambda: serving.against_ideal(int8(), rounds, {1: 0.93, 16: 0.96}),
         "CPU time of a text": lambda: text_cost(EMBEDDED, max(rounds, 9), {16: 1.12, 1: None}),
         "workers": lambda: worker_cost(EMBEDDED, max(rounds, 9), (1, 16)),
+        "dealing": lambda: dealing_cost(EMBEDDED, max(rounds, 9), {2: 100, 4: None}),
         "sessions": lambda: (
             row
             for subject, checkpoint in ((EMBEDDED, None), (int8(), options.work / SHAPE))

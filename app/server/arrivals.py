@@ -10,7 +10,6 @@ import logging
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeAlias
 
 from app.config.settings import Settings
 from app.errors import UserError
@@ -148,10 +147,6 @@ class Arrivals:
                 self._loop.remove_reader(self._site)
                 return False
         return True
-
-
-# What makes the arrivals at a site, like the class itself.
-ArrivalsAt: TypeAlias = Callable[[socket.socket, Callable[[socket.socket], bool]], Arrivals]
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> UserError:

@@ -5,7 +5,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from app.server.arrivals import Arrivals, ArrivalsAt
+from app.server.arrivals import Arrivals
 from app.server.linux_sockets import unread
 
 # Connections with a POST that begin in one turn of the event loop. Each takes some tenths of a
@@ -31,7 +31,7 @@ class Listener:
         self,
         site: socket.socket,
         protocol: Callable[[socket.socket], asyncio.Protocol],
-        arrivals: ArrivalsAt = Arrivals,
+        arrivals: type[Arrivals] = Arrivals,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_failure = on_failure

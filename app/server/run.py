@@ -25,7 +25,7 @@ from app.limits import IPV4_MAPPED
 from app.observability import logs
 from app.server import refusals, signals
 from app.server.addresses import announce
-from app.server.arrivals import Arrivals, ArrivalsAt, bind
+from app.server.arrivals import Arrivals, bind
 from app.server.http_protocol import HttpProtocol
 from app.server.listener import Listener
 from app.server.quiet import ACCEPTING_SHARE, LOOK_S, QUIET_S, Quiet
@@ -151,7 +151,7 @@ class Server(uvicorn.Server):
         if self.lifespan.should_exit:
             sys.exit(1)  # the log says why
         turns = Turns(asyncio.get_running_loop())
-        for number, (site, config) in enumerate(self._configs.items()):
+        for site, config in self._configs.items():
             if not config.loaded:  # the first one was loaded with its lifespan
                 config.load()
             protocol = partial(
@@ -165,10 +165,7 @@ class Server(uvicorn.Server):
                 on_refusal=partial(refusals.note, self._service),
                 on_end=self._note_end,
             )
-            arrivals: ArrivalsAt = Arrivals
-            if self._assignment:
-                note_taken = partial(self._service.status.note_taken, number)
-                arrivals = partial(HandedOver, note_taken=note_taken)
+            arrivals = HandedOver if self._assignment else Arrivals
             try:
                 self._listeners.append(Listener(site, protocol, arrivals, self._note_end))
             except UserError:

@@ -4,8 +4,7 @@ from enum import IntEnum
 
 from app.shared_memory.board import Board
 
-MOST_SITES = 2  # the ports of a service: its own, and that of the metrics
-_FIRST_SITE = 10
+_NUMBERS = 10
 
 
 class WorkerStage(IntEnum):
@@ -45,7 +44,6 @@ class WorkerStatus:
     in_flight = _Number(7)  # worker: requests being answered
     answered = _Number(8)  # worker: requests answered since its start
     models = _Number(9)  # worker: a digest of the models that it serves
-    # Then, worker: connections of each port that it has taken of those that were dealt.
 
     def __init__(self, board: Board, number: int) -> None:
         self.number = number
@@ -61,17 +59,9 @@ class WorkerStatus:
         """Connections that were dealt to the worker and have not ended."""
         return self.dealt - self.closed
 
-    def taken(self, site: int) -> int:
-        """Connections of a port, counted from 0, that the worker has taken."""
-        return int(self.numbers[_FIRST_SITE + site])
-
-    def note_taken(self, site: int) -> None:
-        """The worker has taken one more."""
-        self.numbers[_FIRST_SITE + site] += 1
-
     def begin(self, pid: int) -> None:
         """A new process begins."""
-        for index in range(2, _FIRST_SITE + MOST_SITES):
+        for index in range(2, _NUMBERS):
             self.numbers[index] = 0
         self.stage_number, self.pid = WorkerStage.STARTING, pid
 

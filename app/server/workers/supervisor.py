@@ -15,6 +15,8 @@ import time
 from contextlib import ExitStack, suppress
 from types import FrameType
 
+import uvloop
+
 from app.config.settings import Settings, cache_directory
 from app.errors import UserError
 from app.server.addresses import announce
@@ -51,7 +53,7 @@ def run(settings: Settings, workers: int) -> int:
         if settings.grpc_port:
             stack.enter_context(_held(settings.host, settings.grpc_port))
         _provide_cache(settings, stack)
-        return asyncio.run(Supervisor(settings, workers, sites).run())
+        return uvloop.run(Supervisor(settings, workers, sites).run())
 
 
 def _provide_cache(settings: Settings, stack: ExitStack) -> None:

@@ -85,12 +85,14 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Start a process: the command of this process once more."""
-        kinds = [socket.SOCK_SEQPACKET] * (1 + self._sites)
-        pairs = [socket.socketpair(socket.AF_UNIX, kind) for kind in kinds]
-        (own_control, *own_channels), (control, *channels) = zip(*pairs, strict=True)
-        descriptors = [channel.fileno() for channel in channels]
+        own_control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channels = [Channel() for _ in range(self._sites)]
         assignment = Assignment(
-            self.number, self._board.workers, self._board_descriptor, control.fileno(), descriptors
+            self.number,
+            self._board.workers,
+            self._board_descriptor,
+            control.fileno(),
+            [channel.worker_end.fileno() for channel in self._channels],
         )
         self._process = subprocess.Popen(  # noqa: S603 - our own command
             [sys.executable, *sys.orig_argv[1:]],
@@ -98,14 +100,9 @@ class WorkerProcess:
             env=assignment.environment(),
             process_group=0,  # so that Ctrl-C reaches the supervisor alone
         )
-        for theirs in (control, *channels):
-            theirs.close()
+        control.close()
         self._control = Control(own_control, partial(self._on_message, self), self._on_end)
         self.status.begin(self._process.pid)
-        self._channels = [
-            Channel(channel, partial(self.status.taken, site))
-            for site, channel in enumerate(own_channels)
-        ]
         self._takes_connections = True
         self.exit_code, self.end_by, self.silent_s = None, math.inf, 0.0
         self._ready_since, self._kill_reason = None, ""
@@ -131,10 +128,8 @@ class WorkerProcess:
             self._control.send(**message)
 
     def look(self) -> None:
-        """See whether it has ended, is ready, or is silent, and what it has taken."""
+        """See whether it has ended, is ready, or is silent."""
         now = time.monotonic()
-        for channel in self._channels:
-            channel.release()
         if self._process is not None and (code := self._process.poll()) is not None:
             self._ended(code, now)
         elif self.stage is WorkerStage.READY and self._ready_since is None:
