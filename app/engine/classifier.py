@@ -203,7 +203,7 @@ class Classifier:
     async def _encode(
         self, texts: Sequence[Input], options: TextOptions, deadline: float, *, refuse: bool
     ) -> list[EncodedText | ServiceError]:
-        """Tokenise the texts; with ``refuse``, only if the queue has room for one token of each."""
+        """Tokenise the texts; with ``refuse``, only while the queue has room for their tokens."""
         if (left_s := deadline - self._loop.time()) <= 0:
             raise DeadlineExceeded("the time allowed was over when the request was read")
         if refuse and self._cache is None:
@@ -217,6 +217,8 @@ class Classifier:
 
         def check(latest: Sequence[Encoding]) -> None:
             nonlocal tokens
+            if not refuse:
+                return
             missing = latest if self._cache is None else self._cache.missing(latest)
             tokens += sum(map(len, missing))
             if missing:

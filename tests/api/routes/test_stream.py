@@ -9,6 +9,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +25,7 @@ from app.api.http_exchange import HttpExchange
 from app.api.ndjson import Line, LineReader
 from app.api.routes.stream import StreamedAnswers
 from app.config.settings import Settings
+from app.engine.classifier import INLINE_CHARS
 from app.engine.text.encoded_text import DEFAULTS
 from app.errors import Overloaded, PayloadTooLarge
 from app.limits import InflightBytes
@@ -288,6 +290,23 @@ def test_a_full_queue_makes_a_stream_wait(serve: Serve, gate: Gate) -> None:
     labels = {"model": "tiny", "reason": "queue_full"}
     assert metric(client, "sentiment_rejections_total", **labels) == 0
     assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 600
+
+
+def test_a_line_that_is_tokenised_on_a_thread_waits_for_a_full_queue(
+    serve: Serve, gate: Gate
+) -> None:
+    """A line too long for the event loop is not refused either while others fill the queue."""
+    client = serve(runners=1, max_batch_tokens=8, max_queue_tokens=64)
+    gate.close()
+    texts = different_texts(8)
+    with ThreadPoolExecutor(3) as threads:
+        for inputs in (texts[:4], texts[4:]):
+            threads.submit(client.post, "/classify", json={"inputs": inputs})
+        eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 56)
+        answers = threads.submit(_post, client, json.dumps({"text": "love " * INLINE_CHARS}))
+        time.sleep(0.2)  # the line asks in vain
+        gate.open.set()
+        assert [answer.get("label", answer) for answer in answers.result(30)] == ["positive"]
 
 
 def test_lines_have_no_deadline(serve: Serve, gate: Gate) -> None:
