@@ -68,8 +68,10 @@ def main() -> int:
         flags = ["--grpc-port", str(grpc_port), "--workers", str(workers)]
         with Service(EMBEDDED_BUNDLE, *flags, variables=keys) as service:
             outcomes.append(_soak(service, workers, grpc_port, truth, minutes, options.seed))
+        print(f"{workers} workers: {outcomes[-1]['failures'] or 'no failures'}")
+        print(*outcomes[-1]["examples"], sep="\n", flush=True)
     report.keep(outcomes, FIGURES, PAGE)
-    print(report.tables(outcomes), *(line for o in outcomes for line in o["examples"]), sep="\n")
+    print(report.tables(outcomes))
     return int(any(outcome["failures"] or outcome["exit_code"] for outcome in outcomes))
 
 

@@ -3,7 +3,8 @@
 import asyncio
 import gzip
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
@@ -88,20 +89,20 @@ class Connection:
         self._writer.transport.abort()
 
     def end_sending(self) -> None:
-        """Close the sending side; answers can still be read."""
-        self._writer.write_eof()
+        """Close the sending side; answers can still be read; raises ``Lost``."""
+        with self._closed_is_lost():
+            self._writer.write_eof()
 
     async def send(self, data: bytes) -> None:
         """Send data and wait until the server has read enough of it; raises ``Lost``."""
-        self._writer.write(data)
-        try:
+        with self._closed_is_lost():
+            self._writer.write(data)
             await self._writer.drain()
-        except OSError as error:
-            raise self._lost(f"while sending: {error!r}") from error
 
     async def ask(self, data: bytes) -> Answer:
         """Send a request and wait for its answer; raises ``Lost``."""
-        self._writer.write(data)
+        with self._closed_is_lost():
+            self._writer.write(data)
         return await self.answer()
 
     async def answer(self) -> Answer:
@@ -112,6 +113,13 @@ class Connection:
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             self.close()
             raise self._lost(repr(error)) from error
+
+    @contextmanager
+    def _closed_is_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:  # uvloop's, if the connection is already closed
+            raise self._lost(f"while sending: {error!r}") from error
 
     def _lost(self, reason: str) -> Lost:
         return Lost(reason, self._client, self._opened)
