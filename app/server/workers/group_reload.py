@@ -1,7 +1,7 @@
 """Reloads of a model by all workers: prepared by all, then switched by all, or by none."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from app.errors import NotReady, ShuttingDown
@@ -13,6 +13,7 @@ Fault = list[str]
 
 # A worker that ends does not hold up the others: the next one loads the new bundle as it starts.
 LEFT: Fault = [ShuttingDown.code, "the worker ends"]
+NONE_LEFT: Fault = [NotReady.code, "no worker could load the model"]
 
 
 class GroupReload:
@@ -22,6 +23,7 @@ class GroupReload:
         self._workers = workers
         self._asked: asyncio.Queue[tuple[WorkerProcess, dict[str, Any]]] = asyncio.Queue()
         self._number = 0  # of the present reload
+        self._ended: set[WorkerProcess] = set()  # since it began
         # Those whose answer is awaited.
         self._answers: dict[WorkerProcess, asyncio.Future[Fault | None]] = {}
 
@@ -39,6 +41,7 @@ class GroupReload:
 
     def ended(self, worker: WorkerProcess) -> None:
         """A worker has ended."""
+        self._ended.add(worker)
         self._answered(worker, LEFT)
 
     async def run(self) -> None:
@@ -51,18 +54,17 @@ class GroupReload:
     async def _reload(self, model: str) -> Fault | None:
         """Have all workers that answer load the model again; why that failed, or None."""
         self._number += 1
+        self._ended.clear()
         answering = (WorkerStage.READY, WorkerStage.NOT_READY)
         workers = [worker for worker in self._workers if worker.stage in answering]
         faults = await self._have_done(workers, kind="prepare", model=model)
         prepared = [worker for worker in workers if faults[worker] is None]
-        fault = _first(faults.values())
+        fault = _common(faults.values())
         if fault is not None:
             for worker in prepared:
                 worker.send(kind="drop", reload=self._number)
             return fault
-        if not prepared:
-            return [NotReady.code, "no worker could load the model"]
-        return _first((await self._have_done(prepared, kind="switch")).values())
+        return _common((await self._have_done(prepared, kind="switch")).values())
 
     async def _have_done(
         self, workers: Sequence[WorkerProcess], **order: str
@@ -71,7 +73,10 @@ class GroupReload:
         loop = asyncio.get_running_loop()
         self._answers = {worker: loop.create_future() for worker in workers}
         for worker in workers:
-            worker.send(reload=self._number, **order)
+            if worker in self._ended:  # its successor knows nothing of this reload
+                self._answered(worker, LEFT)
+            else:
+                worker.send(reload=self._number, **order)
         faults = [await answer for answer in self._answers.values()]
         self._answers = {}
         return dict(zip(workers, faults, strict=True))
@@ -82,6 +87,8 @@ class GroupReload:
             answer.set_result(fault)
 
 
-def _first(faults: Iterable[Fault | None]) -> Fault | None:
-    """The first fault of a worker that goes on."""
+def _common(faults: Collection[Fault | None]) -> Fault | None:
+    """The fault of all workers together: the first of one that goes on, or that none does."""
+    if all(fault and fault[0] == LEFT[0] for fault in faults):
+        return NONE_LEFT
     return next((fault for fault in faults if fault and fault[0] != LEFT[0]), None)

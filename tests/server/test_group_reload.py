@@ -1,0 +1,95 @@
+"""Reloads by all workers while some of them end."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, cast
+
+from app.server.workers.group_reload import GroupReload
+from app.server.workers.worker_process import WorkerProcess
+from app.shared_memory.worker_status import WorkerStage
+
+
+class FakeWorker:
+    """Notes the messages that it gets."""
+
+    def __init__(self, stage: WorkerStage) -> None:
+        self.stage = stage
+        self.messages: list[dict[str, Any]] = []
+
+    def send(self, **message: Any) -> None:
+        """The supervisor sends this."""
+        self.messages.append(message)
+
+    @property
+    def kinds(self) -> list[str]:
+        """What it was told to do."""
+        return [message["kind"] for message in self.messages]
+
+
+class Reloads:
+    """The reloads of two fake workers; another one, which stops, asks for them."""
+
+    def __init__(self) -> None:
+        self.workers = [FakeWorker(WorkerStage.READY) for _ in range(2)]
+        self.asker = FakeWorker(WorkerStage.STOPPING)
+        self.group = GroupReload(cast(list[WorkerProcess], self.workers))
+
+    async def meanwhile(self, happening: Awaitable[None]) -> None:
+        """Carry out reloads while something happens."""
+        task = asyncio.create_task(self.group.run())
+        await happening
+        task.cancel()
+
+    async def ask(self) -> None:
+        """Ask for a reload."""
+        await self.tell(self.asker, kind="reload", model="tiny", request=0)
+
+    async def done(self, worker: FakeWorker) -> None:
+        """The worker has done what it was told last."""
+        await self.tell(worker, kind="done", reload=worker.messages[-1]["reload"], error=None)
+
+    async def tell(self, worker: FakeWorker, **message: Any) -> None:
+        """Let the supervisor get this message from the worker."""
+        self.group.told(cast(WorkerProcess, worker), message)
+        await asyncio.sleep(0.01)
+
+    async def end(self, worker: FakeWorker) -> None:
+        """The worker's process ends."""
+        self.group.ended(cast(WorkerProcess, worker))
+        await asyncio.sleep(0.01)
+
+
+def test_a_worker_that_ends_between_the_two_steps_holds_up_nobody() -> None:
+    """It had prepared the new model, and ends while another one prepares it; the others switch."""
+    reloads = Reloads()
+    first, second = reloads.workers
+
+    async def happen() -> None:
+        await reloads.ask()
+        await reloads.done(first)
+        await reloads.end(first)
+        await reloads.done(second)
+        assert (first.kinds, second.kinds) == (["prepare"], ["prepare", "switch"])
+        await reloads.done(second)
+        assert reloads.asker.messages == [{"kind": "reloaded", "request": 0, "error": None}]
+        await reloads.ask()  # its successor takes part again
+        assert first.kinds == ["prepare", "prepare"]
+
+    asyncio.run(reloads.meanwhile(happen()))
+
+
+def test_a_reload_whose_workers_all_end_has_failed() -> None:
+    """No worker is left that has switched to the new model, so it is not said to be reloaded."""
+    reloads = Reloads()
+
+    async def happen() -> None:
+        await reloads.ask()
+        for worker in reloads.workers:
+            await reloads.done(worker)
+        for worker in reloads.workers:
+            assert worker.kinds == ["prepare", "switch"]
+            await reloads.end(worker)
+        (answer,) = reloads.asker.messages
+        assert answer["error"] == ["not_ready", "no worker could load the model"]
+
+    asyncio.run(reloads.meanwhile(happen()))
