@@ -130,7 +130,7 @@ class Supervisor:
         Returns whether all are ready. If not, a signal came, or a worker has said why it failed.
 
         Raises:
-            UserError: a worker was killed.
+            UserError: a worker was killed, or could not be started.
         """
         for together in (self._workers[:1], self._workers[1:]):
             for worker in together:
@@ -157,12 +157,11 @@ class Supervisor:
             worker.look()
             if was_alive and not worker.alive:
                 self._reloads.ended(worker)
-                self._note_end(worker)
+                self._note_end(worker, worker.last_end)
             elif worker.alive:
                 self._check(worker)
             elif not self._stopping and time.monotonic() >= worker.start_at:
-                worker.status.restarts += 1
-                worker.start()
+                self._start_again(worker)
         self._dealer.look()
         self._check_models()
         if self._hung_up:
@@ -186,15 +185,23 @@ class Supervisor:
             worker.end_connections()
             worker.end_by = now + self._drain_s + EXIT_S
 
-    def _note_end(self, worker: WorkerProcess) -> None:
+    def _start_again(self, worker: WorkerProcess) -> None:
+        try:
+            worker.start()
+        except UserError as error:
+            self._note_end(worker, str(error))
+        else:
+            worker.status.restarts += 1
+
+    def _note_end(self, worker: WorkerProcess, how: str) -> None:
         if self._stopping:
             return
         wait_s = worker.start_at - time.monotonic()
-        logger.warning("%s; it is started again in %.1f s", worker.last_end, wait_s)
+        logger.warning("%s; it is started again in %.1f s", how, wait_s)
         if all(
             other.failed_starts >= MOST_FAILED_STARTS and not other.alive for other in self._workers
         ):
-            raise UserError(f"no worker can start: {worker.last_end}")
+            raise UserError(f"no worker can start: {how}")
 
     def _check_models(self) -> None:
         """Have all workers load their models again if they serve different ones.

@@ -6,10 +6,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
+from app.errors import UserError, system_error
 from app.server.workers.assignment import Assignment
 from app.server.workers.control import Control
 from app.server.workers.handover import Channel
@@ -84,28 +86,31 @@ class WorkerProcess:
         return self._takes_connections and self.stage is not WorkerStage.STARTING
 
     def start(self) -> None:
-        """Start a process: the command of this process once more."""
-        own_control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channels = [Channel() for _ in range(self._sites)]
-        assignment = Assignment(
-            self.number,
-            self._board.workers,
-            self._board_descriptor,
-            control.fileno(),
-            [channel.worker_end.fileno() for channel in self._channels],
-        )
-        self._process = subprocess.Popen(  # noqa: S603 - our own command
-            [sys.executable, *sys.orig_argv[1:]],
-            pass_fds=assignment.descriptors(),
-            env=assignment.environment(),
-            process_group=0,  # so that Ctrl-C reaches the supervisor alone
-        )
+        """Start a process: the command of this process once more.
+
+        Raises:
+            UserError: the system has no descriptors, process or memory for it now.
+        """
+        with ExitStack() as opened:
+            try:
+                own_control, control = map(
+                    opened.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                )
+                channels = [opened.enter_context(closing(Channel())) for _ in range(self._sites)]
+                self._process = self._spawn(control, channels)
+            except OSError as error:
+                self._put_off(time.monotonic())
+                raise UserError(
+                    f"worker {self.number} cannot be started: {system_error(error)}"
+                ) from error
+            opened.pop_all()
         control.close()
+        self._channels = channels
         self._control = Control(own_control, partial(self._on_message, self), self._on_end)
         self.status.begin(self._process.pid)
         self._takes_connections = True
         self.exit_code, self.end_by, self.silent_s = None, math.inf, 0.0
-        self._ready_since, self._kill_reason = None, ""
+        self._kill_reason = ""
 
     def give(self, site: int, connection: socket.socket) -> bool:
         """Give it a connection of this port; False if it cannot take it now."""
@@ -173,14 +178,28 @@ class WorkerProcess:
             channel.end()
         self._takes_connections = False
 
+    def _spawn(
+        self, control: socket.socket, channels: Sequence[Channel]
+    ) -> "subprocess.Popen[bytes]":
+        assignment = Assignment(
+            self.number,
+            self._board.workers,
+            self._board_descriptor,
+            control.fileno(),
+            [channel.worker_end.fileno() for channel in channels],
+        )
+        return subprocess.Popen(  # noqa: S603 - our own command
+            [sys.executable, *sys.orig_argv[1:]],
+            pass_fds=assignment.descriptors(),
+            env=assignment.environment(),
+            process_group=0,  # so that Ctrl-C reaches the supervisor alone
+        )
+
     def _ended(self, code: int, now: float) -> None:
-        if self._ready_since is None:
-            self.failed_starts += 1
-        elif now - self._ready_since > HEALTHY_S:
+        if self._ready_since is not None and now - self._ready_since > HEALTHY_S:
             self._pause_s = LEAST_PAUSE_S
-        self.start_at = now + self._pause_s
-        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
-        self._process, self.exit_code = None, code
+        self._put_off(now)
+        self._ready_since, self._process, self.exit_code = None, None, code
         for site, channel in enumerate(self._channels):
             self._returned += [(site, connection) for connection in channel.close()]
         self._channels, self._takes_connections = [], False
@@ -189,3 +208,10 @@ class WorkerProcess:
         self._control = None
         self.status.end()
         self._board.clear_present(self.number)
+
+    def _put_off(self, now: float) -> None:
+        """Start it again after a pause, which doubles each time."""
+        if self._ready_since is None:
+            self.failed_starts += 1
+        self.start_at = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
