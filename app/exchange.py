@@ -121,7 +121,7 @@ class Exchange(ABC):
         started = time.perf_counter()
         try:
             service.access.check(self)
-            self.deadline = self.arrived + self._timeout_s()
+            self.deadline = self._deadline()
             await self._answer()
         except (Exception, asyncio.CancelledError) as cause:
             error = self._error(cause)
@@ -245,10 +245,11 @@ class Exchange(ABC):
                 fields[f"{name}_ms"] = round(spent * 1000, 2)
         log_request(fields, quiet=quiet and self.status < 400)
 
-    def _timeout_s(self) -> float:
-        longest_ms = self.service.settings.deadline_ms
-        asked = self.headers.get(b"x-request-timeout-ms")
-        return (timeout_ms(asked, longest_ms=longest_ms) if asked else longest_ms) / 1000
+    def _deadline(self) -> float:
+        allowed_ms = self.service.settings.deadline_ms
+        if asked := self.headers.get(b"x-request-timeout-ms"):
+            allowed_ms = timeout_ms(asked, longest_ms=allowed_ms)
+        return self.arrived + allowed_ms / 1000
 
     def _error(self, cause: BaseException) -> ServiceError:
         """The error that the client sees. What is not expected is logged."""
