@@ -39,10 +39,11 @@ from app.service import Service
 from app.shared_memory.board import Board
 
 DESCRIPTION = """
-Errors are `application/problem+json` with a stable `code`. `x-request-id` is echoed, or made.
-`x-request-timeout-ms` asks for an answer within fewer milliseconds than `/info` says.
-Bodies may be compressed (gzip, br, deflate), and so are long answers for clients that accept it.
-The Open Inference Protocol's `POST /v2/models/{name}/infer` is described by that protocol.
+Errors are `application/problem+json` with a stable `code`. Each answer has the request's
+`x-request-id`, or a new one. With `x-request-timeout-ms`, a request sets a deadline of its own, if
+it is shorter than `deadline_ms` of `/info`. Bodies may be compressed (gzip, br, deflate), and so
+are long answers for clients that accept it. `POST /v2/models/{name}/infer` is not listed: the Open
+Inference Protocol describes it.
 """
 TAGS = [
     {"name": "classification", "description": "The service's own formats."},

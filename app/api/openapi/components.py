@@ -27,6 +27,8 @@ def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str
     if keys:
         components["securitySchemes"] = {"HTTPBearer": {"type": "http", "scheme": "bearer"}}
     for operation in [o for methods in document["paths"].values() for o in methods.values()]:
+        # By default the name of our function, which says little in a list of operations.
+        operation["summary"] = operation["description"].partition("\n")[0]
         if keys:
             operation["security"] = [{"HTTPBearer": []}]
         answers = operation["responses"]
