@@ -4,7 +4,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from app.cli.command_parser import CommandParser, add_settings, add_settings_in_groups, add_version
 from app.config import platforms
@@ -52,11 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         if options.command == "serve":
-            return _serve(settings, sources(settings, flags))
+            return _serve(settings, flags)
         for reason in unknown_variables(os.environ):
             _say(f"warning: {reason}")
         if options.command == "doctor":
-            return _doctor(options, settings)
+            from app.cli.doctor import doctor
+
+            return doctor(settings, as_json=options.json)
         return _classify(options, settings)
     except UserError as error:
         _report(options, error)
@@ -123,11 +125,11 @@ def _parser() -> argparse.ArgumentParser:
         "problem.",
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
-    add_settings(doctor, LOCAL)
+    add_settings(doctor, LOCAL, {"model": classify_arguments.DESCRIPTIONS["model"]})
     return parser
 
 
-def _serve(settings: Settings, reasons: str) -> int:
+def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
     open_standard_files()
     raise_file_limit()
     assignment = Assignment.of_this_process()
@@ -135,7 +137,7 @@ def _serve(settings: Settings, reasons: str) -> int:
         logs.configure(settings.log_level, settings.log_format, worker=assignment.number)
     else:
         logs.configure(settings.log_level, settings.log_format)
-        logger.info("%s", reasons)
+        logger.info("%s", sources(settings, flags))
         for reason in (*platforms.unused_mounts(os.environ), *unknown_variables(os.environ)):
             logger.warning("%s", reason)
     try:
@@ -158,12 +160,6 @@ def _serve(settings: Settings, reasons: str) -> int:
         return 1
     finally:
         logs.close()
-
-
-def _doctor(options: argparse.Namespace, settings: Settings) -> int:
-    from app.cli.doctor import doctor
-
-    return doctor(settings, as_json=options.json)
 
 
 def _say(line: str) -> None:
