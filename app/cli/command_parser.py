@@ -11,8 +11,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from app.config.settings import Settings, flag
 from app.config.sources import nearest
 
-# What `serve --help` shows, in this order. A setting without a group is among the others.
-OTHERS = "others"
+# What `serve --help` shows, in this order. Each setting is in one of the groups.
 GROUPS = {
     "set first": (
         *("model", "host", "port", "device", "workers", "api_keys", "rate_limit", "deadline_ms"),
@@ -24,7 +23,6 @@ GROUPS = {
     ),
     "access and other ports": ("admin_keys", "cors_origins", "docs", "grpc_port", "metrics_port"),
     "logs and traces": ("log_format", "log_level", "access_log", "otlp_endpoint"),
-    OTHERS: (),
     "measured at start, if not set": (
         *("runners", "threads", "max_batch_tokens", "target_latency_ms"),
     ),
@@ -71,11 +69,8 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 def add_settings_in_groups(parser: argparse.ArgumentParser) -> None:
     """Add a flag for each setting, in the groups of help."""
-    grouped = {name for names in GROUPS.values() for name in names}
-    others = tuple(name for name in Settings.model_fields if name not in grouped)
-    for title, names in {**GROUPS, OTHERS: others}.items():
-        if known := [name for name in names if name in Settings.model_fields]:
-            add_settings(parser.add_argument_group(title), known)
+    for title, names in GROUPS.items():
+        add_settings(parser.add_argument_group(title), names)
 
 
 def add_settings(

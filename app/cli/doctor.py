@@ -6,8 +6,9 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -82,16 +83,12 @@ def examine(settings: Settings) -> Iterator[Finding]:
     )
     yield _gpu(settings, cuda_state())
     try:
-        settings = with_bundles(settings, say=_progress)
+        settings = with_bundles(settings, partial(print, "sentiment:", file=sys.stderr))
     except UserError as error:
         yield Finding("model", False, str(error))
         return
     for path in bundles_to_use(settings.model):
         yield from _model(path, settings)
-
-
-def _progress(line: str) -> None:
-    print(f"sentiment: {line}", file=sys.stderr)
 
 
 def _runtime() -> Finding:
@@ -182,13 +179,13 @@ def _parity(model: Model, logits: NDArray[np.float32]) -> Finding:
     return Finding("parity", False, said, "serve with --precision fp32, and report this")
 
 
-def _logits(model: Model, texts: Sequence[str] = TEXTS) -> NDArray[np.float32]:
-    """Logits [texts, labels], computed as one batch.
+def _logits(model: Model) -> NDArray[np.float32]:
+    """Logits [texts, labels] of ``TEXTS``, computed as one batch.
 
     Raises:
         UserError: some of them are not finite.
     """
-    results = model.infer([model.tokenizer.encode(text) for text in texts])
+    results = model.infer([model.tokenizer.encode(text) for text in TEXTS])
     rows = [result for result in results if not isinstance(result, InferenceFailed)]
     if len(rows) < len(results):
         raise UserError(f"{model.name}: the model gives no finite logits")

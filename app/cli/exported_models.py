@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from itertools import chain
 from pathlib import Path
 
 from app.atomic_files import FileLock
@@ -23,7 +22,7 @@ from app.errors import UserError, system_error
 
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
 # Every checkpoint has these. A damaged bundle has no weights of its own.
-CONFIG, WEIGHTS = "config.json", ("*.safetensors", "*.bin")
+CONFIG, WEIGHTS = "config.json", (".safetensors", ".bin")
 # The module's name cannot be that of another package, as that of model_export could.
 COMMAND = (sys.executable, "-c", "import sys, sentiment_service as s; sys.exit(s.export())")
 ERROR = "sentiment-export: "  # how that command begins the line that says why it failed
@@ -51,20 +50,9 @@ def with_bundles(settings: Settings, say: Say = logger.info) -> Settings:
 
 
 def _bundle(path: Path, settings: Settings, say: Say) -> Path:
-    source, revision, name, key = str(path), "", path.name, ""
-    if path.exists():
-        if (path / MANIFEST).exists() or not _is_checkpoint(path):
-            return path  # a bundle, or nothing that can be exported
-        path = path.resolve()
-        source, name, key = str(path), path.name, f"{path.name}-{_digest(path)}"
-    elif hub_id := HUB_ID.fullmatch(source):
-        source, revision = hub_id[1], hub_id[2] or ""
-        name, key = source.rpartition("/")[2], str(path).replace("/", "--")
-    else:
-        raise UserError(
-            f"there is no directory {path}; give a bundle, a checkpoint directory, or a hub id, "
-            "which has the form ORG/NAME"
-        )
+    if path.exists() and ((path / MANIFEST).exists() or not _is_checkpoint(path)):
+        return path  # a bundle, or nothing that can be exported
+    source, revision, key, name = _source(path)
     directory = cache_directory(settings)
     if directory is None:
         raise UserError(f"{path} must be exported; give a directory for that with --cache-dir")
@@ -79,9 +67,26 @@ def _bundle(path: Path, settings: Settings, say: Say) -> Path:
     return bundle
 
 
+def _source(path: Path) -> tuple[str, str, str, str]:
+    """Where a checkpoint is, its revision or "", its key in the cache, and its bundle's name.
+
+    Raises:
+        UserError: it is neither a directory nor a hub id.
+    """
+    if path.exists():
+        path = path.resolve()
+        return str(path), "", f"{path.name}-{_digest(path)}", path.name
+    if hub_id := HUB_ID.fullmatch(str(path)):
+        repository, revision = hub_id.groups(default="")
+        return repository, revision, str(path).replace("/", "--"), repository.rpartition("/")[2]
+    raise UserError(
+        f"there is no directory {path}; give a bundle, a checkpoint directory, or a hub id, "
+        "which has the form ORG/NAME"
+    )
+
+
 def _is_checkpoint(path: Path) -> bool:
-    weights = (path.glob(pattern) for pattern in WEIGHTS)
-    return (path / CONFIG).is_file() and any(chain.from_iterable(weights))
+    return (path / CONFIG).is_file() and any(file.suffix in WEIGHTS for file in path.iterdir())
 
 
 def _precision(settings: Settings) -> Precision:
