@@ -11,16 +11,20 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 # NVML answers within milliseconds. A scrape does not wait longer for a GPU that does not answer.
 WAIT_S = 0.25
-LABELS = ("gpu", "name")
-
-T = TypeVar("T")
+# The metrics, by the fields of ``Gpu``.
+SHOWN = {
+    "up": "1 while NVML answers for the GPU.",
+    "utilization_ratio": "Share of time in which it computed.",
+    "memory_used_bytes": "Bytes in use, by all processes.",
+    "memory_total_bytes": "Bytes that it has.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,9 @@ class Gpu:
     index: str
     name: str
     up: bool = False  # NVML answers; also if the answer is that it may not or cannot say
-    utilization: float | None = None  # 0 to 1
-    memory_used: int | None = None  # bytes
-    memory_total: int | None = None  # bytes
+    utilization_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
 
 
 class Nvml:
@@ -49,7 +53,6 @@ class Nvml:
     def __init__(self) -> None:
         self._nvml = import_module("pynvml")
         self._nvml.nvmlInit()
-        self.driver: str = self._nvml.nvmlSystemGetDriverVersion()
         self._handles: dict[str, Any] = {}
         self.names: dict[str, str] = {}  # of a GPU that was lost as well
         for number in range(self._nvml.nvmlDeviceGetCount()):
@@ -65,8 +68,8 @@ class Nvml:
         A container that has a part may not read the memory of the whole GPU.
         """
         parts = []
-        mode = self._ask(lambda: self._nvml.nvmlDeviceGetMigMode(handle)) or (0, 0)
-        if mode[0] == self._nvml.NVML_DEVICE_MIG_ENABLE:
+        mode = self._ask(self._nvml.nvmlDeviceGetMigMode, handle)
+        if mode and mode[0] == self._nvml.NVML_DEVICE_MIG_ENABLE:
             for number in range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
                 with suppress(self._nvml.NVMLError):  # there are fewer, or others are hidden
                     part = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
@@ -80,22 +83,23 @@ class Nvml:
     def _read(self, index: str, handle: Any) -> Gpu:
         name = self.names[index]
         try:
-            memory = self._ask(lambda: self._nvml.nvmlDeviceGetMemoryInfo(handle))
-            rates = self._ask(lambda: self._nvml.nvmlDeviceGetUtilizationRates(handle))
+            memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, handle)
+            rates = self._ask(self._nvml.nvmlDeviceGetUtilizationRates, handle)
         except self._nvml.NVMLError:
             return Gpu(index, name)
         return Gpu(
             index,
             name,
             up=True,
-            utilization=None if rates is None else rates.gpu / 100,
-            memory_used=memory and memory.used,
-            memory_total=memory and memory.total,
+            utilization_ratio=rates and rates.gpu / 100,
+            memory_used_bytes=memory and memory.used,
+            memory_total_bytes=memory and memory.total,
         )
 
-    def _ask(self, call: Callable[[], T]) -> T | None:
+    def _ask(self, function: Callable[[Any], Any], handle: Any) -> Any:
+        """What NVML says of a GPU; None if it may not or cannot."""
         with suppress(self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_NoPermission):
-            return call()
+            return function(handle)
         return None
 
 
@@ -141,16 +145,10 @@ class GpuCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The families, without those that have no value."""
-        shown: tuple[tuple[str, str, Callable[[Gpu], float | None]], ...] = (
-            ("up", "1 while NVML answers for the GPU.", lambda gpu: gpu.up),
-            ("utilization_ratio", "Share of time in which it computed.", lambda g: g.utilization),
-            ("memory_used_bytes", "Bytes in use, by all processes.", lambda g: g.memory_used),
-            ("memory_total_bytes", "Bytes that it has.", lambda gpu: gpu.memory_total),
-        )
-        for name, text, value_of in shown:
-            family = GaugeMetricFamily(f"sentiment_gpu_{name}", text, labels=LABELS)
+        for name, text in SHOWN.items():
+            family = GaugeMetricFamily(f"sentiment_gpu_{name}", text, labels=("gpu", "name"))
             for gpu in self._gpus:
-                if (value := value_of(gpu)) is not None:
+                if (value := getattr(gpu, name)) is not None:
                     family.add_metric((gpu.index, gpu.name), value)
             if family.samples:
                 yield family
