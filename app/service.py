@@ -76,11 +76,7 @@ class Service:
 
     @asynccontextmanager
     async def running(self, loaded: Mapping[str, Loaded]) -> AsyncIterator[None]:
-        """Serve these models. At the end, wait until accepted work is finished or its time is over.
-
-        Raises:
-            UserError: traces are enabled, but their package is not installed.
-        """
+        """Serve these models. At the end, accepted work is finished, or its time is over."""
         async with AsyncExitStack() as stack:
             self.lifecycle.restart()
             stack.callback(self.metrics.publish)

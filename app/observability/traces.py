@@ -22,15 +22,13 @@ TIMEOUT_S = 2
 
 
 class Tracer:
-    """Makes spans and sends them to an OTLP endpoint over HTTP, on its own thread."""
+    """Makes spans and sends them to an OTLP endpoint over HTTP, on its own thread.
+
+    It needs the SDK, which ``require_sdk`` looks for.
+    """
 
     def __init__(self, endpoint: str, *, version: str) -> None:
-        """``endpoint`` is a collector's address, such as http://localhost:4318.
-
-        Raises:
-            UserError: the SDK is not installed.
-        """
-        require_sdk()
+        """``endpoint`` is a collector's address, such as http://localhost:4318."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
