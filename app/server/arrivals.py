@@ -135,7 +135,7 @@ class Arrivals:
         for _ in range(ACCEPTED_A_TURN):
             try:
                 connection = self._next()
-            except (BlockingIOError, InterruptedError):
+            except BlockingIOError:
                 return False
             except OSError as error:
                 if error.errno in OUT_OF_RESOURCES:

@@ -65,10 +65,6 @@ class Board:
             start += size
         raise KeyError(name)
 
-    def numbers(self, name: str, worker: int) -> Numbers:
-        """A section of a worker's part, as floating-point numbers."""
-        return self.section(name, worker).cast("d")
-
     def parts(self, name: str) -> list[memoryview]:
         """A section of every worker's part: first this worker's own, then those of the others."""
         own_first = sorted(range(self.workers), key=lambda worker: worker != self.number)

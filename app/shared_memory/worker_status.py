@@ -47,7 +47,7 @@ class WorkerStatus:
 
     def __init__(self, board: Board, number: int) -> None:
         self.number = number
-        self.numbers = board.numbers("status", number)
+        self.numbers = board.section("status", number).cast("d")
 
     @property
     def stage(self) -> WorkerStage:
