@@ -115,6 +115,7 @@ def add_arguments(classify: ArgumentParser) -> None:
     classify.add_argument(
         "--engine",
         choices=["ray"],
+        metavar="ray",
         help="classify on the nodes of a Ray cluster: --input is then a file, a directory, a glob "
         "or an address that begins with s3:// or gs://, of CSV, JSONL or Parquet, and --output a "
         "directory of Parquet files; needs the extra 'ray'",
