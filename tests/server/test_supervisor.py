@@ -7,8 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx2
@@ -29,6 +30,7 @@ from tests.support.serving import (
     environment,
     eventually,
     patched,
+    post,
     read_answer,
 )
 
@@ -325,6 +327,22 @@ def _is_closed(connection: socket.socket) -> bool:
         return True
     finally:
         connection.settimeout(30)
+
+
+def test_connections_that_no_worker_can_take_yet_are_not_lost_at_the_end(bundle: Path) -> None:
+    """More of them wait than the channels to the workers hold; each gets an answer after SIGTERM."""
+    flags = ["--model", str(bundle), *FLAGS, "--workers", "2"]
+    with ExitStack() as stack, Process(*flags) as process:
+        workers = _children(process)
+        for worker in workers:
+            os.kill(worker, signal.SIGSTOP)
+        waiting = [stack.enter_context(connect(process.port, post())) for _ in range(700)]
+        process.signal(signal.SIGTERM)
+        time.sleep(1.0)  # the supervisor hears nothing new and stops listening
+        for worker in workers:
+            os.kill(worker, signal.SIGCONT)
+        assert {read_answer(connection)[0] for connection in waiting} == {503}
+        assert process.wait()[0] == 0
 
 
 def test_workers_end_when_the_supervisor_is_killed(bundle: Path) -> None:

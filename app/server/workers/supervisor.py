@@ -249,6 +249,12 @@ class Supervisor:
         ):
             await self._look()
         await self._dealer.close()
+        while (
+            self._dealer.waiting
+            and time.monotonic() < stopped_at + self._drain_s
+            and any(worker.alive for worker in self._workers)
+        ):
+            await self._look()
         await self._end_all(stopped_at + self._drain_s + EXIT_S)
         codes = [worker.exit_code for worker in serving if worker.exit_code is not None]
         for worker in serving:
