@@ -214,6 +214,18 @@ def test_a_worker_that_cannot_be_started_now_is_started_later(bundle: Path) -> N
         process.terminate()
 
 
+def test_a_worker_that_was_killed_before_does_not_make_the_end_a_failure(bundle: Path) -> None:
+    """SIGTERM comes before it is started again: the exit code is that of the other worker, 0."""
+    command = patched(
+        "import app.server.workers.worker_process as worker_process\n"
+        "worker_process.LEAST_PAUSE_S = 60.0"
+    )
+    with Process("--model", str(bundle), *FLAGS, "--workers", "2", command=command) as process:
+        os.kill(_children(process)[0], signal.SIGKILL)
+        process.read_until("it is started again in 60.0 s")
+        process.terminate()
+
+
 # A worker whose process id is in the file cannot recover, so its liveness fails.
 HOPELESS = """
 import os

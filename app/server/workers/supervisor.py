@@ -238,7 +238,12 @@ class Supervisor:
         """Deal what arrives until it is quiet, while the workers finish; the exit code."""
         logger.info("shutting down")
         stopped_at = time.monotonic()
-        serving = [worker for worker in self._workers if worker.stage is not WorkerStage.STARTING]
+        # The end of one that had ended before says nothing of this shutdown.
+        serving = [
+            worker
+            for worker in self._workers
+            if worker.alive and worker.stage is not WorkerStage.STARTING
+        ]
         for worker in self._workers:
             worker.end(stopped_at + self._drain_s + EXIT_S)
         quiet = Quiet()
