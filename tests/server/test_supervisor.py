@@ -342,7 +342,7 @@ def _is_closed(connection: socket.socket) -> bool:
 
 
 def test_connections_that_no_worker_can_take_yet_are_not_lost_at_the_end(bundle: Path) -> None:
-    """More of them wait than the channels to the workers hold; each gets an answer after SIGTERM."""
+    """More of them wait than the channels to the workers hold; after SIGTERM, each is answered."""
     flags = ["--model", str(bundle), *FLAGS, "--workers", "2"]
     with ExitStack() as stack, Process(*flags) as process:
         workers = _children(process)
