@@ -171,6 +171,9 @@ def _classify(options: argparse.Namespace, settings: Settings) -> int:
         _say(fault)
         return 2
     chosen = ClassifyOptions.from_arguments(options)
+    if sys.stdout is None and not chosen.output:
+        raise UserError("standard output is closed; give --output FILE for the results")
+    open_standard_files()
     if not options.url:
         from app.cli.exported_models import with_bundles
 

@@ -48,6 +48,31 @@ def _answering(bundle: Path) -> Iterator[Pipes]:
         yield process, process.stdin, process.stdout, process.stderr
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_file_is_classified_with_standard_files_closed(
+    bundle: Path, tmp_path: Path, closed: str
+) -> None:
+    """As some schedulers start commands; the results are in the file."""
+    given, made = tmp_path / "texts.txt", tmp_path / "results.jsonl"
+    given.write_text("love\n")
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *COMMAND]
+    options = ["classify", "--model", str(bundle), "--input", str(given), "--output", str(made)]
+    done = subprocess.run([*shell, *options], env=environment(), timeout=60)
+    assert done.returncode == 0
+    assert json.loads(made.read_text())["label"] == "positive"
+
+
+def test_results_for_a_closed_standard_output_are_not_lost_in_silence(bundle: Path) -> None:
+    """The command fails and says what to do."""
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND]
+    options = ["classify", "--model", str(bundle), "love"]
+    done = subprocess.run([*shell, *options], env=environment(), capture_output=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == (
+        b"sentiment: standard output is closed; give --output FILE for the results\n"
+    )
+
+
 def test_texts_as_arguments(bundle: Path) -> None:
     """Each text gives a line with label, score and text, in the order of the arguments."""
     done = _classify(bundle, "I love this", "worst\tof\nall", "3pm")

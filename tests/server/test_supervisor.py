@@ -7,8 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx2
@@ -29,6 +30,7 @@ from tests.support.serving import (
     environment,
     eventually,
     patched,
+    post,
     read_answer,
 )
 
@@ -212,6 +214,18 @@ def test_a_worker_that_cannot_be_started_now_is_started_later(bundle: Path) -> N
         process.terminate()
 
 
+def test_a_worker_that_was_killed_before_does_not_make_the_end_a_failure(bundle: Path) -> None:
+    """SIGTERM comes before it is started again: the exit code is that of the other worker, 0."""
+    command = patched(
+        "import app.server.workers.worker_process as worker_process\n"
+        "worker_process.LEAST_PAUSE_S = 60.0"
+    )
+    with Process("--model", str(bundle), *FLAGS, "--workers", "2", command=command) as process:
+        os.kill(_children(process)[0], signal.SIGKILL)
+        process.read_until("it is started again in 60.0 s")
+        process.terminate()
+
+
 # A worker whose process id is in the file cannot recover, so its liveness fails.
 HOPELESS = """
 import os
@@ -325,6 +339,22 @@ def _is_closed(connection: socket.socket) -> bool:
         return True
     finally:
         connection.settimeout(30)
+
+
+def test_connections_that_no_worker_can_take_yet_are_not_lost_at_the_end(bundle: Path) -> None:
+    """More of them wait than the channels to the workers hold; after SIGTERM, each is answered."""
+    flags = ["--model", str(bundle), *FLAGS, "--workers", "2"]
+    with ExitStack() as stack, Process(*flags) as process:
+        workers = _children(process)
+        for worker in workers:
+            os.kill(worker, signal.SIGSTOP)
+        waiting = [stack.enter_context(connect(process.port, post())) for _ in range(700)]
+        process.signal(signal.SIGTERM)
+        time.sleep(1.0)  # the supervisor hears nothing new and stops listening
+        for worker in workers:
+            os.kill(worker, signal.SIGCONT)
+        assert {read_answer(connection)[0] for connection in waiting} == {503}
+        assert process.wait()[0] == 0
 
 
 def test_workers_end_when_the_supervisor_is_killed(bundle: Path) -> None:

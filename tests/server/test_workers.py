@@ -247,10 +247,27 @@ def test_what_a_killed_worker_had_not_taken_is_dealt_again(
     with ExitStack() as stack:
         # Each worker gets half of them.
         waiting = [stack.enter_context(connect(two.port, HEALTH)) for _ in range(6)]
-        eventually(lambda: sum(map(_has_answer, waiting)) == 3)
+        eventually(lambda: sum(map(_has_answer, waiting)) >= 3)
         os.kill(pid, signal.SIGKILL)
         assert [read_answer(connection)[0] for connection in waiting] == [200] * 6
     _await_successor(two, 0, pid)
+
+
+def test_what_a_stopped_worker_had_not_taken_is_dealt_again(
+    two: Process, client: httpx2.Client
+) -> None:
+    """Connections that wait for a worker that hangs are answered by the other one."""
+    pid = _pids(client)[0]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with ExitStack() as stack:
+            waiting = [stack.enter_context(connect(two.port, HEALTH)) for _ in range(6)]
+            # It would be killed after 30 s.
+            eventually(lambda: all(map(_has_answer, waiting)))
+            assert Path(f"/proc/{pid}").exists()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    eventually(lambda: max(spread := _spread(two, client)) - min(spread) <= 1)
 
 
 def _has_answer(connection: socket.socket) -> bool:

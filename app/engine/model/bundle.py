@@ -109,11 +109,11 @@ class Manifest(_Record):
     """
 
     format_version: Literal[1]
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, max_length=255)
     source: CheckpointSource
     architecture: str
     labels: list[str] = Field(min_length=1)
-    max_tokens: int = Field(gt=2)
+    max_tokens: int = Field(gt=2, le=1_000_000)
     preprocessing: Preprocessing
     text_pairs: bool = False
     variants: dict[Precision, Variant] = Field(min_length=1)
@@ -153,6 +153,8 @@ class Bundle:
                 f"bundle {path} contradicts itself: {MANIFEST} has the labels "
                 f"{manifest.labels}, but config.json has {labels}"
             )
+        if len({*labels}) < len(labels):  # answers name scores by their labels
+            raise UserError(f"{path / MANIFEST}: labels: two outputs have one name: {labels}")
         return cls(path, manifest, config)
 
     def variant_path(self, precision: Precision) -> Path:
@@ -211,13 +213,15 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def _check_digest(bundle: Path, name: str, expected: str) -> Path:
-    path = (bundle / name).resolve()
-    if not path.is_relative_to(bundle.resolve()):
-        raise UserError(f"bundle {bundle} names a file outside itself: {name}")
     try:
+        path = (bundle / name).resolve()
+        if not path.is_relative_to(bundle.resolve()):
+            raise UserError(f"bundle {bundle} names a file outside itself: {name}")
         digest = sha256(path)
     except OSError as error:
         raise UserError(f"bundle {bundle} lacks {name}: {error.strerror}") from error
+    except (RuntimeError, ValueError) as error:  # links in a circle; a name that no file can have
+        raise UserError(f"bundle {bundle} lacks {name!r}: {error}") from error
     if digest != expected:
         raise UserError(
             f"bundle {bundle}: {name} is damaged or was changed (SHA-256 {digest[:12]}…, "

@@ -102,6 +102,7 @@ def _load(path: Path) -> Tokenizer:
     """Read ``tokenizer.json``, without its padding."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.encode("?")  # the token for unknown words may be missing
     except Exception as error:  # tokenizers raises plain Exception
         raise UserError(f"cannot load {path}: {error}") from error
     tokenizer.no_padding()

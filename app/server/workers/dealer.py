@@ -26,11 +26,17 @@ class Dealer:
         self._latest = dict.fromkeys(range(len(workers)), 0)  # turn, by the worker's number
         self._arrivals: list[Arrivals] = []
         self._undealt: deque[tuple[int, socket.socket]] = deque()  # with their sites
+        self._closing = False
 
     @property
     def accepted(self) -> int:
         """The number of connections until now."""
         return sum(arrivals.accepted for arrivals in self._arrivals)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether connections were accepted that no worker could be given yet."""
+        return bool(self._undealt)
 
     def listen(self) -> None:
         """Accept connections from now on.
@@ -49,7 +55,7 @@ class Dealer:
         reachable = [worker for worker in self._workers if worker.reachable]
         best = min(map(_rank, reachable), default=None)
         self._best = [worker for worker in reachable if _rank(worker) == best]
-        waited = bool(self._undealt)
+        waited = self.waiting
         while self._undealt and self._try(*self._undealt[0]):
             self._undealt.popleft()
         if waited and not self._undealt:
@@ -57,18 +63,19 @@ class Dealer:
                 arrivals.resume()
 
     async def close(self) -> None:
-        """Deal every connection that the kernel has completed, then stop listening."""
+        """Accept every connection that the kernel has completed, then stop listening.
+
+        Call ``look`` until none is ``waiting``.
+        """
+        self._closing = True
         for arrivals in self._arrivals:
             await arrivals.close()
-        self.look()
-        for _, connection in self._undealt:
-            connection.close()
 
     def _deal(self, site: int, connection: socket.socket) -> bool:
         if not self._undealt and self._try(site, connection):
             return True
         self._undealt.append((site, connection))
-        return False
+        return self._closing
 
     def _try(self, site: int, connection: socket.socket) -> bool:
         if self._best:

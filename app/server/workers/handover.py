@@ -1,12 +1,14 @@
 """How the supervisor hands a connection that it has accepted to a worker: over a Unix socket.
 
 A connection that waits in such a socket would end with the worker. So the supervisor keeps the
-worker's end open, too: when the worker has ended, it takes back what the worker has not taken.
+worker's end open, too: when the worker has ended or hangs, it takes back what the worker has not
+taken.
 """
 
 import logging
 import os
 import socket
+from contextlib import suppress
 
 from app.server.arrivals import Arrivals
 
@@ -21,7 +23,9 @@ class Channel:
 
     def __init__(self) -> None:
         self._end, self.worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._end.setblocking(False)
+        # The worker has a copy of its end's descriptor, so for both it is one that does not block.
+        for end in (self._end, self.worker_end):
+            end.setblocking(False)
 
     def give(self, connection: socket.socket) -> bool:
         """Send the connection to the worker and close it here; False if the channel is full."""
@@ -36,26 +40,27 @@ class Channel:
         """Give no more connections. The worker learns so when it has taken those that it has."""
         self._end.shutdown(socket.SHUT_WR)
 
-    def close(self) -> list[socket.socket]:
-        """The worker has ended: what it has not taken."""
-        self.end()
-        returned = []
-        while (received := _receive(self.worker_end))[0]:
-            returned += received[1]
+    def take_back(self) -> list[socket.socket]:
+        """What the worker has not taken. The worker may take some at the same time."""
+        returned: list[socket.socket] = []
+        with suppress(OSError):  # nothing is left, or no file descriptor
+            while (received := _receive(self.worker_end))[0]:
+                returned += received[1]
+        return returned
+
+    def close(self) -> None:
+        """The worker has ended. What it has not taken is lost, unless it was taken back before."""
         self._end.close()
         self.worker_end.close()
-        return returned
 
 
 class HandedOver(Arrivals):
     """The connections that arrive at a worker through such a socket. The supervisor ends it."""
 
     def _listen(self) -> None:
-        self._site.setblocking(False)
+        """Do nothing: connections come from the start."""
 
     def _next(self) -> socket.socket:
-        # The kernel would drop a connection for which there is no descriptor, so look first.
-        os.close(os.dup(self._site.fileno()))
         message, connections = _receive(self._site)
         if connections:
             return connections[0]
@@ -72,7 +77,7 @@ class HandedOver(Arrivals):
 
 def _receive(worker_end: socket.socket) -> tuple[bytes, list[socket.socket]]:
     """The next message with its connection; no message if no more will come."""
-    message, descriptors, _, _ = socket.recv_fds(
-        worker_end, len(MESSAGE), 1, socket.MSG_CMSG_CLOEXEC
-    )
+    # The kernel would drop a connection for which there is no descriptor, so look first.
+    os.close(os.dup(worker_end.fileno()))
+    message, descriptors, _, _ = socket.recv_fds(worker_end, len(MESSAGE), 1)
     return message, [socket.socket(fileno=descriptor) for descriptor in descriptors]

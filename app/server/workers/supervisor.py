@@ -238,7 +238,12 @@ class Supervisor:
         """Deal what arrives until it is quiet, while the workers finish; the exit code."""
         logger.info("shutting down")
         stopped_at = time.monotonic()
-        serving = [worker for worker in self._workers if worker.stage is not WorkerStage.STARTING]
+        # The end of one that had ended before says nothing of this shutdown.
+        serving = [
+            worker
+            for worker in self._workers
+            if worker.alive and worker.stage is not WorkerStage.STARTING
+        ]
         for worker in self._workers:
             worker.end(stopped_at + self._drain_s + EXIT_S)
         quiet = Quiet()
@@ -249,6 +254,12 @@ class Supervisor:
         ):
             await self._look()
         await self._dealer.close()
+        while (
+            self._dealer.waiting
+            and time.monotonic() < stopped_at + self._drain_s
+            and any(worker.alive for worker in self._workers)
+        ):
+            await self._look()
         await self._end_all(stopped_at + self._drain_s + EXIT_S)
         codes = [worker.exit_code for worker in serving if worker.exit_code is not None]
         for worker in serving:

@@ -23,7 +23,8 @@ from app.shared_memory.worker_status import WorkerStage, WorkerStatus
 LEAST_PAUSE_S = 0.5
 MOST_PAUSE_S = 30.0
 HEALTHY_S = 60.0
-# A worker that was silent for longer gets no connections, ...
+# A worker that was silent for longer gets no connections, and those that it has not taken are taken
+# back, ...
 SILENT_S = 2.0
 # ... and after this time it is killed.
 HANGS_S = 30.0
@@ -120,9 +121,9 @@ class WorkerProcess:
         return True
 
     def returned(self) -> list[tuple[int, socket.socket]]:
-        """The connections, with their ports, that it was given but had not taken when it ended.
+        """The connections, with their ports, that it was given and has not taken.
 
-        They are the caller's then.
+        These are none while it answers. They are the caller's then.
         """
         returned, self._returned = self._returned, []
         return returned
@@ -144,6 +145,8 @@ class WorkerProcess:
         else:
             self.silent_s += min(now - self._looked_at, MOST_ELAPSED_S)
         self._looked_at = now
+        if self.silent_s > SILENT_S:
+            self._take_back()
 
     def end(self, by: float) -> None:
         """Tell it to finish its requests and end, ``by`` a time of ``time.monotonic``."""
@@ -200,14 +203,21 @@ class WorkerProcess:
             self._pause_s = LEAST_PAUSE_S
         self._put_off(now)
         self._ready_since, self._process, self.exit_code = None, None, code
-        for site, channel in enumerate(self._channels):
-            self._returned += [(site, connection) for connection in channel.close()]
+        self._take_back()
+        for channel in self._channels:
+            channel.close()
         self._channels, self._takes_connections = [], False
         if self._control is not None:
             self._control.close()
         self._control = None
         self.status.end()
         self._board.clear_present(self.number)
+
+    def _take_back(self) -> None:
+        for site, channel in enumerate(self._channels):
+            connections = channel.take_back()
+            self.status.dealt -= len(connections)
+            self._returned += [(site, connection) for connection in connections]
 
     def _put_off(self, now: float) -> None:
         """Start it again after a pause, which doubles each time."""

@@ -18,6 +18,20 @@ def _delete(name: str) -> Callable[[Path], None]:
     return lambda path: (path / name).unlink()
 
 
+def _link_to_itself(name: str) -> Callable[[Path], None]:
+    def link(path: Path) -> None:
+        (path / name).unlink()
+        (path / name).symlink_to(name)
+
+    return link
+
+
+def _impossible_file_name(path: Path) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["variants"]["fp32"]["file"] = "onnx\0"
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
 def _append(name: str) -> Callable[[Path], None]:
     def append(path: Path) -> None:
         with (path / name).open("a") as file:
@@ -45,6 +59,12 @@ def _two_labels_in_config(path: Path) -> None:
     write_manifest(path)
 
 
+def _a_label_twice(path: Path) -> None:
+    labels = ["good", "good", "bad"]
+    (path / "config.json").write_text(json.dumps({"id2label": dict(enumerate(labels))}))
+    write_manifest(path, labels=labels)
+
+
 def _no_labels_in_config(path: Path) -> None:
     (path / "config.json").write_text("{}")
     write_manifest(path)
@@ -56,6 +76,13 @@ def _manifest(**changes: object) -> Callable[[Path], None]:
 
 def _not_a_tokenizer(path: Path) -> None:
     (path / "tokenizer.json").write_text("{}")
+    write_manifest(path)
+
+
+def _no_words(path: Path) -> None:
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = {}
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     write_manifest(path)
 
 
@@ -91,6 +118,12 @@ def _nest(name: str) -> Callable[[Path], None]:
         pytest.param(_nest("manifest.json"), "recursion", id="200,000 levels in the manifest"),
         pytest.param(_nest("config.json"), "recursion", id="200,000 levels in the config"),
         pytest.param(_nest("tokenizer.json"), "recursion", id="200,000 levels in the tokenizer"),
+        pytest.param(_a_label_twice, "two outputs have one name", id="a label twice"),
+        pytest.param(_no_words, "cannot load", id="tokenizer without words"),
+        pytest.param(_manifest(max_tokens=10**30), "max_tokens", id="no machine counts so far"),
+        pytest.param(_manifest(name="x" * 256), "name", id="name longer than a file's"),
+        pytest.param(_link_to_itself("config.json"), "lacks", id="link to itself"),
+        pytest.param(_impossible_file_name, "lacks", id="name that no file can have"),
         pytest.param(_manifest(files={}), "config.json", id="unlisted file"),
     ],
 )
