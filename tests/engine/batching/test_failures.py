@@ -9,6 +9,7 @@ from app.engine.batching.budget import TokenBudget
 from app.engine.batching.inference import BatchReport
 from app.errors import DeviceLost, InferenceFailed, NotReady, OutOfMemory, ServiceError
 from tests.support.batching import (
+    Clock,
     Gate,
     Infer,
     ask,
@@ -98,6 +99,22 @@ async def test_a_batch_that_does_not_fit_is_computed_in_parts(
     assert (report.retried, report.out_of_memory, report.failed) == (True, True, 0)
     assert caplog.messages[0].endswith("CUDA failure 2: out of memory")
     assert len(caplog.messages) == 2  # for 160 tokens and for 80, not again for the other 80
+
+
+async def test_a_batch_computed_in_parts_tells_nothing_of_the_speed(clock: Clock) -> None:
+    """Failed attempts take time, which does not count for the predicted wait."""
+    first = iter([OutOfMemory("too little memory")])
+
+    def infer(items: Sequence[str]) -> list[str | ServiceError]:
+        for error in first:
+            clock.now += 1000.0
+            raise error
+        return clock.ten_tokens_a_second(items)
+
+    async with batching(infer) as batcher:
+        await ask(batcher, "x" * 10, "x" * 10)
+        await ask(batcher, "x" * 10)
+        assert batcher._admission.batch_seconds(10) == pytest.approx(1.0)
 
 
 async def test_on_a_lost_device_nothing_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:

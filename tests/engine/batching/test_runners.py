@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.engine.batching.admission import CAUTION
+from app.engine.batching.admission import CAUTION, Admission
 from app.engine.batching.fair_queue import FairQueue
 from app.engine.batching.runners import HOPELESS_AFTER, NICE, WATCH_S, Runners
 from app.errors import InferenceFailed, NotReady, Overloaded, ShuttingDown
@@ -106,6 +106,20 @@ async def test_a_thread_that_cannot_be_started_is_tried_again(
         assert not batcher.runners.complete
         assert await ask(batcher, "a") == ["A"]
         assert batcher.runners.complete
+
+
+async def test_the_batch_of_a_lost_runner_fails(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost runner's batch fails at once; the next runner computes the waiting texts."""
+    gate = Gate()
+    async with batching(gate) as batcher:
+        first = await begun(batcher, gate, "a", "b")
+        waiting = await queued(batcher, "c")
+        raising(monkeypatch, Admission, "learn", MemoryError, 1)
+        gate.open()
+        assert kinds(await first) == [InferenceFailed] * 2
+        assert await waiting == ["C"]
 
 
 async def test_without_hope_nothing_waits(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
