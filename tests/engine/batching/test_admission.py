@@ -25,8 +25,8 @@ async def test_a_full_queue_refuses_at_once_and_tells_when_to_come_back(clock: C
         assert (batcher.queued_texts, batcher.queued_tokens) == (2, 30)
         tasks += [await queued(batcher, "x" * 10)]
         gate.open()
-        lengths = [[len(result) for result in results] for results in await asyncio.gather(*tasks)]
-        assert lengths == [[1], [15], [15], [10]]
+        expected = [["X" * tokens] for tokens in (1, 15, 15, 10)]
+        assert await asyncio.gather(*tasks) == expected
 
 
 @pytest.mark.parametrize(("runners", "wait_s"), [(1, 7.1 * CAUTION), (2, 4.05 * CAUTION)])

@@ -150,10 +150,11 @@ def _same_logits(found: Any, native: Any) -> None:
     assert np.abs(np.subtract(found["logits"]["U8S8"], expected)).max() > 1e-3
 
 
-def test_the_log_names_the_kernels() -> None:
-    """The log line names the chosen kernels, which explain the speed."""
+def test_the_log_names_plan_and_kernels() -> None:
+    """The first lines of the log have runners, threads, the budget and the kernels."""
     flags = ("--runners", "1", "--threads", "1", "--max-batch-tokens", "256")
     with Process(*flags, command=COMMAND) as process:
+        assert "runners 1 x threads 1, at most 256 tokens a batch" in process.first_lines
         assert f"int8 with ONNX Runtime's {int8_kernels()} kernels" in process.first_lines
 
 

@@ -33,7 +33,7 @@ from app.engine.tuning.plan import (
 )
 from app.errors import UserError
 from app.server.workers.shares import take_share
-from tests.support.serving import COMMAND, Process, eventually
+from tests.support.serving import eventually
 from tests.support.tiny_bundle import load, make_bundle
 
 # Two runners answer more, one runner of two threads answers sooner.
@@ -549,11 +549,3 @@ def test_without_a_home_there_is_no_cache(
     before = sorted(tmp_path.rglob("*"))
     tune(model, Settings(), cpus=2)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_the_choice_is_explained(tmp_path: Path) -> None:
-    """One line of the log, /info and /models show the choice, and mark what was set by hand."""
-    bundle = make_bundle(tmp_path / "tiny")
-    flags = ("--model", str(bundle), "--threads", "1", "--max-batch-tokens", "99")
-    with Process(*flags, command=COMMAND) as process:
-        assert "tiny: runners 2 x threads 1, at most 99 tokens a batch" in process.first_lines
