@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     asyncio.run(bounded())
     return True
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the test session's exports, for ``checkpoints.exported``."""
+    return tmp_path_factory.getbasetemp()
 
 
 @pytest.fixture

@@ -61,9 +61,9 @@ def _later(seconds: float = 30) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
-async def _begin(worker: Worker, gated: Gated) -> asyncio.Task[None]:
+async def _begin(worker: Worker, gated: Gated, seconds: float = 30) -> asyncio.Task[None]:
     """The job's task, once the job has begun its first step."""
-    task = asyncio.create_task(worker.run(gated.job(), deadline=_later()))
+    task = asyncio.create_task(worker.run(gated.job(), deadline=_later(seconds)))
     await asyncio.to_thread(gated.begun.wait, 30)
     return task
 
@@ -92,23 +92,15 @@ def test_all_steps_at_once_give_the_same(worker: Worker) -> None:
     assert log.steps == ["small"] * 3
 
 
-async def test_who_is_cancelled_takes_no_further_step(worker: Worker) -> None:
-    """A cancelled job finishes its current step and takes no further one."""
+@pytest.mark.parametrize("expires", [False, True])
+async def test_who_leaves_takes_no_further_step(worker: Worker, *, expires: bool) -> None:
+    """A job that is cancelled, or has its deadline, takes no step after its current one."""
     gated = Gated()
-    task = await _begin(worker, gated)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    task = await _begin(worker, gated, 0.05 if expires else 30)
+    if not expires:
+        task.cancel()
+    with pytest.raises(DeadlineExceeded if expires else asyncio.CancelledError):
         await task
-    gated.go.set()
-    await worker.run(Log().job("next", 3), deadline=_later())
-    assert gated.steps == 1
-
-
-async def test_the_deadline_ends_a_job(worker: Worker) -> None:
-    """At the deadline, a job gets the client's error and takes no further step."""
-    gated = Gated()
-    with pytest.raises(DeadlineExceeded):
-        await worker.run(gated.job(), deadline=_later(0.05))
     gated.go.set()
     await worker.run(Log().job("next", 3), deadline=_later())
     assert gated.steps <= 1

@@ -53,6 +53,7 @@ Model.infer = lambda self, encodings: (time.sleep(0.005), infer(self, encodings)
 sys.exit(main())
 """,
 ]
+ON_RAY = ["--engine", "ray", "--input", "in.csv", "--output", "out"]
 WORDS = ["love", "worst", "it", "", "is"]
 
 
@@ -289,6 +290,13 @@ def test_a_text_that_is_not_utf8(
         (["--input", "in.csv", "--output", "o.csv", "--resume", "--overwrite"], "no --resume"),
         (["--overwrite", "love"], "--overwrite needs an --output"),
         (["--engine", "ray", "--overwrite"], "--overwrite replaces a file"),
+        (["--engine", "ray", "love"], "--engine needs --input and --output"),
+        (["--engine", "ray", "--input", "in.csv"], "--engine needs --input and --output"),
+        ([*ON_RAY, "--json"], "--json"),
+        ([*ON_RAY, "--url", "http://x"], "--url cannot be combined"),
+        ([*ON_RAY, "--address", "x"], "--address accepts"),
+        (["--address", "auto", "love"], "--address needs --engine ray"),
+        (["--input", "s3://a/b.csv"], "--engine ray reads object stores"),
         (["--url", "http://x", "--model", "m", "love"], "--url"),
         (["--url", "localhost:8000", "love"], "http://"),
     ],
@@ -333,15 +341,25 @@ def test_an_input_that_cannot_be_read(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_without_pyarrow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("package", "arguments", "extra"),
+    [("pyarrow", ["--input", "in.parquet"], "files"), ("ray", ON_RAY, "ray")],
+)
+def test_without_a_package(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    package: str,
+    arguments: list[str],
+    extra: str,
 ) -> None:
-    """Without pyarrow, a Parquet file fails with an error that says what to install."""
+    """Without pyarrow, a Parquet file, and without Ray, a run on it says what to install."""
     monkeypatch.delitem(sys.modules, "app.files.tables.parquet", raising=False)
     monkeypatch.delattr(app.files.tables, "parquet", raising=False)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert main(["classify", "--input", str(tmp_path / "in.parquet")]) == 1
-    assert install_command("files") in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["classify", *arguments]) == 1
+    printed = capsys.readouterr().err
+    assert f"which the extra '{extra}' installs" in printed
+    assert install_command(extra) in printed
 
 
 @pytest.mark.parametrize("kind", ["file", "texts"])

@@ -17,22 +17,16 @@ from app.errors import CannotContinue, ServiceError, UserError
 from app.files.run.parts import InputFile, read_pieces
 from app.files.tables import csv_table
 from app.files.tables import table as tables
-from app.files.tables.csv_table import CsvTable
-from app.files.tables.formats import table_opener
-from app.files.tables.outputs import CsvOutput, JsonlOutput, LinesOutput, OutputFormat
-from app.files.tables.parquet import ParquetOutput, ParquetTable
+from app.files.tables.formats import output_format, table_opener
 from app.files.tables.table import ResultItem, Table
-from app.files.tables.text_tables import JsonlTable, LinesTable
 
 LABELS = ["bad", "good"]
 GOOD: ResultItem = {"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}}
 FAILED: ResultItem = {"error": {"code": "empty_text", "message": "no text"}}
-OUTPUTS: dict[str, Any] = {
-    ".txt": LinesOutput,
-    ".csv": CsvOutput,
-    ".jsonl": JsonlOutput,
-    ".parquet": ParquetOutput,
-}
+
+
+def _open(path: Path, column: str = "text") -> Table:
+    return table_opener(path.suffix)(path, column)
 
 
 def _texts(table: Table) -> list[str]:
@@ -41,11 +35,9 @@ def _texts(table: Table) -> list[str]:
     return [f"{t.code}: {t.detail}" if isinstance(t, ServiceError) else t for t in texts]
 
 
-def _written(
-    table: Table, output: OutputFormat, path: Path, results: Sequence[ResultItem] = ()
-) -> bytes:
+def _written(table: Table, suffix: str, path: Path, results: Sequence[ResultItem] = ()) -> bytes:
     """The file with these results for the first texts, and ``GOOD`` for the others."""
-    left = list(results)
+    output, left = output_format(suffix, table, LABELS), list(results)
     parts = []
     for number, chunk in enumerate(table.chunks()):
         parts.append(path / f"{number}.part")
@@ -63,10 +55,10 @@ def _file(path: Path, name: str, content: bytes) -> Path:
 def test_lines(tmp_path: Path) -> None:
     """Each line is a text, even an empty one. A byte order mark is not part of the first text."""
     path = _file(tmp_path, "a.txt", "\ufefflove\r\n\né \u2028 so\rwhat\nend".encode())
-    table = LinesTable(path)
+    table = _open(path)
     assert _texts(table) == ["love", "", "é \u2028 so\rwhat", "end"]
     assert (
-        _written(table, LinesOutput(), tmp_path, [GOOD, FAILED])
+        _written(table, ".txt", tmp_path, [GOOD, FAILED])
         == (
             "good\t0.7500\tlove\nerror\tempty_text\t\ngood\t0.7500\té so what\ngood\t0.7500\tend\n"
         ).encode()
@@ -75,11 +67,9 @@ def test_lines(tmp_path: Path) -> None:
 
 def test_an_empty_file_of_lines(tmp_path: Path) -> None:
     """A file without lines has no rows, and its output has none."""
-    table = LinesTable(_file(tmp_path, "a.txt", b""))
+    table = _open(_file(tmp_path, "a.txt", b""))
     assert _texts(table) == []
-    assert _written(table, CsvOutput(table, LABELS), tmp_path) == (
-        b"text,label,score,score_bad,score_good,error\n"
-    )
+    assert _written(table, ".csv", tmp_path) == (b"text,label,score,score_bad,score_good,error\n")
 
 
 def test_csv_cells_stay_unchanged(tmp_path: Path) -> None:
@@ -87,9 +77,9 @@ def test_csv_cells_stay_unchanged(tmp_path: Path) -> None:
     content = (
         b'\xef\xbb\xbfid,text\r\n1,"a ""b"", c"\r\n2,"two\nlines"\r\n\r\n3,\xff\r\n4,"cr\rin"\n5,\n'
     )
-    table = CsvTable(_file(tmp_path, "a.csv", content), "text")
+    table = _open(_file(tmp_path, "a.csv", content))
     assert _texts(table) == ['a "b", c', "two\nlines", "\udcff", "cr\rin", ""]
-    written = _written(table, CsvOutput(table, LABELS), tmp_path, [GOOD, FAILED])
+    written = _written(table, ".csv", tmp_path, [GOOD, FAILED])
     assert written.startswith(
         b'id,text,label,score,score_bad,score_good,error\n1,"a ""b"", c",good,'
     )
@@ -101,17 +91,17 @@ def test_csv_cells_stay_unchanged(tmp_path: Path) -> None:
 
 def test_csv_rows_of_another_width(tmp_path: Path) -> None:
     """A row with too few or too many cells fails in its place and names its line; others do not."""
-    table = CsvTable(_file(tmp_path, "a.csv", b"id,text\n1\n2,two\n3,three,more\n4,four\n"), "text")
+    table = _open(_file(tmp_path, "a.csv", b"id,text\n1\n2,two\n3,three,more\n4,four\n"))
     assert _texts(table) == [
         "invalid_request: line 2: the header has 2 columns, but this row has 1",
         "two",
         "invalid_request: line 4: the header has 2 columns, but this row has 3",
         "four",
     ]
-    assert _written(table, CsvOutput(table, []), tmp_path).splitlines()[1:4] == [
-        b"1,,good,0.75,",
-        b"2,two,good,0.75,",
-        b"3,three,good,0.75,",
+    assert _written(table, ".csv", tmp_path).splitlines()[1:4] == [
+        b"1,,good,0.75,0.25,0.75,",
+        b"2,two,good,0.75,0.25,0.75,",
+        b"3,three,good,0.75,0.25,0.75,",
     ]
 
 
@@ -155,9 +145,8 @@ def _parquet(columns: Sequence[pa.Array], names: Sequence[str]) -> bytes:
 )
 def test_a_file_that_is_refused(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     """Before any row is classified, with what is wrong and, where it can be, what helps."""
-    path = _file(tmp_path, name, content)
     with pytest.raises(UserError, match=says):
-        table_opener(path.suffix)(path, "text")
+        _open(_file(tmp_path, name, content))
 
 
 @pytest.mark.parametrize(
@@ -179,8 +168,7 @@ def test_a_file_that_is_not_refused(
     tmp_path: Path, name: str, content: bytes, column: str, texts: list[str]
 ) -> None:
     """What only looks like one of the faults above is read."""
-    path = _file(tmp_path, name, content)
-    assert _texts(table_opener(path.suffix)(path, column)) == texts
+    assert _texts(_open(_file(tmp_path, name, content), column)) == texts
 
 
 @pytest.mark.parametrize(
@@ -201,19 +189,19 @@ def test_a_quote_that_is_never_closed(
     monkeypatch.setattr(csv_table, "MAX_FIELD_CHARS", 500)
     path = _file(tmp_path, "a.csv", f"id,text\n{rows}".encode())
     with pytest.raises(UserError, match=rf"a\.csv, line {line}: the quote that opens here"):
-        CsvTable(path, "text")
+        _open(path)
 
 
 def test_a_quote_that_opens_after_the_file_was_checked(tmp_path: Path) -> None:
     """A file that changed since then ends with the same error."""
     path = _file(tmp_path, "a.csv", b'text\n"fine"\n')
-    table = CsvTable(path, "text")
+    table = _open(path)
     path.write_bytes(b'text\n"open\n')
     with pytest.raises(CannotContinue, match="line 2: the quote that opens here"):
         _texts(table)
 
 
-@pytest.mark.parametrize("kind", [CsvTable, JsonlTable, LinesTable])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt"])
 @pytest.mark.parametrize(
     ("encoding", "named"),
     [
@@ -224,18 +212,18 @@ def test_a_quote_that_opens_after_the_file_was_checked(tmp_path: Path) -> None:
         ("windows-1252", "WINDOWS-1252"),
     ],
 )
-def test_text_in_another_encoding(tmp_path: Path, kind: Any, encoding: str, named: str) -> None:
+def test_text_in_another_encoding(tmp_path: Path, suffix: str, encoding: str, named: str) -> None:
     """The file is refused with the name of a likely encoding and a command that converts it."""
-    path = _file(tmp_path, "a file.csv", "text\nle café\nnaïve\n".encode(encoding))
-    with pytest.raises(UserError, match=rf"not UTF-8.* iconv -f {named} -t UTF-8 '/.*/a file.csv'"):
-        kind(*[path] if kind is LinesTable else [path, "text"])
+    path = _file(tmp_path, f"a file{suffix}", "text\nle café\nnaïve\n".encode(encoding))
+    with pytest.raises(UserError, match=rf"not UTF-8.* iconv -f {named} -t UTF-8 '/.*/a file\."):
+        _open(path)
 
 
-@pytest.mark.parametrize("kind", [CsvTable, JsonlTable, LinesTable])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt"])
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (gzip.compress(b"text\nlove\n"), "compressed with gzip; .* gunzip -c '/.*/a file.csv' >"),
+        (gzip.compress(b"text\nlove\n"), r"compressed with gzip; .* gunzip -c '/.*/a file\.\w+' >"),
         (b"PK\x03\x04\x14\0\0\0\x08\0[Content_Types].xml", "Excel workbook; save it as CSV"),
         (b"PK\x03\x04\x14\0\0\0\x08\0reviews.csv", "ZIP archive; unpack it"),
         (b"PAR1\x15\x04\x15", r"Parquet file; rename it so that it ends in \.parquet"),
@@ -243,19 +231,18 @@ def test_text_in_another_encoding(tmp_path: Path, kind: Any, encoding: str, name
     ids=["gzip", "xlsx", "zip", "parquet"],
 )
 def test_another_kind_of_file_under_this_name(
-    tmp_path: Path, kind: Any, content: bytes, words: str
+    tmp_path: Path, suffix: str, content: bytes, words: str
 ) -> None:
     """The error says what the file is and what to do."""
-    path = _file(tmp_path, "a file.csv", content)
     with pytest.raises(UserError, match=words):
-        kind(*[path] if kind is LinesTable else [path, "text"])
+        _open(_file(tmp_path, f"a file{suffix}", content))
 
 
 def test_a_few_bytes_that_are_not_utf8(tmp_path: Path) -> None:
     """They do not make the file one in another encoding, wherever blocks of reading end."""
     content = "é\n".encode() * 600_000
-    assert len(_texts(LinesTable(_file(tmp_path, "a.txt", b"\xe9\n" + b"x" + content)))) == 600_001
-    assert _texts(LinesTable(_file(tmp_path, "b.txt", "é\n".encode() + b"\xe9"))) == ["é", "\udce9"]
+    assert len(_texts(_open(_file(tmp_path, "a.txt", b"\xe9\n" + b"x" + content)))) == 600_001
+    assert _texts(_open(_file(tmp_path, "b.txt", "é\n".encode() + b"\xe9"))) == ["é", "\udce9"]
 
 
 class _CountedFile:
@@ -298,27 +285,26 @@ def test_the_command_that_converts_another_delimiter(tmp_path: Path) -> None:
     """What it writes is read as the same table, with delimiters and lines inside of cells."""
     content = b'id;text\r\n1;"a;b, ""c"""\r\n2;"two\nlines"\r\n'
     with pytest.raises(UserError) as raised:
-        CsvTable(_file(tmp_path, "it's.csv", content), "text")
+        _open(_file(tmp_path, "it's.csv", content))
     command = str(raised.value).rpartition("for example with: ")[2]
     subprocess.run(command, shell=True, check=True, cwd=tmp_path)  # noqa: S602
-    assert _texts(CsvTable(tmp_path / "commas.csv", "text")) == ['a;b, "c"', "two\nlines"]
+    assert _texts(_open(tmp_path / "commas.csv")) == ['a;b, "c"', "two\nlines"]
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
-def test_an_unknown_column(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", b"id,tweet\n1,x\n"),
+        ("a.jsonl", b'{"id": 1}\n{"tweet": "x"}\n'),
+        ("a.parquet", _parquet([pa.array([1]), pa.array(["x"])], ["id", "tweet"])),
+    ],
+)
+def test_an_unknown_column(tmp_path: Path, name: str, content: bytes) -> None:
     """The error lists the columns of the file."""
-    path = tmp_path / name
-    if name == "a.parquet":
-        pq.write_table(pa.table({"id": [1], "tweet": ["x"]}), path)
-    else:
-        path.write_text(
-            {"a.csv": "id,tweet\n1,x\n", "a.jsonl": '{"id": 1}\n{"tweet": "x"}\n'}[name]
-        )
-    kinds: dict[str, Any] = {"a.csv": CsvTable, "a.jsonl": JsonlTable, "a.parquet": ParquetTable}
-    table = kinds[name]
+    path = _file(tmp_path, name, content)
     with pytest.raises(UserError, match=r"no column 'text'.*: 'id', 'tweet'"):
-        table(path, "text")
-    assert "x" in _texts(table(path, "tweet"))
+        _open(path)
+    assert "x" in _texts(_open(path, "tweet"))
 
 
 def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
@@ -333,7 +319,7 @@ def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
         "{ }",
         '{"text": null}',
     ]
-    table = JsonlTable(_file(tmp_path, "a.jsonl", "\r\n".join(lines).encode()), "text")
+    table = _open(_file(tmp_path, "a.jsonl", "\r\n".join(lines).encode()))
     assert table.columns == ["text", "n", "big", "é"]
     texts = [
         "love",
@@ -345,9 +331,7 @@ def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
         "empty_text: line 8 has no 'text'",
     ]
     assert _texts(table) == texts
-    written = (
-        _written(table, JsonlOutput(table), tmp_path, [GOOD, GOOD, FAILED]).decode().splitlines()
-    )
+    written = _written(table, ".jsonl", tmp_path, [GOOD, GOOD, FAILED]).decode().splitlines()
     good = '"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}, "error": null}'
     failed = '"label": null, "score": null, "scores": null, "error": "empty_text: no text"}'
     assert written[:3] == [
@@ -372,10 +356,10 @@ def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
         metadata={"pandas": "{}"},
     )
     pq.write_table(table, tmp_path / "a.parquet")
-    source = ParquetTable(tmp_path / "a.parquet", "text")
+    source = _open(tmp_path / "a.parquet")
     assert _texts(source) == ["love", "empty_text: the row has no text", "\udcff"]
-    assert _texts(ParquetTable(tmp_path / "a.parquet", "kind")) == ["a", "b", "a"]
-    _written(source, ParquetOutput(source, LABELS), tmp_path, [GOOD, FAILED])
+    assert _texts(_open(tmp_path / "a.parquet", "kind")) == ["a", "b", "a"]
+    _written(source, ".parquet", tmp_path, [GOOD, FAILED])
     whole = pq.read_table(tmp_path / "whole")
     assert whole.select(["when", "text", "list", "kind"]).equals(
         pq.read_table(tmp_path / "a.parquet")
@@ -391,14 +375,14 @@ def test_parquet_kinds_of_text(tmp_path: Path, kind: str) -> None:
     """All types of strings that Arrow has are texts, and stay as they are in Parquet."""
     texts = pa.array(["love", None, "x" * 40], getattr(pa, kind)())
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
-    table = ParquetTable(tmp_path / "a.parquet", "text")
+    table = _open(tmp_path / "a.parquet")
     assert _texts(table) == ["love", "empty_text: the row has no text", "x" * 40]
-    _written(table, ParquetOutput(table, LABELS), tmp_path)
+    _written(table, ".parquet", tmp_path)
     assert pq.read_table(tmp_path / "whole")["text"].type == texts.type
 
 
-@pytest.mark.parametrize("kind", [CsvOutput, JsonlOutput])
-def test_parquet_values_that_text_lacks(tmp_path: Path, kind: Any) -> None:
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_parquet_values_that_text_lacks(tmp_path: Path, suffix: str) -> None:
     """In JSON, NaN and infinity become null; bytes become base64 in JSON and in CSV."""
     columns = {
         "text": ["x"],
@@ -408,10 +392,9 @@ def test_parquet_values_that_text_lacks(tmp_path: Path, kind: Any) -> None:
         "raws": pa.array([[b"a", None]]),
     }
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    table = ParquetTable(tmp_path / "a.parquet", "text")
-    output = kind(table, LABELS) if kind is CsvOutput else kind(table)
-    written = _written(table, output, tmp_path).decode()
-    if kind is CsvOutput:
+    table = _open(tmp_path / "a.parquet")
+    written = _written(table, suffix, tmp_path).decode()
+    if suffix == ".csv":
         (row,) = csv.DictReader(written.splitlines())
         expected: dict[str, Any] = {"numbers": "[1.5, null]", "raws": '["YQ==", null]'}
     else:
@@ -439,14 +422,13 @@ def _with_dates(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", [CsvOutput, JsonlOutput])
-def test_parquet_dates_as_text(tmp_path: Path, kind: Any) -> None:
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_parquet_dates_as_text(tmp_path: Path, suffix: str) -> None:
     """In text files, they are text with all digits, and durations are numbers."""
-    table = ParquetTable(_with_dates(tmp_path / "a.parquet"), "text")
-    output = kind(table, LABELS) if kind is CsvOutput else kind(table)
-    written = _written(table, output, tmp_path).decode()
+    table = _open(_with_dates(tmp_path / "a.parquet"))
+    written = _written(table, suffix, tmp_path).decode()
     reader: Any = csv.DictReader(written.splitlines())
-    first, second = reader if kind is CsvOutput else map(json.loads, written.splitlines())
+    first, second = reader if suffix == ".csv" else map(json.loads, written.splitlines())
     moment = "1970-01-01 00:00:00.000000005"
     expected: dict[str, Any] = {
         "ns": "1970-01-01 00:00:00.000001500",
@@ -459,7 +441,7 @@ def test_parquet_dates_as_text(tmp_path: Path, kind: Any) -> None:
         "struct": {"a": moment},
         "map": [["a", moment]],
     }
-    if kind is CsvOutput:
+    if suffix == ".csv":
         expected = {k: v if isinstance(v, str) else json.dumps(v) for k, v in expected.items()}
     assert {name: first[name] for name in expected} == expected
     assert not any(second[name] for name in expected)
@@ -471,7 +453,7 @@ def test_old_parquet_timestamps(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     columns = pa.table({"text": ["x"], "when": when})
     pq.write_table(columns, path, use_deprecated_int96_timestamps=True)
-    table = ParquetTable(path, "text")
+    table = _open(path)
     (chunk,) = table.chunks()
     assert table.records(chunk.rows)[0]["when"] == "9999-12-31 23:59:59.000000"
 
@@ -481,10 +463,10 @@ def test_a_parquet_column_that_cannot_be_text(tmp_path: Path) -> None:
     text = pa.array(["x"])
     twice = pa.StructArray.from_arrays([text, text], names=["a", "a"])
     pq.write_table(pa.table({"text": text, "both": twice}), tmp_path / "a.parquet")
-    table = ParquetTable(tmp_path / "a.parquet", "text")
+    table = _open(tmp_path / "a.parquet")
     with pytest.raises(UserError, match="column that can only be written as Parquet"):
-        _written(table, CsvOutput(table, LABELS), tmp_path)
-    _written(table, ParquetOutput(table, LABELS), tmp_path)
+        _written(table, ".csv", tmp_path)
+    _written(table, ".parquet", tmp_path)
 
 
 def test_a_damaged_parquet_page(tmp_path: Path) -> None:
@@ -495,10 +477,11 @@ def test_a_damaged_parquet_page(tmp_path: Path) -> None:
     content[4:60] = b"\xff" * 56
     path.write_bytes(content)
     with pytest.raises(CannotContinue, match=r"a\.parquet cannot be read"):
-        _texts(ParquetTable(path, "text"))
+        _texts(_open(path))
 
 
-def _sources(path: Path) -> dict[str, Table]:
+def _write_sources(path: Path) -> None:
+    """The same table as CSV, JSONL and Parquet."""
     rows: list[dict[str, Any]] = [
         {"id": 1, "text": "a,\udcffb", "list": [1, "é"]},
         {"id": None, "text": "c", "list": None},
@@ -513,20 +496,14 @@ def _sources(path: Path) -> dict[str, Table]:
         row | {"list": row["list"] and json.dumps(row["list"], ensure_ascii=False)} for row in clean
     ]
     pq.write_table(pa.Table.from_pylist(listed, schema), path / "a.parquet")
-    return {
-        ".csv": CsvTable(path / "a.csv", "text"),
-        ".jsonl": JsonlTable(path / "a.jsonl", "text"),
-        ".parquet": ParquetTable(path / "a.parquet", "text"),
-    }
 
 
 @pytest.mark.parametrize("source", [".csv", ".jsonl", ".parquet"])
 @pytest.mark.parametrize("target", [".csv", ".jsonl", ".parquet"])
 def test_every_kind_can_be_written_as_every_other(tmp_path: Path, source: str, target: str) -> None:
     """All columns are written; a value that the target has no type for becomes JSON text."""
-    table = _sources(tmp_path)[source]
-    output = JsonlOutput(table) if target == ".jsonl" else OUTPUTS[target](table, LABELS)
-    written = _written(table, output, tmp_path)
+    _write_sources(tmp_path)
+    written = _written(_open(tmp_path / f"a{source}"), target, tmp_path)
     rows: list[dict[str, Any]]
     if target == ".csv":
         rows = list(csv.DictReader(written.decode("utf-8", "replace").splitlines()))
@@ -549,8 +526,8 @@ def test_jsonl_columns_have_types_in_parquet(tmp_path: Path) -> None:
         b'{"text": "x", "i": 1, "f": 1, "b": true, "m": 1, "o": {"a": "\\ud83d"}, "h": 1}\n'
         b'{"text": "y", "i": null, "f": 2.5, "b": false, "m": "one", "h": 9999999999999999999}\n'
     )
-    table = JsonlTable(_file(tmp_path, "a.jsonl", lines), "text")
-    _written(table, ParquetOutput(table, []), tmp_path)
+    table = _open(_file(tmp_path, "a.jsonl", lines))
+    _written(table, ".parquet", tmp_path)
     first, second = pq.read_table(tmp_path / "whole").to_pylist()
     assert [first[name] for name in "ifbmoh"] == [1, 1.0, True, "1", '{"a": "\ufffd"}', "1"]
     assert [second[name] for name in "ifbmoh"] == [
@@ -565,8 +542,8 @@ def test_a_name_of_a_column_that_parquet_cannot_hold(tmp_path: Path, name: str) 
         "a.csv": b"text,pr\xe9nom\nlove,\xc3\xa9\xc3\xa9\n",
         "a.jsonl": b'{"text": "love", "pr\xe9nom": "\xc3\xa9\xc3\xa9"}',
     }
-    table = table_opener(Path(name).suffix)(_file(tmp_path, name, content[name]), "text")
-    _written(table, ParquetOutput(table, LABELS), tmp_path)
+    table = _open(_file(tmp_path, name, content[name]))
+    _written(table, ".parquet", tmp_path)
     (row,) = pq.read_table(tmp_path / "whole").to_pylist()
     assert (row["text"], row["pr\ufffdnom"], row["label"]) == ("love", "éé", "good")
 
@@ -574,8 +551,8 @@ def test_a_name_of_a_column_that_parquet_cannot_hold(tmp_path: Path, name: str) 
 def test_result_columns_do_not_replace_input_columns(tmp_path: Path) -> None:
     """A result column whose name is taken gets the prefix "predicted_", repeatedly if needed."""
     content = b"label,text,predicted_label,error,score_bad\nmine,x,mine,mine,mine\n"
-    table = CsvTable(_file(tmp_path, "a.csv", content), "text")
-    header, row = _written(table, CsvOutput(table, LABELS), tmp_path).decode().splitlines()
+    table = _open(_file(tmp_path, "a.csv", content))
+    header, row = _written(table, ".csv", tmp_path).decode().splitlines()
     added = "predicted_predicted_label,score,predicted_score_bad,score_good,predicted_error"
     assert header == f"label,text,predicted_label,error,score_bad,{added}"
     assert row == "mine,x,mine,mine,mine,good,0.75,0.25,0.75,"
@@ -584,8 +561,8 @@ def test_result_columns_do_not_replace_input_columns(tmp_path: Path) -> None:
 def test_result_members_do_not_replace_input_members(tmp_path: Path) -> None:
     """A name that any row uses counts as taken, so a result column has one name in all rows."""
     content = b'{"text": "x"}\n{"text": "y", "label": 1, "scores": 2}\n'
-    table = JsonlTable(_file(tmp_path, "a.jsonl", content), "text")
-    first, second = map(json.loads, _written(table, JsonlOutput(table), tmp_path).splitlines())
+    table = _open(_file(tmp_path, "a.jsonl", content))
+    first, second = map(json.loads, _written(table, ".jsonl", tmp_path).splitlines())
     assert set(first) == {"text", "predicted_label", "score", "predicted_scores", "error"}
     assert (second["label"], second["scores"], second["predicted_label"]) == (1, 2, "good")
 
@@ -594,7 +571,7 @@ def test_chunks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """A chunk ends at a number of rows or characters, and the table knows where."""
     monkeypatch.setattr(tables, "CHUNK_CHARS", 100)
     rows = ["x" * 30] * 8 + ["x"] * 5_000
-    table = LinesTable(_file(tmp_path, "a.txt", "\n".join(rows).encode()))
+    table = _open(_file(tmp_path, "a.txt", "\n".join(rows).encode()))
     chunks = list(table.chunks())
     sizes = [len(chunk.texts) for chunk in chunks]
     assert sizes[:2] == [4, 4]

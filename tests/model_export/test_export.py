@@ -17,7 +17,6 @@ from optimum.onnxruntime import ORTModelForSequenceClassification
 from transformers import AutoTokenizer
 
 from app.engine.model.bundle import FORMAT_VERSION, Bundle, Manifest, Precision, sha256
-from app.engine.model.load import load_model
 from app.engine.model.model import Logits, Model
 from app.engine.text.encoding import Encoding
 from app.errors import InferenceFailed, UserError
@@ -37,6 +36,7 @@ from tests.support.checkpoints import (
     silent,
 )
 from tests.support.machines.small_disk import run_on_small_disk
+from tests.support.tiny_bundle import load
 
 LABELS = ["negative", "neutral", "positive"]
 FILES = {
@@ -177,7 +177,7 @@ def test_a_multi_label_checkpoint_stays_one(tmp_path: Path, labels: list[str]) -
     with pytest.raises(UserError, match="source is multi-label and cannot be scored"):
         export(checkpoint, tmp_path / "out", examples=examples, say=_fail(AssertionError()))
     export(checkpoint, tmp_path / "out", precisions=["fp32"], say=silent)
-    model = load_model(Bundle.open(tmp_path / "out"), device="cpu", precision="fp32", threads=1)
+    model = load(tmp_path / "out")
     assert model.multi_label
     assert model.labels == labels
     (logits,) = model.infer([model.tokenizer.encode("what a lovely afternoon")])
@@ -429,7 +429,7 @@ def test_weights_beyond_one_file_go_into_another(
         assert f"| `{variant.file}` | {size} |" in (tmp_path / "large/README.md").read_text()
         found = []
         for bundle in bundles:
-            model = load_model(bundle, device="cpu", precision=precision, threads=1)
+            model = load(bundle.path, precision)
             found.append(model.infer([model.tokenizer.encode("what a lovely afternoon")])[0])
         np.testing.assert_array_equal(found[0], found[1])
     with (tmp_path / "large/onnx/model.onnx_data").open("r+b") as file:

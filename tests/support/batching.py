@@ -125,6 +125,28 @@ async def queued(
     return task
 
 
+async def begun(
+    batcher: MicroBatcher[str, str], gate: Gate, *items: str, timeout_s: float = PATIENCE_S
+) -> asyncio.Task[list[str | ServiceError]]:
+    """Submit in a new task; a batch has begun, that of the items, when this returns."""
+    task = await queued(batcher, *items, timeout_s=timeout_s)
+    await gate.entered()
+    return task
+
+
+@asynccontextmanager
+async def measured(
+    clock: Clock, **options: Any
+) -> AsyncIterator[tuple[MicroBatcher[str, str], Gate]]:
+    """A batcher that has measured its speed, ten tokens a second, and its closed gate."""
+    gate = Gate(clock.ten_tokens_a_second)
+    async with batching(gate, **options) as batcher:
+        gate.open(1)
+        await ask(batcher, "x" * 10)
+        await gate.entered()
+        yield batcher, gate
+
+
 def kinds(results: Sequence[str | ServiceError]) -> list[object]:
     """The results, with each error replaced by its class."""
     return [type(result) if isinstance(result, ServiceError) else result for result in results]

@@ -31,14 +31,14 @@ from transformers import (
     XLMRobertaTokenizerFast,
 )
 
-from app.engine.model.bundle import Bundle, Precision
-from app.engine.model.load import load_model
+from app.engine.model.bundle import Precision
 from app.engine.model.model import Model
 from app.engine.text.preprocessing import preprocess
 from model_export.checkpoint import architectures as known
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.export import WRITERS, export
 from model_export.graph.variants import write_fp32
+from tests.support.tiny_bundle import load
 
 ARCHITECTURES = ("roberta", "xlm-roberta", "bert", "distilbert")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
@@ -174,9 +174,7 @@ class Exported:
 
     def model(self, precision: Precision, *, threads: int = 1) -> Model:
         """Load a variant of the bundle as the service would."""
-        return load_model(
-            Bundle.open(self.bundle), device="cpu", precision=precision, threads=threads
-        )
+        return load(self.bundle, precision, threads=threads)
 
 
 @cache

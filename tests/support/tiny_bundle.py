@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from itertools import islice, product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -18,7 +18,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
-from app.engine.model.bundle import FORMAT_VERSION, MANIFEST, SIDE_FILES, sha256
+from app.engine.model.bundle import FORMAT_VERSION, MANIFEST, SIDE_FILES, Bundle, Precision, sha256
+from app.engine.model.load import load_model
+from app.engine.model.model import Model
 
 LABELS = ["negative", "neutral", "positive"]
 MAX_TOKENS = 16  # with <s> and </s>: 14 words
@@ -87,6 +89,11 @@ def write_manifest(path: Path, **changes: Any) -> None:
         "created_with": {},
     }
     _write_json(path / MANIFEST, manifest | changes)
+
+
+def load(path: Path, precision: Precision | Literal["auto"] = "fp32", *, threads: int = 1) -> Model:
+    """Load a bundle, of the tiny model or another one, as a CPU serves it."""
+    return load_model(Bundle.open(path), device="cpu", precision=precision, threads=threads)
 
 
 def calibrate(path: Path, **changes: Any) -> Path:

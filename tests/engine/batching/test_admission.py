@@ -7,43 +7,26 @@ import pytest
 
 from app.engine.batching.admission import CAUTION
 from app.errors import Overloaded, ServiceError
-from tests.support.batching import Clock, Gate, ask, batching, capitals, queued
-
-# Admission
+from tests.support.batching import Clock, Gate, ask, batching, begun, capitals, measured, queued
 
 
-async def test_a_full_queue_refuses_at_once() -> None:
-    """A request that would exceed the queue's limit is refused; one that just fits is admitted."""
-    gate = Gate()
-    async with batching(gate, max_queue_tokens=10) as batcher:
-        tasks = [await queued(batcher, "first")]
-        await gate.entered()
-        tasks += [await queued(batcher, "x" * 4), await queued(batcher, "x" * 4)]
-        with pytest.raises(Overloaded, match=r"8 tokens are waiting.* limit of 10") as refusal:
-            await ask(batcher, "xx", "x")
-        assert refusal.value.rejection == "queue_full"
-        assert refusal.value.retry_after_s == 1.0  # nothing was measured yet
-        assert (batcher.queued_texts, batcher.queued_tokens) == (2, 8)
-        tasks += [await queued(batcher, "xx")]
-        gate.open()
-        assert await asyncio.gather(*tasks) == [["FIRST"], ["XXXX"], ["XXXX"], ["XX"]]
+async def test_a_full_queue_refuses_at_once_and_tells_when_to_come_back(clock: Clock) -> None:
+    """A request that would exceed the queue's limit is refused; one that just fits is admitted.
 
-
-async def test_a_full_queue_tells_when_to_come_back(clock: Clock) -> None:
-    """Retry-After is the time in which the excess tokens are computed."""
-    gate = Gate(clock.ten_tokens_a_second)
-    async with batching(gate, max_queue_tokens=40) as batcher:
-        gate.open(1)
-        await ask(batcher, "x" * 10)
-        await gate.entered()
-        tasks = [await queued(batcher, "x")]
-        await gate.entered()
+    Retry-After is the time in which the excess tokens are computed.
+    """
+    async with measured(clock, max_queue_tokens=40) as (batcher, gate):
+        tasks = [await begun(batcher, gate, "x")]
         tasks += [await queued(batcher, "x" * 15), await queued(batcher, "x" * 15)]
-        with pytest.raises(Overloaded) as refusal:
-            await ask(batcher, "x" * 20)
+        with pytest.raises(Overloaded, match=r"30 tokens are waiting.* limit of 40") as refusal:
+            await ask(batcher, "x" * 15, "x" * 5)
+        assert refusal.value.rejection == "queue_full"
         assert refusal.value.retry_after_s == pytest.approx(1.0)
+        assert (batcher.queued_texts, batcher.queued_tokens) == (2, 30)
+        tasks += [await queued(batcher, "x" * 10)]
         gate.open()
-        await asyncio.gather(*tasks)
+        expected = [["X" * tokens] for tokens in (1, 15, 15, 10)]
+        assert await asyncio.gather(*tasks) == expected
 
 
 @pytest.mark.parametrize(("runners", "wait_s"), [(1, 7.1 * CAUTION), (2, 4.05 * CAUTION)])
@@ -55,15 +38,8 @@ async def test_a_request_that_cannot_make_its_deadline_is_refused(
     Tokens ahead count twice, because as many again may overtake to fill batches. The request's own
     batch, of one second here, must end in time as well.
     """
-    gate = Gate(clock.ten_tokens_a_second)
-    async with batching(gate, runners=runners) as batcher:
-        gate.open(1)
-        await ask(batcher, "x" * 10)
-        await gate.entered()
-        tasks = []
-        for _ in range(runners):
-            tasks += [await queued(batcher, "x")]
-            await gate.entered()
+    async with measured(clock, runners=runners) as (batcher, gate):
+        tasks = [await begun(batcher, gate, "x") for _ in range(runners)]
         tasks += [await queued(batcher, "x" * 30)]
         with pytest.raises(Overloaded, match="30 tokens are ahead of this request") as refusal:
             await ask(batcher, "x", timeout_s=wait_s - 0.5)
@@ -97,9 +73,7 @@ async def test_the_predicted_wait_follows_the_latest_speed(clock: Clock) -> None
         await ask(batcher, "bad")
         for _ in range(103):
             await gate.entered()
-        tasks = [await queued(batcher, "x")]
-        await gate.entered()
-        tasks += [await queued(batcher, "x" * 10)]
+        tasks = [await begun(batcher, gate, "x"), await queued(batcher, "x" * 10)]
         with pytest.raises(Overloaded) as refusal:
             await ask(batcher, "x", timeout_s=1.0)
         assert refusal.value.retry_after_s == pytest.approx(31 * CAUTION - 1, rel=0.01)
@@ -110,13 +84,8 @@ async def test_the_predicted_wait_follows_the_latest_speed(clock: Clock) -> None
 
 async def test_a_single_text_is_admitted_beside_a_long_list(clock: Clock) -> None:
     """A single text is admitted by the wait for its own turn, not for everything that waits."""
-    gate = Gate(clock.ten_tokens_a_second)
-    async with batching(gate, max_batch_tokens=10) as batcher:
-        gate.open(1)
-        await ask(batcher, "x" * 10)
-        await gate.entered()
-        running = await queued(batcher, "x")
-        await gate.entered()
+    async with measured(clock, max_batch_tokens=10) as (batcher, gate):
+        running = await begun(batcher, gate, "x")
         bulk = await queued(batcher, *["x" * 10] * 40)  # 40 s of work
         single = await queued(batcher, "x", timeout_s=25)
         assert batcher.queued_texts == 41

@@ -14,9 +14,11 @@ from tests.support.batching import (
     Gate,
     ask,
     batching,
+    begun,
     capitals,
     jump,
     kinds,
+    measured,
     queued,
     until,
 )
@@ -29,8 +31,7 @@ async def test_equal_texts_that_wait_are_computed_once() -> None:
     reports: list[BatchReport] = []
     gate = Gate()
     async with batching(gate, key=str, on_batch=reports.append) as batcher:
-        first = await queued(batcher, "first")
-        await gate.entered()
+        first = await begun(batcher, gate, "first")
         tasks = [await queued(batcher, *items) for items in ("ab", "bb", "b", "cab")]
         assert (batcher.queued_texts, batcher.queued_tokens) == (8, 8)
         gate.open()
@@ -53,8 +54,7 @@ async def test_one_of_two_equal_texts_leaves(
     answered."""
     gate = Gate()
     async with batching(gate, key=str) as batcher:
-        first = await queued(batcher, "first")
-        await gate.entered()
+        first = await begun(batcher, gate, "first")
         times = [10.0**6] * 2
         times[leaving] = 5.0
         tasks = [await queued(batcher, "a", timeout_s=timeout_s) for timeout_s in times]
@@ -94,13 +94,8 @@ async def test_equal_texts_fail_together_and_alone_of_their_batch() -> None:
 
 async def test_equal_texts_of_a_hanging_runner_fail(quick: None, clock: Clock) -> None:
     """The time that a batch may take is that of its rows, however many texts share them."""
-    gate = Gate(clock.ten_tokens_a_second)
-    async with batching(gate, key=str) as batcher:
-        gate.open(1)
-        await ask(batcher, "x" * 10)  # a second
-        await gate.entered()
-        first = await queued(batcher, "first")
-        await gate.entered()
+    async with measured(clock, key=str) as (batcher, gate):
+        first = await begun(batcher, gate, "first")
         shared = await queued(batcher, *["a"] * 500)  # a tenth of a second in one row
         gate.open(1)
         await first
@@ -116,8 +111,7 @@ async def test_the_time_of_a_shared_row_counts_for_each_request(clock: Clock) ->
     reports: list[BatchReport] = []
     gate = Gate(clock.ten_tokens_a_second)
     async with batching(gate, key=str, on_batch=reports.append) as batcher:
-        first = await queued(batcher, "first")
-        await gate.entered()
+        first = await begun(batcher, gate, "first")
         tasks = [
             asyncio.create_task(batcher.submit(["x" * 20], timeout_s=PATIENCE_S, tag=tag))
             for tag in ("one", "two")
@@ -138,8 +132,7 @@ async def test_a_batch_is_reported(clock: Clock) -> None:
     reports: list[BatchReport] = []
     gate = Gate(clock.ten_tokens_a_second)
     async with batching(gate, on_batch=reports.append) as batcher:
-        tasks = [await queued(batcher, "x" * 10)]
-        await gate.entered()
+        tasks = [await begun(batcher, gate, "x" * 10)]
         clock.now += 1
         tasks += [await queued(batcher, "x" * 19)]
         clock.now += 2
@@ -160,8 +153,7 @@ async def test_batches_follow_the_budget(clock: Clock) -> None:
     async with batching(
         gate, budget=budget, max_queue_tokens=10**6, on_batch=reports.append
     ) as batcher:
-        first = await queued(batcher, "a")
-        await gate.entered()
+        first = await begun(batcher, gate, "a")
         tasks = [await queued(batcher, "x" * 5) for _ in range(200)]
         gate.open()
         await asyncio.gather(first, *tasks)
@@ -184,47 +176,3 @@ async def test_a_raising_hook_costs_nobody_an_answer(
         assert await ask(batcher, "a") == ["A"]
         assert await ask(batcher, "b") == ["B"]
     assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error] * 2
-
-
-async def test_an_empty_request_is_answered_at_once() -> None:
-    """A request without items gets an empty answer at once, and infer is not called."""
-    gate = Gate()
-    async with batching(gate) as batcher:
-        empty = await queued(batcher)
-        assert empty.done()
-        assert empty.result() == []
-    assert gate.batches == []
-
-
-async def test_the_deadline_is_kept_though_the_runner_is_stuck() -> None:
-    """Submit returns at the deadline even if infer still runs; waiting texts are not computed."""
-    gate = Gate()
-    async with batching(gate) as batcher:
-        stuck = await queued(batcher, "stuck", timeout_s=5)
-        await gate.entered()
-        waiting = await queued(batcher, "a", "b", timeout_s=5)
-        jump(5)
-        assert kinds(await stuck) == [DeadlineExceeded]
-        assert kinds(await waiting) == [DeadlineExceeded] * 2
-        assert (batcher.queued_texts, batcher.queued_tokens) == (0, 0)
-        gate.open()
-        assert await ask(batcher, "after") == ["AFTER"]
-    assert gate.batches == [["stuck"], ["after"]]
-
-
-async def test_a_cancelled_request_does_not_harm_its_batch_mates() -> None:
-    """When a client leaves during its batch, the other clients of the batch get their answers."""
-    gate = Gate()
-    async with batching(gate) as batcher:
-        first = await queued(batcher, "first")
-        await gate.entered()
-        before, gone, after = [await queued(batcher, item) for item in ("aa", "bb", "cc")]
-        gate.open(1)
-        await gate.entered()
-        assert gate.batches[1] == ["aa", "bb", "cc"]
-        gone.cancel()
-        gate.open()
-        assert (await first, await before, await after) == (["FIRST"], ["AA"], ["CC"])
-        with pytest.raises(asyncio.CancelledError):
-            await gone
-        assert await ask(batcher, "later") == ["LATER"]

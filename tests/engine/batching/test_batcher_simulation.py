@@ -715,7 +715,10 @@ def check_refusals(record: Record) -> None:
         if refusal.rejection == "queue_full":
             excess = queued + tokens - scenario.max_queue_tokens
             assert excess > 0
-            assert refusal.retry_after_s <= (excess * pace or RETRY_AFTER_S) + ROUNDING_S
+            if pace:
+                assert refusal.retry_after_s <= excess * pace + ROUNDING_S
+            else:
+                assert refusal.retry_after_s == RETRY_AFTER_S
         else:
             most_s = (2 * queued + tokens) * pace + longest_batch_s(record, visit.asked)
             most_s *= CAUTION

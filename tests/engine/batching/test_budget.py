@@ -31,8 +31,12 @@ def _live(
         _learn(budget, size, speeds[size] * noise * drift(number))
 
 
-def test_it_goes_where_batches_compute_more() -> None:
-    """The budget moves step by step to the best size from any start; each step is announced."""
+def test_it_goes_where_batches_compute_more(caplog: pytest.LogCaptureFixture) -> None:
+    """The budget moves step by step to the best size from any start.
+
+    Each step is announced, and logged with the old size and the new one.
+    """
+    caplog.set_level("INFO", logger="app.engine.batching.budget")
     speeds = {16: 1, 32: 50, 64: 70, 128: 80, 256: 60, 512: 50, 1024: 1}
     for start, steps in ((256, [128]), (32, [64, 128]), (512, [256, 128])):
         changes: list[int] = []
@@ -40,6 +44,9 @@ def test_it_goes_where_batches_compute_more() -> None:
         _live(budget, speeds, 4 * ENOUGH)
         assert changes == steps
         assert budget.tokens == 128
+    first = "batches have at most 128 tokens from now on, not 256"
+    assert first in caplog.messages[0]
+    assert len(caplog.messages) == 5
 
 
 def test_noise_changes_nothing() -> None:
@@ -117,13 +124,6 @@ def test_another_model_learns_for_itself() -> None:
     _live(other, {128: 90.0, 256: 60.0, 512: 60.0, 64: 1.0}, 2 * ENOUGH)
     assert (other.tokens, budget.tokens) == (128, 256)
     assert changes == []
-
-
-def test_a_change_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The log line has the old size, the new size and the gain."""
-    with caplog.at_level("INFO", logger="app.engine.batching.budget"):
-        _live(_budget(), {128: 60.0, 256: 60.0, 512: 90.0}, 2 * ENOUGH)
-    assert "batches have at most 512 tokens from now on, not 256" in caplog.text
 
 
 # Where memory runs out

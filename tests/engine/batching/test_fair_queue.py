@@ -68,39 +68,11 @@ def test_entries_of_one_length_keep_their_turns(lists: list[list[int]], budget: 
         assert turns == sorted(turns)
 
 
-@anytime
-@given(requests, budgets, st.integers(min_value=0, max_value=20), lengths)
-def test_a_single_text_is_not_behind_a_long_list(
-    lists: list[list[int]], budget: int, batches_before: int, tokens: int
-) -> None:
-    """Before a new entry's turn, each request ahead leads with at most twice the longest text."""
-    added = [entries(*request) for request in lists]
-    queue = queue_of(*added)
-    for _ in range(batches_before):
-        take(queue, max_tokens=budget)
-    [newcomer] = entries(tokens)
-    queue.add([newcomer])
-
-    leaders = []
-    while newcomer not in (batch := take(queue, max_tokens=budget)):
-        leaders.append(batch[0])
-
-    for request in added:
-        assert sum(leader.tokens for leader in leaders if leader in request) <= 2 * LONGEST
-
-
 def test_lists_take_turns() -> None:
     """Two equal requests are served alternately, whichever came first."""
     first, second = entries(*[10] * 5), entries(*[10] * 5)
     taken = [batch[0] for batch in take_all(queue_of(first, second), max_tokens=10)]
     assert taken == [entry for pair in zip(first, second, strict=True) for entry in pair]
-
-
-def test_single_texts_lead_in_the_order_they_came() -> None:
-    """Requests of one text each lead in order of arrival; a long text is not held back."""
-    singles = entries(7, 500, 3, 90, 12)
-    taken = take_all(queue_of(*([single] for single in singles)), max_tokens=1)
-    assert taken == [[single] for single in singles]
 
 
 def test_the_batch_is_filled_with_the_nearest_lengths() -> None:

@@ -20,7 +20,9 @@ from tests.support.batching import (
     ask,
     batcher_of,
     batching,
+    begun,
     kinds,
+    measured,
     queued,
     raising,
     until,
@@ -112,8 +114,7 @@ async def test_the_batch_of_a_lost_runner_fails(
     """A lost runner's batch fails at once; the next runner computes the waiting texts."""
     gate = Gate()
     async with batching(gate) as batcher:
-        first = await queued(batcher, "a", "b")
-        await gate.entered()
+        first = await begun(batcher, gate, "a", "b")
         waiting = await queued(batcher, "c")
         raising(monkeypatch, Admission, "learn", MemoryError, 1)
         gate.open()
@@ -146,8 +147,7 @@ async def test_a_batch_that_hangs_fails_before_its_deadline(
     gate = Gate()
     async with batching(gate, on_stall=lambda: stalls.append(None)) as batcher:
         assert not stalls
-        stuck = await queued(batcher, "a", "b", timeout_s=10**6)
-        await gate.entered()
+        stuck = await begun(batcher, gate, "a", "b", timeout_s=10**6)
         waiting = await queued(batcher, "c", timeout_s=10**6)
         assert kinds(await stuck) == [InferenceFailed] * 2
         assert kinds(await waiting) == [NotReady]
@@ -166,11 +166,7 @@ async def test_a_batch_that_is_expected_to_take_long_does_not_hang(
     quick: None, clock: Clock
 ) -> None:
     """A batch may take many times the duration that the measured speed predicts."""
-    gate = Gate(clock.ten_tokens_a_second)
-    async with batching(gate) as batcher:
-        gate.open(1)
-        await ask(batcher, "x" * 10)
-        await gate.entered()
+    async with measured(clock) as (batcher, gate):
         slow = await queued(batcher, "x" * 10)  # about 1 s
         await asyncio.sleep(0.8)
         gate.open()
@@ -182,16 +178,10 @@ async def test_the_predicted_wait_is_that_for_the_runners_that_work(
 ) -> None:
     """If one of two runners hangs, the predicted wait is twice as long."""
     monkeypatch.setattr("app.engine.batching.runners.STUCK_FACTOR", 1)
-
-    gate = Gate(clock.ten_tokens_a_second)
-    async with batching(gate, runners=2) as batcher:
-        gate.open(1)
-        await ask(batcher, "x" * 10)
-        await gate.entered()
+    async with measured(clock, runners=2) as (batcher, gate):
         await ask(batcher, "stuck")
         await gate.entered()
-        running = await queued(batcher, "x")
-        await gate.entered()
+        running = await begun(batcher, gate, "x")
         waiting = await queued(batcher, "x" * 30)
         with pytest.raises(Overloaded) as refusal:
             await ask(batcher, "x", timeout_s=1)
@@ -221,14 +211,12 @@ async def test_a_hang_tells_nothing_of_the_speed(quick: None, clock: Clock) -> N
         gate.open(1)
         await ask(batcher, "x")
         await gate.entered()
-        stuck = await queued(batcher, "x")
-        await gate.entered()
+        stuck = await begun(batcher, gate, "x")
         assert kinds(await stuck) == [InferenceFailed]
         clock.now += 1000
         gate.open(1)
         await until(lambda: batcher.runners.complete)
-        tasks = [await queued(batcher, "x")]
-        await gate.entered()
+        tasks = [await begun(batcher, gate, "x")]
         tasks += [await queued(batcher, "x"), await queued(batcher, "x")]  # or it refuses
         gate.open()
         assert await asyncio.gather(*tasks) == [["X"]] * 3
@@ -269,8 +257,7 @@ async def test_drain_ends_with_a_runner_that_hangs(quick: None) -> None:
     """Drain does not wait longer for a runner that hangs; every request has had its error."""
     gate = Gate()
     async with batching(gate) as batcher:
-        stuck = await queued(batcher, "stuck")
-        await gate.entered()
+        stuck = await begun(batcher, gate, "stuck")
         assert kinds(await stuck) == [InferenceFailed]
         assert await batcher.drain(0.1)
         assert batcher.runners.running
@@ -282,10 +269,7 @@ async def test_drain_finishes_what_was_admitted_and_admits_no_more() -> None:
     threads_before = set(threading.enumerate())
     async with batching(gate, runners=2) as batcher:
         runners = set(threading.enumerate()) - threads_before
-        tasks = []
-        for item in ("first", "second"):
-            tasks += [await queued(batcher, item)]
-            await gate.entered()
+        tasks = [await begun(batcher, gate, item) for item in ("first", "second")]
         tasks += [await queued(batcher, "waiting")]
         drained = asyncio.create_task(batcher.drain(PATIENCE_S))
         await asyncio.sleep(0)

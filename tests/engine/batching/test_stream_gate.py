@@ -11,7 +11,7 @@ import pytest
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.stream_gate import BYTES_PER_TOKEN, LEAST_GROUPS, StreamGate
 from app.errors import ServiceError, ShuttingDown, TooManyTexts
-from tests.support.batching import Gate, ask, batching, queued
+from tests.support.batching import Gate, ask, batching, begun, queued
 
 
 class Group:
@@ -62,8 +62,7 @@ async def test_a_group_waits_for_a_queue_that_others_have_filled() -> None:
     """A group waits as long as the queue is full; it is neither refused nor does it expire."""
     infer, gate = Gate(), StreamGate(lambda: 10)
     async with batching(infer, max_queue_tokens=20) as batcher:
-        first = await queued(batcher, "first")
-        await infer.entered()
+        first = await begun(batcher, infer, "first")
         others = [await queued(batcher, text) for text in ("x" * 10, "y" * 10)]
         (group,) = await _come(gate, batcher, "aaaa")
         await asyncio.sleep(0.05)  # it asks again

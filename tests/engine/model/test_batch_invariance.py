@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.model.load import load_model
+from app.engine.model.bundle import EMBEDDED_BUNDLE, Precision
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
 from app.errors import InferenceFailed
 from tests.support.checkpoints import ARCHITECTURES, MAX_TOKENS, PRECISIONS, exported
 from tests.support.model_export.graphs import VOCABULARY
+from tests.support.tiny_bundle import load
 
 # The embedded model is read at whatever length, but a test has no time for 512 tokens.
 LONGEST_EMBEDDED = 96
@@ -21,8 +21,7 @@ LONGEST_EMBEDDED = 96
 
 @functools.cache
 def _embedded(threads: int) -> Model:
-    bundle = Bundle.open(EMBEDDED_BUNDLE)
-    return load_model(bundle, device="cpu", precision="int8", threads=threads)
+    return load(EMBEDDED_BUNDLE, "int8", threads=threads)
 
 
 def _batches(vocabulary: int, longest: int) -> st.SearchStrategy[list[Encoding]]:
@@ -47,16 +46,9 @@ def _bits(model: Model, batch: list[Encoding]) -> list[bytes]:
     return [result.tobytes() for result in results if not isinstance(result, InferenceFailed)]
 
 
-@pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of the test session's exports."""
-    return tmp_path_factory.getbasetemp()
-
-
 @functools.cache
-def _tiny(base: Path, architecture: str, precision: str, threads: int) -> Model:
-    made = exported(base, architecture)
-    return made.model("int8" if precision == "int8" else "fp32", threads=threads)
+def _tiny(base: Path, architecture: str, precision: Precision, threads: int) -> Model:
+    return exported(base, architecture).model(precision, threads=threads)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -69,7 +61,7 @@ def _tiny(base: Path, architecture: str, precision: str, threads: int) -> Model:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_every_architecture_and_precision(
-    base: Path, architecture: str, precision: str, threads: int, batch: list[Encoding]
+    base: Path, architecture: str, precision: Precision, threads: int, batch: list[Encoding]
 ) -> None:
     """The bits are the same alone, among others in either order, with or without padding."""
     _assert_invariant(_tiny(base, architecture, precision, threads), batch)

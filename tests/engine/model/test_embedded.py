@@ -3,25 +3,20 @@
 import pytest
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.errors import InferenceFailed
+from tests.support.tiny_bundle import load
 
 
 @pytest.fixture(scope="module")
-def bundle() -> Bundle:
-    """The bundle, after its manifest is read and its side files are checked."""
-    return Bundle.open(EMBEDDED_BUNDLE)
-
-
-@pytest.fixture(scope="module")
-def model(bundle: Bundle) -> Model:
+def model() -> Model:
     """The model as a CPU serves it."""
-    return load_model(bundle, device="cpu", precision="auto", threads=1)
+    return load(EMBEDDED_BUNDLE, "auto")
 
 
-def test_every_file_is_what_the_manifest_says(bundle: Bundle) -> None:
+def test_every_file_is_what_the_manifest_says() -> None:
     """All digests and sizes match the manifest, and there is no other file."""
+    bundle = Bundle.open(EMBEDDED_BUNDLE)
     manifest = bundle.manifest
     for precision, variant in manifest.variants.items():
         assert bundle.variant_path(precision).stat().st_size == variant.bytes

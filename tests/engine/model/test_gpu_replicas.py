@@ -14,14 +14,13 @@ from onnx import TensorProto, helper
 
 from app.engine.machine.gpu import CudaGpu, CudaState
 from app.engine.model import device, model
-from app.engine.model.bundle import Bundle, sha256
+from app.engine.model.bundle import sha256
 from app.engine.model.device import CPU
-from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.model.replicas import Replicas
 from app.engine.model.session import MATMUL_INTEGER, open_session
 from tests.conftest import Serve
-from tests.support.tiny_bundle import different_texts, make_bundle, write_manifest
+from tests.support.tiny_bundle import different_texts, load, make_bundle, write_manifest
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def test_a_graph_may_take_ids_as_int32(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "tiny")
 
     def logits() -> tuple[Model, Any]:
-        loaded = load_model(Bundle.open(bundle), device="cpu", precision="fp32", threads=1)
+        loaded = load(bundle)
         encodings = [loaded.tokenizer.encode(text) for text in different_texts(5)]
         return loaded, loaded.infer(encodings)
 

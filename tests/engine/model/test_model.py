@@ -4,36 +4,30 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle, Precision
-from app.engine.model.load import load_model
+from app.engine.model.bundle import EMBEDDED_BUNDLE
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
 from app.engine.text.preprocessing import normalise_tweet
 from app.errors import EmptyText, InferenceFailed
 from tests.support.checkpoints import exported
-from tests.support.tiny_bundle import MAX_TOKENS, make_bundle, write_manifest
-
-
-def _load(path: Path, precision: Precision = "fp32") -> Model:
-    return load_model(Bundle.open(path), device="cpu", precision=precision, threads=1)
+from tests.support.tiny_bundle import MAX_TOKENS, load, make_bundle, write_manifest
 
 
 @pytest.fixture(scope="module")
 def tiny(bundle: Path) -> Model:
     """A model with one token per word, plus <s> and </s>; 16 tokens fit."""
-    return _load(bundle)
+    return load(bundle)
 
 
 @pytest.fixture(scope="module")
 def embedded() -> Model:
     """The model that is served by default."""
-    return _load(EMBEDDED_BUNDLE, "int8")
+    return load(EMBEDDED_BUNDLE, "int8")
 
 
 @given(words=st.integers(1, 200))
@@ -90,7 +84,7 @@ def _with_and_without(directory: Path) -> tuple[Model, Model]:
         tokenizer["model"]["vocab"] |= {"@anna": 7, "@user": 8}
         (path / "tokenizer.json").write_text(json.dumps(tokenizer))
         write_manifest(path, preprocessing=preprocessing)
-        models.append(_load(path))
+        models.append(load(path))
     return models[0], models[1]
 
 
@@ -123,24 +117,6 @@ def test_logits_come_one_array_a_text_in_order(tiny: Model) -> None:
         assert list(result) == logits
 
 
-def test_token_types_are_fed_to_the_models_that_have_them(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    """BERT's graph gets its third input, RoBERTa's has none, and both answer."""
-    asked = {}
-    for architecture in ("bert", "roberta"):
-        made = exported(tmp_path_factory.getbasetemp(), architecture)
-        opened = ort.InferenceSession(
-            made.bundle / "onnx/model.onnx", providers=["CPUExecutionProvider"]
-        )
-        asked[architecture] = {node.name for node in opened.get_inputs()}
-        model = made.model("fp32")
-        (logits,) = model.infer([model.tokenizer.encode("what a lovely afternoon")])
-        assert not isinstance(logits, InferenceFailed)
-    both = {"input_ids", "attention_mask"}
-    assert asked == {"bert": both | {"token_type_ids"}, "roberta": both}
-
-
 def test_scores_of_extreme_logits_are_finite(tiny: Model) -> None:
     """Extreme logits give neither overflow nor a warning."""
     logits = np.array([[1e4, -1e4, 0], [-3e38, -3e38, -3e38]], np.float32)
@@ -150,12 +126,7 @@ def test_scores_of_extreme_logits_are_finite(tiny: Model) -> None:
 
 def test_scores_of_a_multi_label_model_are_sigmoids(tmp_path: Path) -> None:
     """Each label has its own sigmoid score; logits of any size give no warning."""
-    path = make_bundle(tmp_path / "multi")
-    config = json.loads((path / "config.json").read_text())
-    config["problem_type"] = "multi_label_classification"
-    (path / "config.json").write_text(json.dumps(config))
-    write_manifest(path)
-    model = _load(path)
+    model = load(make_bundle(tmp_path / "multi", problem_type="multi_label_classification"))
     assert model.multi_label
     logits = np.array([0, 200, -200, 1e30, -1e30, np.log(3)], np.float32)
     scores = model.scores(logits)
@@ -163,18 +134,11 @@ def test_scores_of_a_multi_label_model_are_sigmoids(tmp_path: Path) -> None:
     np.testing.assert_allclose(scores, [0.5, 1, 0, 1, 0, 0.75], atol=1e-6)
 
 
-def test_auto_takes_what_a_cpu_does_best(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """On a CPU, auto chooses int8 if the bundle has it."""
-    opened = Bundle.open(exported(tmp_path_factory.getbasetemp(), "bert").bundle)
-    model = load_model(opened, device="cpu", precision="auto", threads=1)
-    assert model.precision == "int8"
-    assert model.provider == "CPUExecutionProvider"
-
-
-def test_auto_takes_fp32_where_there_is_no_int8(bundle: Path) -> None:
-    """auto chooses fp32 if the bundle has only that."""
-    model = load_model(Bundle.open(bundle), device="cpu", precision="auto", threads=1)
-    assert model.precision == "fp32"
+def test_auto_takes_what_a_cpu_does_best(bundle: Path, base: Path) -> None:
+    """On a CPU, auto chooses int8 if the bundle has it, and fp32 otherwise."""
+    both, one = load(exported(base, "bert").bundle, "auto"), load(bundle, "auto")
+    assert (both.precision, one.precision) == ("int8", "fp32")
+    assert both.provider == "CPUExecutionProvider"
 
 
 def test_a_failing_batch_writes_nothing_past_the_log(

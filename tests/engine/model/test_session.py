@@ -18,16 +18,15 @@ from onnx import TensorProto, helper
 
 from app.engine.machine.cpu import cpu_flags
 from app.engine.model import model as model_module
-from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.model.bundle import EMBEDDED_BUNDLE
 from app.engine.model.device import CPU
-from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.model.session import Int8Kernels, int8_kernels, open_session
 from tests.conftest import Serve
 from tests.support.machines.cpus import without_vnni
-from tests.support.serving import COMMAND, Process, environment
+from tests.support.serving import COMMAND, ROOT, Process, environment
+from tests.support.tiny_bundle import load
 
-ROOT = Path(__file__).parents[3]
 OPTION = "session.x64quantprecision"
 X86 = platform.machine() in ("x86_64", "AMD64")
 
@@ -45,10 +44,6 @@ def _logits(python: Sequence[str], changes: Mapping[str, str] | None = None) -> 
     )
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(done.stdout)
-
-
-def _load(precision: Any = "int8") -> Model:
-    return load_model(Bundle.open(EMBEDDED_BUNDLE), device="cpu", precision=precision, threads=1)
 
 
 def _option(model: Model) -> str | None:
@@ -87,7 +82,7 @@ def test_the_option_is_set_only_where_products_saturate(
 ) -> None:
     """The slow kernels halve int8's speed; they are used only where needed."""
     monkeypatch.setattr(model_module, "int8_kernels", lambda: kernels)
-    model = _load()
+    model = load(EMBEDDED_BUNDLE, "int8")
     assert model.kernels == kernels
     assert _option(model) == option
     assert _option(model.with_threads(2)) == option
@@ -96,8 +91,7 @@ def test_the_option_is_set_only_where_products_saturate(
 def test_fp32_asks_for_no_kernels(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """fp32 models do not run the probe, which is for int8 alone."""
     monkeypatch.setattr(model_module, "int8_kernels", lambda: pytest.fail("it was asked"))
-    model = load_model(Bundle.open(bundle), device="cpu", precision="fp32", threads=1)
-    assert model.kernels is None
+    assert load(bundle).kernels is None
 
 
 @pytest.mark.skipif(not cpu_flags() & {"avx512_vnni", "avx_vnni"}, reason="needs VNNI")
@@ -156,10 +150,11 @@ def _same_logits(found: Any, native: Any) -> None:
     assert np.abs(np.subtract(found["logits"]["U8S8"], expected)).max() > 1e-3
 
 
-def test_the_log_names_the_kernels() -> None:
-    """The log line names the chosen kernels, which explain the speed."""
+def test_the_log_names_plan_and_kernels() -> None:
+    """The first lines of the log have runners, threads, the budget and the kernels."""
     flags = ("--runners", "1", "--threads", "1", "--max-batch-tokens", "256")
     with Process(*flags, command=COMMAND) as process:
+        assert "runners 1 x threads 1, at most 256 tokens a batch" in process.first_lines
         assert f"int8 with ONNX Runtime's {int8_kernels()} kernels" in process.first_lines
 
 

@@ -8,32 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.model.bundle import Bundle
-from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.predictions import Scored, outcomes_of, score_batch
 from app.engine.text.encoded_text import DEFAULTS, EncodedText
 from app.engine.text.encoding import Encoding
 from app.errors import ServiceError, UserError
-from tests.support.tiny_bundle import LABELS, calibrate, make_bundle
+from tests.support.tiny_bundle import LABELS, calibrate, load, make_bundle
 
 LOGITS = st.lists(st.floats(-50, 50, width=32), min_size=3, max_size=3)
-
-
-def _load(path: Path) -> Model:
-    return load_model(Bundle.open(path), device="cpu", precision="fp32", threads=1)
 
 
 @pytest.fixture(scope="module")
 def plain(bundle: Path) -> Model:
     """The tiny model, not calibrated."""
-    return _load(bundle)
+    return load(bundle)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[float, Model]:
     """The tiny model with each of four temperatures."""
     path = make_bundle(tmp_path_factory.mktemp("calibrated") / "tiny")
-    return {value: _load(calibrate(path, temperature=value)) for value in (0.05, 1.0, 2.0, 20.0)}
+    return {value: load(calibrate(path, temperature=value)) for value in (0.05, 1.0, 2.0, 20.0)}
 
 
 def test_scores_are_the_softmax_of_logits_divided_by_the_temperature(

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.text.bertweet import normalise_bertweet
-from app.engine.text.preprocessing import preprocess
 
 EXPECTED = {
     "": "",
@@ -50,11 +49,6 @@ EXPECTED = {
 def test_it_gives_what_the_rules_say(text: str, expected: str) -> None:
     """Users, links, emoji, contractions, HTML entities and repeated signs have a form each."""
     assert normalise_bertweet(text) == expected
-
-
-def test_a_bundle_can_ask_for_it() -> None:
-    """``bertweet`` in the manifest selects this normalisation."""
-    assert preprocess("@anna isn't it", "bertweet") == "@USER is n't it"
 
 
 PIECES = ["http", "://", ".co", "&#55296;", "<s>", *"a@&;! \ufe0f\x1c\n"]

@@ -42,12 +42,6 @@ def _model(base: Path, architecture: str, precision: Precision = "fp32") -> Mode
     return load_model(bundle, device="cpu", precision=precision, threads=1)
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of the test session's exports."""
-    return tmp_path_factory.getbasetemp()
-
-
 _texts = st.tuples(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9), st.integers(1, 6)).map(
     lambda drawn: " ".join(drawn[0] * drawn[1])
 )

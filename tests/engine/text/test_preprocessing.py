@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.text.preprocessing import normalise_tweet, preprocess
+from app.engine.text.preprocessing import Preprocessing, normalise_tweet, preprocess
 
 # Written out by hand from the model cards' `preprocess`, not computed.
 EXPECTED = {
@@ -33,10 +33,17 @@ def test_it_gives_what_the_model_card_gives(text: str, expected: str) -> None:
     assert normalise_tweet(text) == expected
 
 
-def test_a_checkpoint_without_normalisation_sees_the_text_itself() -> None:
-    """``none`` changes nothing; ``tweet`` applies the rule."""
-    assert preprocess("@anna http://x", "none") == "@anna http://x"
-    assert preprocess("@anna http://x", "tweet") == "@user http"
+@pytest.mark.parametrize(
+    ("preprocessing", "expected"),
+    [
+        ("none", "@anna isn't at http://x"),
+        ("tweet", "@user isn't at http"),
+        ("bertweet", "@USER is n't at HTTPURL"),
+    ],
+)
+def test_the_manifest_names_the_rule(preprocessing: Preprocessing, expected: str) -> None:
+    """``none`` changes nothing; ``tweet`` and ``bertweet`` apply their rules."""
+    assert preprocess("@anna isn't at http://x", preprocessing) == expected
 
 
 PIECES = ["http", "Http", "&lt;", *"@aH/(😀א\uff20\u200f\u201c\u3000\u00a0\t\n", *" " * 4]

@@ -57,6 +57,20 @@ def _by_the_library(text: str, language: str) -> list[str]:
     return [piece for piece in pieces if piece]
 
 
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The characters of each text that the library got."""
+    lengths: list[int] = []
+    find = sentencex.get_sentence_boundaries
+
+    def note(language: str, text: str) -> object:
+        lengths.append(len(text))
+        return find(language, text)
+
+    monkeypatch.setattr(sentencex, "get_sentence_boundaries", note)
+    return lengths
+
+
 def test_texts_of_a_window_are_cut_as_the_library_cuts_them() -> None:
     """A text within a window is split as the library splits it, whatever characters it has."""
     draw = random.Random(13)
@@ -111,36 +125,16 @@ def test_a_title_at_the_end_of_a_window_ends_no_sentence() -> None:
 
 
 @pytest.mark.parametrize("sign", NASTY, ids=lambda sign: ascii(sign[:8]))
-def test_the_library_never_gets_more_than_a_window(
-    monkeypatch: pytest.MonkeyPatch, sign: str
-) -> None:
+def test_the_library_never_gets_more_than_a_window(given: list[int], sign: str) -> None:
     """The library gets a window at most, and in total at most a few times the text's length."""
-    given = []
-    find = sentencex.get_sentence_boundaries
-
-    def note(language: str, text: str) -> object:
-        given.append(len(text))
-        return find(language, text)
-
-    monkeypatch.setattr(sentencex, "get_sentence_boundaries", note)
     text = (sign * 10_000)[:10_000]
     assert "".join(_found(text, "en")).replace(" ", "") or not text.strip()
     assert max(given) <= WINDOW_CHARS
     assert sum(given) <= 4 * len(text) + WINDOW_CHARS
 
 
-def test_the_next_window_is_looked_at_when_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_next_window_is_looked_at_when_it_is_asked_for(given: list[int]) -> None:
     """A window is split only when its sentences are requested, so leaving early saves the work."""
-    given = []
-    find = sentencex.get_sentence_boundaries
-
-    def note(language: str, text: str) -> object:
-        given.append(text)
-        return find(language, text)
-
-    monkeypatch.setattr(sentencex, "get_sentence_boundaries", note)
     windows = sentence_spans("One sentence. " * 1_000, "en")
     next(windows)
     assert len(given) == 1

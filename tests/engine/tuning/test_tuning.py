@@ -18,9 +18,7 @@ from app.engine import loading
 from app.engine.machine import cpu
 from app.engine.machine.gpu import CUDA, CudaGpu, CudaState
 from app.engine.model import device
-from app.engine.model.bundle import Bundle
 from app.engine.model.device import CPU, Device
-from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
 from app.engine.tuning import costs
@@ -35,8 +33,8 @@ from app.engine.tuning.plan import (
 )
 from app.errors import UserError
 from app.server.workers.shares import take_share
-from tests.support.serving import COMMAND, Process, eventually
-from tests.support.tiny_bundle import make_bundle
+from tests.support.serving import eventually
+from tests.support.tiny_bundle import load, make_bundle
 
 # Two runners answer more, one runner of two threads answers sooner.
 TWO_RUNNERS = Cost(2, 1, {1: 0.010, 4: 0.030, 16: 0.100}, alone=0.008)
@@ -46,8 +44,7 @@ TWO_THREADS = Cost(1, 2, {1: 0.006, 4: 0.018, 16: 0.062}, alone=0.006)
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
     """A model in a bundle of its own."""
-    bundle = Bundle.open(make_bundle(tmp_path / "tiny"))
-    return load_model(bundle, device="cpu", precision="auto", threads=1)
+    return load(make_bundle(tmp_path / "tiny"))
 
 
 @pytest.fixture
@@ -68,19 +65,6 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Model, "infer", counted)
     return seen
-
-
-def test_the_first_start_says_where_it_keeps_what_it_measured(
-    model: Model, settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One line of the log names the file; the next start measures and says nothing."""
-    caplog.set_level("INFO")
-    tune(model, settings, cpus=2)
-    [line] = [line for line in caplog.messages if "kept in" in line]
-    assert line.endswith(f" s, kept in {_kept(settings)}")
-    caplog.clear()
-    tune(model, settings, cpus=2)
-    assert not caplog.messages
 
 
 def _kept(settings: Settings) -> Path:
@@ -399,15 +383,23 @@ def test_no_more_than_two_sessions_are_open_at_once(
 
 
 def test_the_next_start_reads_what_was_measured(
-    model: Model, settings: Settings, batches: list[int]
+    model: Model, settings: Settings, batches: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The cache keeps the costs, not the choice: another target chooses from the same figures."""
+    """The first start logs one line that names the file; the next one measures and logs nothing.
+
+    The cache keeps the costs, not the choice: another target chooses from the same figures.
+    """
+    caplog.set_level("INFO")
     first = tune(model, settings, cpus=2)
     assert first.budget.tokens in {TEXT_TOKENS * texts for texts in BATCHES}
+    [line] = [line for line in caplog.messages if "kept in" in line]
+    assert line.endswith(f" s, kept in {_kept(settings)}")
     batches.clear()
+    caplog.clear()
     again = tune(model, settings, cpus=2)
     tune(model, settings.model_copy(update={"target_latency_ms": 1}), cpus=2)
     assert batches == []
+    assert not caplog.messages
     assert "measured earlier" in again.reason
     assert (again.runners, again.threads) == (first.runners, first.threads)
     assert again.budget.tokens == first.budget.tokens
@@ -557,11 +549,3 @@ def test_without_a_home_there_is_no_cache(
     before = sorted(tmp_path.rglob("*"))
     tune(model, Settings(), cpus=2)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_the_choice_is_explained(tmp_path: Path) -> None:
-    """One line of the log, /info and /models show the choice, and mark what was set by hand."""
-    bundle = make_bundle(tmp_path / "tiny")
-    flags = ("--model", str(bundle), "--threads", "1", "--max-batch-tokens", "99")
-    with Process(*flags, command=COMMAND) as process:
-        assert "tiny: runners 2 x threads 1, at most 99 tokens a batch" in process.first_lines

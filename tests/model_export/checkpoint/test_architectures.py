@@ -5,19 +5,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from app.engine.model.bundle import Bundle
-from app.engine.model.load import load_model
 from app.errors import UserError
 from model_export.checkpoint.architectures import ARCHITECTURES, REFUSED
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.checkpoint.describe import describe
 from model_export.checkpoint.weights import check_fit, fit
 from model_export.export import export
-from tests.support.checkpoints import CORPUS, assert_like_transformers, make_checkpoint, silent
+from tests.support.checkpoints import assert_like_transformers, make_checkpoint, silent
 from tests.support.model_export.published import PUBLISHED, make_published
+from tests.support.tiny_bundle import load
 
 EXAMPLES = [known.example for known in ARCHITECTURES.values()]
 DOCUMENT = Path(__file__).parents[3] / "docs/architectures.md"
@@ -54,28 +51,6 @@ def test_each_architecture_has_the_example_that_it_names() -> None:
     examples = {known.example: model_type for model_type, known in ARCHITECTURES.items()}
     built = {name: layout.model_type for name, layout in PUBLISHED.items()}
     assert examples.items() <= built.items()
-
-
-@pytest.mark.parametrize("name", sorted(PUBLISHED.keys() - EXAMPLES))
-def test_ids_and_logits_are_those_of_transformers(
-    published: Callable[[str], Path], name: str
-) -> None:
-    """The loaded tokenizer gives the ids of transformers' slow tokenizer, where there is one, and
-    the loaded model gives the logits of ``from_pretrained``."""
-    path = published(name)
-    checkpoint = load_checkpoint(path)
-    tokenizer = AutoTokenizer.from_pretrained(path, use_fast=False)
-    model = AutoModelForSequenceClassification.from_pretrained(path).eval()
-    seen = set()
-    for text in CORPUS:
-        expected = tokenizer(text, return_tensors="pt")
-        ids = expected["input_ids"][0].tolist()
-        assert checkpoint.tokenizer(text)["input_ids"] == ids
-        with torch.inference_mode():
-            logits = model(**expected).logits[0]
-        torch.testing.assert_close(checkpoint.logits(ids), logits, rtol=0, atol=1e-5)
-        seen.add(logits.argmax().item())
-    assert len(seen) > 1
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -137,7 +112,7 @@ def test_bertweets_tokenizer_is_not_taken_for_wordpiece(tmp_path: Path) -> None:
     assert describe(path).tokenizer["kind"] == "byte pair encoding (fastBPE)"
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_the_service_answers_like_transformers(
     tmp_path: Path, published: Callable[[str], Path], name: str
 ) -> None:
@@ -148,5 +123,4 @@ def test_the_service_answers_like_transformers(
     path = published(name)
     output = tmp_path / "bundle"
     export(load_checkpoint(path), output, precisions=["fp32"], text_pairs=True, say=silent)
-    served = load_model(Bundle.open(output), device="cpu", precision="fp32", threads=1)
-    assert_like_transformers(served, path)
+    assert_like_transformers(load(output), path)

@@ -18,8 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from app.engine.model.bundle import Bundle, Precision
-from app.engine.model.load import load_model
+from app.engine.model.bundle import Precision
 from app.engine.text.bertweet import _CHARACTERS, normalise_bertweet
 from app.engine.text.encoding import packed
 from app.engine.text.text_tokenizer import WordCache
@@ -30,6 +29,7 @@ from model_export.checkpoint.fast_tokenizer.tokenizer import load_tokenizer
 from model_export.export import export
 from tests.support.checkpoints import CORPUS, silent
 from tests.support.model_export.bertweet import make_bertweet
+from tests.support.tiny_bundle import load
 
 WORDS = """
 hello don't can't cannot ain't I'm they're we've he'd I'll it’s isn't rock'n'roll 'tis x--y a_b
@@ -145,7 +145,7 @@ def test_served_logits_equal_those_of_transformers(
 ) -> None:
     """Raw tweets through the bundle and through transformers' own tokenizer and model; with other
     texts in the batch, the logits are the same to the bit."""
-    model = load_model(Bundle.open(bundle), device="cpu", precision=precision, threads=1)
+    model = load(bundle, precision)
     assert model.labels == ["negative", "neutral", "positive"]
     assert (model.max_tokens, model.preprocessing) == (128, "bertweet")
     slow = _slow(source, normalization=True)

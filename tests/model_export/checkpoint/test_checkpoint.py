@@ -119,12 +119,6 @@ def _truncate(name: str) -> Callable[[Path], None]:
     return truncate
 
 
-def _without_classifier(path: Path) -> None:
-    weights = load_file(path / "model.safetensors")
-    kept = {name: weights[name] for name in weights if "classifier" not in name}
-    save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
-
-
 def _adapter_only(path: Path) -> None:
     (path / "model.safetensors").rename(path / "adapter_model.safetensors")
     (path / "config.json").rename(path / "adapter_config.json")
@@ -161,11 +155,6 @@ def _config_is(text: str) -> Callable[[Path], object]:
             id="no safetensors",
         ),
         pytest.param(_truncate("model.safetensors"), "cannot load", id="half of the weights"),
-        pytest.param(
-            _without_classifier,
-            "lacks classifier.weight, classifier.bias; fine-tune",
-            id="an encoder only",
-        ),
         pytest.param(_config_is("{"), r"cannot read .*config\.json", id="config cut off"),
         pytest.param(_config_is('{"model_type": "no such"}'), "no such", id="unknown type"),
         pytest.param(lambda p: configure(p, hidden_size=96), "cannot load", id="other shapes"),

@@ -15,8 +15,12 @@ from model_export.cli import main
 from tests.support.checkpoints import make_checkpoint
 
 
-def _config(path: Path, text: str) -> Path:
-    (path / "config.json").write_text(text)
+def _config(path: Path, text: str, beside: Path | None = None) -> Path:
+    """A directory with this config.json and the other files of a checkpoint, which are links."""
+    for file in beside.iterdir() if beside else ():
+        if file.name != "config.json":
+            (path / file.name).symlink_to(file)
+    (path / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     return path
 
 
@@ -76,8 +80,7 @@ def test_a_wrong_entry_is_named_with_what_is_accepted(
 ) -> None:
     """Export and description refuse it in the same line, which also shows the value."""
     config = json.loads((sound / "config.json").read_text()) | {entry: value}
-    _linked(sound, tmp_path)
-    _config(tmp_path, json.dumps(config))
+    _config(tmp_path, json.dumps(config), sound)
     with pytest.raises(UserError) as loading:
         load_checkpoint(tmp_path)
     shown = json.dumps(value)
@@ -89,13 +92,12 @@ def test_a_wrong_entry_is_named_with_what_is_accepted(
         assert str(describing.value) == str(loading.value)
 
 
-@pytest.mark.parametrize("text", ["3", "[]", "null", '"bert"', "", "{", "\xff", "[" * 100_000])
+@pytest.mark.parametrize("text", ["3", "[]", "null", '"bert"', "", "{", "\udcff", "[" * 100_000])
 def test_a_config_that_is_no_object(
     sound: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both commands end with code 1 and one line that names the file."""
-    _linked(sound, tmp_path)
-    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    _config(tmp_path, text, sound)
     for words in ([str(tmp_path), "--output", str(tmp_path / "out")], ["describe", str(tmp_path)]):
         assert main(words) == 1
         (line,) = capsys.readouterr().err.splitlines()
@@ -105,8 +107,7 @@ def test_a_config_that_is_no_object(
 def test_entries_that_do_not_fit_together(sound: Path, tmp_path: Path) -> None:
     """What no check foresaw is still one line that names the architecture and a good example."""
     config = json.loads((sound / "config.json").read_text()) | {"label2id": "much"}
-    _linked(sound, tmp_path)
-    _config(tmp_path, json.dumps(config))
+    _config(tmp_path, json.dumps(config), sound)
     expected = "no BERT classifier can be made from its config.json .* compare it with that of nlp"
     for step in (load_checkpoint, describe):
         with pytest.raises(UserError, match=expected) as caught:
@@ -123,17 +124,9 @@ def test_one_token_type_is_exported_like_two(tmp_path: Path) -> None:
     assert one.model.config.type_vocab_size == 2
 
 
-def _linked(source: Path, target: Path) -> None:
-    """The files of a checkpoint but config.json, without copies of the weights."""
-    for file in source.iterdir():
-        if file.name != "config.json":
-            (target / file.name).symlink_to(file)
-
-
 def test_a_byte_order_mark_does_no_harm(sound: Path, tmp_path: Path) -> None:
     """Editors on Windows write one; config.json is read as without it."""
-    _linked(sound, tmp_path)
-    _config(tmp_path, "\ufeff" + (sound / "config.json").read_text())
+    _config(tmp_path, "\ufeff" + (sound / "config.json").read_text(), sound)
     assert load_checkpoint(tmp_path).labels == load_checkpoint(sound).labels
     assert describe(tmp_path).problems == []
 
@@ -150,8 +143,7 @@ def test_a_model_type_in_capitals(sound: Path, tmp_path: Path, spelled: str) -> 
 @pytest.mark.parametrize("name", ["config.json", "vocab.txt", "model.safetensors"])
 def test_a_pointer_of_git_lfs_is_named(sound: Path, tmp_path: Path, name: str) -> None:
     """Export and description say what a clone needs that has pointers instead of files."""
-    _linked(sound, tmp_path)
-    _config(tmp_path, (sound / "config.json").read_text())
+    _config(tmp_path, (sound / "config.json").read_text(), sound)
     (tmp_path / name).unlink()
     (tmp_path / name).write_text(
         "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 267832558\n"

@@ -13,8 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from app.engine.model.bundle import Bundle
-from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint
@@ -26,6 +24,7 @@ from tests.support.checkpoints import (
     make_checkpoint,
     silent,
 )
+from tests.support.tiny_bundle import load
 
 
 def _files(path: Path) -> set[str]:
@@ -34,7 +33,7 @@ def _files(path: Path) -> set[str]:
 
 def _exported(source: Path, output: Path) -> Model:
     export(load_checkpoint(source), output, precisions=["fp32"], say=silent)
-    return load_model(Bundle.open(output), device="cpu", precision="fp32", threads=1)
+    return load(output)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -148,14 +147,9 @@ def _drop(part: str) -> Callable[[dict[str, torch.Tensor]], None]:
     ("harm", "says"),
     [
         pytest.param(
-            _set("roberta.embeddings.word_embeddings.weight", torch.zeros(11, 48)),
-            r"word_embeddings\.weight is \[11, 48\] in model\.safetensors, but config\.json asks "
-            r"for \[\d+, 48\]: vocab_size",
-            id="another vocabulary",
-        ),
-        pytest.param(
             _set("roberta.embeddings.position_embeddings.weight", torch.zeros(514, 48)),
-            r"is \[514, 48\] .* asks for \[66, 48\]: max_position_embeddings",
+            r"position_embeddings\.weight is \[514, 48\] in model\.safetensors, but config\.json "
+            r"asks for \[66, 48\]: max_position_embeddings",
             id="more positions",
         ),
         pytest.param(
@@ -164,14 +158,9 @@ def _drop(part: str) -> Callable[[dict[str, torch.Tensor]], None]:
             id="more labels",
         ),
         pytest.param(
-            _drop("classifier"), "lacks classifier.dense.weight.*fine-tune it first", id="encoder"
+            _drop("classifier"), "lacks classifier.dense.weight, .*; fine-tune it", id="encoder"
         ),
         pytest.param(_drop("layer.1."), "lacks roberta.encoder.layer.1.*cut short", id="a layer"),
-        pytest.param(
-            _set("roberta.encoder.layer.2.output.dense.bias", torch.zeros(48)),
-            r"holds roberta\.encoder\.layer\.2\.output\.dense\.bias.*number of layers",
-            id="one layer more",
-        ),
         pytest.param(
             lambda weights: _rename(weights, lambda name: f"net.{name}"),
             r"names of all weights of model\.safetensors begin with net, .*save the state dict of",

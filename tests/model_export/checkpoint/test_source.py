@@ -52,9 +52,9 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """Files of a repository, with much that an export does not need."""
-    return write_files(
+def checkpoint(hub: Hub, tmp_path: Path) -> Path:
+    """The files of a repository of the hub, with much that an export does not need."""
+    files = write_files(
         tmp_path / "checkpoint",
         **{
             "config.json": CONFIG,
@@ -70,6 +70,8 @@ def checkpoint(tmp_path: Path) -> Path:
             "onnx/model.onnx": b"graph",
         },
     )
+    hub.add(REPO, files)
+    return files
 
 
 @pytest.fixture
@@ -174,7 +176,6 @@ def test_what_is_not_exported_is_not_downloaded(
 
 def test_a_second_call_downloads_nothing(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """Only the API is asked, whether the commit is still the same."""
-    hub.add(REPO, checkpoint)
     first = find(tmp_path, hub.url, REPO)
     hub.requests.clear()
     assert find(tmp_path, hub.url, REPO) == first
@@ -257,7 +258,6 @@ def test_a_killed_download_is_resumed(hub: Hub, weights: bytes, tmp_path: Path) 
 
 def test_a_transfer_that_stays_cut(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """After some tries the user reads that the same command resumes, and it does."""
-    hub.add(REPO, checkpoint)
     hub.cut("model.safetensors", times=5)
     error = refusal(tmp_path, hub.url, REPO, before=NO_WAIT)
     assert error == f"the download of {REPO} was cut 5 times; run the same command to resume it"
@@ -267,7 +267,6 @@ def test_a_transfer_that_stays_cut(hub: Hub, checkpoint: Path, tmp_path: Path) -
 
 def test_a_private_model_needs_a_token(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """Without the token it looks absent; HF_TOKEN is sent to the hub, and not to its CDN."""
-    hub.add(REPO, checkpoint)
     hub.repositories[REPO].token = GOOD
     hub.tokens = {GOOD}
     assert "if it is private, set HF_TOKEN" in refusal(tmp_path, hub.url, REPO)
@@ -279,7 +278,6 @@ def test_a_private_model_needs_a_token(hub: Hub, checkpoint: Path, tmp_path: Pat
 
 def test_a_refused_token(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """A token that expired is named as the cause, even for a public model, and never shown."""
-    hub.add(REPO, checkpoint)
     error = refusal(tmp_path, hub.url, REPO, HF_TOKEN=OLD)
     assert error.startswith(f"{hub.url} rejects the token; set HF_TOKEN to a valid one")
     assert OLD not in error
@@ -288,7 +286,6 @@ def test_a_refused_token(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("token", ["", GOOD])
 def test_a_gated_model(hub: Hub, checkpoint: Path, tmp_path: Path, token: str) -> None:
     """The error names the page at which conditions are accepted, signed in (403) or not (401)."""
-    hub.add(REPO, checkpoint)
     hub.repositories[REPO].gated = True
     hub.tokens = {GOOD}
     error = refusal(tmp_path, hub.url, REPO, HF_TOKEN=token)
@@ -297,7 +294,6 @@ def test_a_gated_model(hub: Hub, checkpoint: Path, tmp_path: Path, token: str) -
 
 def test_a_token_without_the_right(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """403 without a code is a token that may not read this model."""
-    hub.add(REPO, checkpoint)
     hub.fail(403)
     assert refusal(tmp_path, hub.url, REPO).startswith(f"{hub.url} denies access to {REPO}; set")
 
@@ -316,7 +312,6 @@ def test_an_unknown_model(hub: Hub, tmp_path: Path, token: str) -> None:
 @pytest.mark.parametrize("revision", ["v9", "0" * 40])
 def test_an_unknown_revision(hub: Hub, checkpoint: Path, tmp_path: Path, revision: str) -> None:
     """It is named, and no other revision is taken instead, cached or not."""
-    hub.add(REPO, checkpoint)
     find(tmp_path, hub.url, REPO)
     error = refusal(tmp_path, hub.url, REPO, revision)
     assert error.startswith(f"{REPO} has no revision {revision}; give a branch, a tag or a commit")
@@ -325,7 +320,6 @@ def test_an_unknown_revision(hub: Hub, checkpoint: Path, tmp_path: Path, revisio
 @pytest.mark.parametrize("part", ["api", "resolve", "cdn"])
 def test_patience(hub: Hub, checkpoint: Path, tmp_path: Path, part: Part) -> None:
     """429 is waited out, wherever it is met."""
-    hub.add(REPO, checkpoint)
     hub.fail(429, part=part, times=2, headers={"Retry-After": "0"})
     assert read(find(tmp_path, hub.url, REPO)).keys() == set(NEEDED)
 
@@ -350,7 +344,6 @@ def test_patience_ends(
     part: Part,
 ) -> None:
     """It waits as long as the hub asks, a minute at most, five tries in all."""
-    hub.add(REPO, checkpoint)
     hub.fail(429, part=part, headers={header: value})
     before = "import time; time.sleep = lambda s: print('slept', s, file=sys.stderr)\n"
     process = start(tmp_path, hub.url, REPO, before="import sys\n" + before)
@@ -362,7 +355,6 @@ def test_patience_ends(
 
 def test_a_hub_out_of_order(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """A 5xx is tried again; one that lasts is said."""
-    hub.add(REPO, checkpoint)
     hub.fail(503, part="api", times=1, headers={"Retry-After": "0"})
     hub.fail(500, name="config.json")
     error = refusal(tmp_path, hub.url, REPO, before=NO_WAIT)
@@ -371,7 +363,6 @@ def test_a_hub_out_of_order(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
 
 def test_an_unreachable_hub(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """Without a copy it is an error that names the address; with a whole one, a warning."""
-    hub.add(REPO, checkpoint)
     nobody = closed_port()
     expected = f"cannot reach {nobody} (ConnectionError)"
     error = refusal(tmp_path, nobody, REPO)
@@ -399,7 +390,6 @@ def test_not_a_hub(hub: Hub, tmp_path: Path) -> None:
 
 def test_offline(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """HF_HUB_OFFLINE: nothing is asked; a whole copy is taken silently, its absence is said."""
-    hub.add(REPO, checkpoint)
     error = refusal(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1")
     assert error == (
         f"HF_HUB_OFFLINE is set, and {tmp_path / 'hub'} has no complete copy of {REPO} at main; "
@@ -417,7 +407,6 @@ def test_a_new_commit_cut_short_is_not_replaced_by_an_old_one(
     hub: Hub, checkpoint: Path, tmp_path: Path
 ) -> None:
     """Once the hub has named a commit, it is that one or an error; offline, still the old one."""
-    hub.add(REPO, checkpoint)
     old = find(tmp_path, hub.url, REPO)
     (checkpoint / "config.json").write_bytes(b'{"model_type": "bert", "new": 1}')
     hub.add(REPO, checkpoint)
@@ -439,7 +428,6 @@ def test_a_new_commit_cut_short_is_not_replaced_by_an_old_one(
 )
 def test_a_full_disk(hub: Hub, checkpoint: Path, tmp_path: Path, before: str, reason: str) -> None:
     """The error names the cache and how to move it."""
-    hub.add(REPO, checkpoint)
     error = refusal(tmp_path, hub.url, REPO, before=before)
     assert error == (
         f"cannot write {REPO} to the cache {tmp_path / 'hub'}: {reason}; free some space there, or "

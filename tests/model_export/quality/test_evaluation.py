@@ -7,14 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.engine.model.bundle import Bundle
-from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.errors import UserError
 from model_export.quality.evaluation import TEXTS_PER_BATCH, evaluate
 from model_export.quality.labelled import Example, read_examples
 from model_export.quality.scores import score
-from tests.support.tiny_bundle import LABELS, calibrate, make_bundle
+from tests.support.tiny_bundle import LABELS, calibrate, load, make_bundle
 
 
 def test_figures_are_those_computed_by_hand() -> None:
@@ -135,7 +133,7 @@ def test_a_malformed_row_is_named(tmp_path: Path, content: str | bytes | None, s
 @pytest.fixture(scope="module")
 def tiny(bundle: Path) -> Model:
     """``love`` is positive, ``worst`` negative, all else neutral, ``nan`` no number."""
-    return load_model(Bundle.open(bundle), device="cpu", precision="fp32", threads=1)
+    return load(bundle)
 
 
 def test_every_text_is_classified_in_its_place(tiny: Model) -> None:
@@ -155,8 +153,7 @@ def test_every_text_is_classified_in_its_place(tiny: Model) -> None:
 
 def test_scores_are_judged_as_they_are_served(tmp_path: Path) -> None:
     """The log loss is that of the calibrated scores."""
-    path = calibrate(make_bundle(tmp_path / "tiny"), temperature=2.0)
-    model = load_model(Bundle.open(path), device="cpu", precision="fp32", threads=1)
+    model = load(calibrate(make_bundle(tmp_path / "tiny"), temperature=2.0))
     scores = model.scores(np.array([-1, 0, 4], np.float32))  # of "love"
     found = evaluate(model, [Example("en", "positive", "love")])
     assert found.log_loss == pytest.approx(-np.log(scores[2]), rel=1e-5)
