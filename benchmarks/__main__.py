@@ -13,18 +13,17 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from benchmarks import int8_speed, overload, peers_speed, report, serving
-from benchmarks.conditions import conditions
-from benchmarks.event_loop.parts import by_part
-from benchmarks.event_loop.slices import Plan
-from benchmarks.event_loop.totals import beside_bare
-from benchmarks.first_starts import first_starts
+from benchmarks import report
+from benchmarks.cpu_time.event_loop import beside_bare
+from benchmarks.cpu_time.text_cost import text_cost
+from benchmarks.cpu_time.worker_cost import dealing_cost, worker_cost
+from benchmarks.peers import speed
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
-from benchmarks.repeats import repeats
+from benchmarks.sections import int8_speed, overload, serving
+from benchmarks.sections.first_starts import first_starts
+from benchmarks.sections.repeats import repeats
 from benchmarks.subject import EMBEDDED, Goal, Subject
-from benchmarks.tables import Row
-from benchmarks.text_cost import text_cost
-from benchmarks.worker_cost import dealing_cost, worker_cost
+from benchmarks.tables import Row, conditions
 
 RESULTS = Path(__file__).parent / "results"
 SHAPE = "RoBERTa-base"
@@ -71,8 +70,8 @@ def main() -> None:
             for subject, checkpoint in ((EMBEDDED, None), (int8(), options.work / SHAPE))
             for row in int8_speed.sessions(subject, checkpoint, max(rounds, 9))
         ),
-        "event loop": lambda: beside_bare(Plan(EMBEDDED, max(rounds, 9))),
-        "event loop by part": lambda: by_part(Plan(EMBEDDED, max(rounds, 9))),
+        "int8 by shape": lambda: int8_speed.by_shape(rounds),
+        "event loop": lambda: beside_bare(EMBEDDED, max(rounds, 9)),
         "embedded by connections": lambda: serving.sweep(EMBEDDED),
         "int8 by connections": lambda: serving.sweep(int8()),
         "fp32 by connections": lambda: serving.sweep(fp32()),
@@ -90,7 +89,7 @@ def main() -> None:
         "growth by depth": lambda: serving.depth(int8()),
     }
     if options.peers:
-        sections["peers"] = lambda: peers_speed.measure(
+        sections["peers"] = lambda: speed.measure(
             (int8(), fp32()), options.work / SHAPE, options.work / "peers", rounds
         )
     for name in options.only or sections:

@@ -5,23 +5,20 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import uvloop
 
-from benchmarks.event_loop.client import Slice, Times, send_slice
+from benchmarks.cpu_time.client import Slice, Times, send_slice
 from benchmarks.service import Server
 from benchmarks.subject import Subject
 from benchmarks.tables import Row
 
-# By path and with -P, so that the service is imported from PYTHONPATH and not from here.
-SERVERS = (sys.executable, "-P", str(Path(__file__).with_name("servers.py")))
-FLAGS = (
-    *("--runners", "2", "--threads", "1", "--max-batch-tokens", "512"),
-    *("--deadline-ms", "60000"),  # nothing is refused, however slow the machine is
-)
-LOGGED = (*FLAGS, "--access-log", "on")
+SERVERS = (sys.executable, "-m", "benchmarks.cpu_time.servers")
+# The service, whose inference takes no time.
+ALONE = (*SERVERS, "alone")
+FLAGS = ("--threads", "1", "--max-batch-tokens", "512")
+LONG_DEADLINE = ("--deadline-ms", "600000")  # nothing is refused, however slow the machine is
 
 
 @dataclass(frozen=True)
@@ -32,25 +29,22 @@ class Load:
     texts: int
 
 
-LOADS = (Load(64, 1), Load(64, 16), Load(1, 1))
-
-
 @dataclass(frozen=True)
 class Started:
-    """A running server, and the name of the server that it is compared with.
+    """A running server.
 
-    The path may contain ``{texts}``, the number of texts in a request.
+    ``cpu_ns`` reads those of its CPU times that are of interest. The path may contain ``{texts}``,
+    the number of texts in a request.
     """
 
     name: str
     server: Server
-    beside: str
+    cpu_ns: Callable[[Server], Sequence[int]]
     path: str = "/classify"
-    parts: Callable[[], Iterable[int]] = tuple  # nanoseconds, if the process has timers
 
-    def cpu_ns(self) -> Times:
-        """CPU times until now: the parts, and the whole event loop's thread."""
-        return np.array([*self.parts(), self.server.event_loop_ns()])
+    def times(self) -> Times:
+        """CPU times until now, in nanoseconds."""
+        return np.array(self.cpu_ns(self.server))
 
 
 @dataclass(frozen=True)
@@ -59,8 +53,8 @@ class Plan:
 
     subject: Subject
     rounds: int
-    seconds: float = 1.0  # for each server in a round
-    loads: Sequence[Load] = LOADS
+    loads: Sequence[Load]
+    seconds: float  # for each server in a round
 
 
 def measure(
@@ -87,7 +81,7 @@ def measure(
                         bodies,
                         connections=load.connections,
                         seconds=plan.seconds,
-                        cpu_ns=one.cpu_ns,
+                        cpu_ns=one.times,
                     )
                     slices[one].append(runner.run(sending))
             yield load, slices

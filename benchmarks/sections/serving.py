@@ -5,13 +5,11 @@ Each measurement yields rows for the tables, and a ``Goal`` if it has one.
 
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator
 
 from app.engine.machine.cpu import available_cpus
 from benchmarks.ideal import lone_ms
-from benchmarks.load import Generator, run
-from benchmarks.service import Service
+from benchmarks.load import run, watched
 from benchmarks.subject import Goal, Subject, latencies
 from benchmarks.tables import Row
 from benchmarks.texts import texts_of, tweet_lengths
@@ -30,12 +28,13 @@ def against_ideal(subject: Subject, rounds: int, goals: dict[int, float]) -> Ite
     with subject.serve() as service:
         for _ in range(rounds):
             for texts in goals:
-                rate, padding = _computed(subject, service, subject.connections, texts)
+                load = subject.load(service, subject.connections, texts, warm_up_seconds=2.0)
+                seen = watched(service, load)
                 ideals.append(subject.ideal.texts_per_second())
-                rates[texts].append(rate)
-                ratios[texts].append(rate / statistics.mean(ideals[-2:]))
+                rates[texts].append(seen.grown("batch_texts_sum") / seen.seconds)
+                ratios[texts].append(rates[texts][-1] / statistics.mean(ideals[-2:]))
                 if texts == 1:
-                    paddings.append(padding)
+                    paddings.append(seen.mean("batch_padding_ratio"))
         tuning = service.info()["tuning"]
     yield {
         "model": subject.name,
@@ -60,19 +59,15 @@ def sweep(subject: Subject) -> Iterator[Row | Goal]:
     texts = texts_of(subject.model.tokenizer.library, tweet_lengths(8 * max(CONCURRENCIES)))
     with subject.serve() as service:
         for connections in CONCURRENCIES:
-            before, cpu, lag = service.metrics(), service.cpu_seconds(), service.lag_buckets()
-            outcome = run(subject.load(service, connections, wanted=texts))
-            after, used = service.metrics(), service.cpu_seconds() - cpu
-            computed = after["batch_texts_sum"] - before["batch_texts_sum"]
+            seen = watched(service, subject.load(service, connections, wanted=texts))
             yield {
                 "model": subject.name,
                 "connections": connections,
-                "texts/s": outcome.ok_per_second(),
-                **latencies(outcome),
-                "texts a batch": computed / _grown("batch_texts_count", before, after),
-                "padding": _mean("batch_padding_ratio", before, after),
-                "CPU ms a text": used / computed * 1000,
-                "p99 loop lag ms ≤": service.lag_percentile_ms(99, lag),
+                "texts/s": seen.outcome.ok_per_second(),
+                **latencies(seen.outcome),
+                "texts a batch": seen.mean("batch_texts"),
+                "padding": seen.mean("batch_padding_ratio"),
+                "CPU ms a text": seen.cpu_seconds / seen.grown("batch_texts_sum") * 1000,
             }
 
 
@@ -151,30 +146,3 @@ def depth(subject: Subject) -> Iterator[Row | Goal]:
                 **latencies(outcome),
                 "RSS MB": service.memory_mb()["Rss"],
             }
-
-
-def _grown(name: str, before: dict[str, float], after: dict[str, float]) -> float:
-    return after[name] - before[name]
-
-
-def _mean(name: str, before: dict[str, float], after: dict[str, float]) -> float:
-    return _grown(f"{name}_sum", before, after) / _grown(f"{name}_count", before, after)
-
-
-def _computed(
-    subject: Subject, service: Service, connections: int, texts: int
-) -> tuple[float, float]:
-    """Texts per second and the share of padding, by the metrics of the server.
-
-    The client's count of answers would be wrong: requests of many texts take turns and end
-    together, so their answers come in waves.
-    """
-    load = subject.load(service, connections, texts, warm_up_seconds=2.0)
-    with Generator(load) as generator:
-        time.sleep(load.warm_up_seconds)
-        before, started = service.metrics(), time.perf_counter()
-        time.sleep(load.seconds - 0.2)
-        after, seconds = service.metrics(), time.perf_counter() - started
-        generator.outcome()
-    rate = _grown("batch_texts_sum", before, after) / seconds
-    return rate, _mean("batch_padding_ratio", before, after)

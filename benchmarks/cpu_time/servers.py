@@ -1,20 +1,18 @@
 """Servers to compare with the service. Each is a process of its own.
 
-    python benchmarks/event_loop/servers.py bare raw|fastapi
-    python benchmarks/event_loop/servers.py computing|alone serve [FLAG]...
-    python benchmarks/event_loop/servers.py timed FILE computing|alone serve [FLAG]...
+    python -m benchmarks.cpu_time.servers bare raw|fastapi
+    python -m benchmarks.cpu_time.servers alone serve [FLAG]...
 
 ``bare raw`` is an ASGI callable, and ``bare fastapi`` is one FastAPI route, both with uvicorn and
 without middleware. They read the body and answer with what the service would answer for as many
-texts. ``computing`` is the service. ``alone`` is the service, too, but ``Model.infer`` returns
-fixed logits. ``timed`` writes the CPU time of the event loop's parts to the file.
+texts. ``alone`` is the service, but ``Model.infer`` returns fixed logits.
 """
 
 import gc
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -61,29 +59,22 @@ def answer_for(texts: int) -> dict[str, Any]:
     }
 
 
-class Raw:
+async def raw(scope: Scope, receive: Receive, send: Send) -> None:
     """An ASGI callable that answers ``POST /N`` as the service answers ``N`` texts."""
+    more = True
+    while more:
+        more = (await receive()).get("more_body", False)
+    headers, body = _raw_answer(scope["path"])
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
-    def __init__(self) -> None:
-        answers = {f"/{texts}": json.dumps(answer_for(texts)).encode() for texts in range(1, 257)}
-        self._answers = {
-            path: (
-                [
-                    (b"content-type", b"application/json"),
-                    (b"content-length", str(len(body)).encode()),
-                ],
-                body,
-            )
-            for path, body in answers.items()
-        }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        more = True
-        while more:
-            more = (await receive()).get("more_body", False)
-        headers, body = self._answers[scope["path"]]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+@cache
+def _raw_answer(path: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Headers and body; they are made once for each path, before the measurement."""
+    body = json.dumps(answer_for(int(path.removeprefix("/")))).encode()
+    length = str(len(body)).encode()
+    return [(b"content-type", b"application/json"), (b"content-length", length)], body
 
 
 def fastapi_app() -> FastAPI:
@@ -116,27 +107,13 @@ def _fixed_logits(model: Model, encodings: Sequence[Encoding]) -> list[Logits]:
     return [LOGITS] * len(encodings)
 
 
-def _time_parts(file: Path) -> None:
-    import app.server.run  # noqa: F401 - all modules of the service must be there
-
-    # Imported here, because the tree of another service need not have them.
-    from benchmarks.event_loop.seams import PARTS, replace_all
-    from benchmarks.event_loop.timers import Timers
-
-    replace_all(Timers(file, PARTS).timed)
-
-
 def main() -> int:
     """Serve what the arguments say, until SIGTERM."""
     kind, *arguments = sys.argv[1:]
     if kind == "bare":
-        serve_bare({"raw": Raw, "fastapi": fastapi_app}[arguments[0]]())
+        serve_bare({"raw": raw, "fastapi": fastapi_app()}[arguments[0]])
         return 0
-    if kind == "timed":
-        file, kind, *arguments = arguments
-        _time_parts(Path(file))
-    if kind == "alone":
-        Model.infer = _fixed_logits  # type: ignore[assignment,method-assign]
+    Model.infer = _fixed_logits  # type: ignore[assignment,method-assign]
     return cli.main(arguments)
 
 

@@ -2,11 +2,10 @@
 
 import random
 import statistics
-import time
 from collections.abc import Iterator
 from itertools import product
 
-from benchmarks.load import Generator
+from benchmarks.load import watched
 from benchmarks.service import Service
 from benchmarks.subject import Goal, Subject
 from benchmarks.tables import Row
@@ -74,13 +73,8 @@ def _measured(
     subject: Subject, service: Service, texts: int, wanted: list[str]
 ) -> tuple[float, float]:
     """Texts answered per second, and the server's CPU time per text in milliseconds."""
-    load = subject.load(service, CONNECTIONS, texts, wanted=wanted, seconds=SECONDS)
-    with Generator(load) as generator:
-        time.sleep(load.warm_up_seconds)
-        before, cpu, started = service.metrics(), service.cpu_seconds(), time.perf_counter()
-        time.sleep(load.seconds - 0.2)
-        after, used = service.metrics(), service.cpu_seconds() - cpu
-        seconds = time.perf_counter() - started
-        generator.outcome()
-    answered = after["texts_total"] - before["texts_total"]
-    return answered / seconds, used / answered * 1000
+    seen = watched(
+        service, subject.load(service, CONNECTIONS, texts, wanted=wanted, seconds=SECONDS)
+    )
+    answered = seen.grown("texts_total")
+    return answered / seen.seconds, seen.cpu_seconds / answered * 1000

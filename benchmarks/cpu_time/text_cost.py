@@ -18,8 +18,8 @@ import uvloop
 from app.engine.machine.cpu import available_cpus
 from app.engine.model.model import Model
 from app.files.run.local import sorted_batches
-from benchmarks.event_loop.client import Times, send_slice
-from benchmarks.event_loop.slices import spread
+from benchmarks.cpu_time.client import Times, send_slice
+from benchmarks.cpu_time.turns import LONG_DEADLINE, spread
 from benchmarks.ideal import BATCH_TOKENS, on_threads
 from benchmarks.service import Service
 from benchmarks.subject import Goal, Subject
@@ -29,8 +29,6 @@ from benchmarks.texts import texts_of, tweet_lengths
 # More than wait at the same time, and each request has others: equal ones would be computed once.
 TEXTS = 6_000
 PASSES = 3  # of ONNX Runtime alone with each batch size, to find the cheapest
-# Nothing is refused, however slow the machine is.
-FLAGS = ("--deadline-ms", "600000")
 
 
 def text_cost(
@@ -39,11 +37,10 @@ def text_cost(
     """The server's CPU time for each text ÷ that of ONNX Runtime alone, by texts per request."""
     texts = texts_of(subject.model.tokenizer.library, tweet_lengths(TEXTS))
     alone = Alone(subject.model, texts[: subject.count], max(1, int(available_cpus())))
-    costs: dict[int, list[float]] = {count: [] for count in goals}
-    bases: dict[int, list[float]] = {count: [] for count in goals}
-    loops: dict[int, list[float]] = {count: [] for count in goals}
+    # Of each round: CPU µs a text of the event loop, of the server, and of ONNX Runtime alone.
+    found: dict[int, list[tuple[float, float, float]]] = {count: [] for count in goals}
     with (
-        subject.serve(*FLAGS) as service,
+        subject.serve(*LONG_DEADLINE) as service,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         for _ in range(rounds):
@@ -57,25 +54,23 @@ def text_cost(
                     seconds=subject.seconds,
                     cpu_ns=partial(_cpu_ns, service),
                 )
-                loop_us, whole_us = runner.run(sending).cpu_us / count
-                costs[count].append(float(whole_us))
-                loops[count].append(float(loop_us))
-                bases[count].append(statistics.mean((before, alone.cpu_us())))
+                loop, whole = runner.run(sending).cpu_us / count
+                found[count].append((loop, whole, statistics.mean((before, alone.cpu_us()))))
     for count, most in goals.items():
-        ratios = [cost / base for cost, base in zip(costs[count], bases[count], strict=True)]
+        loops, costs, bases = np.array(found[count]).T
         yield {
             "model": subject.name,
             "connections": subject.connections,
             "texts a request": count,
-            **spread("server's CPU µs a text", costs[count]),
-            **spread("of this, event loop", loops[count]),
-            **spread("session.run alone, CPU µs a text", bases[count]),
+            **spread("server's CPU µs a text", costs),
+            **spread("of this, event loop", loops),
+            **spread("session.run alone, CPU µs a text", bases),
             "alone is": f"{alone.tokens} tokens a batch",
-            **spread("÷ alone", ratios),
+            **spread("÷ alone", costs / bases),
         }
         if most is not None:
             name = f"{subject.name}, {count} a request: server's CPU a text ÷ session.run alone"
-            yield Goal.of_rounds(name, ratios, most, most=True)
+            yield Goal.of_rounds(name, [*(costs / bases)], most, most=True)
 
 
 class Alone:

@@ -1,14 +1,13 @@
 """Compares our service with other projects' servers: same checkpoint, texts and connections."""
 
-import socket
 import statistics
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.load import Load, Outcome, run
-from benchmarks.peer_servers import PEERS, Peer, PeerError, serving
+from benchmarks.peers.installed import PEERS, Peer, PeerError, serving
+from benchmarks.service import free_port
 from benchmarks.subject import Goal, Subject
 from benchmarks.tables import Row
 
@@ -28,7 +27,7 @@ def measure(
     rates: dict[str, float] = {}
     for peer in (*EXACT, *FAST):
         try:
-            with _serving(peer, checkpoint, home) as port:
+            with serving(peer, home, checkpoint, free_port()) as port:
                 outcome = _load(peer, port, int8.texts)
         except PeerError as error:
             yield {"server": peer.name, "texts/s": float("nan"), "remark": str(error)}
@@ -38,7 +37,7 @@ def measure(
     for subject, peers in ((fp32, EXACT), (int8, PEERS)):
         best = max((p for p in peers if p.name in rates), key=lambda p: rates[p.name])
         ratios, ours, theirs = [], [], []
-        with _serving(best, checkpoint, home) as port, subject.serve() as service:
+        with serving(best, home, checkpoint, free_port()) as port, subject.serve() as service:
             ask = subject.load(service, CONNECTIONS, wanted=int8.texts)
             load = replace(ask, seconds=SECONDS, warm_up_seconds=WARM_UP_SECONDS)
             for _ in range(rounds):
@@ -49,13 +48,6 @@ def measure(
         name = f"{subject.name} ÷ best peer ({best.name})"
         remark = f"peer: {statistics.median(theirs):.0f} texts/s"
         yield Goal.of_rounds(name, ratios, LEAST, remark=remark)
-
-
-def _serving(peer: Peer, checkpoint: Path, home: Path) -> AbstractContextManager[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return serving(peer, home, checkpoint, port)
 
 
 def _load(peer: Peer, port: int, texts: Sequence[str]) -> Outcome:
