@@ -11,12 +11,12 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from checks.soak.call import Call
-from checks.soak.calls import Calls
-from checks.soak.deaths import Deaths
-from checks.soak.grpc_calls import PREDICT
+from checks.soak.calls.call import Call
+from checks.soak.calls.grpc import PREDICT
+from checks.soak.calls.http import Calls
+from checks.soak.faults.deaths import Deaths
 from checks.soak.grpc_wire import GrpcClient
-from checks.soak.tally import Tally
+from checks.soak.measuring.tally import Tally
 from checks.soak.wire import Answer, Connection, Lost
 
 LOAD = 0.6  # share of the capacity

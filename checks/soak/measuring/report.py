@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from checks.soak.outcomes import KILLED
-from checks.soak.watch import MEASURES
+from benchmarks.tables import table
+from checks.soak.faults.outcomes import KILLED
+from checks.soak.measuring.watch import MEASURES
 
 MARKS = re.compile(r"(<!-- soak -->\n).*?(\n<!-- /soak -->)", re.DOTALL)
 FAILURES = (
@@ -90,8 +91,5 @@ def _killed(counters: Mapping[str, Mapping[str, int]]) -> int:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    cells = (
-        [f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in line] for line in lines
-    )
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+    cells = ([f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in rows)
+    return "\n".join(table([dict(zip(columns, row, strict=True)) for row in cells]))

@@ -4,7 +4,7 @@ import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from checks.soak.tally import Tally
+from checks.soak.measuring.tally import Tally
 from checks.soak.wire import Connection, Lost, request
 
 INTERVAL_S = 5.0

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from checks.soak.watch import processes
+from checks.soak.measuring.watch import processes
 
 INTERVAL_S = 1.0
 MUCH = 0.15  # of all CPUs

@@ -7,11 +7,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from checks.soak import grpc_faults
+from checks.soak.faults.outcomes import CORRECT, WRONG, Fault
 from checks.soak.grpc_wire import GrpcClient
-from checks.soak.outcomes import CORRECT, WRONG, Fault
 from checks.soak.traffic import Traffic
 from checks.soak.wire import KEY
+from checks.support import http2
 
 AUTHORIZATION = (b"authorization", f"Bearer {KEY}".encode())
 NOT_UTF8 = [(b"authorization", b"Bearer \xff\xfe"), (b"x-request-id", b"\xc3\x28")]
@@ -37,8 +37,8 @@ def faults(traffic: Traffic) -> dict[str, Fault]:
 @contextmanager
 def ignores_goaway(port: int) -> Iterator[None]:
     """A client whose stream stays open although the server says goodbye."""
-    with grpc_faults.Connection(port, polite=False) as connection:
-        connection.send(connection.begin(grpc_faults.WATCH), grpc_faults.message(b""), end=True)
+    with http2.Connection(port, polite=False) as connection:
+        connection.send(connection.begin(http2.WATCH), http2.message(b""), end=True)
         yield
 
 
@@ -56,22 +56,22 @@ async def _inflict(traffic: Traffic, act: Act) -> str:
 
 
 def _connection(port: int) -> Any:
-    connection = grpc_faults.Connection(port)
+    connection = http2.Connection(port)
     connection.socket.settimeout(WAIT_S)
     return connection
 
 
 def _bad_path(port: int) -> None:
     with _connection(port) as connection:
-        connection.begin(b"/\xff\xfe", [AUTHORIZATION])
+        connection.begin(http2.NOT_TEXT, [AUTHORIZATION])
         _read_all(connection)
 
 
 def _bad_metadata(port: int) -> None:
     with _connection(port) as connection, suppress(OSError):
         for _ in range(100):
-            stream = connection.begin(grpc_faults.INFER, NOT_UTF8)
-            connection.send(stream, grpc_faults.message(b""), end=True)
+            stream = connection.begin(http2.INFER, NOT_UTF8)
+            connection.send(stream, http2.message(b""), end=True)
         _read_all(connection)
 
 
@@ -80,16 +80,15 @@ def _held_back(port: int) -> None:
         for _ in range(20):
             with suppress(OSError):  # the server may refuse or close it
                 connection = stack.enter_context(_connection(port))
-                stream = connection.begin(grpc_faults.INFER, [AUTHORIZATION])
-                connection.send(stream, grpc_faults.message(bytes(1_000_000))[:-1])
+                http2.hold_back(connection, 1_000_000, [AUTHORIZATION])
         time.sleep(HOLD_S)
 
 
 def _watch_flood(port: int) -> None:
     with _connection(port) as connection, suppress(OSError):
         for _ in range(500):
-            stream = connection.begin(grpc_faults.WATCH)
-            connection.send(stream, grpc_faults.message(b""), end=True)
+            stream = connection.begin(http2.WATCH)
+            connection.send(stream, http2.message(b""), end=True)
         time.sleep(HOLD_S)
 
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from app.api.protocols.open_inference.bytes_tensor import pack, unpack
 from app.engine.text.encoded_text import DEFAULTS, TextOptions
-from checks.soak.call import Call, ranking, tensors
-from checks.soak.grpc_calls import GrpcCalls
-from checks.soak.truth import ODD, SENTENCES, WINDOWS, Truth
+from checks.soak.calls.call import Call, ranking, tensors
+from checks.soak.calls.grpc import GrpcCalls
+from checks.soak.calls.truth import ODD, SENTENCES, WINDOWS, Truth
 from checks.soak.wire import Answer, request
 
 JSON = "application/json"
@@ -32,7 +32,7 @@ READ = {
     "/": b"<!doctype html>",
     "/web/{name}": b"fetch(",
     "/docs": b"swagger",
-    "/docs/{name:path}": b"swagger ui",
+    "/docs/{name:path}": b"swagger",
     "/openapi.json": b'"/classify"',
     "/v1/models": b'"data"',
     "/v1/models/{name}": b'"ready"',
@@ -51,6 +51,11 @@ READ = {
     "/v2/models/{name}/versions/{version}": b'"logits"',
     "/v2/models/{name}/ready": b'"ready"',
     "/v2/models/{name}/versions/{version}/ready": b'"ready"',
+}
+# What has a file's name in its path, with the largest file that a browser loads.
+FILES = {
+    "/web/{name}": ["api.js"],
+    "/docs/{name:path}": ["docs.js", "swagger-ui/swagger-ui-bundle.js"],
 }
 
 
@@ -284,8 +289,7 @@ class Calls:
         return {"accept_encoding": self._order.choice(["gzip", "br"])}
 
     def _path(self, route: str) -> str:
-        file = {"/web/{name}": "api.js", "/docs/{name:path}": "docs.js"}.get(route)
-        name = file or self.name
+        name = self._order.choice(FILES.get(route, [self.name]))
         path = route.replace("{name:path}", name).replace("{name}", name)
         return path.replace("{version}", "1")
 

@@ -1,8 +1,4 @@
-"""What a hostile client does to the gRPC port, as functions: the tests and the soak run them.
-
-The clients are plain sockets that write HTTP/2 frames, because gRPC's own client refuses to send
-most of this. Each function leaves its connections to the caller, who closes them.
-"""
+"""A client that writes HTTP/2 frames itself, for what gRPC's own client refuses to send."""
 
 import re
 import socket
@@ -36,9 +32,8 @@ class Connection:
         self._polite = polite
         self._stream = -1
         self._first_room = 65_535
-        self._room = {
-            0: 65_535
-        }  # bytes that the server takes: of all streams together, and of each
+        # Bytes that the server takes: of all streams together (0), and of each.
+        self._room = {0: 65_535}
         self.socket.sendall(PREFACE + _frame(SETTINGS, 0, 0, b""))
 
     def __enter__(self) -> Self:
@@ -125,12 +120,14 @@ class Connection:
         return content
 
 
-def hold_back(connection: Connection, size: int) -> int:
+def hold_back(
+    connection: Connection, size: int, metadata: Sequence[tuple[bytes, bytes]] = ()
+) -> int:
     """Begin a call whose message of ``size`` bytes lacks its last one; the number of its stream.
 
     gRPC answers RESOURCE_EXHAUSTED (8) when others need the room, or DEADLINE_EXCEEDED (4).
     """
-    stream = connection.begin(INFER)
+    stream = connection.begin(INFER, metadata)
     connection.send(stream, message(bytes(size))[:-1])
     return stream
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.soak.truth import Truth
+from checks.soak.calls.truth import Truth
 from checks.soak.wire import Answer
 
 

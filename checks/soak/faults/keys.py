@@ -3,10 +3,10 @@
 import random
 from functools import partial
 
-from checks.soak.calls import JSON
-from checks.soak.grpc_calls import PREDICT
+from checks.soak.calls.grpc import PREDICT
+from checks.soak.calls.http import JSON
+from checks.soak.faults.outcomes import Fault
 from checks.soak.grpc_wire import GrpcClient
-from checks.soak.outcomes import Fault
 from checks.soak.traffic import Traffic
 from checks.soak.wire import Connection, request
 
@@ -30,19 +30,12 @@ def faults(traffic: Traffic, order: random.Random) -> dict[str, Fault]:
 
 async def _guess(traffic: Traffic, order: random.Random, paths: list[str]) -> str:
     seen = set()
-    connection = await Connection.open(traffic.port, source=SOURCE)
-    try:
-        for _ in range(GUESSES):
-            key = f"Bearer {order.randbytes(16).hex()}"
-            path, body = order.choice(paths), b'{"inputs": "love"}'
-            sent = request("POST", path, body, content_type=JSON, authorization=key)
-            answer = await connection.ask(sent)
-            seen.add(str(answer.status))
-            if answer.closes:
-                connection.close()
-                connection = await Connection.open(traffic.port, source=SOURCE)
-    finally:
-        connection.close()
+    for _ in range(GUESSES):
+        key = f"Bearer {order.randbytes(16).hex()}"
+        path, body = order.choice(paths), b'{"inputs": "love"}'
+        sent = request("POST", path, body, content_type=JSON, authorization=key)
+        async with await Connection.open(traffic.port, source=SOURCE) as connection:
+            seen.add(str((await connection.ask(sent)).status))
     return _worst(seen)
 
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from checks.soak.call import Call
-from checks.soak.outcomes import KILLED
+from checks.soak.calls.call import Call
+from checks.soak.faults.outcomes import KILLED
 from checks.soak.wire import Answer
 
 KEPT = 50  # examples of each kind of failure

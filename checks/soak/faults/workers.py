@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from checks.soak.outcomes import DONE, LOST, Fault
+from checks.soak.faults.outcomes import DONE, LOST, Fault
 from checks.soak.traffic import Traffic
 from checks.soak.wire import Connection, Lost, request
 

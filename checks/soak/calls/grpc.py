@@ -7,8 +7,8 @@ from typing import Any
 
 from app.api.protocols.open_inference.bytes_tensor import pack, unpack
 from app.grpc_api.messages import METHODS
-from checks.soak.call import Call, ranking, tensors
-from checks.soak.truth import Truth
+from checks.soak.calls.call import Call, ranking, tensors
+from checks.soak.calls.truth import Truth
 from checks.soak.wire import Answer
 
 OIP = "/inference.GRPCInferenceService"
