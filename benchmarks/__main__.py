@@ -21,7 +21,6 @@ from benchmarks.peers import speed
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
 from benchmarks.sections import int8_speed, overload, serving
 from benchmarks.sections.first_starts import first_starts
-from benchmarks.sections.repeats import repeats
 from benchmarks.subject import EMBEDDED, Goal, Subject
 from benchmarks.tables import Row, conditions
 
@@ -80,7 +79,6 @@ def main() -> None:
         "overload": lambda: overload.overload(int8(), rounds),
         "probes": lambda: overload.probes(EMBEDDED, rounds),
         "mixed traffic": lambda: overload.mixed(int8(), rounds),
-        "repeats": lambda: repeats(EMBEDDED, rounds),
         "first starts": lambda: first_starts(EMBEDDED, rounds, least=19),
         "start and memory": lambda: (
             row for subject in (EMBEDDED, int8(), fp32()) for row in serving.start(subject)
