@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from checks.cluster.rerun import ROOT, rerun_with
+from checks.support.processes import descendants
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -153,22 +154,13 @@ def _killing_workers() -> Iterator[list[int]]:
 
 
 def _python_workers() -> list[int]:
-    """The processes below this one that Spark's daemon for Python has forked."""
-    parents = {}
-    daemons = set()
-    for entry in Path("/proc").glob("[0-9]*"):
+    """The processes that Spark's daemon for Python, which is below this process, has forked."""
+    below = []
+    for process in descendants(os.getpid()):
         with suppress(OSError):
-            process = int(entry.name)
-            parents[process] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if b"pyspark.daemon" in (entry / "cmdline").read_bytes():
-                daemons.add(process)
-    return [one for one in daemons if parents[one] in daemons and _is_ours(one, parents)]
-
-
-def _is_ours(process: int, parents: dict[int, int]) -> bool:
-    while process in parents and process != os.getpid():
-        process = parents[process]
-    return process == os.getpid()
+            if b"pyspark.daemon" in Path(f"/proc/{process}/cmdline").read_bytes():
+                below += descendants(process)
+    return below
 
 
 if __name__ == "__main__":

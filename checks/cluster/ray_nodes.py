@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.service import ROOT, free_port
+from checks.support.processes import descendants
 from checks.support.waiting import wait
 
 # The command with parts of the size that the first argument says.
@@ -65,7 +66,7 @@ class Cluster:
 
     def kill(self, node: "subprocess.Popen[bytes]") -> None:
         """End all processes of a node at once, as a power failure does."""
-        for process in [node.pid, *_descendants(node.pid)]:
+        for process in [node.pid, *descendants(node.pid)]:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         node.wait()
@@ -144,12 +145,3 @@ def wait_while(
         return False
 
     wait(met, seconds, what)
-
-
-def _descendants(process: int) -> list[int]:
-    """The children of a process, their children and so on."""
-    try:
-        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    except FileNotFoundError:
-        return []
-    return [one for child in map(int, children) for one in (child, *_descendants(child))]

@@ -161,18 +161,17 @@ class Traffic:
 
     async def _calls_until_refused(self) -> None:
         """Send gRPC calls until the server stops listening."""
-        client = GrpcClient(self.grpc_port)
-        while True:
-            call = replace(self.calls.grpc.predict(), route=f"gRPC {PREDICT}, until the end")
-            try:
-                answer = await client.ask(PREDICT, call.messages)
-            except OSError:
-                break
-            except Lost as error:
-                self.tally.lost(call, str(error))
-                break
-            self.tally.answered(call, answer, USUAL | {503})
-        await client.close()
+        async with GrpcClient(self.grpc_port) as client:
+            while True:
+                call = replace(self.calls.grpc.predict(), route=f"gRPC {PREDICT}, until the end")
+                try:
+                    answer = await client.ask(PREDICT, call.messages)
+                except OSError:
+                    return
+                except Lost as error:
+                    self.tally.lost(call, str(error))
+                    return
+                self.tally.answered(call, answer, USUAL | {503})
 
     async def _connection(self) -> Connection:
         while self._unused and self._unused[0][1] < time.monotonic() - UNUSED_S:

@@ -27,8 +27,8 @@ class Frame(NamedTuple):
 class Connection:
     """An HTTP/2 connection that sends what it is told to, whatever the server says."""
 
-    def __init__(self, port: int, *, polite: bool = True) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+    def __init__(self, port: int, *, polite: bool = True, timeout_s: float = 30) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout_s)
         self._polite = polite
         self._stream = -1
         self._first_room = 65_535

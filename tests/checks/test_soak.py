@@ -95,11 +95,8 @@ def test_one_wrong_digit_is_found(calls: Calls, process: Process) -> None:
 
     async def answer(call: Call) -> Answer:
         if call.messages:
-            client = GrpcClient(GRPC_PORT)
-            try:
+            async with GrpcClient(GRPC_PORT) as client:
                 return await client.ask(call.method, call.messages)
-            finally:
-                await client.close()
         async with await Connection.open(process.port) as connection:
             return await connection.ask(call.request)
 

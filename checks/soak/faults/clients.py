@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Callable, Set
 from contextlib import AsyncExitStack
 from functools import partial
 
-from checks.soak.calls.call import Call
 from checks.soak.calls.http import COMPRESS, JSON, NDJSON
 from checks.soak.faults.outcomes import CLOSED, CORRECT, DISCONNECTED, DONE, WRONG, Fault
 from checks.soak.grpc_wire import STATUSES
 from checks.soak.traffic import Traffic
-from checks.soak.wire import Answer, Connection, Lost, request
+from checks.soak.wire import Connection, Lost, request
 
 CROWD = 100
 READERS, PAGES = 50, 6  # clients, and pages that each reads
@@ -60,13 +59,6 @@ class _Clients:
     async def _open(self) -> Connection:
         return await Connection.open(self._traffic.port)
 
-    def _seen(self, call: Call, answer: Answer) -> str:
-        if answer.late:
-            return "504"
-        if answer.status != 200:
-            return str(answer.status)
-        return CORRECT if self._traffic.tally.checked(call, answer) else WRONG
-
     async def refused(self, make: Callable[[random.Random], bytes]) -> str:
         """Send one request; the status of its answer."""
         async with await self._open() as connection:
@@ -109,7 +101,7 @@ class _Clients:
             await connection.send(call.request)
             connection.end_sending()
             try:
-                return self._seen(call, await connection.answer())
+                return self._traffic.tally.outcome(call, await connection.answer())
             except Lost:
                 return CLOSED  # after some time, the server takes it for a client that has left
 
@@ -117,7 +109,7 @@ class _Clients:
         calls = [self._traffic.calls.one() for _ in range(self._order.randint(2, 8))]
         async with await self._open() as connection:
             await connection.send(b"".join(call.request for call in calls))
-            seen = {self._seen(call, await connection.answer()) for call in calls}
+            seen = {self._traffic.tally.outcome(call, await connection.answer()) for call in calls}
         return max(seen, key=lambda outcome: outcome != CORRECT)
 
     async def large_body(self) -> str:
@@ -135,7 +127,7 @@ class _Clients:
             for start in range(0, len(call.request), step):
                 await connection.send(call.request[start : start + step])
                 await asyncio.sleep(self._order.uniform(0, 0.5))
-            return self._seen(call, await connection.answer())
+            return self._traffic.tally.outcome(call, await connection.answer())
 
     async def unfinished_body(self) -> str:
         headers = {"content_type": JSON, "x_request_timeout_ms": "300"}
@@ -149,7 +141,7 @@ class _Clients:
         wanted = f"POST /classify HTTP/1.1\r\nx-request-timeout-ms: {self._order.randint(1, 30)}"
         sent = call.request.replace(b"POST /classify HTTP/1.1", wanted.encode(), 1)
         async with await self._open() as connection:
-            return self._seen(call, await connection.ask(sent))
+            return self._traffic.tally.outcome(call, await connection.ask(sent))
 
     async def many_connections(self) -> str:
         self._traffic.may_be_late()

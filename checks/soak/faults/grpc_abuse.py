@@ -5,9 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any
 
-from checks.soak.faults.outcomes import CORRECT, WRONG, Fault
+from checks.soak.faults.outcomes import CORRECT, Fault
 from checks.soak.grpc_wire import GrpcClient
 from checks.soak.traffic import Traffic
 from checks.soak.wire import KEY
@@ -45,30 +44,18 @@ def ignores_goaway(port: int) -> Iterator[None]:
 async def _inflict(traffic: Traffic, act: Act) -> str:
     await asyncio.to_thread(act, traffic.grpc_port)
     call = traffic.calls.grpc.predict()
-    client = GrpcClient(traffic.grpc_port)
-    try:
-        answer = await client.ask(call.method, call.messages)
-    finally:
-        await client.close()
-    if answer.status != 200:
-        return str(answer.status)
-    return CORRECT if traffic.tally.checked(call, answer) else WRONG
-
-
-def _connection(port: int) -> Any:
-    connection = http2.Connection(port)
-    connection.socket.settimeout(WAIT_S)
-    return connection
+    async with GrpcClient(traffic.grpc_port) as client:
+        return traffic.tally.outcome(call, await client.ask(call.method, call.messages))
 
 
 def _bad_path(port: int) -> None:
-    with _connection(port) as connection:
+    with http2.Connection(port, timeout_s=WAIT_S) as connection:
         connection.begin(http2.NOT_TEXT, [AUTHORIZATION])
         _read_all(connection)
 
 
 def _bad_metadata(port: int) -> None:
-    with _connection(port) as connection, suppress(OSError):
+    with http2.Connection(port, timeout_s=WAIT_S) as connection, suppress(OSError):
         for _ in range(100):
             stream = connection.begin(http2.INFER, NOT_UTF8)
             connection.send(stream, http2.message(b""), end=True)
@@ -79,20 +66,20 @@ def _held_back(port: int) -> None:
     with ExitStack() as stack:
         for _ in range(20):
             with suppress(OSError):  # the server may refuse or close it
-                connection = stack.enter_context(_connection(port))
+                connection = stack.enter_context(http2.Connection(port, timeout_s=WAIT_S))
                 http2.hold_back(connection, 1_000_000, [AUTHORIZATION])
         time.sleep(HOLD_S)
 
 
 def _watch_flood(port: int) -> None:
-    with _connection(port) as connection, suppress(OSError):
+    with http2.Connection(port, timeout_s=WAIT_S) as connection, suppress(OSError):
         for _ in range(500):
             stream = connection.begin(http2.WATCH)
             connection.send(stream, http2.message(b""), end=True)
         time.sleep(HOLD_S)
 
 
-def _read_all(connection: Any) -> None:
+def _read_all(connection: http2.Connection) -> None:
     """Read until the server closes the connection or has nothing more to say."""
     with suppress(TimeoutError):
         while connection.read():

@@ -40,15 +40,12 @@ async def _guess(traffic: Traffic, order: random.Random, paths: list[str]) -> st
 
 
 async def _guess_grpc(traffic: Traffic, order: random.Random) -> str:
-    client = GrpcClient(traffic.grpc_port)
     call = traffic.calls.grpc.predict()
-    try:
+    async with GrpcClient(traffic.grpc_port) as client:
         answers = [
             await client.ask(PREDICT, call.messages, key=order.randbytes(16).hex())
             for _ in range(10)  # few, because they come from the address of the traffic
         ]
-    finally:
-        await client.close()
     return _worst({str(answer.status) for answer in answers})
 
 

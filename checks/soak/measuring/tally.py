@@ -5,7 +5,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from checks.soak.calls.call import Call
-from checks.soak.faults.outcomes import KILLED
+from checks.soak.faults.outcomes import CORRECT, KILLED, WRONG
 from checks.soak.wire import Answer
 
 KEPT = 50  # examples of each kind of failure
@@ -40,6 +40,14 @@ class Tally:
         if not sound:
             self.failed("wrong answers", f"{call.route}: {answer.body!r} to {call.request!r}")
         return sound
+
+    def outcome(self, call: Call, answer: Answer) -> str:
+        """What the client of a fault saw, if this is its answer; with 200, it is checked."""
+        if answer.late:
+            return "504"
+        if answer.status != 200:
+            return str(answer.status)
+        return CORRECT if self.checked(call, answer) else WRONG
 
     def lost(self, call: Call, reason: str) -> None:
         """Count an answer that did not come."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from checks.support.processes import descendants
+
 INTERVAL_S = 10.0
 MEASURES = {
     "memory_mb": "resident memory, MB",
@@ -72,7 +74,6 @@ class Watch:
 
 
 def processes(pid: int) -> Iterator[Path]:
-    """The folders in /proc of a process and its children, the earliest first."""
-    yield Path(f"/proc/{pid}")
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        yield Path(f"/proc/{child}")
+    """The folders in /proc of a process and those below it, the earliest first."""
+    for process in (pid, *descendants(pid)):
+        yield Path(f"/proc/{process}")
