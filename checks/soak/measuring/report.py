@@ -91,5 +91,5 @@ def _killed(counters: Mapping[str, Mapping[str, int]]) -> int:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    cells = ([f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in rows)
+    cells = ([f"{c:,}" if isinstance(c, int) else str(c) for c in row] for row in rows)
     return "\n".join(table([dict(zip(columns, row, strict=True)) for row in cells]))
