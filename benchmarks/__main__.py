@@ -1,6 +1,6 @@
 """Runs all benchmarks and writes tables and plots to ``benchmarks/results``.
 
-    python -m benchmarks [--only NAME]... [--rounds N] [--peers] [--work DIRECTORY]
+    python -m benchmarks [--only NAME]... [--rounds N] [--peers]
 
 The models are the embedded one, and one with the shape of RoBERTa-base and random weights, which
 ``sentiment-export`` exports. A separate process sends requests to a real server process over
@@ -25,6 +25,7 @@ from benchmarks.subject import EMBEDDED, Goal, Subject
 from benchmarks.tables import Row, conditions
 
 RESULTS = Path(__file__).parent / "results"
+WORK = Path(".bench")  # models, and the peers' environments
 SHAPE = "RoBERTa-base"
 
 
@@ -45,16 +46,10 @@ def main() -> None:
     parser.add_argument(
         "--peers", action="store_true", help="measure other projects' servers as well"
     )
-    parser.add_argument(
-        "--work",
-        type=Path,
-        default=Path(".bench"),
-        help="directory for models and the peers' environments (default: %(default)s)",
-    )
     options = parser.parse_args()
     # These are functions, because not every section needs their bundle, which is exported once.
-    int8 = cache(lambda: Subject(f"{SHAPE} int8", _exported(options.work), "int8", 384, 8.0, 32))
-    fp32 = cache(lambda: Subject(f"{SHAPE} fp32", _exported(options.work), "fp32", 128, 12.0, 32))
+    int8 = cache(lambda: Subject(f"{SHAPE} int8", _exported(), "int8", 384, 8.0, 32))
+    fp32 = cache(lambda: Subject(f"{SHAPE} fp32", _exported(), "fp32", 128, 12.0, 32))
     rounds = options.rounds
     sections: dict[str, Callable[[], Iterator[Row | Goal]]] = {
         "embedded against ideal": lambda: serving.against_ideal(
@@ -66,7 +61,7 @@ def main() -> None:
         "dealing": lambda: dealing_cost(EMBEDDED, max(rounds, 9), {2: 100, 4: None}),
         "sessions": lambda: (
             row
-            for subject, checkpoint in ((EMBEDDED, None), (int8(), options.work / SHAPE))
+            for subject, checkpoint in ((EMBEDDED, None), (int8(), WORK / SHAPE))
             for row in int8_speed.sessions(subject, checkpoint, max(rounds, 9))
         ),
         "int8 by shape": lambda: int8_speed.by_shape(rounds),
@@ -88,7 +83,7 @@ def main() -> None:
     }
     if options.peers:
         sections["peers"] = lambda: speed.measure(
-            (int8(), fp32()), options.work / SHAPE, options.work / "peers", rounds
+            (int8(), fp32()), WORK / SHAPE, WORK / "peers", rounds
         )
     for name in options.only or sections:
         if name not in sections:
@@ -103,12 +98,12 @@ def main() -> None:
     report.write(RESULTS)
 
 
-def _exported(work: Path) -> Path:
+def _exported() -> Path:
     """The bundle of a model with the shape of RoBERTa-base."""
-    bundle = work / f"{SHAPE}-bundle"
+    bundle = WORK / f"{SHAPE}-bundle"
     if not bundle.exists():
-        work.mkdir(parents=True, exist_ok=True)
-        checkpoint = work / SHAPE
+        WORK.mkdir(parents=True, exist_ok=True)
+        checkpoint = WORK / SHAPE
         if not checkpoint.exists():
             random_checkpoint(checkpoint, "roberta", vocab_size=50_265)
         timed_export(checkpoint, bundle)
