@@ -163,7 +163,10 @@ def check_store(python: Path, cluster: Cluster, folder: Path) -> None:
     port = free_port()
     options = f"?endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
     command: list[str | Path] = [python, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    with ExitStack() as stack:
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        stack.callback(server.wait)
+        stack.callback(server.terminate)
         wait_while(server, lambda: _answers(port), 60, "the object store starts")
         arguments = _on(
             cluster.address, f"s3://bucket/in/*.parquet{options}", f"s3://bucket/out{options}"
@@ -184,7 +187,6 @@ def check_store(python: Path, cluster: Cluster, folder: Path) -> None:
         part = "part-00000-of-00001.parquet"
         assert names == {"_SUCCESS", "_plan.json", part}, names
         found = pq.read_table(f"bucket/out/{part}", filesystem=store)
-        server.terminate()
     _compare(found, folder)
 
 
