@@ -91,8 +91,6 @@ format: install-dev ## Format the code and apply the fixes of the linter
 .PHONY: bench
 bench: install-dev ## Measure the service, plain ONNX Runtime, other servers and int8 (takes an hour)
 	.venv/bin/python -m benchmarks --peers
-	.venv/bin/python -m benchmarks.int8_speed
-	.venv/bin/python -m benchmarks.architectures
 
 # The exporter and the GPU's runtime have an environment each, because PyTorch brings CUDA libraries
 # of other versions. For a machine without a network: PIP_NO_INDEX=1 PIP_FIND_LINKS=DIRECTORY.

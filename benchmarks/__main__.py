@@ -1,6 +1,6 @@
 """Runs all benchmarks and writes tables and plots to ``benchmarks/results``.
 
-    python -m benchmarks [--only NAME]... [--rounds N] [--peers] [--work DIRECTORY]
+    python -m benchmarks [--only NAME]... [--rounds N] [--peers]
 
 The models are the embedded one, and one with the shape of RoBERTa-base and random weights, which
 ``sentiment-export`` exports. A separate process sends requests to a real server process over
@@ -13,20 +13,19 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from benchmarks import int8_speed, overload, peers_speed, report, serving
-from benchmarks.conditions import conditions
-from benchmarks.event_loop.parts import by_part
-from benchmarks.event_loop.slices import Plan
-from benchmarks.event_loop.totals import beside_bare
-from benchmarks.first_starts import first_starts
+from benchmarks import report
+from benchmarks.cpu_time.event_loop import beside_bare
+from benchmarks.cpu_time.text_cost import text_cost
+from benchmarks.cpu_time.worker_cost import dealing_cost, worker_cost
+from benchmarks.peers import speed
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
-from benchmarks.repeats import repeats
+from benchmarks.sections import int8_speed, overload, serving
+from benchmarks.sections.first_starts import first_starts
 from benchmarks.subject import EMBEDDED, Goal, Subject
-from benchmarks.tables import Row
-from benchmarks.text_cost import text_cost
-from benchmarks.worker_cost import dealing_cost, worker_cost
+from benchmarks.tables import Row, conditions
 
 RESULTS = Path(__file__).parent / "results"
+WORK = Path(".bench")  # models, and the peers' environments
 SHAPE = "RoBERTa-base"
 
 
@@ -47,16 +46,10 @@ def main() -> None:
     parser.add_argument(
         "--peers", action="store_true", help="measure other projects' servers as well"
     )
-    parser.add_argument(
-        "--work",
-        type=Path,
-        default=Path(".bench"),
-        help="directory for models and the peers' environments (default: %(default)s)",
-    )
     options = parser.parse_args()
     # These are functions, because not every section needs their bundle, which is exported once.
-    int8 = cache(lambda: Subject(f"{SHAPE} int8", _exported(options.work), "int8", 384, 8.0, 32))
-    fp32 = cache(lambda: Subject(f"{SHAPE} fp32", _exported(options.work), "fp32", 128, 12.0, 32))
+    int8 = cache(lambda: Subject(f"{SHAPE} int8", _exported(), "int8", 384, 8.0, 32))
+    fp32 = cache(lambda: Subject(f"{SHAPE} fp32", _exported(), "fp32", 128, 12.0, 32))
     rounds = options.rounds
     sections: dict[str, Callable[[], Iterator[Row | Goal]]] = {
         "embedded against ideal": lambda: serving.against_ideal(
@@ -68,11 +61,11 @@ def main() -> None:
         "dealing": lambda: dealing_cost(EMBEDDED, max(rounds, 9), {2: 100, 4: None}),
         "sessions": lambda: (
             row
-            for subject, checkpoint in ((EMBEDDED, None), (int8(), options.work / SHAPE))
+            for subject, checkpoint in ((EMBEDDED, None), (int8(), WORK / SHAPE))
             for row in int8_speed.sessions(subject, checkpoint, max(rounds, 9))
         ),
-        "event loop": lambda: beside_bare(Plan(EMBEDDED, max(rounds, 9))),
-        "event loop by part": lambda: by_part(Plan(EMBEDDED, max(rounds, 9))),
+        "int8 by shape": lambda: int8_speed.by_shape(rounds),
+        "event loop": lambda: beside_bare(EMBEDDED, max(rounds, 9)),
         "embedded by connections": lambda: serving.sweep(EMBEDDED),
         "int8 by connections": lambda: serving.sweep(int8()),
         "fp32 by connections": lambda: serving.sweep(fp32()),
@@ -81,7 +74,6 @@ def main() -> None:
         "overload": lambda: overload.overload(int8(), rounds),
         "probes": lambda: overload.probes(EMBEDDED, rounds),
         "mixed traffic": lambda: overload.mixed(int8(), rounds),
-        "repeats": lambda: repeats(EMBEDDED, rounds),
         "first starts": lambda: first_starts(EMBEDDED, rounds, least=19),
         "start and memory": lambda: (
             row for subject in (EMBEDDED, int8(), fp32()) for row in serving.start(subject)
@@ -90,8 +82,8 @@ def main() -> None:
         "growth by depth": lambda: serving.depth(int8()),
     }
     if options.peers:
-        sections["peers"] = lambda: peers_speed.measure(
-            (int8(), fp32()), options.work / SHAPE, options.work / "peers", rounds
+        sections["peers"] = lambda: speed.measure(
+            (int8(), fp32()), WORK / SHAPE, WORK / "peers", rounds
         )
     for name in options.only or sections:
         if name not in sections:
@@ -106,12 +98,12 @@ def main() -> None:
     report.write(RESULTS)
 
 
-def _exported(work: Path) -> Path:
+def _exported() -> Path:
     """The bundle of a model with the shape of RoBERTa-base."""
-    bundle = work / f"{SHAPE}-bundle"
+    bundle = WORK / f"{SHAPE}-bundle"
     if not bundle.exists():
-        work.mkdir(parents=True, exist_ok=True)
-        checkpoint = work / SHAPE
+        WORK.mkdir(parents=True, exist_ok=True)
+        checkpoint = WORK / SHAPE
         if not checkpoint.exists():
             random_checkpoint(checkpoint, "roberta", vocab_size=50_265)
         timed_export(checkpoint, bundle)

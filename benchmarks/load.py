@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from typing import Any, Protocol, Self, cast
@@ -22,6 +22,8 @@ from typing import Any, Protocol, Self, cast
 import httptools
 import numpy as np
 import uvloop
+
+from benchmarks.service import Service
 
 # At this many connections, a new arrival waits for a free one. The wait is part of its latency.
 MAX_CONNECTIONS = 4_000
@@ -67,7 +69,7 @@ class Outcome:
 
 
 class Generator:
-    """A running load process. ``outcome`` waits for its end; leaving the block kills it."""
+    """A running load process, from the beginning of its warm-up; leaving the block kills it."""
 
     def __init__(self, load: Load) -> None:
         self._process = subprocess.Popen(
@@ -80,6 +82,8 @@ class Generator:
         self._process.stdin.write(json.dumps(asdict(load)))
         self._process.stdin.close()
         self._process.stdin = None
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # it is connected; or it has failed, which outcome() says
 
     def __enter__(self) -> Self:
         return self
@@ -100,6 +104,43 @@ def run(load: Load) -> Outcome:
     """Send the load and wait for its end."""
     with Generator(load) as generator:
         return generator.outcome()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the service's metrics said before and after ``seconds`` of a load.
+
+    Metrics are summed over their labels.
+    """
+
+    seconds: float
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    cpu_seconds: float  # of the server meanwhile
+    outcome: Outcome  # what the client saw
+
+    def grown(self, name: str) -> float:
+        """How much a counter grew."""
+        return self.after[name] - self.before[name]
+
+    def mean(self, name: str) -> float:
+        """The mean of what a histogram observed."""
+        return self.grown(f"{name}_sum") / max(1, self.grown(f"{name}_count"))
+
+
+def watched(service: Service, load: Load) -> Seen:
+    """Send the load, and read the service's metrics and CPU time after the warm-up and at the end.
+
+    The client's count of answers says less: requests of many texts take turns and end together, so
+    their answers come in waves.
+    """
+    with Generator(load) as generator:
+        time.sleep(load.warm_up_seconds)
+        before, cpu, started = service.metrics(), service.cpu_seconds(), time.perf_counter()
+        time.sleep(load.seconds * 0.9)
+        after, used = service.metrics(), service.cpu_seconds() - cpu
+        seconds = time.perf_counter() - started
+        return Seen(seconds, before, after, used, generator.outcome())
 
 
 class Driver(Protocol):
@@ -169,6 +210,7 @@ class _Driver:
     async def run(self) -> Outcome:
         loop = asyncio.get_running_loop()
         await asyncio.gather(*(self._connect() for _ in range(self._load.connections)))
+        print(flush=True)
         self._begin = loop.time() + self._load.warm_up_seconds
         self._end = self._begin + self._load.seconds
         if self._load.rate is None:

@@ -13,7 +13,6 @@ from benchmarks.tables import Row, cell, table
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 
 mpl.rcParams["svg.fonttype"] = "none"  # text, not outlines
 FIGURES = "results.json"
@@ -98,21 +97,15 @@ def _plots(directory: Path, results: dict[str, Any]) -> None:
             for name, style in (("p50 ms", "o-"), ("p99 ms", "o:")):
                 latencies = [row[name] for row in rows]
                 right.plot(connections, latencies, style, color=drawn.get_color())
-        _axes(left, "connections", "texts a second", log=True)
-        _axes(right, "connections", "latency in ms: p50, and p99 dotted", log=True)
+        for axes, y in ((left, "texts a second"), (right, "latency in ms: p50, and p99 dotted")):
+            axes.set(xlabel="connections", ylabel=y, yscale="log")
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
+            axes.grid(alpha=0.3)
         left.legend()
         _save(figure, directory / "connections")
-    if "overload" in results:
-        rows = results["overload"]["rows"]
-        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
-        offered = [row["offered"] for row in rows]
-        left.bar(offered, [row["goodput ÷ best"] for row in rows])
-        left.set(xlabel="offered, of the best throughput", ylabel="answered in time")
-        right.plot(offered, [row["p99 ms"] for row in rows], "o-", label="accepted, p99")
-        right.plot(offered, [row["p99 ms to reject"] for row in rows], "o-", label="rejected, p99")
-        right.set(xlabel="offered, of the best throughput", ylabel="ms", yscale="log")
-        right.legend()
-        _save(figure, directory / "overload")
     if "peers" in results:
         rows = [row for row in results["peers"]["rows"] if row["texts/s"] > 0]  # nor nan
         rows.sort(key=lambda row: row["texts/s"])
@@ -122,25 +115,6 @@ def _plots(directory: Path, results: dict[str, Any]) -> None:
         axes.bar_label(bars, fmt="%.0f", padding=3)
         axes.set(xlabel="texts a second, 32 connections, one text a request")
         _save(figure, directory / "peers")
-    if "growth by length" in results:
-        rows = results["growth by length"]["rows"]
-        figure, axes = plt.subplots(figsize=(5, 4))
-        axes.plot([r["tokens a text"] for r in rows], [r["tokens/s"] for r in rows], "o-")
-        _axes(axes, "tokens a text", "tokens a second", log=False)
-        _save(figure, directory / "growth")
-
-
-def _axes(axes: Axes, x: str, y: str, *, log: bool) -> None:
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel=x, ylabel=y)
-    if log:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("")
-    else:
-        axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -13,13 +13,12 @@ import threading
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 ROOT = Path(__file__).parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -129,33 +128,10 @@ class Service(Server):
     def metrics(self) -> dict[str, float]:
         """The value of each metric, summed over its labels."""
         sums: dict[str, float] = defaultdict(float)
-        for sample in self._samples():
-            sums[sample.name.removeprefix("sentiment_")] += sample.value
-        return sums
-
-    def lag_percentile_ms(self, percent: float, before: dict[str, float]) -> float:
-        """A percentile of the event loop's lag, rounded up to the bound of a bucket.
-
-        It counts from the time at which ``lag_buckets`` returned ``before``.
-        """
-        after = self.lag_buckets()
-        total = after["+Inf"] - before["+Inf"]
-        reached = (
-            bound for bound in after if after[bound] - before[bound] >= total * percent / 100
-        )
-        return float(next(reached, "nan")) * 1000
-
-    def lag_buckets(self) -> dict[str, float]:
-        """Cumulative counts of the event loop's lag by upper bound in seconds."""
-        return {
-            sample.labels["le"]: sample.value
-            for sample in self._samples()
-            if sample.name == "sentiment_event_loop_lag_seconds_bucket"
-        }
-
-    def _samples(self) -> Iterator[Sample]:
         for family in text_string_to_metric_families(self._get("/metrics")):
-            yield from family.samples
+            for sample in family.samples:
+                sums[sample.name.removeprefix("sentiment_")] += sample.value
+        return sums
 
     def _get(self, path: str) -> str:
         with urllib.request.urlopen(f"{self.url}{path}") as answer:  # noqa: S310

@@ -1,7 +1,16 @@
-"""Tables in Markdown."""
+"""Tables in Markdown, and the conditions that stand above each."""
 
+import os
+import platform
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any
+
+import onnxruntime
+
+from app.engine.machine.cpu import available_cpus, cpu_name, vector_flags
+from app.engine.model.session import int8_kernels
 
 Row = dict[str, Any]
 
@@ -23,3 +32,17 @@ def cell(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def conditions() -> dict[str, str]:
+    """Date, machine and versions of a measurement."""
+    kernels = {"U8S8": "U8S8", "U8U8": "U8U8 (U8S8 saturates here)"}[int8_kernels()]
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": f"{cpu_name()} {platform.machine()} ({vector_flags()}; int8 kernels {kernels}), "
+        f"{available_cpus():g} CPUs, "
+        f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        # The package onnxruntime has another name for GPUs.
+        "versions": f"Python {platform.python_version()}, onnxruntime {onnxruntime.__version__}, "
+        + ", ".join(f"{name} {version(name)}" for name in ("tokenizers", "fastapi")),
+    }

@@ -24,7 +24,7 @@ class Route(APIRoute):
 
     FastAPI finds it and documents it. It would also resolve dependencies and validate the answer,
     which these endpoints do themselves. At commit 153d05d, FastAPI's own way would have taken 29 %
-    of the event loop's CPU time for a request of one text (``python -m benchmarks.event_loop``).
+    of the event loop's CPU time for a request of one text (``benchmarks/cpu_time/``).
     """
 
     streams = False  # whether the body may have any length, without a deadline

@@ -3,32 +3,35 @@
 A worker node is killed in the middle of the run, then the command itself. The run is continued
 with --resume, while a new node joins. Each row must be in the output once, with the same answer to
 the last bit as without an engine. The nodes are processes on this machine: a head without CPUs and
-two workers with one CPU each. With --measure, the speeds are compared, too.
+two workers with one CPU each.
 """
 
 import argparse
-import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE
 from benchmarks.service import free_port
-from checks.cluster.ray_nodes import ENVIRONMENT, Cluster, Run, memory_mb, wait
+from checks.cluster.ray_nodes import ENVIRONMENT, Cluster, Run, wait_while
+from checks.cluster.texts import rows as made_up
 from checks.support import environments
 
 PACKAGES = Path(__file__).parent / "requirements/ray.txt"
 # The rows are divided into about so many parts; a part has at least one chunk of 2,000 rows.
 PARTS = 12
+FILES = 7  # of the input, beside a large one
 # What the command does first so that no node finds the bundle at its path.
 ELSEWHERE = """
 from dataclasses import replace
@@ -40,18 +43,13 @@ def elsewhere(*arguments):
     return replace(task, settings=task.settings.model_copy(update={"model": (Path("/nowhere"),)}))
 ray_run.ActorTask.of = elsewhere
 """
-GENERATE, COMPARE = (Path(__file__).with_name(f"{name}.py") for name in ("texts", "compare"))
 
 
-def main() -> int:
-    """Run the check; the exit code is 1 if it fails."""
+def main() -> None:
+    """Run the check; an AssertionError says what is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000, help="[default: %(default)s]")
-    parser.add_argument("--model", metavar="DIR", help="bundle [default: the embedded one]")
-    parser.add_argument("--measure", action="store_true", help="compare the speeds, too")
-    options = parser.parse_args()
-    if options.model:
-        ENVIRONMENT["SENTIMENT_MODEL"] = str(Path(options.model).resolve())
+    rows = parser.parse_args().rows
     python = environments.python(PACKAGES, service=True)
     # The sockets of Ray are in this folder, and their paths must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as name, ExitStack() as stack:
@@ -60,37 +58,52 @@ def main() -> int:
         (folder / "project/app").mkdir(parents=True)
         (folder / "project/app/__init__.py").write_text("raise SystemExit('not the service')")
         ENVIRONMENT["PYTHONPATH"] = f"{folder}/project:{ENVIRONMENT['PYTHONPATH']}"
-        subprocess.run([python, GENERATE, folder, str(options.rows)], env=ENVIRONMENT, check=True)
+        _write(folder, made_up(rows))
         plain = Run(
             python, ["0", f"--input={folder}/all.parquet", f"--output={folder}/plain.parquet"]
         )
-        summary = plain.result()
-        print("without an engine:", summary, flush=True)
+        print("without an engine:", plain.result(), flush=True)
         cluster = Cluster(python, folder)
         stack.callback(cluster.close)
         cluster.start()
         check_mistakes(python, cluster, folder)
         check_shipping(python, cluster, folder)
         check_store(python, cluster, folder)
-        if options.measure:
-            speed = re.search(r"([\d,]+) rows/s", summary)
-            assert speed is not None
-            measure(python, cluster, folder, options.rows, float(speed[1].replace(",", "")))
-        check_kills(python, cluster, folder, options.rows)
-        done = subprocess.run([python, COMPARE, folder], env=ENVIRONMENT, check=False)
-    print(f"cluster-check: {'ok' if done.returncode == 0 else 'FAILED'}")
-    return done.returncode
+        check_kills(python, cluster, folder, rows)
+    print("cluster-check: ok")
+
+
+def _write(folder: Path, table: pa.Table) -> None:
+    """Write the rows as ``all.parquet``, the first as ``few.parquet``, and as files in ``in/``."""
+    pq.write_table(table, folder / "all.parquet")
+    pq.write_table(table.slice(0, 100), folder / "few.parquet")
+    (folder / "in").mkdir()
+    # One large file, and several that are smaller than a part.
+    large = table.num_rows * 2 // 3
+    ends = [0, *(large + (table.num_rows - large) * n // FILES for n in range(FILES + 1))]
+    for number, (start, end) in enumerate(pairwise(ends)):
+        pq.write_table(table.slice(start, end - start), folder / "in" / f"{number:02}.parquet")
+
+
+def _compare(found: pa.Table, folder: Path, *, whole: bool = False) -> None:
+    """Compare rows with the first ones of the command without an engine, or with all of them."""
+    expected = pq.read_table(folder / "plain.parquet").replace_schema_metadata()
+    expected = expected if whole else expected.slice(0, found.num_rows)
+    ids, wanted = found["id"].to_pylist(), expected["id"].to_pylist()
+    missing = len(set(wanted) - set(ids))
+    assert sorted(ids) == wanted, f"{len(ids)} rows, {len(set(ids))} different; {missing} missing"
+    assert found.replace_schema_metadata().equals(expected), "other answers than without an engine"
 
 
 def check_kills(python: Path, cluster: Cluster, folder: Path, rows: int) -> None:
     """Kill a node and the command while it runs, and continue the run."""
     output = folder / "killed"
-    arguments = _on(cluster, folder / "in", output, rows)
+    arguments = _on(cluster.address, f"{folder}/in", str(output), rows // PARTS)
     first = Run(python, arguments)
-    wait(lambda: _parts(output) >= 2, 600, "the first parts are done", first.process)
+    wait_while(first.process, lambda: _parts(output) >= 2, 600, "the first parts are done")
     cluster.kill(cluster.workers[0])
     print(f"killed a node after {_parts(output)} parts", flush=True)
-    wait(lambda: _parts(output) >= 5, 900, "parts are done without the node", first.process)
+    wait_while(first.process, lambda: _parts(output) >= 5, 900, "parts are done without the node")
     first.process.kill()
     first.process.wait()
     print(f"killed the command after {_parts(output)} parts", flush=True)
@@ -101,6 +114,10 @@ def check_kills(python: Path, cluster: Cluster, folder: Path, rows: int) -> None
     print("continued:", Run(python, [*arguments, "--resume"]).result(), flush=True)
     said, _ = Run(python, [*arguments, "--resume"]).process.communicate(timeout=300)
     assert said.endswith("is complete; nothing is left to do\n"), said
+    assert (output / "_SUCCESS").exists(), "there is no _SUCCESS"
+    parts = sorted(output.glob("part-*.parquet"))
+    _compare(pa.concat_tables(map(pq.read_table, parts)), folder, whole=True)
+    print(f"{rows} rows in {len(parts)} parts: each once, and equal to the last bit", flush=True)
 
 
 def check_mistakes(python: Path, cluster: Cluster, folder: Path) -> None:
@@ -125,13 +142,9 @@ def check_mistakes(python: Path, cluster: Cluster, folder: Path) -> None:
 def check_shipping(python: Path, cluster: Cluster, folder: Path) -> None:
     """Nodes that lack the bundle get it from a client outside, and give the same answers."""
     bundle, output = folder / "bundle", folder / "shipped"
-    shutil.copytree(ENVIRONMENT.get("SENTIMENT_MODEL") or EMBEDDED_BUNDLE, bundle)
+    shutil.copytree(EMBEDDED_BUNDLE, bundle)
     arguments = [
-        "2000",
-        "--engine=ray",
-        f"--address={cluster.client_address}",
-        f"--input={folder}/few.parquet",
-        f"--output={output}",
+        *_on(cluster.client_address, f"{folder}/few.parquet", str(output)),
         f"--model={bundle}",
     ]
     try:
@@ -142,8 +155,7 @@ def check_shipping(python: Path, cluster: Cluster, folder: Path) -> None:
         summary = Run(python, arguments, ELSEWHERE).result()
     print("with a bundle of its own:", summary, flush=True)
     (part,) = output.glob("part-*.parquet")
-    found, expected = pq.read_table(part), pq.read_table(folder / "plain.parquet")
-    assert found.equals(expected.slice(0, found.num_rows)), "a shipped bundle gives other answers"
+    _compare(pq.read_table(part), folder)
 
 
 def check_store(python: Path, cluster: Cluster, folder: Path) -> None:
@@ -151,15 +163,14 @@ def check_store(python: Path, cluster: Cluster, folder: Path) -> None:
     port = free_port()
     options = f"?endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
     command: list[str | Path] = [python, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        wait(lambda: _answers(port), 60, "the object store starts", server)
-        arguments = [
-            "2000",
-            "--engine=ray",
-            f"--address={cluster.address}",
-            f"--input=s3://bucket/in/*.parquet{options}",
-            f"--output=s3://bucket/out{options}",
-        ]
+    with ExitStack() as stack:
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        stack.callback(server.wait)
+        stack.callback(server.terminate)
+        wait_while(server, lambda: _answers(port), 60, "the object store starts")
+        arguments = _on(
+            cluster.address, f"s3://bucket/in/*.parquet{options}", f"s3://bucket/out{options}"
+        )
         store = fs.S3FileSystem(
             access_key="any",
             secret_key="any",  # noqa: S106
@@ -176,44 +187,21 @@ def check_store(python: Path, cluster: Cluster, folder: Path) -> None:
         part = "part-00000-of-00001.parquet"
         assert names == {"_SUCCESS", "_plan.json", part}, names
         found = pq.read_table(f"bucket/out/{part}", filesystem=store)
-        server.terminate()
-    expected = pq.read_table(folder / "plain.parquet")
-    assert found.equals(expected.slice(0, found.num_rows)), "other answers in an object store"
+    _compare(found, folder)
 
 
-def measure(
-    python: Path, cluster: Cluster, folder: Path, rows: int, plain_rows_per_s: float
-) -> None:
-    """Print the throughput compared to the plain command, the start and a node's memory."""
-    idle = [memory_mb(worker.pid) for worker in cluster.workers]
-    few = Run(python, _on(cluster, folder / "few.parquet", folder / "measured-few", rows))
-    few.result()
-    all_rows = Run(python, _on(cluster, folder / "in", folder / "measured", rows))
-    all_rows.result()
-    rows_per_s = rows / (all_rows.seconds - few.seconds)
-    print(
-        f"start {few.seconds:.1f} s (with 100 rows, until the command ends); "
-        f"after the start {rows_per_s:.0f} rows/s, {rows_per_s / plain_rows_per_s:.2f} of the "
-        f"command without an engine; an idle worker node has {idle[0]:.0f} MB (PSS)",
-        flush=True,
-    )
-
-
-def _on(cluster: Cluster, source: Path, output: Path, rows: int) -> list[str]:
+def _on(address: str, source: str, output: str, part_rows: int = 2000) -> list[str]:
     """The arguments of a run on the cluster."""
-    return [
-        str(rows // PARTS),
-        "--engine=ray",
-        f"--address={cluster.address}",
-        f"--input={source}",
-        f"--output={output}",
-    ]
+    engine = ("--engine=ray", f"--address={address}")
+    return [str(part_rows), *engine, f"--input={source}", f"--output={output}"]
 
 
 def _answers(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-        return True
-    return False
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
 
 
 def _parts(output: Path) -> int:
@@ -221,4 +209,4 @@ def _parts(output: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,15 +6,12 @@ bundle that Spark copies to them, and when Python workers are killed. Needs Java
 
 import argparse
 import os
-import random
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +20,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from checks.cluster.rerun import ROOT, rerun_with
+from checks.support.processes import descendants
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,18 +28,6 @@ if TYPE_CHECKING:
 
 COMMAND = [sys.executable, "-c", "import sys; from app.cli.command import main; sys.exit(main())"]
 CPUS = 2
-# Every hundredth row has one of these; the last is not UTF-8.
-ODD_TEXTS = [
-    "",
-    None,
-    " \t",
-    "love " * 3_000,
-    "x" * 200_000,
-    "line\nbreak",
-    "\0",
-    "😀" * 50,
-    b"\xff",
-]
 
 
 def main() -> None:
@@ -52,70 +38,30 @@ def main() -> None:
     rerun_with("pyspark", "spark.txt")
     if shutil.which("java") is None:
         sys.exit("check_spark: needs Java 17 or newer: apt-get install openjdk-17-jre-headless")
+    import pyarrow.parquet as pq
+
+    from checks.cluster.texts import rows
+
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CPUS])
     with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder)
-        source = directory / "rows.parquet"
-        _write_rows(source, count)
-        expected, seconds = _plain(source, directory / "plain.parquet")
-        _check_local(source, expected, seconds)
-        _check_executors(source, expected, directory)
+        source, target = Path(folder) / "rows.parquet", Path(folder) / "plain.parquet"
+        pq.write_table(rows(count), source)
+        command = [*COMMAND, "classify", "--input", str(source), "--output", str(target)]
+        subprocess.run(command, cwd=ROOT, check=True)
+        expected = pq.read_table(target)
+        _check_local(source, expected)
+        _check_executors(source, expected, Path(folder))
 
 
-def _write_rows(path: Path, count: int) -> None:
-    """``count`` rows with the texts of tweets' lengths, and columns of other types."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from benchmarks.texts import WORDS, tweet_lengths
-
-    generator = random.Random(0)
-    texts: list[str | bytes | None] = [
-        " ".join(generator.choices(WORDS.split(), k=length)) for length in tweet_lengths(count)
-    ]
-    texts[::100] = [ODD_TEXTS[index % len(ODD_TEXTS)] for index in range(len(texts[::100]))]
-    columns = {
-        "id": pa.array(range(count), pa.int64()),
-        "text": pa.array(texts, pa.binary()).view(pa.string()),  # without a check of the bytes
-        "label": ["taken"] * count,
-        "tags": [["a", None], [], None] * (count // 3) + [[]] * (count % 3),
-        "at": pa.array(range(count), pa.timestamp("us", "UTC")),
-    }
-    pq.write_table(pa.table(columns), path)
-
-
-def _plain(source: Path, target: Path) -> tuple["pa.Table", float]:
-    """The table of the command without Spark, and its seconds after the start."""
-    import pyarrow.parquet as pq
-
-    command = [*COMMAND, "classify", "--input", str(source), "--output", str(target)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    print(f"command: {done.stderr.strip()}")
-    table = pq.read_table(target)
-    seconds = float(re.search(r" rows in ([0-9.]+) s", done.stderr)[1])  # type: ignore[index]
-    return table, seconds
-
-
-def _check_local(source: Path, expected: "pa.Table", plain_s: float) -> None:
-    """Spark in this process, with the embedded model: bits, reuse of workers, throughput."""
+def _check_local(source: Path, expected: "pa.Table") -> None:
+    """Spark in this process, with the embedded model: bits, and reuse of workers."""
     from app.files.cluster import spark as job
 
     target = str(source.with_name("spark.parquet"))
     with _session(f"local[{CPUS}]") as session:
-        started = time.monotonic()
-        _compare(job.classify(_rows(session, source).limit(2 * CPUS)), expected, whole=False)
-        print(f"Spark, local[{CPUS}]: the first rows after {time.monotonic() - started:.1f} s")
         rows = _rows(session, source).repartition(2 * CPUS).cache()
-        rows.count()
-        started = time.monotonic()
         job.classify(rows).write.parquet(target)
-        seconds = time.monotonic() - started
-        print(
-            f"Spark, local[{CPUS}]: {expected.num_rows} rows in {seconds:.1f} s after the start; "
-            f"throughput / the command's: {plain_s / seconds:.2f}"
-        )
         _compare(session.read.parquet(target), expected)
         session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "77")
         _compare(job.classify(rows.filter("id < 1000")), expected, whole=False)
@@ -208,22 +154,13 @@ def _killing_workers() -> Iterator[list[int]]:
 
 
 def _python_workers() -> list[int]:
-    """The processes below this one that Spark's daemon for Python has forked."""
-    parents = {}
-    daemons = set()
-    for entry in Path("/proc").glob("[0-9]*"):
+    """The processes that Spark's daemon for Python, which is below this process, has forked."""
+    below = []
+    for process in descendants(os.getpid()):
         with suppress(OSError):
-            process = int(entry.name)
-            parents[process] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if b"pyspark.daemon" in (entry / "cmdline").read_bytes():
-                daemons.add(process)
-    return [one for one in daemons if parents[one] in daemons and _is_ours(one, parents)]
-
-
-def _is_ours(process: int, parents: dict[int, int]) -> bool:
-    while process in parents and process != os.getpid():
-        process = parents[process]
-    return process == os.getpid()
+            if b"pyspark.daemon" in Path(f"/proc/{process}/cmdline").read_bytes():
+                below += descendants(process)
+    return below
 
 
 if __name__ == "__main__":

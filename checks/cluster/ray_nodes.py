@@ -4,13 +4,14 @@ import os
 import secrets
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks.service import ROOT, free_port
+from checks.support.processes import descendants
+from checks.support.waiting import wait
 
 # The command with parts of the size that the first argument says.
 COMMAND = """
@@ -65,7 +66,7 @@ class Cluster:
 
     def kill(self, node: "subprocess.Popen[bytes]") -> None:
         """End all processes of a node at once, as a power failure does."""
-        for process in [node.pid, *_descendants(node.pid)]:
+        for process in [node.pid, *descendants(node.pid)]:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         node.wait()
@@ -92,7 +93,9 @@ class Cluster:
         with log.open("wb") as output:
             node = subprocess.Popen(command, env=ENVIRONMENT, stdout=output, stderr=output)
         self._nodes.append(node)
-        wait(lambda: "Ray runtime started" in log.read_text(), 60, "a node of Ray starts", node)
+        wait_while(
+            node, lambda: "Ray runtime started" in log.read_text(), 60, "a node of Ray starts"
+        )
         return node
 
 
@@ -103,7 +106,6 @@ class Run:
         """Start it with the rows of a part and its arguments. It runs the code ``first`` before."""
         rows, *others = arguments
         command: list[str | Path] = [python, "-c", COMMAND, rows, first, "classify", *others]
-        self._started = time.monotonic()
         self.process = subprocess.Popen(
             command,
             cwd="/",  # Ray has the workers import from this directory, too
@@ -117,7 +119,6 @@ class Run:
     def result(self) -> str:
         """Wait for its end and return its summary, which must be all that it writes."""
         errors, _ = self.process.communicate(timeout=1_800)
-        self.seconds = time.monotonic() - self._started
         assert self.process.returncode == 0, errors
         lines = errors.splitlines()
         assert " rows in " in lines[0], errors
@@ -132,30 +133,15 @@ class Run:
         return line
 
 
-def wait(
-    condition: Callable[[], bool], seconds: float, what: str, process: "subprocess.Popen[Any]"
+def wait_while(
+    process: "subprocess.Popen[Any]", condition: Callable[[], bool], seconds: float, what: str
 ) -> None:
     """Wait until the condition is met while the process runs."""
-    end = time.monotonic() + seconds
-    while not condition():
+
+    def met() -> bool:
+        if condition():
+            return True
         assert process.poll() is None, f"the process ended before: {what}"
-        assert time.monotonic() < end, f"{what}: not within {seconds:.0f} s"
-        time.sleep(0.1)
+        return False
 
-
-def memory_mb(process: int) -> float:
-    """The proportional memory (PSS) of a process and its descendants."""
-    total = 0
-    for one in (process, *_descendants(process)):
-        lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
-        total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1024
-
-
-def _descendants(process: int) -> list[int]:
-    """The children of a process, their children and so on."""
-    try:
-        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    except FileNotFoundError:
-        return []
-    return [one for child in map(int, children) for one in (child, *_descendants(child))]
+    wait(met, seconds, what)

@@ -1,6 +1,6 @@
 """Builds the images and uses them as their users do: ``make container-check``.
 
-It needs Docker, or Podman on a Linux machine as root. To run some items only, give their names.
+It needs Docker, or Podman on a Linux machine as root.
 """
 
 import argparse
@@ -24,7 +24,6 @@ ITEMS: dict[str, Callable[[Engine], str]] = {
     "hub": service.hub,
     "export": service.export,
     "compose": compose.compose,
-    "replicas": compose.replicas,
     "kubernetes": kubernetes.play,
 }
 
@@ -32,14 +31,11 @@ ITEMS: dict[str, Callable[[Engine], str]] = {
 def main() -> int:
     """Run the items; the exit code is 1 if one fails, and 0 where no container can run."""
     parser = argparse.ArgumentParser(prog="container-check", description=__doc__)
-    parser.add_argument("items", nargs="*", metavar="ITEM", help=", ".join(ITEMS))
+    parser.add_argument("--only", action="append", choices=ITEMS, help="may be repeated")
     parser.add_argument(
         "--gpu", action="store_true", help="also build the image for GPUs, and start it without one"
     )
     options = parser.parse_args()
-    names = options.items or list(ITEMS)
-    if unknown := [name for name in names if name not in ITEMS]:
-        parser.error(f"unknown: {', '.join(unknown)}; the items are {', '.join(ITEMS)}")
     with engine.found() as found:
         if isinstance(found, str):
             return _not_run(found)
@@ -53,7 +49,7 @@ def main() -> int:
         builds["build tools"] = partial(images.build_tools, base)
         failed = sum(not _done(name, build, found) for name, build in builds.items())
         if not failed:
-            failed = sum(not _done(name, ITEMS[name], found) for name in names)
+            failed = sum(not _done(name, ITEMS[name], found) for name in options.only or ITEMS)
             gpu = service.gpu if options.gpu else lambda _: "not run: 2.9 GB; --gpu runs it"
             failed += not _done("gpu", gpu, found)
     return int(failed > 0)

@@ -6,13 +6,16 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
+
+from checks.support import waiting
 
 START_S = 60.0
 LOG_LINES = 15  # shown of a container that failed
@@ -33,26 +36,12 @@ events_logger = "file"
 runtime = "runc"
 """
 
+# A failed connection is "not yet".
+wait = partial(waiting.wait, not_yet=(httpx2.TransportError,), interval=0.02)
+
 
 class EngineError(Exception):
     """A command of Docker or Podman failed; the message is the end of what it wrote."""
-
-
-def wait(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait until the condition holds. A failed connection is "not yet".
-
-    Raises:
-        AssertionError: it did not hold within ``seconds``.
-    """
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            if condition():
-                return
-        except httpx2.TransportError:
-            pass
-        assert time.monotonic() < end, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.02)
 
 
 def classify(url: str, *texts: str) -> list[Any]:

@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import get_args
 
 from benchmarks.tables import table
-from checks.gpu.run_steps import CUDA, STEPS, WORKS, Result, Step, run_step
+from checks.gpu.run_steps import CUDA, STEPS, WORKS, Result, run_step
 from checks.gpu.setup import Device, SizeName
+
+MINUTES = 10  # for all steps; those that do not fit are left out
 
 
 def main() -> int:
     """Run the steps, and write JSON and table after each."""
     options = _options()
-    out: Path = options.out or options.work / "gpu-check.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    options.work.mkdir(parents=True, exist_ok=True)
+    out: Path = options.work / "gpu-check.json"
     results: list[Result] = []
     before = ""
     for result in check(options):
@@ -42,28 +44,24 @@ def main() -> int:
 
 
 def check(options: argparse.Namespace) -> Iterator[Result]:
-    """Run all steps within the options' minutes."""
-    end = time.monotonic() + 60 * options.minutes
+    """Run all steps within ``MINUTES``."""
+    end = time.monotonic() + 60 * MINUTES
     problem = ""
     for step in STEPS:
         left = end - time.monotonic()
-        if options.only and step.name not in options.only and step.name != STEPS[0].name:
+        if options.only and step.name not in options.only and step is not STEPS[0]:
             continue
         if problem and step.needs_gpu:
             yield Result(step.name, step.title, "skipped", problem)
-            continue
-        if left < 1:
-            yield Result(step.name, step.title, "stopped", f"{options.minutes:g} minutes are over")
-            continue
-        result = _run(step, options, min(step.seconds, left))
-        if step is STEPS[0] and options.device == "cuda":
-            problem = _problem(result)
-        yield result
-
-
-def _run(step: Step, options: argparse.Namespace, limit: float) -> Result:
-    python = sys.executable if step.exports else str(options.python)
-    return run_step(step, python, options.work, options.device, options.size, limit)
+        elif left < 1:
+            yield Result(step.name, step.title, "stopped", f"{MINUTES} minutes are over")
+        else:
+            python = sys.executable if step.exports else str(options.python)
+            limit = min(step.seconds, left)
+            result = run_step(step, python, options.work, options.device, options.size, limit)
+            if step is STEPS[0] and options.device == "cuda":
+                problem = _problem(result)
+            yield result
 
 
 def _problem(machine: Result) -> str:
@@ -99,13 +97,11 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--out", type=Path, help="file for the JSON; the table is beside it [default: in --work]"
-    )
-    parser.add_argument(
         "--work",
         type=Path,
         default=Path(".bench/gpu"),
-        help="directory of the models; those that it has are not made again [default: %(default)s]",
+        help="directory of the models and the results; models that it has are not made again "
+        "[default: %(default)s]",
     )
     parser.add_argument(
         "--python",
@@ -134,12 +130,6 @@ def _options() -> argparse.Namespace:
         choices=names,
         metavar="STEP",
         help=f"run only this step; repeat the option for several; steps: {', '.join(names)}",
-    )
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        default=10.0,
-        help="time for all steps; those that do not fit are left out [default: %(default)g]",
     )
     options = parser.parse_args()
     if not options.python.is_file():

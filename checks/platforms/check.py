@@ -1,7 +1,4 @@
-"""Calls the service with the platforms' own clients: ``make platform-check``.
-
-To check some platforms only, give their names.
-"""
+"""Calls the service with the platforms' own clients: ``make platform-check``."""
 
 import argparse
 import os
@@ -23,10 +20,8 @@ VARIABLES = {"AIP_HEALTH_ROUTE": VERTEX, "AIP_PREDICT_ROUTE": f"{VERTEX}:predict
 def main() -> int:
     """Check each platform; the exit code is 1 if one of the clients is not satisfied."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("platforms", nargs="*", metavar="NAME", help=", ".join(PLATFORMS))
-    names = parser.parse_args().platforms or PLATFORMS
-    if unknown := [name for name in names if name not in PLATFORMS]:
-        parser.error(f"unknown: {', '.join(unknown)}; the platforms are {', '.join(PLATFORMS)}")
+    parser.add_argument("--only", action="append", choices=PLATFORMS, help="may be repeated")
+    names = parser.parse_args().only or PLATFORMS
     failed = False
     grpc_port = free_port()
     with Service(EMBEDDED_BUNDLE, "--grpc-port", str(grpc_port), variables=VARIABLES) as service:

@@ -1,8 +1,7 @@
 """Generates clients from the service's OpenAPI document and calls it with them.
 
-``make platform-check`` runs this after the clients of platforms. To check some generators only,
-give their names. Java, npm and Go are the system's; the generators themselves are kept in the
-user's cache directory.
+``make platform-check`` runs this after the clients of platforms. Java, npm and Go are the system's;
+the generators themselves are kept in the user's cache directory.
 """
 
 import argparse
@@ -39,13 +38,10 @@ class Missing(Exception):
 def main() -> int:
     """Check each generator; the exit code is 1 if one of the clients does not work."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("generators", nargs="*", metavar="NAME", help=", ".join(GENERATORS))
-    names = parser.parse_args().generators or list(GENERATORS)
-    if unknown := [name for name in names if name not in GENERATORS]:
-        parser.error(f"unknown: {', '.join(unknown)}; the generators are {', '.join(GENERATORS)}")
+    parser.add_argument("--only", action="append", choices=GENERATORS, help="may be repeated")
     failed = False
     with Service(EMBEDDED_BUNDLE) as service:
-        for name in names:
+        for name in parser.parse_args().only or GENERATORS:
             problem = _problem(GENERATORS[name], service.url)
             print(f"platform-check: {name}: {problem or 'ok'}", flush=True)
             failed = failed or problem.startswith("FAILED")

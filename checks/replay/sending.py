@@ -1,10 +1,13 @@
 """Sends the exact bytes of a request and reads everything that the server sends back."""
 
+import io
 import re
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
+
+from typing_extensions import Buffer
 
 from checks.replay.raw_request import RawRequest
 
@@ -65,82 +68,80 @@ def _send(connection: socket.socket, data: bytes) -> None:
         connection.sendall(data)
 
 
+class _Socket(io.RawIOBase):
+    """What a connection receives. A reset is an end, so that what came before it is read."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        try:
+            return self._connection.recv_into(buffer)
+        except ConnectionResetError:
+            return 0
+
+
+class _CutOff(Exception):
+    """The connection ended; the argument is what came of what was to be read."""
+
+
 class _Reader:
     """Cuts what arrives into answers."""
 
     def __init__(self, connection: socket.socket, *, head_only: bool) -> None:
         self.answers: list[RawAnswer] = []
-        self._connection = connection
-        self._received = b""
+        self._received = io.BufferedReader(_Socket(connection))
         self._head_only = head_only  # the next final answer has no body
-        self._closed = False
 
     def read_final(self) -> bool:
         """Read up to the end of the next final answer; False if the connection closed instead."""
-        while (answer := self._read_answer()) is not None:
+        while True:
+            try:
+                head = self._until(b"\r\n\r\n")
+            except _CutOff as end:
+                if end.args[0]:
+                    self.answers.append(RawAnswer(CUT_OFF, [], end.args[0]))
+                return False
+            status, *lines = head.decode("latin-1").split("\r\n")
+            named = (line.partition(":") for line in lines)
+            answer = RawAnswer(status, [(name, value.strip()) for name, _, value in named], b"")
+            try:
+                answer = replace(answer, body=self._body(answer))
+            except _CutOff as end:
+                answer = replace(answer, status=f"{status} ({CUT_OFF})", body=end.args[0])
             self.answers.append(answer)
-            if not re.match(r"HTTP/1\.[01] 1", answer.status):
+            if not re.match(r"HTTP/1\.[01] 1", status):
                 self._head_only = False
                 return True
-        if self._received:
-            self.answers.append(RawAnswer(CUT_OFF, [], self._received))
-            self._received = b""
-        return False
 
-    def _read_answer(self) -> RawAnswer | None:
-        head = self._until(b"\r\n\r\n")
-        if head is None:
-            return None
-        status, *lines = head.decode("latin-1").split("\r\n")
-        named = (line.partition(":") for line in lines)
-        answer = RawAnswer(status, [(name, value.strip()) for name, _, value in named], b"")
-        body = self._body(answer)
-        if body is None:
-            status, body, self._received = f"{status} ({CUT_OFF})", self._received, b""
-        return RawAnswer(status, answer.headers, body)
-
-    def _body(self, answer: RawAnswer) -> bytes | None:
+    def _body(self, answer: RawAnswer) -> bytes:
         if self._head_only or re.match(r"HTTP/1\.[01] (1|204|304)", answer.status):
             return b""
         if answer.header("transfer-encoding") == "chunked":
-            return self._chunks()
+            body = b""
+            while size := int(self._until(b"\r\n"), 16):
+                body += self._exactly(size + 2)[:-2]
+            self._exactly(2)
+            return body
         if length := answer.header("content-length"):
             return self._exactly(int(length))
-        while self._more():
-            pass
-        body, self._received = self._received, b""
-        return body
+        return self._received.read()
 
-    def _chunks(self) -> bytes | None:
-        body = b""
-        while (size := self._until(b"\r\n")) is not None:
-            chunk = self._exactly(int(size, 16) + 2)
-            if chunk is None:
-                return None
-            if chunk == b"\r\n":
-                return body
-            body += chunk[:-2]
-        return None
+    def _until(self, end: bytes) -> bytes:
+        """What comes before the line that ends so."""
+        found = b""
+        while not found.endswith(end):
+            line = self._received.readline()
+            if not line.endswith(b"\n"):
+                raise _CutOff(found + line)
+            found += line
+        return found.removesuffix(end)
 
-    def _until(self, end: bytes) -> bytes | None:
-        while end not in self._received:
-            if not self._more():
-                return None
-        found, _, self._received = self._received.partition(end)
+    def _exactly(self, size: int) -> bytes:
+        found = self._received.read(size)
+        if len(found) < size:
+            raise _CutOff(found)
         return found
-
-    def _exactly(self, size: int) -> bytes | None:
-        while len(self._received) < size:
-            if not self._more():
-                return None
-        found, self._received = self._received[:size], self._received[size:]
-        return found
-
-    def _more(self) -> bool:
-        try:
-            data = b"" if self._closed else self._connection.recv(65_536)
-        except ConnectionResetError:
-            data = b""
-        self._closed = not data
-        self._received += data
-        return bool(data)

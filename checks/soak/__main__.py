@@ -20,17 +20,18 @@ from typing import Any
 import uvloop
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE
-from benchmarks.conditions import conditions
 from benchmarks.service import ROOT, Service, free_port
-from checks.soak import grpc_abuse, report
-from checks.soak.calls import Calls
-from checks.soak.counters import Counters
-from checks.soak.faults import Faults
-from checks.soak.neighbours import Neighbours
-from checks.soak.tally import Tally
+from benchmarks.tables import conditions
+from checks.soak.calls.http import Calls
+from checks.soak.calls.truth import Truth
+from checks.soak.faults import grpc_abuse
+from checks.soak.faults.drawn import Faults
+from checks.soak.measuring import report
+from checks.soak.measuring.counters import Counters
+from checks.soak.measuring.neighbours import Neighbours
+from checks.soak.measuring.tally import Tally
+from checks.soak.measuring.watch import MEASURES, Watch
 from checks.soak.traffic import FINAL_LOAD_S, Traffic
-from checks.soak.truth import Truth
-from checks.soak.watch import MEASURES, Watch
 from checks.soak.wire import ADMIN_KEY, KEY
 
 FIGURES = ROOT / "checks/soak/results.json"
@@ -83,8 +84,7 @@ def _soak(
     tally, watch = Tally(), Watch(service.pid)
     traffic = Traffic(service.port, grpc_port, calls, tally, random.Random(seed + 1))
     neighbours = Neighbours(service.pid, traffic.may_be_late)
-    name = truth.model.name
-    faults = Faults(traffic, service.pid, name, seed + 2, of_workers=workers > 1)
+    faults = Faults(traffic, service.pid, seed + 2, of_workers=workers > 1)
     watching = [watch.run, neighbours.run, Counters(service.port, tally).run]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         capacity = runner.run(_ask(traffic, faults, watching, 60 * minutes))

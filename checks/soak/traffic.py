@@ -11,12 +11,12 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from checks.soak.call import Call
-from checks.soak.calls import Calls
-from checks.soak.deaths import Deaths
-from checks.soak.grpc_calls import PREDICT
+from checks.soak.calls.call import Call
+from checks.soak.calls.grpc import PREDICT
+from checks.soak.calls.http import Calls
+from checks.soak.faults.deaths import Deaths
 from checks.soak.grpc_wire import GrpcClient
-from checks.soak.tally import Tally
+from checks.soak.measuring.tally import Tally
 from checks.soak.wire import Answer, Connection, Lost
 
 LOAD = 0.6  # share of the capacity
@@ -161,18 +161,17 @@ class Traffic:
 
     async def _calls_until_refused(self) -> None:
         """Send gRPC calls until the server stops listening."""
-        client = GrpcClient(self.grpc_port)
-        while True:
-            call = replace(self.calls.grpc.predict(), route=f"gRPC {PREDICT}, until the end")
-            try:
-                answer = await client.ask(PREDICT, call.messages)
-            except OSError:
-                break
-            except Lost as error:
-                self.tally.lost(call, str(error))
-                break
-            self.tally.answered(call, answer, USUAL | {503})
-        await client.close()
+        async with GrpcClient(self.grpc_port) as client:
+            while True:
+                call = replace(self.calls.grpc.predict(), route=f"gRPC {PREDICT}, until the end")
+                try:
+                    answer = await client.ask(PREDICT, call.messages)
+                except OSError:
+                    return
+                except Lost as error:
+                    self.tally.lost(call, str(error))
+                    return
+                self.tally.answered(call, answer, USUAL | {503})
 
     async def _connection(self) -> Connection:
         while self._unused and self._unused[0][1] < time.monotonic() - UNUSED_S:

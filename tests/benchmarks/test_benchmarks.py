@@ -12,14 +12,19 @@ import pytest
 from tokenizers import Tokenizer
 
 from app.config.settings import Settings
+from app.engine.model.bundle import EMBEDDED_BUNDLE
 from app.main import create_app
-from benchmarks import architectures, int8_speed, report
-from benchmarks.event_loop.client import send_slice
-from benchmarks.load import Load, run
+from benchmarks import report
+from benchmarks.cpu_time import event_loop
+from benchmarks.cpu_time.client import send_slice
+from benchmarks.cpu_time.turns import Load as Slices
+from benchmarks.load import Load, run, watched
 from benchmarks.random_checkpoint import random_checkpoint
-from benchmarks.subject import Goal
+from benchmarks.sections import int8_speed
+from benchmarks.service import Service
+from benchmarks.subject import Goal, Subject
 from benchmarks.texts import PERCENTILES, TOKENS, WORDS, tweet_lengths
-from tests.conftest import SET_BY_HAND
+from tests.conftest import FLAGS, SET_BY_HAND
 from tests.support.serving import listening
 
 BODIES = ['{"inputs": "love"}', '{"inputs": "worst"}']
@@ -150,11 +155,36 @@ def test_the_report_has_goals_tables_and_conditions(
 
 @pytest.mark.parametrize("name", ["deberta-v3-small", "modernbert-base"])
 def test_shapes_of_architectures_are_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fp32, stock int8 and our int8 get a figure in each round, here with small layers."""
+    """fp32, stock int8 and our int8 get a figure for each batch, here with small layers."""
     monkeypatch.setattr(int8_speed, "SECONDS_PER_TURN", 0.01)
-    model_type, config = architectures.SHAPES[name]
+    model_type, config = int8_speed.SHAPES[name]
     small = {"hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 96}
     small |= {"vocab_size": 500, "num_hidden_layers": 2, "pooler_hidden_size": 48}
-    rates = architectures.speeds(model_type, config | small, rounds=2)
-    assert [len(rounds) for rounds in rates] == [2, 2, 2]
-    assert min(min(rounds) for rounds in rates) > 0
+    rows = list(int8_speed.by_shape(2, {name: (model_type, config | small)}))
+    assert [(row["tokens a text"], row["texts a batch"]) for row in rows] == [*int8_speed.BATCHES]
+    names = (int8_speed.FP32, int8_speed.STOCK, int8_speed.OURS)
+    assert all(row[f"{name}, texts/s"] > 0 for row in rows for name in names)
+
+
+def test_the_services_own_figures_are_those_of_the_load() -> None:
+    """What its metrics count between two scrapes, and its CPU time, without the warm-up."""
+    with Service(EMBEDDED_BUNDLE, *FLAGS) as service:
+        load = Load(service.port, "/classify", BODIES, 2, seconds=1.0, warm_up_seconds=0.2)
+        seen = watched(service, load)
+        answered = service.metrics()["texts_total"]
+    assert 0 < seen.grown("texts_total") < answered
+    assert seen.seconds < 5
+    assert seen.cpu_seconds > 0
+    assert seen.mean("batch_texts") >= 1
+    assert seen.outcome.ok() > 0
+
+
+def test_the_event_loops_cpu_time_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is a row for each load and server, and the bare route is compared with itself."""
+    subject = Subject("embedded", EMBEDDED_BUNDLE, "int8", count=8, seconds=1.0, connections=1)
+    monkeypatch.setattr(event_loop, "LOADS", (Slices(2, 1), Slices(1, 2)))
+    monkeypatch.setattr(event_loop, "SECONDS", 0.05)
+    rows = list(event_loop.beside_bare(subject, rounds=1))
+    assert len(rows) == 2 * 6
+    assert all(row["CPU µs a request"] > 0 and row["texts/s"] > 0 for row in rows)
+    assert {row["÷ bare FastAPI"] for row in rows if "FastAPI" in row["server"]} == {1.0}

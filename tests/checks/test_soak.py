@@ -20,18 +20,19 @@ from app.grpc_api.messages import METHODS
 from app.limits import ADMIN
 from app.main import create_app
 from benchmarks.service import free_port
-from checks.soak import grpc_abuse, report
-from checks.soak.call import Call
-from checks.soak.calls import Calls
-from checks.soak.counters import Counters
-from checks.soak.deaths import Deaths
-from checks.soak.faults import Faults
+from checks.soak.calls.call import Call
+from checks.soak.calls.http import Calls
+from checks.soak.calls.truth import Truth
+from checks.soak.faults import grpc_abuse
+from checks.soak.faults.deaths import Deaths
+from checks.soak.faults.drawn import Faults
+from checks.soak.faults.outcomes import KILLED
 from checks.soak.grpc_wire import GrpcClient
-from checks.soak.outcomes import KILLED
-from checks.soak.tally import Tally
+from checks.soak.measuring import report
+from checks.soak.measuring.counters import Counters
+from checks.soak.measuring.tally import Tally
+from checks.soak.measuring.watch import MEASURES, Watch
 from checks.soak.traffic import Traffic
-from checks.soak.truth import Truth
-from checks.soak.watch import MEASURES, Watch
 from checks.soak.wire import ADMIN_KEY, KEY, Answer, Connection, Lost
 from tests.conftest import FLAGS, SET_BY_HAND
 from tests.support.serving import ROOT, Process
@@ -94,11 +95,8 @@ def test_one_wrong_digit_is_found(calls: Calls, process: Process) -> None:
 
     async def answer(call: Call) -> Answer:
         if call.messages:
-            client = GrpcClient(GRPC_PORT)
-            try:
+            async with GrpcClient(GRPC_PORT) as client:
                 return await client.ask(call.method, call.messages)
-            finally:
-                await client.close()
         async with await Connection.open(process.port) as connection:
             return await connection.ask(call.request)
 
@@ -165,7 +163,7 @@ def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Proc
     """What clients see of those that break nothing is what they should."""
     tally = Tally()
     traffic = Traffic(process.port, GRPC_PORT, calls, tally, random.Random(1))
-    faults = Faults(traffic, process.pid, "minilm-l6-tweet-sentiment", seed=1)
+    faults = Faults(traffic, process.pid, seed=1)
     asked = [
         "sends bytes that are not HTTP",
         "sends a header of 100 KB",
@@ -199,7 +197,7 @@ def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Proc
 async def _ask_kept(process: Process, calls: Calls, tally: Tally) -> None:
     """Kill a worker under load, and wait until another has taken its place."""
     traffic = Traffic(process.port, GRPC_PORT, calls, tally, random.Random(1))
-    faults = Faults(traffic, process.pid, calls.name, seed=1, of_workers=True)
+    faults = Faults(traffic, process.pid, seed=1, of_workers=True)
     await asyncio.gather(*(traffic.ask(calls.one()) for _ in range(8)))  # 8 kept connections
     killing = asyncio.create_task(faults.inflict("kill -9 of a worker"))
     while not killing.done():

@@ -22,7 +22,7 @@ from app.grpc_api.aio_server import UNKNOWN, AioServer
 from app.grpc_api.messages import METHODS, more_fields
 from app.grpc_api.open_inference import _document
 from benchmarks.service import free_port
-from checks.soak.grpc_faults import (
+from checks.support.http2 import (
     INFER,
     NOT_TEXT,
     WATCH,

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import onnxruntime as ort
 
 from app.engine.machine.gpu import cuda_state
-from benchmarks.conditions import conditions
-from benchmarks.tables import Row
+from benchmarks.tables import Row, conditions
 from checks.gpu.run_steps import CUDA, WORKS
 from checks.gpu.setup import Setup
 

@@ -1,69 +1,53 @@
 """Many batches, each of a shape that never was before: stalls, and memory that grows.
 
-Under load, nearly every batch has a new shape. Other options than the service's are tried beside
-them: another growth of the arena, and attention by cuDNN.
+Under load, nearly every batch has a new shape.
 """
 
 import ctypes
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from app.engine.machine.gpu import CUDA, LIBCUDA
-from app.engine.model.bundle import Bundle
-from app.engine.model.device import CPU, Device
+from app.engine.machine.gpu import LIBCUDA
 from app.engine.model.model import INPUT_TYPES, SILENT
-from app.engine.model.session import open_session
 from app.engine.text.encoding import Ids
 from benchmarks.tables import Row
-from checks.gpu.models import precisions
+from checks.gpu.models import load, precisions
 from checks.gpu.setup import Setup
 
 TOKENS = (4, 512)  # of the longest text in a batch
 NEIGHBOURS = 20  # batches with nearly as many tokens as one, with which it is compared
 GROWTH = 1.05  # by which memory may grow in the second half of the batches
-OPTIONS: Mapping[str, Mapping[str, str]] = {
-    "as served": {},
-    "arena grows as requested": {"arena_extend_strategy": "kSameAsRequested"},
-    "attention chosen by ONNX Runtime": {"sdpa_kernel": "0"},
-}
 
 
 def run(setup: Setup) -> Iterator[Row]:
-    """Compute the same shapes with each choice of options, with the first bundle.
+    """Compute the shapes with the first bundle, in a session as it serves.
 
     Raises:
-        AssertionError: with the options of the service, memory grew until the end.
+        AssertionError: memory grew until the end.
     """
-    bundle = Bundle.open(setup.bundle(setup.shapes[0]))
-    precision = precisions(bundle.path)[-1]
-    served = Device((0,)).options(0) if setup.device == "cuda" else {}
-    grown = {}
-    for name, options in OPTIONS.items() if served else [("as served", {})]:
-        provider = (CUDA, {"device_id": "0", **served, **options}) if served else CPU
-        path = bundle.variant_path(precision)
-        session = open_session(path, provider, threads=0, kernels=None)
-        milliseconds, memory = _computed(session, setup)
-        grown[name] = memory[-1] / memory[len(memory) // 2]
-        yield {
-            "precision": precision,
-            "options": name,
-            "shapes": len(milliseconds),
-            "p50 ms": float(np.percentile(milliseconds, 50)),
-            "p99 ms": float(np.percentile(milliseconds, 99)),
-            "slowest ms": float(milliseconds.max()),
-            "slowest, times others of its size": _slowest(milliseconds),
-            "memory MB, first": memory[0] / 1e6,
-            "half-way": memory[len(memory) // 2] / 1e6,
-            "last": memory[-1] / 1e6,
-        }
-        del session  # the next one begins without their memory
-    assert grown["as served"] <= GROWTH, f"memory grew by {grown['as served'] - 1:.0%} in the end"
+    bundle = setup.bundle(setup.shapes[0])
+    precision = precisions(bundle)[-1]
+    milliseconds, memory = _computed(load(bundle, precision, setup.device).session, setup)
+    half_way = memory[len(memory) // 2]
+    yield {
+        "precision": precision,
+        "shapes": len(milliseconds),
+        "p50 ms": float(np.percentile(milliseconds, 50)),
+        "p99 ms": float(np.percentile(milliseconds, 99)),
+        "slowest ms": float(milliseconds.max()),
+        "slowest, times others of its size": _slowest(milliseconds),
+        "memory MB, first": memory[0] / 1e6,
+        "half-way": half_way / 1e6,
+        "last": memory[-1] / 1e6,
+    }
+    grown = memory[-1] / half_way
+    assert grown <= GROWTH, f"memory grew by {grown - 1:.0%} in the end"
 
 
 def _computed(session: ort.InferenceSession, setup: Setup) -> tuple[NDArray[np.float64], list[int]]:

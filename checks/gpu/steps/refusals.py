@@ -1,11 +1,9 @@
 """What ``sentiment serve`` does where CUDA finds no GPU: CUDA_VISIBLE_DEVICES hides them all."""
 
-import json
 import os
 import re
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE
@@ -37,8 +35,7 @@ def run(setup: Setup) -> Iterator[Row]:
     assert (refused.returncode, len(failures)) == (1, 1), refused.stderr
     assert re.search("driver|GPU|onnxruntime|libraries", failures[0]), failures[0]
     with Service(EMBEDDED_BUNDLE, *HUMAN, "--device", "auto") as service:
-        with urllib.request.urlopen(f"http://127.0.0.1:{service.port}/info") as answer:
-            device = json.load(answer)["device"]
+        device = service.info()["device"]
         warnings = [line for line in service.log.splitlines() if "warning" in line.lower()]
     yield {"--device": "auto", "serves on": device, "says": "; ".join(warnings)}
     assert device == "cpu", device

@@ -1,10 +1,9 @@
 """Texts per second and latency of the service over HTTP, and the load and memory of the GPU."""
 
 import json
-import time
 from collections.abc import Iterator
 
-from benchmarks.load import Generator, Load
+from benchmarks.load import Load, watched
 from benchmarks.service import Service
 from benchmarks.tables import Row
 from benchmarks.texts import texts_of, tweet_lengths
@@ -35,23 +34,17 @@ def _loaded(service: Service, texts: list[str], connections: int, count: int, se
     bodies = [json.dumps({"inputs": one[0] if count == 1 else one}) for one in lists]
     seconds = setup.size.load_seconds
     load = Load(service.port, "/classify", bodies, connections, seconds, seconds / 4)
-    with Generator(load) as generator:
-        time.sleep(load.warm_up_seconds)
-        before, cpu, started = service.metrics(), service.cpu_seconds(), time.perf_counter()
-        time.sleep(seconds * 0.8)
-        after, used = service.metrics(), service.cpu_seconds() - cpu
-        took = time.perf_counter() - started
-        outcome = generator.outcome()
-    grown = {name: after[name] - before[name] for name in after}
+    seen = watched(service, load)
+    texts_done = seen.grown("texts_total")
     row: Row = {
-        "texts/s": grown["texts_total"] / took,
-        "p50 ms": outcome.percentile_ms(50),
-        "p99 ms": outcome.percentile_ms(99),
-        "not 200": sum(map(len, outcome.latencies.values())) - outcome.ok(),
-        "texts a batch": grown["batch_texts_sum"] / max(1, grown["batch_texts_count"]),
-        "computed once": grown["texts_shared_total"] / max(1, grown["texts_total"]),
-        "CPUs": used / took,
+        "texts/s": texts_done / seen.seconds,
+        "p50 ms": seen.outcome.percentile_ms(50),
+        "p99 ms": seen.outcome.percentile_ms(99),
+        "not 200": sum(map(len, seen.outcome.latencies.values())) - seen.outcome.ok(),
+        "texts a batch": seen.mean("batch_texts"),
+        "computed once": seen.grown("texts_shared_total") / max(1, texts_done),
+        "CPUs": seen.cpu_seconds / seen.seconds,
     }
-    if "gpu_utilization_ratio" in after:
-        row["GPU load"] = after["gpu_utilization_ratio"]
+    if "gpu_utilization_ratio" in seen.after:
+        row["GPU load"] = seen.after["gpu_utilization_ratio"]
     return row

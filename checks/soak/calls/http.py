@@ -1,0 +1,303 @@
+"""Draws random requests to all routes, and checks that the answers are right to the last bit."""
+
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import brotli
+import numpy as np
+
+from app.api.protocols.open_inference.bytes_tensor import pack, unpack
+from app.engine.text.encoded_text import DEFAULTS, TextOptions
+from checks.soak.calls.call import Call, ranking, tensors
+from checks.soak.calls.grpc import GrpcCalls
+from checks.soak.calls.truth import ODD, SENTENCES, WINDOWS, Truth
+from checks.soak.wire import Answer, request
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+COMPRESSED = 0.15  # share of the bodies
+COMPRESS = {"gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress}
+# GET routes, with bytes that their answer must contain.
+READ = {
+    "/health": b'"ready"',
+    "/health/live": b'"live"',
+    "/health/ready": b'"ready"',
+    "/metrics": b"sentiment_model_ready",
+    "/info": b'"limits"',
+    "/models": b'"parity"',
+    "/": b"<!doctype html>",
+    "/web/{name}": b"fetch(",
+    "/docs": b"swagger",
+    "/docs/{name:path}": b"swagger",
+    "/openapi.json": b'"/classify"',
+    "/v1/models": b'"data"',
+    "/v1/models/{name}": b'"ready"',
+    "/ping": b"",
+    "/execution-parameters": b"multi_record",
+    "/v2": b"binary_tensor_data",
+    "/v2/health/live": b'"live"',
+    "/v2/health/ready": b'"ready"',
+    "/v2/models": b'"models"',
+    "/v2/models/stats": b"execution_count",
+    "/v2/models/{name}/stats": b"execution_count",
+    "/v2/models/{name}/versions/{version}/stats": b"execution_count",
+    "/v2/models/{name}/config": b"type_string",
+    "/v2/models/{name}/versions/{version}/config": b"type_string",
+    "/v2/models/{name}": b'"logits"',
+    "/v2/models/{name}/versions/{version}": b'"logits"',
+    "/v2/models/{name}/ready": b'"ready"',
+    "/v2/models/{name}/versions/{version}/ready": b'"ready"',
+}
+# What has a file's name in its path, with the largest file that a browser loads.
+FILES = {
+    "/web/{name}": ["api.js"],
+    "/docs/{name:path}": ["docs.js", "swagger-ui/swagger-ui-bundle.js"],
+}
+
+
+class Calls:
+    """Draws requests. Most of them have a single text."""
+
+    def __init__(self, truth: Truth, order: random.Random) -> None:
+        self._truth = truth
+        self._order = order
+        self.name = truth.model.name
+        self.grpc = GrpcCalls(truth, order)
+        self._drawn: dict[Callable[[], Call], float] = {
+            self.one: 40,
+            self.several: 10,
+            self.passage: 3,
+            self.windows: 1,
+            self.hugging_face: 8,
+            self.predict: 8,
+            self.infer: 6,
+            self.infer_binary: 6,
+            self.vllm: 8,
+            self.instances: 6,
+            self.records: 3,
+            self.index: 1,
+            self.explain: 1,
+            self.tokenize: 2,
+            self.stream: 2,
+            self.read: 15,
+            self.grpc.infer: 6,
+            self.grpc.infer_raw: 6,
+            self.grpc.predict: 8,
+            self.grpc.predict_stream: 2,
+            self.grpc.read: 4,
+        }
+
+    def draw(self) -> Call:
+        """A random request."""
+        (make,) = self._order.choices(list(self._drawn), list(self._drawn.values()))
+        return make()
+
+    def one(self) -> Call:
+        """POST /classify with an ordinary text."""
+        return self.classify(self._texts(1), single=True)
+
+    def several(self) -> Call:
+        """POST /classify with a list. One of its texts may be odd or long."""
+        extra = self._order.choice([[], [], [self._order.choice(ODD)], [self._long()]])
+        return self.classify(self._texts(self._order.randint(2, 24)) + extra)
+
+    def passage(self) -> Call:
+        """POST /classify with sentences."""
+        return self.classify([self._order.choice(self._truth.passages)], SENTENCES)
+
+    def windows(self) -> Call:
+        """POST /classify with a text of more tokens than the model takes."""
+        return self.classify([self._long()], WINDOWS)
+
+    def classify(
+        self, texts: Sequence[str], options: TextOptions = DEFAULTS, *, single: bool = False
+    ) -> Call:
+        """POST /classify with these texts."""
+        body: dict[str, Any] = {"inputs": texts[0] if single else texts}
+        body |= {"overflow": options.overflow, "split": options.split}
+        return self._post(
+            "/classify",
+            body,
+            texts,
+            lambda answer: answer["results"] == [self._truth.of(text, options) for text in texts],
+        )
+
+    def hugging_face(self) -> Call:
+        """POST /."""
+        texts = self._texts(self._order.randint(1, 4))
+        top = self._order.randint(1, 3)
+        body = {"inputs": texts, "parameters": {"top_k": top}}
+        expected = [ranking(self._truth.of(text)["scores"])[:top] for text in texts]
+        return self._post("/", body, texts, lambda answer: answer == expected)
+
+    def predict(self) -> Call:
+        """POST /predict."""
+        texts = self._texts(self._order.randint(1, 4))
+        raw = self._order.random() < 0.5
+        values = [self._truth.of(text)["logits" if raw else "scores"] for text in texts]
+        body = {"inputs": [[text] for text in texts], "raw_scores": raw}
+        expected = [ranking(one) for one in values]
+        return self._post("/predict", body, texts, lambda answer: answer == expected)
+
+    def infer(self) -> Call:
+        """POST /v2/models/NAME/infer in JSON."""
+        texts = self._texts(self._order.randint(1, 4))
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+
+        def sound(answer: Any) -> bool:
+            found = {output["name"]: output["data"] for output in answer["outputs"]}
+            return found == tensors(self._truth, texts)
+
+        route = "/v2/models/{name}/infer"
+        return self._post(route, {"inputs": [tensor]}, texts, sound)
+
+    def infer_binary(self) -> Call:
+        """POST /v2/models/NAME/versions/1/infer with binary tensors in both directions."""
+        texts = self._texts(self._order.randint(1, 4))
+        packed = pack(texts)
+        tensor: dict[str, Any] = {"name": "text", "datatype": "BYTES", "shape": [len(texts)]}
+        tensor["parameters"] = {"binary_data_size": len(packed)}
+        wanted = {"binary_data_output": True}
+        document = json.dumps({"inputs": [tensor], "parameters": wanted}).encode()
+
+        def sound(answer: Answer) -> bool:
+            start = int(answer.headers["inference-header-content-length"])
+            found = {}
+            for output in json.loads(answer.body[:start])["outputs"]:
+                end = start + output["parameters"]["binary_data_size"]
+                data, start = answer.body[start:end], end
+                if output["datatype"] == "FP32":
+                    found[output["name"]] = np.frombuffer(data, "<f4").tolist()
+                else:
+                    found[output["name"]] = unpack(data, len(texts))
+            return found == tensors(self._truth, texts)
+
+        route = "/v2/models/{name}/versions/{version}/infer"
+        sent = request(
+            "POST",
+            self._path(route),
+            document + packed,
+            content_type="application/octet-stream",
+            inference_header_content_length=str(len(document)),
+        )
+        return Call(f"POST {route}", sent, self._tokens(texts), sound, len(texts))
+
+    def vllm(self) -> Call:
+        """POST /v1/classify."""
+        texts = self._texts(self._order.randint(1, 4))
+        expected = [list(self._truth.of(text)["scores"].values()) for text in texts]
+
+        def sound(answer: Any) -> bool:
+            found = [item["probs"] for item in answer["data"]]
+            return found == expected
+
+        return self._post("/v1/classify", {"input": texts}, texts, sound)
+
+    def instances(self) -> Call:
+        """POST /v1/models/NAME:predict, or /predict with a body of Vertex AI."""
+        texts = self._texts(self._order.randint(1, 4))
+        route = self._order.choice(["/v1/models/{name}:predict", "/predict"])
+        expected = {"predictions": [self._truth.of(text) for text in texts]}
+        return self._post(route, {"instances": texts}, texts, lambda answer: answer == expected)
+
+    def records(self) -> Call:
+        """POST /invocations with lines of JSON."""
+        texts = self._texts(self._order.randint(5, 40))
+        expected = [self._truth.of(text) for text in texts]
+
+        def sound(answer: Answer) -> bool:
+            return [json.loads(line) for line in answer.body.splitlines()] == expected
+
+        body = "".join(json.dumps(text) + "\n" for text in texts).encode()
+        sent = self._sent("/invocations", body, "application/jsonlines")
+        return Call("POST /invocations", sent, self._tokens(texts), sound, len(texts))
+
+    def index(self) -> Call:
+        """POST /v2/repository/index."""
+        route = "/v2/repository/index"
+        sent = request("POST", self._path(route), b"{}", content_type=JSON)
+        return Call(f"POST {route}", sent, 8, lambda answer: b'"reason"' in answer.body)
+
+    def explain(self) -> Call:
+        """POST /explain."""
+        text = self._order.choice(self._truth.short)
+        expected = self._truth.explanation(text)
+
+        def sound(answer: Any) -> bool:
+            kept = {name: answer[name] for name in expected}
+            return bool(kept == expected)
+
+        computed = [text] * (len(text.split()) + 1)
+        return self._post("/explain", {"inputs": text}, computed, sound)
+
+    def tokenize(self) -> Call:
+        """POST /tokenize."""
+        texts = self._texts(self._order.randint(1, 4))
+        expected = [self._truth.model.tokenizer.encode(text).ids for text in texts]
+        return self._post(
+            "/tokenize",
+            {"inputs": texts},
+            texts,
+            lambda answer: [one["ids"] for one in answer["results"]] == expected,
+        )
+
+    def stream(self) -> Call:
+        """POST /classify/stream with all lines sent at once."""
+        texts = self._texts(self._order.randint(5, 40))
+        lines = [json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(texts)]
+        expected = [{"id": n, **self._truth.of(text)} for n, text in enumerate(texts)]
+
+        def sound(answer: Answer) -> bool:
+            return [json.loads(line) for line in answer.body.splitlines()] == expected
+
+        body = "".join(lines).encode()
+        sent = self._sent("/classify/stream", body, NDJSON)
+        return Call("POST /classify/stream", sent, self._tokens(texts), sound, len(texts))
+
+    def read(self) -> Call:
+        """GET a page, a description, a probe or the metrics."""
+        route, words = self._order.choice(list(READ.items()))
+        sent = request("GET", self._path(route), b"", **self._accepted())
+        return Call(f"GET {route}", sent, 8, lambda answer: words in answer.body.lower())
+
+    def _post(
+        self, route: str, body: Any, texts: Sequence[str], sound: Callable[[Any], bool]
+    ) -> Call:
+        sent = self._sent(self._path(route), json.dumps(body).encode(), JSON)
+
+        def parsed_sound(answer: Answer) -> bool:
+            return sound(json.loads(answer.body))
+
+        return Call(f"POST {route}", sent, self._tokens(texts), parsed_sound, len(texts))
+
+    def _sent(self, path: str, body: bytes, content_type: str) -> bytes:
+        """A POST whose body and answer may be compressed."""
+        headers = {"content_type": content_type}
+        if self._order.random() < COMPRESSED:
+            encoding, compress = self._order.choice(list(COMPRESS.items()))
+            body, headers["content_encoding"] = compress(body), encoding
+        return request("POST", path, body, **headers, **self._accepted())
+
+    def _accepted(self) -> dict[str, str]:
+        """The header of a client that takes compressed answers, as often as bodies are so."""
+        if self._order.random() >= COMPRESSED:
+            return {}
+        return {"accept_encoding": self._order.choice(["gzip", "br"])}
+
+    def _path(self, route: str) -> str:
+        name = self._order.choice(FILES.get(route, [self.name]))
+        path = route.replace("{name:path}", name).replace("{name}", name)
+        return path.replace("{version}", "1")
+
+    def _tokens(self, texts: Sequence[str]) -> int:
+        return sum(map(self._truth.tokens, texts))
+
+    def _texts(self, count: int) -> list[str]:
+        return self._order.choices(self._truth.tweets, k=count)
+
+    def _long(self) -> str:
+        return self._order.choice(self._truth.long)

@@ -1,0 +1,90 @@
+"""Draws faults at random, and counts what their clients see."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+
+from checks.soak.faults import clients, grpc_abuse, keys, workers
+from checks.soak.faults.outcomes import DONE, KILLED, LOST, Fault
+from checks.soak.traffic import Traffic
+from checks.soak.wire import ADMIN_KEY, Connection, Lost, request
+
+RATE = 1.5  # faults a second
+
+
+class Faults:
+    """Draws faults at random, while ``traffic`` runs.
+
+    ``pid`` is the service's process. ``of_workers`` says whether it has workers, for their faults.
+    """
+
+    def __init__(self, traffic: Traffic, pid: int, seed: int, *, of_workers: bool = False) -> None:
+        self._traffic = traffic
+        self._pid = pid
+        self._schedule = random.Random(seed)  # decides which fault happens when
+        self._order = random.Random(seed)
+        path = f"/models/{traffic.calls.name}/reload"
+        self._reload = request("POST", path, authorization=f"Bearer {ADMIN_KEY}")
+        self._faults = {
+            "reload by HTTP": Fault(1, self._reload_by_http, {"200"}),
+            "reload by SIGHUP": Fault(1, self._reload_by_sighup, {DONE}),
+            "two SIGHUPs in a row": Fault(0.5, self._two_hangups, {DONE}),
+            "SIGSTOP for a second": Fault(0.5, self._stop_for_a_second, {DONE}),
+            **clients.faults(traffic, self._order),
+            **keys.faults(traffic, self._order),
+            **grpc_abuse.faults(traffic),
+        }
+        if of_workers:
+            self._faults |= workers.faults(
+                traffic, self._order, self._reload_by_http, self._reload_by_sighup
+            )
+
+    async def run(self, until: float) -> None:
+        """Draw faults until this time of the monotonic clock, then wait for their ends.
+
+        At first each has its turn, so that a short run has all of them.
+        """
+        # Now, because a new key has no access after the wrong ones that come from this address.
+        await self.inflict("reload by HTTP")
+        kinds, shares = list(self._faults), [fault.share for fault in self._faults.values()]
+        first = self._schedule.sample(kinds, len(kinds))
+        async with asyncio.TaskGroup() as tasks:
+            while time.monotonic() < until:
+                kind = first.pop() if first else self._schedule.choices(kinds, shares)[0]
+                tasks.create_task(self.inflict(kind))
+                await asyncio.sleep(self._schedule.expovariate(RATE))
+
+    async def inflict(self, kind: str) -> None:
+        """Run a fault once and count what its client saw."""
+        fault, began = self._faults[kind], time.monotonic()
+        deaths = self._traffic.deaths
+        try:
+            outcome = await fault.inflict()
+        except (Lost, OSError) as error:
+            outcome = KILLED if deaths.explain(error) else LOST
+        if "gRPC" in kind and outcome in {LOST, "503"} and deaths.explain_grpc(began):
+            outcome = KILLED
+        late = {"504"} if self._traffic.explains_lateness() else set[str]()
+        self._traffic.tally.fault(kind, outcome, fault.expected | late | {KILLED})
+
+    async def _reload_by_http(self) -> str:
+        async with await Connection.open(self._traffic.port) as connection:
+            return str((await connection.ask(self._reload)).status)
+
+    async def _reload_by_sighup(self) -> str:
+        os.kill(self._pid, signal.SIGHUP)
+        return DONE
+
+    async def _two_hangups(self) -> str:
+        await self._reload_by_sighup()
+        await asyncio.sleep(self._order.uniform(0, 0.5))
+        return await self._reload_by_sighup()
+
+    async def _stop_for_a_second(self) -> str:
+        self._traffic.may_be_late()
+        os.kill(self._pid, signal.SIGSTOP)
+        await asyncio.sleep(1)
+        os.kill(self._pid, signal.SIGCONT)
+        return DONE

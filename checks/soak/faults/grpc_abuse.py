@@ -1,0 +1,86 @@
+"""Hostile gRPC clients. After each of them, an ordinary call must be answered as ever."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+
+from checks.soak.faults.outcomes import CORRECT, Fault
+from checks.soak.grpc_wire import GrpcClient
+from checks.soak.traffic import Traffic
+from checks.soak.wire import KEY
+from checks.support import http2
+
+AUTHORIZATION = (b"authorization", f"Bearer {KEY}".encode())
+NOT_UTF8 = [(b"authorization", b"Bearer \xff\xfe"), (b"x-request-id", b"\xc3\x28")]
+HOLD_S = 2.0  # how long a client keeps what it has opened
+WAIT_S = 5.0  # for the server's frames
+Act = Callable[[int], None]
+
+
+def faults(traffic: Traffic) -> dict[str, Fault]:
+    """What each hostile client does."""
+    acts: dict[str, Act] = {
+        "calls a gRPC path that is not UTF-8": _bad_path,
+        "sends gRPC metadata that is not UTF-8": _bad_metadata,
+        "holds back the last byte of gRPC messages": _held_back,
+        "opens 500 gRPC Watch streams": _watch_flood,
+    }
+    return {
+        name: Fault(1, partial(_inflict, traffic, act), {CORRECT, "429"})
+        for name, act in acts.items()
+    }
+
+
+@contextmanager
+def ignores_goaway(port: int) -> Iterator[None]:
+    """A client whose stream stays open although the server says goodbye."""
+    with http2.Connection(port, polite=False) as connection:
+        connection.send(connection.begin(http2.WATCH), http2.message(b""), end=True)
+        yield
+
+
+async def _inflict(traffic: Traffic, act: Act) -> str:
+    await asyncio.to_thread(act, traffic.grpc_port)
+    call = traffic.calls.grpc.predict()
+    async with GrpcClient(traffic.grpc_port) as client:
+        return traffic.tally.outcome(call, await client.ask(call.method, call.messages))
+
+
+def _bad_path(port: int) -> None:
+    with http2.Connection(port, timeout_s=WAIT_S) as connection:
+        connection.begin(http2.NOT_TEXT, [AUTHORIZATION])
+        _read_all(connection)
+
+
+def _bad_metadata(port: int) -> None:
+    with http2.Connection(port, timeout_s=WAIT_S) as connection, suppress(OSError):
+        for _ in range(100):
+            stream = connection.begin(http2.INFER, NOT_UTF8)
+            connection.send(stream, http2.message(b""), end=True)
+        _read_all(connection)
+
+
+def _held_back(port: int) -> None:
+    with ExitStack() as stack:
+        for _ in range(20):
+            with suppress(OSError):  # the server may refuse or close it
+                connection = stack.enter_context(http2.Connection(port, timeout_s=WAIT_S))
+                http2.hold_back(connection, 1_000_000, [AUTHORIZATION])
+        time.sleep(HOLD_S)
+
+
+def _watch_flood(port: int) -> None:
+    with http2.Connection(port, timeout_s=WAIT_S) as connection, suppress(OSError):
+        for _ in range(500):
+            stream = connection.begin(http2.WATCH)
+            connection.send(stream, http2.message(b""), end=True)
+        time.sleep(HOLD_S)
+
+
+def _read_all(connection: http2.Connection) -> None:
+    """Read until the server closes the connection or has nothing more to say."""
+    with suppress(TimeoutError):
+        while connection.read():
+            pass

@@ -1,0 +1,61 @@
+"""Clients that guess keys. Their answers are 401 or, when there are too many, 429."""
+
+import random
+from functools import partial
+
+from checks.soak.calls.grpc import PREDICT
+from checks.soak.calls.http import JSON
+from checks.soak.faults.outcomes import Fault
+from checks.soak.grpc_wire import GrpcClient
+from checks.soak.traffic import Traffic
+from checks.soak.wire import Connection, request
+
+GUESSES = 100  # of one client, one after the other
+# Guesses come from an address of their own, so that its limit does not hit the traffic.
+SOURCE = "127.0.0.9"
+REFUSED = {"401", "429"}
+
+
+def faults(traffic: Traffic, order: random.Random) -> dict[str, Fault]:
+    """Guesses over HTTP, for the routes of administrators, and over gRPC."""
+    name = traffic.calls.name
+    admin = [f"/models/{name}/reload", f"/v2/repository/models/{name}/load"]
+    return {
+        "guesses keys": Fault(1, partial(_guess, traffic, order, ["/classify"]), REFUSED),
+        "guesses admin keys": Fault(1, partial(_guess, traffic, order, admin), REFUSED),
+        "guesses keys over gRPC": Fault(1, partial(_guess_grpc, traffic, order), REFUSED),
+        "sends no key": Fault(1, partial(_no_key, traffic), REFUSED),
+    }
+
+
+async def _guess(traffic: Traffic, order: random.Random, paths: list[str]) -> str:
+    seen = set()
+    for _ in range(GUESSES):
+        key = f"Bearer {order.randbytes(16).hex()}"
+        path, body = order.choice(paths), b'{"inputs": "love"}'
+        sent = request("POST", path, body, content_type=JSON, authorization=key)
+        async with await Connection.open(traffic.port, source=SOURCE) as connection:
+            seen.add(str((await connection.ask(sent)).status))
+    return _worst(seen)
+
+
+async def _guess_grpc(traffic: Traffic, order: random.Random) -> str:
+    call = traffic.calls.grpc.predict()
+    async with GrpcClient(traffic.grpc_port) as client:
+        answers = [
+            await client.ask(PREDICT, call.messages, key=order.randbytes(16).hex())
+            for _ in range(10)  # few, because they come from the address of the traffic
+        ]
+    return _worst({str(answer.status) for answer in answers})
+
+
+async def _no_key(traffic: Traffic) -> str:
+    lines = b"POST /classify HTTP/1.1\r\nhost: soak\r\ncontent-length: 18\r\n\r\n"
+    async with await Connection.open(traffic.port, source=SOURCE) as connection:
+        answer = await connection.ask(lines + b'{"inputs": "love"}')
+    return str(answer.status)
+
+
+def _worst(seen: set[str]) -> str:
+    """What is no refusal, if there was such an answer."""
+    return next(iter(sorted(seen - REFUSED) or sorted(seen)))
