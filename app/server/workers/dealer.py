@@ -7,7 +7,7 @@ from functools import partial
 from itertools import count
 
 from app.server.arrivals import Arrivals
-from app.server.workers.worker_process import SILENT_S, WorkerProcess
+from app.server.workers.worker_process import WorkerProcess
 
 
 class Dealer:
@@ -53,8 +53,8 @@ class Dealer:
         for worker in self._workers:
             self._undealt += worker.returned()
         reachable = [worker for worker in self._workers if worker.reachable]
-        best = min(map(_rank, reachable), default=None)
-        self._best = [worker for worker in reachable if _rank(worker) == best]
+        best = min((worker.rank for worker in reachable), default=None)
+        self._best = [worker for worker in reachable if worker.rank == best]
         waited = self.waiting
         while self._undealt and self._try(*self._undealt[0]):
             self._undealt.popleft()
@@ -82,7 +82,9 @@ class Dealer:
             worker = min(self._best, key=self._burden)
             if self._give(worker, site, connection):
                 return True
-        others = sorted((worker for worker in self._workers if worker.reachable), key=_rank)
+        others = sorted(
+            (worker for worker in self._workers if worker.reachable), key=lambda worker: worker.rank
+        )
         return any(self._give(worker, site, connection) for worker in others)
 
     def _give(self, worker: WorkerProcess, site: int, connection: socket.socket) -> bool:
@@ -91,8 +93,3 @@ class Dealer:
 
     def _burden(self, worker: WorkerProcess) -> tuple[int, int]:
         return worker.status.open, self._latest[worker.number]
-
-
-def _rank(worker: WorkerProcess) -> tuple[bool, int]:
-    """Workers that answer come first, then those that are ready."""
-    return worker.silent_s > SILENT_S, worker.stage

@@ -79,7 +79,5 @@ def _receive(worker_end: socket.socket) -> tuple[bytes, list[socket.socket]]:
     """The next message with its connection; no message if no more will come."""
     # The kernel would drop a connection for which there is no descriptor, so look first.
     os.close(os.dup(worker_end.fileno()))
-    message, descriptors, _, _ = socket.recv_fds(
-        worker_end, len(MESSAGE), 1, socket.MSG_CMSG_CLOEXEC
-    )
+    message, descriptors, _, _ = socket.recv_fds(worker_end, len(MESSAGE), 1)
     return message, [socket.socket(fileno=descriptor) for descriptor in descriptors]

@@ -223,7 +223,7 @@ class Supervisor:
 
     def _reload_all(self) -> None:
         """Have all models loaded again. A worker asks for it, because it knows their names."""
-        min(self._workers, key=lambda worker: worker.stage).send(kind="hangup")
+        min(self._workers, key=lambda worker: worker.rank).send(kind="hangup")
 
     # End
 

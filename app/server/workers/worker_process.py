@@ -86,6 +86,11 @@ class WorkerProcess:
         """Whether connections may be dealt to it."""
         return self._takes_connections and self.stage is not WorkerStage.STARTING
 
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Workers that answer come first, then those that are ready."""
+        return self.silent_s > SILENT_S, self.stage
+
     def start(self) -> None:
         """Start a process: the command of this process once more.
 
