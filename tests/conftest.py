@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from app.config.settings import Settings
 from app.engine.model.model import Model
 from app.main import create_app
-from tests.support.serving import Gate, listening
+from tests.support.serving import Gate, Process, listening
 from tests.support.tiny_bundle import make_bundle
 
 # So that nothing is measured.
@@ -24,6 +24,8 @@ FLAGS = [
 ]
 
 Serve = Callable[..., TestClient]
+Listen = Callable[..., int]
+Start = Callable[..., Process]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,7 +55,7 @@ def serve(bundle: Path) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def listen(bundle: Path) -> Iterator[Callable[..., int]]:
+def listen(bundle: Path) -> Iterator[Listen]:
     """Start the application with these settings on a port of its own; it ends with the test."""
     with ExitStack() as stack:
 
@@ -61,6 +63,17 @@ def listen(bundle: Path) -> Iterator[Callable[..., int]]:
             app = create_app(Settings(**{"model": (bundle,), **SET_BY_HAND, **settings}))
             url = stack.enter_context(listening(app, keep_alive_s=keep_alive_s))
             return int(url.rpartition(":")[2])
+
+        yield start
+
+
+@pytest.fixture
+def start(bundle: Path) -> Iterator[Start]:
+    """Start ``sentiment serve`` with the tiny bundle and these flags; it ends with the test."""
+    with ExitStack() as stack:
+
+        def start(*flags: str, **options: Any) -> Process:
+            return stack.enter_context(Process("--model", str(bundle), *FLAGS, *flags, **options))
 
         yield start
 

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -102,7 +103,10 @@ def listening(app: FastAPI, *, keep_alive_s: int = 5) -> Iterator[str]:
 
 
 class Process(service.Server):
-    """``sentiment serve`` on a free port, without settings from outside; killed in the end."""
+    """``sentiment serve`` on a free port, without settings from outside; killed in the end.
+
+    ``client`` sends it requests, on connections that stay open.
+    """
 
     def __init__(
         self,
@@ -114,6 +118,7 @@ class Process(service.Server):
             *(*command, "serve", "--port", "0", "--access-log", "off", *flags),
             environment=environment(**variables or {}),
         )
+        self.client = httpx2.Client(base_url=self.url, timeout=30)
 
     def __exit__(
         self,
@@ -121,6 +126,7 @@ class Process(service.Server):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.client.close()
         self.signal(signal.SIGKILL)
         super().__exit__(kind, error, traceback)
 
@@ -148,6 +154,11 @@ class Process(service.Server):
         """Resident memory."""
         return int(self.memory_mb()["Rss"] * 1e6)
 
+    def children(self) -> list[int]:
+        """The ids of the processes that it has started: its workers."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment without settings of the service, but for ``changes``."""
@@ -158,6 +169,22 @@ def environment(**changes: str) -> dict[str, str]:
         if not name.startswith(ours) and name != "PORT"
     }
     return kept | changes
+
+
+def run_program(
+    *command: str | Path, cwd: Path = ROOT, timeout_s: float = 60, **variables: str
+) -> "subprocess.CompletedProcess[str]":
+    """What a program wrote and its exit code. It has no standard input."""
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
 
 
 def metric(client: httpx2.Client, name: str, **labels: str) -> float:
