@@ -5,10 +5,8 @@ import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx2
@@ -17,42 +15,10 @@ import pytest
 from app.cli.command import main
 from app.config.settings import Settings
 from app.server.workers.shares import part, take_share, worker_count
-from tests.conftest import FLAGS
-from tests.server.test_reload import _reload
-from tests.support.serving import (
-    BODY,
-    HEAD,
-    HEALTH,
-    ROOT,
-    Process,
-    connect,
-    environment,
-    eventually,
-    patched,
-    read_answer,
-)
-
-# The server says that it waits for the body.
-HALF_A_REQUEST = HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY)
-
-
-def _children(process: Process) -> list[int]:
-    return [
-        int(pid)
-        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ]
-
-
-def test_the_supervisor_imports_nothing_that_serves() -> None:
-    """It takes little memory and starts at once: no web framework, no runtime, no arrays."""
-    code = (
-        "import sys, app.cli.command, app.server.workers.supervisor; "
-        "print([n for n in ('fastapi', 'uvicorn', 'onnxruntime', 'numpy') if n in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, check=True
-    )
-    assert done.stdout.strip() == b"[]"
+from tests.conftest import FLAGS, Start
+from tests.support.raw_http import BODY, HEAD, HEALTH, connect, read_answer
+from tests.support.reloads import reload
+from tests.support.serving import Process, eventually, patched, run_program, runs
 
 
 @pytest.mark.parametrize("workers", ["0", "-1", "two", "1.5", ""])
@@ -122,19 +88,6 @@ def test_a_share_is_cpus_and_a_node_and_gpus(
     assert calls == ([pinned] if pinned else [])
 
 
-def test_a_port_that_is_taken_is_one_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The address is named before any worker starts; so is that of gRPC."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        for flags in (["--port", f"{port}"], ["--port", "0", "--grpc-port", f"{port}"]):
-            command = ["serve", "--workers", "2", "--model", str(bundle), *flags]
-            assert main([*command, "--log-format", "human"]) == 1
-            assert capsys.readouterr().err.splitlines()[-1] == (
-                f"sentiment: cannot listen on 127.0.0.1 port {port}: Address already in use; "
-                "choose another with --port (--metrics-port, --grpc-port)"
-            )
-
-
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -154,13 +107,8 @@ def take_share(settings, number, workers):
 shares.take_share = take_share
 """
     )
-    done = subprocess.run(
-        [*command, "serve", "--port", "0", "--workers", "2", "--model", str(bundle), *FLAGS],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    flags = ["--port", "0", "--workers", "2", "--model", str(bundle), *FLAGS]
+    done = run_program(*command, "serve", *flags)
     assert done.returncode == 1
     failures = [json.loads(line) for line in done.stderr.splitlines()]
     assert [line["message"] for line in failures if line["level"] == "critical"] == [said]
@@ -177,20 +125,19 @@ worker_process.LEAST_PAUSE_S = 0.05
 """
 
 
-def test_workers_that_fail_at_every_start(bundle: Path, tmp_path: Path) -> None:
+def test_workers_that_fail_at_every_start(start: Start, tmp_path: Path) -> None:
     """The pause before each start grows while others serve; if none can start, it exits with 1."""
     marker = tmp_path / "failing"
     command = patched(FAILING.format(file=str(marker)))
-    flags = ["--model", str(bundle), *FLAGS, "--workers", "2", "--log-format", "human"]
-    with Process(*flags, command=command) as process:
-        marker.touch()
-        first, second = _children(process)
-        os.kill(first, signal.SIGKILL)
-        log = process.read_until("exit code 3; it is started again in 0.4 s")
-        assert log.count("worker 0 was killed (SIGKILL; out of memory?)") == 1
-        assert httpx2.get(f"{process.url}/health/ready").status_code == 200
-        os.kill(second, signal.SIGKILL)
-        code, log = process.wait()
+    process = start("--workers", "2", "--log-format", "human", command=command)
+    marker.touch()
+    first, second = process.children()
+    os.kill(first, signal.SIGKILL)
+    log = process.read_until("exit code 3; it is started again in 0.4 s")
+    assert log.count("worker 0 was killed (SIGKILL; out of memory?)") == 1
+    assert httpx2.get(f"{process.url}/health/ready").status_code == 200
+    os.kill(second, signal.SIGKILL)
+    code, log = process.wait()
     assert code == 1
     assert "sentiment: no worker can start: worker " in log.splitlines()[-1]
     assert "Traceback" not in log
@@ -227,21 +174,20 @@ ModelRegistry.check_live = check_live
 """
 
 
-def test_workers_that_hang_or_cannot_recover_are_replaced(bundle: Path, tmp_path: Path) -> None:
+def test_workers_that_hang_or_cannot_recover_are_replaced(start: Start, tmp_path: Path) -> None:
     """One whose event loop stands still is killed; one whose liveness fails is ended."""
     pids = tmp_path / "pids"
     pids.touch()
-    command = patched(HOPELESS.format(file=str(pids)))
-    with Process("--model", str(bundle), *FLAGS, "--workers", "2", command=command) as process:
-        hangs, hopeless = _children(process)
-        os.kill(hangs, signal.SIGSTOP)
-        log = process.read_until("started again")
-        assert "worker 0 was killed (it was silent for 5 s)" in log
-        eventually(lambda: _replaced(process, {hangs}))
-        pids.write_text(str(hopeless))
-        assert "worker 1 cannot recover and is replaced" in process.read_until("started again")
-        eventually(lambda: _replaced(process, {hangs, hopeless}))
-        assert httpx2.get(f"{process.url}/health/live").status_code == 200
+    process = start("--workers", "2", command=patched(HOPELESS.format(file=str(pids))))
+    hangs, hopeless = process.children()
+    os.kill(hangs, signal.SIGSTOP)
+    log = process.read_until("started again")
+    assert "worker 0 was killed (it was silent for 5 s)" in log
+    eventually(lambda: _replaced(process, {hangs}))
+    pids.write_text(str(hopeless))
+    assert "worker 1 cannot recover and is replaced" in process.read_until("started again")
+    eventually(lambda: _replaced(process, {hangs, hopeless}))
+    assert httpx2.get(f"{process.url}/health/live").status_code == 200
 
 
 def _replaced(process: Process, former: set[int]) -> bool:
@@ -265,30 +211,29 @@ Model.infer = greedy
 
 
 def test_a_worker_that_is_out_of_memory_is_replaced(
-    bundle: Path, tmp_path: Path, memory_group: Path
+    start: Start, tmp_path: Path, memory_group: Path
 ) -> None:
     """The kernel kills it when the control group's memory is used up; the other one serves on."""
     marker = tmp_path / "greedy"
     inside = ["sh", "-c", f'echo $$ > {memory_group}/cgroup.procs; exec "$@"', "sh"]
     command = [*inside, *patched(GREEDY.format(file=str(marker)))]
-    with Process("--model", str(bundle), *FLAGS, "--workers", "2", command=command) as process:
-        workers = _children(process)
-        used, limit = _memory_files(memory_group)
-        limit.write_text(str(int(used.read_text()) + 300 * 2**20))
-        with connect(process.port, HEALTH) as one, connect(process.port, HEALTH) as other:
-            assert [read_answer(connection)[0] for connection in (one, other)] == [200, 200]
-            marker.touch()
-            with suppress(httpx2.TransportError):  # it is on a connection of its worker
-                httpx2.post(f"{process.url}/classify", json={"inputs": "love"})
-            log = process.read_until("started again")
-            assert "was killed (SIGKILL; out of memory?)" in log
-            kept = [connection for connection in (one, other) if not _is_closed(connection)]
-            assert len(kept) == 1
-            kept[0].sendall(HEALTH)
-            assert read_answer(kept[0])[0] == 200
-        eventually(lambda: len(set(_children(process)) - set(workers)) == 1)
-        eventually(lambda: _replaced(process, set(workers) - set(_children(process))))
-        process.terminate()
+    process = start("--workers", "2", command=command)
+    workers = set(process.children())
+    used, limit = _memory_files(memory_group)
+    limit.write_text(str(int(used.read_text()) + 300 * 2**20))
+    with connect(process.port, HEALTH) as one, connect(process.port, HEALTH) as other:
+        assert [read_answer(connection)[0] for connection in (one, other)] == [200, 200]
+        marker.touch()
+        with suppress(httpx2.TransportError):  # it is on a connection of its worker
+            httpx2.post(f"{process.url}/classify", json={"inputs": "love"})
+        log = process.read_until("started again")
+        assert "was killed (SIGKILL; out of memory?)" in log
+        (kept,) = (connection for connection in (one, other) if not _is_closed(connection))
+        kept.sendall(HEALTH)
+        assert read_answer(kept)[0] == 200
+    eventually(lambda: len(set(process.children()) - workers) == 1)
+    eventually(lambda: _replaced(process, workers - set(process.children())))
+    process.terminate()
 
 
 @pytest.fixture
@@ -327,53 +272,18 @@ def _is_closed(connection: socket.socket) -> bool:
         connection.settimeout(30)
 
 
-def test_workers_end_when_the_supervisor_is_killed(bundle: Path) -> None:
+def test_workers_end_when_the_supervisor_is_killed(start: Start) -> None:
     """They end as after SIGTERM: what has begun gets an answer, and none is left behind."""
-    with Process("--model", str(bundle), *FLAGS, "--workers", "2") as process:
-        workers = _children(process)
-        with connect(process.port, HALF_A_REQUEST) as begun:
-            assert b"100 Continue" in begun.recv(1_000)
-            process.signal(signal.SIGKILL)
-            process._process.wait(30)
-            begun.sendall(BODY)
-            assert read_answer(begun)[0] == 503
-        eventually(lambda: not any(map(_runs, workers)))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_a_second_ctrl_c_ends_all_at_once(bundle: Path) -> None:
-    """The exit code is 130, and no worker is left, though a request has not been answered."""
-    flags = ["--model", str(bundle), *FLAGS, "--workers", "2", "--drain-ms", "600000"]
-    with Process(*flags) as process:
-        workers = _children(process)
-        with connect(process.port, HALF_A_REQUEST) as begun:
-            assert b"100 Continue" in begun.recv(1_000)
-            process.signal(signal.SIGINT)
-            process.read_until("shutting down")
-            process.signal(signal.SIGINT)
-            code, log = process.wait()
-        eventually(lambda: not any(map(_runs, workers)))
-    assert code == 130
-    assert "Traceback" not in log
-
-
-def test_sigterm_ends_a_start_of_workers(bundle: Path) -> None:
-    """SIGTERM while the first worker loads its model ends everything, with exit code 143."""
-    command = patched("import app.main; app.main.create_app = lambda *_: time.sleep(60)")
-    flags = ["serve", "--port", "0", "--workers", "2", "--model", str(bundle)]
-    with subprocess.Popen([*command, *flags], env=environment()) as process:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        eventually(lambda: bool(children.read_text()))
-        worker = int(children.read_text())
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 128 + signal.SIGTERM
-    assert not _runs(worker)
+    process = start("--workers", "2")
+    workers = process.children()
+    half = HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY)
+    with connect(process.port, half) as begun:
+        assert b"100 Continue" in begun.recv(1_000)
+        process.signal(signal.SIGKILL)
+        process._process.wait(30)
+        begun.sendall(BODY)
+        assert read_answer(begun)[0] == 503
+    eventually(lambda: not any(map(runs, workers)))
 
 
 # The first switch of each worker fails.
@@ -387,34 +297,26 @@ registry.give_back_memory = fail
 """
 
 
-def test_a_reload_that_fails_at_the_switch_is_answered(bundle: Path) -> None:
+def test_a_reload_that_fails_at_the_switch_is_answered(start: Start) -> None:
     """The client learns it, the log says why, and the next reload succeeds."""
-    flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1", "--workers", "2"]
-    with (
-        Process(*flags, command=patched(FAILING_SWITCH)) as process,
-        httpx2.Client(base_url=process.url) as client,
-    ):
-        answer = _reload(client)
-        assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
-        assert "nothing expected" in process.log
-        assert _reload(client).json() == {"status": "reloaded"}
+    flags = ["--admin-keys", "admin-key-1", "--workers", "2"]
+    process = start(*flags, command=patched(FAILING_SWITCH))
+    answer = reload(process.client)
+    assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+    assert "nothing expected" in process.log
+    assert reload(process.client).json() == {"status": "reloaded"}
 
 
-def test_four_workers_share_connections_evenly(bundle: Path) -> None:
+def test_four_workers_share_connections_evenly(start: Start) -> None:
     """Of 64 kept connections, no worker has more than one above another."""
-    with (
-        Process("--model", str(bundle), *FLAGS, "--workers", "4") as process,
-        httpx2.Client(base_url=process.url) as client,
-    ):
+    process = start("--workers", "4")
 
-        def spread() -> list[int]:
-            return [worker["connections"] for worker in client.get("/info").json()["workers"]]
+    def spread() -> list[int]:
+        return [worker["connections"] for worker in process.client.get("/info").json()["workers"]]
 
-        kept = [connect(process.port, HEALTH) for _ in range(64)]
-        for connection in kept:
-            read_answer(connection)
+    with ExitStack() as stack:
+        for _ in range(64):
+            read_answer(stack.enter_context(connect(process.port, HEALTH)))
         eventually(lambda: sum(spread()) == 65)
         assert max(spread()) - min(spread()) <= 1
-        for connection in kept:
-            connection.close()
-        process.terminate()
+    process.terminate()
