@@ -143,20 +143,20 @@ def test_workers_that_fail_at_every_start(start: Start, tmp_path: Path) -> None:
     assert "Traceback" not in log
 
 
-def test_a_worker_that_cannot_be_started_now_is_started_later(bundle: Path) -> None:
+def test_a_worker_that_cannot_be_started_now_is_started_later(start: Start) -> None:
     """The supervisor has no file descriptor left for it: the other worker serves meanwhile."""
-    with Process("--model", str(bundle), *FLAGS, "--workers", "2") as process:
-        first, _ = _children(process)
-        opened = max(int(path.name) for path in Path(f"/proc/{process.pid}/fd").iterdir())
-        before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (opened + 1, before[1]))
-        os.kill(first, signal.SIGKILL)
-        log = process.read_until("it is started again in 1.0 s")
-        assert "worker 0 cannot be started: Too many open files" in log
-        assert httpx2.get(f"{process.url}/health/ready").status_code == 200
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
-        eventually(lambda: _replaced(process, {first}))
-        process.terminate()
+    process = start("--workers", "2")
+    first, _ = process.children()
+    opened = max(int(path.name) for path in Path(f"/proc/{process.pid}/fd").iterdir())
+    before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (opened + 1, before[1]))
+    os.kill(first, signal.SIGKILL)
+    log = process.read_until("it is started again in 1.0 s")
+    assert "worker 0 cannot be started: Too many open files" in log
+    assert httpx2.get(f"{process.url}/health/ready").status_code == 200
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
+    eventually(lambda: _replaced(process, {first}))
+    process.terminate()
 
 
 # A worker whose process id is in the file cannot recover, so its liveness fails.
