@@ -17,7 +17,7 @@ RUN = """
 import importlib.abc, sys
 class Hidden(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition('.')[0] == '{hidden}':
+        if (name + '.').startswith('{hidden}.'):
             raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
 sys.meta_path.insert(0, Hidden())
 from {package} import main
@@ -31,7 +31,7 @@ sys.exit(main())
         ("app.cli.command", "onnxruntime", "cpu", ["serve"]),
         ("app.cli.command", "onnxruntime", "cpu", ["classify", "hello"]),
         ("app.cli.command", "grpc", "grpc", ["serve", "--port", "0", "--grpc-port", "1"]),
-        ("app.cli.command", "opentelemetry", "otel", ["serve", "--otlp-endpoint", "http://x"]),
+        ("app.cli.command", "opentelemetry.sdk", "otel", ["serve", "--otlp-endpoint", "http://x"]),
         ("app.cli.command", "httpx", "files", ["classify", "--url", "http://127.0.0.1:9", "hello"]),
         ("app.cli.command", "pyarrow", "files", ["classify", "--input", "x.parquet"]),
         ("model_export.cli", "torch", "export", [".", "--output", "bundle"]),
@@ -55,7 +55,7 @@ def test_a_missing_package_is_named_with_its_extra(
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]  # `serve` first logs port and model
-    assert f"the package {hidden}, which the extra '{extra}'" in line
+    assert f"the package {hidden.partition('.')[0]}, which the extra '{extra}'" in line
     assert f"installs: run {install_command(extra)}" in line
     assert ("-m uv pip install" in line and "--torch-backend cpu" in line) == (
         extra in ("export", "hub")

@@ -203,7 +203,7 @@ def test_a_body_that_ends_after_a_reload_is_answered_by_the_new_model(
     request = post(json.dumps(body).encode(), b"connection: close")
     request = request.replace(b"/classify", path.encode(), 1)
     with (
-        httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
         connect(port, request[:-5]) as waiting,
     ):
         eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 2)
