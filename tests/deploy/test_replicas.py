@@ -15,7 +15,7 @@ from checks.support.load import constant_load
 from tests.conftest import Start
 from tests.support.raw_http import connect, port_of
 from tests.support.serving import ROOT, SLOW_COMMAND, Process, eventually, installed
-from tests.support.streams import HEAD, ask_line
+from tests.support.streams import STREAM_HEAD, ask_line
 
 CONFIG = ROOT / "deploy/nginx/nginx.conf"
 
@@ -85,6 +85,9 @@ def test_a_stream_goes_through_line_by_line(
     with _proxy(nginx, replicas, tmp_path) as url:
         assert httpx2.get(f"{url}/metrics").status_code == 404
         assert httpx2.post(f"{url}/models/tiny/reload").status_code == 404
-        with connect(port_of(url), HEAD) as connection, connection.makefile("rb") as received:
+        with (
+            connect(port_of(url), STREAM_HEAD) as connection,
+            connection.makefile("rb") as received,
+        ):
             for number in range(3):
                 ask_line(connection, received, number)

@@ -25,7 +25,7 @@ from tests.support.serving import (
     metric,
     run_program,
 )
-from tests.support.streams import HEAD, NDJSON
+from tests.support.streams import NDJSON, STREAM_HEAD
 
 TEXT = "xyzzy-plugh"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -93,7 +93,7 @@ def test_a_stream_that_ends_early_has_a_code(start: Start) -> None:
     process = _logging(start, "--max-body-bytes", "4096")
     headers = NDJSON | {"content-encoding": "gzip"}
     answer = process.client.post("/classify/stream", content=b"no gzip", headers=headers)
-    with connect(process.port, HEAD) as leaving:
+    with connect(process.port, STREAM_HEAD) as leaving:
         leaving.recv(100)  # the answer has begun
     # The scrape's own request is in flight.
     eventually(lambda: metric(process.client, "sentiment_http_requests_in_flight") == 1)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import Start
 from tests.support.serving import STUCK_COMMAND, Process, before_inference, eventually
-from tests.support.streams import HEAD, chunk
+from tests.support.streams import STREAM_HEAD, chunk
 
 STREAMS = 60
 ENOUGH = 10  # lines that every stream should have answered
@@ -35,7 +35,7 @@ class Stream:
     async def talk(self, port: int) -> None:
         """Send lines and read answers until the stream ends."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(HEAD + LINES)
+        writer.write(STREAM_HEAD + LINES)
         # The server closes while this sends: what came before can be read, then there is a reset.
         with suppress(ConnectionError):
             while line := await reader.readline():
@@ -116,7 +116,7 @@ def test_streams_end_in_order_when_there_is_no_time_left(start: Start) -> None:
 
     async def end(process: Process) -> tuple[list[Stream], str]:
         _, silent = await asyncio.open_connection("127.0.0.1", process.port)
-        silent.write(HEAD + b"%x\r\n" % 600_000 + b"x\n" * 300_000)
+        silent.write(STREAM_HEAD + b"%x\r\n" % 600_000 + b"x\n" * 300_000)
         streams = [Stream() for _ in range(10)]
         talking = [asyncio.create_task(stream.talk(process.port)) for stream in streams]
         await asyncio.sleep(0.5)  # so that some wait for results, others for their turn

@@ -28,7 +28,7 @@ from tests.conftest import Listen, Serve, Start
 from tests.support.raw_http import connect, post, read_all, statuses
 from tests.support.reloads import ADMIN, release, reload, revision_of
 from tests.support.serving import eventually, metric
-from tests.support.streams import HEAD, NDJSON, ask_line
+from tests.support.streams import NDJSON, STREAM_HEAD, ask_line
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
 REVISIONS = [f"{n:07x}" for n in range(20)]
@@ -84,7 +84,7 @@ def test_nothing_fails_while_models_change(start: Start, bundle: Path) -> None:
 def test_a_stream_goes_on_with_the_new_model(start: Start, bundle: Path) -> None:
     """A stream continues with the new model; the reload does not wait for the stream's end."""
     process = start("--admin-keys", "admin-key-1")
-    with connect(process.port, HEAD) as connection, connection.makefile("rb") as received:
+    with connect(process.port, STREAM_HEAD) as connection, connection.makefile("rb") as received:
         for number in range(4):
             ask_line(connection, received, number)
             release(bundle, REVISIONS[number])

@@ -4,7 +4,7 @@ import socket
 from typing import BinaryIO
 
 NDJSON = {"content-type": "application/x-ndjson"}
-HEAD = (
+STREAM_HEAD = (
     b"POST /classify/stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-ndjson\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )

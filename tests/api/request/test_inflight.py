@@ -11,11 +11,9 @@ import pytest
 
 from app.engine.machine.memory import available_memory
 from tests.conftest import FLAGS, Listen, Serve, Start
-from tests.support import raw_http
 from tests.support.raw_http import HEAD, connect, exchange, post
 from tests.support.serving import Gate, Process, eventually, metric, patched
-from tests.support.streams import HEAD as STREAM_HEAD
-from tests.support.streams import chunk
+from tests.support.streams import STREAM_HEAD, chunk
 
 MEBIBYTE = 1_048_576
 BODY = json.dumps({"inputs": ["love"]}).encode().ljust(MEBIBYTE)
@@ -113,7 +111,7 @@ def test_a_long_body_is_not_asked_for_without_room_for_its_texts(
 def test_the_deadline_begins_when_a_request_arrives(start: Start) -> None:
     """The deadline includes the time that a request lay unread while the event loop was busy."""
     process = start(command=STALLING_COMMAND)
-    hurried = post(raw_http.BODY, b"connection: close", b"x-request-timeout-ms: 300")
+    hurried = post(b'{"inputs": "love"}', b"connection: close", b"x-request-timeout-ms: 300")
     with connect(process.port, post(b'{"inputs": "stall"}')):
         assert exchange(process.port, hurried).startswith(b"HTTP/1.1 504 ")
         assert exchange(process.port, hurried).startswith(b"HTTP/1.1 200 ")

@@ -30,7 +30,7 @@ from app.shared_memory.board import Board
 from tests.conftest import FLAGS, Listen, Serve, Start
 from tests.support.raw_http import connect, exchange
 from tests.support.serving import SLOW_COMMAND, Gate, Process, eventually, metric
-from tests.support.streams import HEAD, NDJSON, ask_line, chunk
+from tests.support.streams import NDJSON, STREAM_HEAD, ask_line, chunk
 from tests.support.tiny_bundle import different_texts
 
 
@@ -154,7 +154,7 @@ def test_a_stream_that_ends_gives_back_all_its_room() -> None:
 
 def test_a_line_is_answered_while_the_request_goes_on(process: Process) -> None:
     """A client may wait for each answer before it sends the next line."""
-    with connect(process.port, HEAD) as connection, connection.makefile("rb") as received:
+    with connect(process.port, STREAM_HEAD) as connection, connection.makefile("rb") as received:
         for number in range(3):
             ask_line(connection, received, number)
         connection.sendall(b"0\r\n\r\n")
@@ -211,7 +211,7 @@ def test_memory_does_not_grow_with_bad_lines(process: Process) -> None:
 def test_a_stream_that_says_nothing_ends(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream without new lines ends with an error line, even if keep-alive is longer."""
     monkeypatch.setattr("app.api.routes.stream.IDLE_S", 0.1)
-    received = exchange(listen(keep_alive_s=1), HEAD + chunk(_lines(1)))
+    received = exchange(listen(keep_alive_s=1), STREAM_HEAD + chunk(_lines(1)))
     assert b'{"id":0,"label":"positive"' in received
     assert b'{"id":null,"error":{"code":"deadline_exceeded"' in received
 
@@ -220,7 +220,7 @@ def test_a_client_that_does_not_read_is_not_read_from(process: Process) -> None:
     """If a client does not read, the server stops reading its lines (backpressure)."""
     with connect(process.port) as connection:
         connection.settimeout(3)
-        left = memoryview(HEAD + chunk(_lines(500_000)))
+        left = memoryview(STREAM_HEAD + chunk(_lines(500_000)))
         with suppress(TimeoutError):  # nothing was taken for a while
             while left:
                 left = left[connection.send(left[:65_536]) :]
@@ -233,7 +233,7 @@ def test_what_a_client_that_left_had_sent_is_not_computed(gate: Gate, listen: Li
     port = listen(runners=1, max_batch_tokens=32)
     with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
         gate.close()
-        with connect(port, HEAD + chunk(_different_lines(1_000))):
+        with connect(port, STREAM_HEAD + chunk(_different_lines(1_000))):
             assert gate.reached.wait(30)
             eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") > 0)
         eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 0)
@@ -327,7 +327,7 @@ def test_a_stream_that_is_cancelled_after_its_end_says_no_more(client: TestClien
 def test_shutdown_ends_a_stream_with_a_word(start: Start) -> None:
     """At SIGTERM, each line read gets one answer or shutting_down; the exit code is 0."""
     process = start(command=SLOW_COMMAND)
-    with connect(process.port, HEAD + chunk(_lines(400))) as connection:
+    with connect(process.port, STREAM_HEAD + chunk(_lines(400))) as connection:
         received = connection.makefile("rb")
         while not received.readline().startswith(b'{"id":0,'):
             pass
