@@ -100,9 +100,9 @@ def test_a_second_ctrl_c_ends_it_at_once(start: Start, workers: str) -> None:
         process.read_until("shutting down")
         process.signal(signal.SIGINT)
         code, log = process.wait()
+        eventually(lambda: not any(map(runs, children)))
     assert code == 130
     assert "Traceback" not in log
-    eventually(lambda: not any(map(runs, children)))
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
