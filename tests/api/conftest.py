@@ -2,15 +2,11 @@
 
 import os
 from collections.abc import Iterator
-from importlib.resources import files
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 from tests.support.serving import installed
-
-AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +19,3 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=chromium, args=flags)
         yield browser
         browser.close()
-
-
-def axe_violations(page: Page) -> list[Any]:
-    """What axe-core finds: the rule, and the first element that breaks it."""
-    if not page.evaluate("'axe' in window"):
-        page.evaluate(f"{AXE}; null")
-    found = page.evaluate("axe.run()")["violations"]
-    return [(one["id"], one["nodes"][0]["html"]) for one in found]
