@@ -12,7 +12,8 @@ from fastapi.testclient import TestClient
 from app.config.settings import Settings
 from app.engine.model.model import Model
 from app.main import create_app
-from tests.support.serving import Gate, listening
+from tests.support.raw_http import port_of
+from tests.support.serving import Gate, Process, listening
 from tests.support.tiny_bundle import make_bundle
 
 # So that nothing is measured.
@@ -24,6 +25,8 @@ FLAGS = [
 ]
 
 Serve = Callable[..., TestClient]
+Listen = Callable[..., int]
+Start = Callable[..., Process]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,6 +43,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_bundle(tmp_path_factory.mktemp("bundles") / "tiny")
 
 
+@pytest.fixture(scope="session")
+def url(bundle: Path) -> Iterator[str]:
+    """The URL of a server of the tiny model, for all tests that only ask it."""
+    with Process("--model", str(bundle), *FLAGS) as process:
+        yield process.url
+
+
 @pytest.fixture
 def serve(bundle: Path) -> Iterator[Serve]:
     """Start the application with these settings; it ends with the test."""
@@ -53,14 +63,24 @@ def serve(bundle: Path) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def listen(bundle: Path) -> Iterator[Callable[..., int]]:
+def listen(bundle: Path) -> Iterator[Listen]:
     """Start the application with these settings on a port of its own; it ends with the test."""
     with ExitStack() as stack:
 
         def start(*, keep_alive_s: int = 5, **settings: Any) -> int:
             app = create_app(Settings(**{"model": (bundle,), **SET_BY_HAND, **settings}))
-            url = stack.enter_context(listening(app, keep_alive_s=keep_alive_s))
-            return int(url.rpartition(":")[2])
+            return port_of(stack.enter_context(listening(app, keep_alive_s=keep_alive_s)))
+
+        yield start
+
+
+@pytest.fixture
+def start(bundle: Path) -> Iterator[Start]:
+    """Start ``sentiment serve`` with the tiny bundle and these flags; it ends with the test."""
+    with ExitStack() as stack:
+
+        def start(*flags: str, bundle: Path = bundle, **options: Any) -> Process:
+            return stack.enter_context(Process("--model", str(bundle), *FLAGS, *flags, **options))
 
         yield start
 

@@ -1,7 +1,6 @@
 """``make gpu-check`` without a GPU: its steps on the CPU, what it skips and what it survives."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from app.engine.model.bundle import sha256
 from checks.gpu import run_steps
 from checks.gpu.models import random_batches
 from checks.gpu.setup import TINY, Setup
-from tests.support.serving import ROOT, environment
+from tests.support.serving import run_program
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
 STEP = run_steps.Step("machine", "Machine", 60)
@@ -34,9 +33,7 @@ def _bundle(path: Path, *precisions: str) -> None:
 def _check(work: Path, *flags: str) -> tuple[int, dict[str, Any], str]:
     """Run the check; returns the exit code, the JSON's steps by name, and the page."""
     command = [sys.executable, "-m", "checks.gpu", "--work", str(work), *flags]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300
-    )
+    done = run_program(*command, timeout_s=300)
     assert not done.stderr, done.stderr
     found = json.loads((work / "gpu-check.json").read_text(encoding="utf-8"))
     page = (work / "gpu-check.md").read_text(encoding="utf-8")

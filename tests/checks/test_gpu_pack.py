@@ -10,7 +10,7 @@ import pytest
 
 from checks.gpu.pack import pack, requirements
 from checks.gpu.slim import CONTAINER, ENTRY, MAGIC, slim
-from tests.support.serving import environment
+from tests.support.serving import run_program
 
 PYTHON = ".".join(map(str, sys.version_info[:2]))
 # What this environment was made from. It has none of the packages.
@@ -30,12 +30,10 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base / "pieces"
 
 
-def _run(pieces: Path, into: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def _run(pieces: Path, into: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
     """Run it in an empty directory, with another Python."""
-    command = [PYTHON_ELSEWHERE, str(pieces / "unpack.py"), "--into", str(into), *flags]
-    return subprocess.run(
-        command, cwd=into.parent, env=environment(), capture_output=True, text=True, timeout=120
-    )
+    command: list[str | Path] = [PYTHON_ELSEWHERE, pieces / "unpack.py", "--into", into, *flags]
+    return run_program(*command, cwd=into.parent, timeout_s=120)
 
 
 def test_the_steps_run_there_and_say_what_is_missing(pieces: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import importlib.metadata
 import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,14 @@ from typing import Any
 import pytest
 
 from app.config.extras import EXPORT_COMMAND, EXTRAS, IMAGE, install_command, missing_extra
-from tests.support.serving import ROOT, environment
+from tests.conftest import Start
+from tests.support.serving import ROOT, patched, run_program
 
 RUN = """
 import importlib.abc, sys
 class Hidden(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition('.')[0] == '{hidden}':
+        if (name + '.').startswith('{hidden}.'):
             raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
 sys.meta_path.insert(0, Hidden())
 from {package} import main
@@ -30,6 +30,8 @@ sys.exit(main())
     [
         ("app.cli.command", "onnxruntime", "cpu", ["serve"]),
         ("app.cli.command", "onnxruntime", "cpu", ["classify", "hello"]),
+        ("app.cli.command", "grpc", "grpc", ["serve", "--port", "0", "--grpc-port", "1"]),
+        ("app.cli.command", "opentelemetry.sdk", "otel", ["serve", "--otlp-endpoint", "http://x"]),
         ("app.cli.command", "httpx", "files", ["classify", "--url", "http://127.0.0.1:9", "hello"]),
         ("app.cli.command", "pyarrow", "files", ["classify", "--input", "x.parquet"]),
         ("model_export.cli", "torch", "export", [".", "--output", "bundle"]),
@@ -48,18 +50,12 @@ def test_a_missing_package_is_named_with_its_extra(
 ) -> None:
     """One line on standard error and exit code 1, without a traceback."""
     (tmp_path / "x.parquet").touch()
-    done = subprocess.run(
-        [sys.executable, "-c", RUN.format(hidden=hidden, package=package), *words],
-        cwd=tmp_path,
-        env=environment() | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    code = RUN.format(hidden=hidden, package=package)
+    done = run_program(sys.executable, "-c", code, *words, cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]  # `serve` first logs port and model
-    assert f"the package {hidden}, which the extra '{extra}'" in line
+    assert f"the package {hidden.partition('.')[0]}, which the extra '{extra}'" in line
     assert f"installs: run {install_command(extra)}" in line
     assert ("-m uv pip install" in line and "--torch-backend cpu" in line) == (
         extra in ("export", "hub")
@@ -82,9 +78,7 @@ def test_the_command_installs_into_the_environment_that_runs() -> None:
     assert command.startswith(shlex.join([sys.executable, "-m", "pip", "install"]))
     assert f"{ROOT}[grpc]" in command
     offline = ["--dry-run", "--no-deps", "--no-index", "--no-build-isolation", "--quiet"]
-    done = subprocess.run(
-        [*shlex.split(command), *offline, "--report", "-"], capture_output=True, text=True
-    )
+    done = run_program(*shlex.split(command), *offline, "--report", "-")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["install"][0]["requested_extras"] == ["grpc"]
 
@@ -117,10 +111,16 @@ def test_an_extra_comes_from_where_the_package_came_from(
     assert install_command("cpu").endswith(f" {requirement}")
 
 
+def test_a_plain_start_needs_no_extra(start: Start) -> None:
+    """Without their flags, the packages for traces and for gRPC are not even looked for."""
+    process = start(command=patched("sys.modules |= dict.fromkeys(('opentelemetry.sdk', 'grpc'))"))
+    assert process.client.get("/health/ready").status_code == 200
+
+
 def test_the_client_names_the_package_that_it_needs() -> None:
     """`import sentiment_client` without httpx fails with an ImportError that says how to get it."""
     code = "import sys; sys.modules['httpx'] = None; import sentiment_client"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = run_program(sys.executable, "-c", code)
     assert done.stderr.splitlines()[-1] == (
         "ModuleNotFoundError: sentiment_client needs the package httpx (0.28 or newer): run "
         f"{shlex.quote(sys.executable)} -m pip install 'httpx>=0.28'"

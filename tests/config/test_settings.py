@@ -17,24 +17,17 @@ DEVICES = (
 
 
 def test_several_models_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths are separated as in PATH; empty paths are ignored."""
-    monkeypatch.setenv("SENTIMENT_MODEL", f"/a{os.pathsep}/b,c{os.pathsep}")
-    assert load_settings({}).model == (Path("/a"), Path("/b,c"))
+    """Paths are separated as in PATH, and empty paths are ignored. Names have commas between them.
 
-
-def test_several_names_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SENTIMENT_SERVED_NAME has the names of the models, separated by commas."""
-    monkeypatch.setenv("SENTIMENT_MODEL", "/x:/y")
-    monkeypatch.setenv("SENTIMENT_SERVED_NAME", "a, b")
-    assert load_settings({}).served_name == ("a", "b")
-
-
-def test_the_home_directory_in_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``~`` is expanded where no shell does it: behind '=' and in variables."""
+    ``~`` is expanded where no shell does it: behind '=' and in variables.
+    """
     monkeypatch.setenv("HOME", "/home/someone")
-    monkeypatch.setenv("SENTIMENT_MODEL", f"~/a{os.pathsep}~/b")
-    assert load_settings({}).model == (Path("/home/someone/a"), Path("/home/someone/b"))
-    assert load_settings({"cache_dir": "~/c"}).cache_dir == Path("/home/someone/c")
+    monkeypatch.setenv("SENTIMENT_MODEL", f"~/a{os.pathsep}/b,c{os.pathsep}")
+    monkeypatch.setenv("SENTIMENT_SERVED_NAME", "a, b")
+    settings = load_settings({"cache_dir": "~/c"})
+    assert settings.model == (Path("/home/someone/a"), Path("/b,c"))
+    assert settings.served_name == ("a", "b")
+    assert settings.cache_dir == Path("/home/someone/c")
 
 
 def test_unknown_variables() -> None:

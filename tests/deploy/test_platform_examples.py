@@ -88,19 +88,6 @@ def test_kserve_scales_as_keda_does() -> None:
     ]
 
 
-def test_knative_lets_no_request_wait_outside_of_the_service() -> None:
-    """A limit in Knative's proxy would be a second queue, without deadlines and batches."""
-    (knative,) = (one for one in KSERVE if "containerConcurrency" in one["spec"]["predictor"])
-    assert knative["spec"]["predictor"]["containerConcurrency"] == 0
-
-
-def test_azure_sends_requests_at_the_same_time() -> None:
-    """Its default is one at a time, which would leave nothing to put into a batch."""
-    settings = AZURE["request_settings"]
-    assert settings["max_concurrent_requests_per_instance"] > 1
-    assert settings["request_timeout_ms"] > Settings.model_fields["deadline_ms"].default
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.parent.name)
 def test_a_script_is_valid_and_says_how_it_is_called(script: Path) -> None:
     """bash can read it; without arguments it prints its usage and exits with 2."""

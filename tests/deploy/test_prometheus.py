@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,7 +13,8 @@ import httpx2
 import pytest
 import yaml
 
-from tests.support.serving import ROOT, Process, eventually
+from tests.conftest import FLAGS
+from tests.support.serving import ROOT, Process, eventually, installed, run_program
 
 DEPLOY = ROOT / "deploy/prometheus"
 RULES = sorted((DEPLOY / "rules").glob("*.yml"))
@@ -70,15 +69,8 @@ def _today(expression: str) -> str:
 
 @pytest.fixture(scope="module")
 def promtool() -> str:
-    """The path of promtool; in CI it must be installed."""
-    return _program("promtool")
-
-
-def _program(name: str) -> str:
-    if not (path := shutil.which(name)):
-        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
-        give_up(f"these tests need {name}: apt-get install prometheus")
-    return path
+    """The path of promtool."""
+    return installed("promtool", "prometheus")
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +79,11 @@ def prometheus(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
     The Prometheus scrapes a service that gets some requests, on a machine with two GPUs.
     """
-    program = _program("prometheus")
+    program = installed("prometheus", "prometheus")
     directory = tmp_path_factory.mktemp("prometheus")
-    flags = ("--runners", "2", "--threads", "1", "--max-batch-tokens", "512", "--cache-mb", "1")
+    flags = ("--model", str(bundle), *FLAGS, "--cache-mb", "1")
     gpus = {"PYTHONPATH": str(ROOT / "tests/support/machines/fake_nvml")}
-    with Process("--model", str(bundle), *flags, variables=gpus) as service:
+    with Process(*flags, variables=gpus) as service:
         config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
         config["global"] = dict.fromkeys(config["global"], SCRAPE_INTERVAL)
         targets = [{"targets": [f"127.0.0.1:{service.port}"]}]
@@ -114,14 +106,11 @@ def prometheus(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         )
         try:
             port = _listening_on(process)
-            with (
-                httpx2.Client(base_url=service.url) as client,
-                httpx2.Client(base_url=f"http://127.0.0.1:{port}/api/v1") as api,
-            ):
+            with httpx2.Client(base_url=f"http://127.0.0.1:{port}/api/v1") as api:
                 # A rate begins at the first scrape, so wait for it.
                 eventually(lambda: _values(api, "up") == [1])
                 for _ in range(6):
-                    client.post("/classify", json={"inputs": TEXTS}).raise_for_status()
+                    service.client.post("/classify", json={"inputs": TEXTS}).raise_for_status()
                     time.sleep(0.25)
                 yield api
         finally:
@@ -201,18 +190,15 @@ def test_viewers_have_something_to_choose(prometheus: httpx2.Client) -> None:
 
 def test_the_configuration_is_valid(promtool: str) -> None:
     """promtool finds no error in the configuration and its rules."""
-    config = str(DEPLOY / "prometheus.yml")
-    checked = subprocess.run(
-        [promtool, "check", "config", "--lint-fatal", config], capture_output=True, text=True
-    )
+    config = DEPLOY / "prometheus.yml"
+    checked = run_program(promtool, "check", "config", "--lint-fatal", config)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert f"{len(RULES)} rule files found" in checked.stdout
 
 
 def test_alerts_fire_and_end(promtool: str) -> None:
     """With test series, each alert fires when it should, ends, and is silent at low traffic."""
-    tests = sorted(map(str, (DEPLOY / "tests").glob("*.yml")))
-    run = subprocess.run([promtool, "test", "rules", *tests], capture_output=True, text=True)
+    run = run_program(promtool, "test", "rules", *sorted((DEPLOY / "tests").glob("*.yml")))
     assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -254,7 +240,7 @@ def test_keda_counts_the_replicas_that_rejections_need(
     }
     path = tmp_path / "keda.yml"
     path.write_text(yaml.safe_dump({"tests": [test]}), encoding="utf-8")
-    run = subprocess.run([promtool, "test", "rules", path], capture_output=True, text=True)
+    run = run_program(promtool, "test", "rules", path)
     assert run.returncode == 0, run.stdout + run.stderr
 
 

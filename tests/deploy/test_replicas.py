@@ -1,11 +1,9 @@
 """Two servers behind nginx, with the configuration in deploy/nginx. One may end at any time."""
 
-import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +12,24 @@ import pytest
 
 from benchmarks.service import free_port
 from checks.support.load import constant_load
-from tests.api.routes.test_stream import HEAD
-from tests.conftest import FLAGS
-from tests.support.serving import ROOT, SLOW_COMMAND, Process, connect, eventually
+from tests.conftest import Start
+from tests.support.raw_http import connect, port_of
+from tests.support.serving import ROOT, SLOW_COMMAND, Process, eventually, installed
+from tests.support.streams import STREAM_HEAD, ask_line
 
 CONFIG = ROOT / "deploy/nginx/nginx.conf"
 
 
 @pytest.fixture
 def nginx() -> str:
-    """The path of nginx; in CI it must be installed."""
-    path = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    if path is None:
-        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
-        give_up("this needs nginx: apt-get install nginx-light")
-    return path
+    """The path of nginx."""
+    return installed("nginx", "nginx-light")
 
 
 @pytest.fixture
-def replicas(bundle: Path) -> Iterator[list[Process]]:
+def replicas(start: Start) -> list[Process]:
     """Two servers with slow batches, so that requests are running when one of them ends."""
-    with ExitStack() as stack:
-        flags = ["--model", str(bundle), *FLAGS]
-        yield [stack.enter_context(Process(*flags, command=SLOW_COMMAND)) for _ in range(2)]
+    return [start(command=SLOW_COMMAND) for _ in range(2)]
 
 
 @contextmanager
@@ -92,10 +85,9 @@ def test_a_stream_goes_through_line_by_line(
     with _proxy(nginx, replicas, tmp_path) as url:
         assert httpx2.get(f"{url}/metrics").status_code == 404
         assert httpx2.post(f"{url}/models/tiny/reload").status_code == 404
-        with connect(int(url.rpartition(":")[2]), HEAD) as connection:
-            received = connection.makefile("rb")
+        with (
+            connect(port_of(url), STREAM_HEAD) as connection,
+            connection.makefile("rb") as received,
+        ):
             for number in range(3):
-                line = b'{"id":%d,"text":"love"}\n' % number
-                connection.sendall(b"%x\r\n%b\r\n" % (len(line), line))
-                while not (answer := received.readline()).startswith(b'{"id":%d,' % number):
-                    assert answer
+                ask_line(connection, received, number)

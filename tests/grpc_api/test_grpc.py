@@ -2,20 +2,15 @@
 
 import re
 import signal
-import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
-import httpx2
 import pytest
 
-from app.cli.command import main
 from app.config.settings import Settings
 from app.errors import OutOfMemory, ServiceError
 from app.grpc_api.messages import METHODS, POOL, SERVICES
@@ -24,9 +19,11 @@ from app.grpc_api.status_codes import STATUS_CODES
 from app.limits import WRONG_KEYS
 from app.service import Service
 from tests.grpc_api.conftest import serving
-from tests.support.serving import SLOW_COMMAND, Process, environment
+from tests.support.serving import SLOW_COMMAND, Process, metric
 
 KEY = (("authorization", "Bearer the-key-of-the-tests"),)
+KEYS = {"SENTIMENT_API_KEYS": "the-key-of-the-tests"}
+PREDICT = "/tei.v1.Predict/Predict"
 LIMITS = [
     "--max-body-bytes",
     "20000",
@@ -47,6 +44,12 @@ class Client:
     def __init__(self, port: int) -> None:
         self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+
     def call(
         self,
         path: str,
@@ -62,6 +65,12 @@ class Client:
         answer, call = method.with_call(request, metadata=metadata, timeout=timeout)
         return answer, dict(call.trailing_metadata())
 
+    def fails(self, path: str, **options: Any) -> grpc.RpcError:
+        """The error that a method ends with."""
+        with pytest.raises(grpc.RpcError) as failed:
+            self.call(path, **options)
+        return failed.value
+
     def stream(self, path: str, requests: Sequence[Mapping[str, Any]]) -> Any:
         """The answers of a method with streams."""
         request, response = METHODS[path].request, METHODS[path].response
@@ -73,11 +82,8 @@ class Client:
 @pytest.fixture(scope="module")
 def service(bundle: Path) -> Iterator[tuple[Process, Client]]:
     """One service with keys and low limits, and a client of it."""
-    variables = {"SENTIMENT_API_KEYS": KEY[0][1].split()[1]}
-    with serving(bundle, *LIMITS, variables=variables) as (process, port):
-        client = Client(port)
+    with serving(bundle, *LIMITS, variables=KEYS) as (process, port), Client(port) as client:
         yield process, client
-        client.channel.close()
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +100,8 @@ def name(client: Client) -> str:
 def tensor(*texts: str, **fields: Any) -> list[dict[str, Any]]:
     """The input with these texts in its contents."""
     contents = {"bytes_contents": [text.encode() for text in texts]}
-    return [
-        {
-            "name": "text",
-            "datatype": "BYTES",
-            "shape": [len(texts)],
-            "contents": contents,
-            **fields,
-        }
-    ]
+    described = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "contents": contents}
+    return [described | fields]
 
 
 def test_the_server_and_its_model_describe_themselves(client: Client, name: str) -> None:
@@ -164,10 +163,10 @@ def test_a_bad_request_is_an_error_that_names_the_fault(
     client: Client, name: str, fields: dict[str, Any], code: str, words: str
 ) -> None:
     """Each kind of fault has its status code and says what is accepted."""
-    with pytest.raises(grpc.RpcError) as failed:
-        client.call(f"{OIP}/ModelInfer", **{"model_name": name, "inputs": tensor("a"), **fields})
-    assert failed.value.code().name == code
-    assert words in failed.value.details()
+    sent = {"model_name": name, "inputs": tensor("a"), **fields}
+    error = client.fails(f"{OIP}/ModelInfer", **sent)
+    assert error.code().name == code
+    assert words in error.details()
 
 
 def test_only_probes_and_reflection_need_no_key(client: Client) -> None:
@@ -178,9 +177,7 @@ def test_only_probes_and_reflection_need_no_key(client: Client) -> None:
         *(path for path in METHODS if path.startswith("/grpc.")),
     }
     for path in closed:
-        with pytest.raises(grpc.RpcError) as failed:
-            client.call(path, metadata=())
-        assert failed.value.code() is grpc.StatusCode.UNAUTHENTICATED, path
+        assert client.fails(path, metadata=()).code() is grpc.StatusCode.UNAUTHENTICATED, path
     status = client.call("/grpc.health.v1.Health/Check", metadata=())[0].status
     assert status == 1  # SERVING
 
@@ -188,33 +185,32 @@ def test_only_probes_and_reflection_need_no_key(client: Client) -> None:
 def test_request_ids_errors_and_stages_are_in_the_trailing_metadata(client: Client) -> None:
     """The client's own id comes back, with the time of each stage or the code of the error."""
     metadata = (*KEY, ("x-request-id", "mine"))
-    _, trailing = client.call("/tei.v1.Predict/Predict", metadata, inputs="good")
+    _, trailing = client.call(PREDICT, metadata, inputs="good")
     assert trailing["x-request-id"] == "mine"
     assert "inference;dur=" in trailing["server-timing"]
-    with pytest.raises(grpc.RpcError) as failed:
-        client.call("/tei.v1.Predict/Predict", metadata, inputs=" ")
-    assert dict(failed.value.trailing_metadata())["error-code"] == "empty_text"
+    error = client.fails(PREDICT, metadata=metadata, inputs=" ")
+    assert dict(error.trailing_metadata())["error-code"] == "empty_text"
 
 
 def test_tei_ranks_the_labels(client: Client) -> None:
     """The highest score comes first; raw scores are logits; a long text needs ``truncate``."""
-    predictions = client.call("/tei.v1.Predict/Predict", inputs="good")[0].predictions
+    predictions = client.call(PREDICT, inputs="good")[0].predictions
     scores = [one.score for one in predictions]
     assert scores == sorted(scores, reverse=True)
     assert sum(scores) == pytest.approx(1)
-    raw = client.call("/tei.v1.Predict/Predict", inputs="good", raw_scores=True)[0]
+    raw = client.call(PREDICT, inputs="good", raw_scores=True)[0]
     assert [one.label for one in raw.predictions] == [one.label for one in predictions]
     assert sum(one.score for one in raw.predictions) != pytest.approx(1)
     with pytest.raises(grpc.RpcError, match="tokens"):
-        client.call("/tei.v1.Predict/Predict", inputs="good " * 2_000)
-    cut = client.call("/tei.v1.Predict/Predict", inputs="good " * 2_000, truncate=True)[0]
+        client.call(PREDICT, inputs="good " * 2_000)
+    cut = client.call(PREDICT, inputs="good " * 2_000, truncate=True)[0]
     assert cut.metadata.compute_chars == 10_000
 
 
 def test_a_stream_is_answered_in_its_order(client: Client) -> None:
     """More texts than are computed at once come back in order; a bad text ends the stream."""
     texts = [f"text {index} " + "good " * (index % 7) for index in range(80)]
-    alone = [client.call("/tei.v1.Predict/Predict", inputs=text)[0] for text in texts[:10]]
+    alone = [client.call(PREDICT, inputs=text)[0] for text in texts[:10]]
     requests = [{"inputs": text} for text in texts]
     answers = list(client.stream("/tei.v1.Predict/PredictStream", requests))
     assert [one.metadata.compute_chars for one in answers] == [len(text) for text in texts]
@@ -234,7 +230,7 @@ def test_a_broken_stream_gives_back_its_bytes(client: Client) -> None:
         with pytest.raises(grpc.RpcError, match="empty"):
             list(client.stream("/tei.v1.Predict/PredictStream", requests))
     text = "good " * 3_000
-    assert client.call("/tei.v1.Predict/Predict", inputs=text, truncate=True)[0].predictions
+    assert client.call(PREDICT, inputs=text, truncate=True)[0].predictions
 
 
 def test_every_error_of_a_text_has_a_status() -> None:
@@ -256,7 +252,7 @@ def test_series_of_calls_exist_before_the_first_call() -> None:
     """As for HTTP, a rate sees the first increase, and an alert the first error."""
     service = Service(Settings())
     Calls(service, {})
-    for path in ("/tei.v1.Predict/Predict", "/tei.v1.Predict/PredictStream", f"{OIP}/ModelInfer"):
+    for path in (PREDICT, "/tei.v1.Predict/PredictStream", f"{OIP}/ModelInfer"):
         for status in (200, 401, 413, 422, 429, 499, 500, 503, 504):
             labels = {"route": path, "method": "GRPC", "status": str(status)}
             value = service.metrics.registry.get_sample_value
@@ -267,21 +263,20 @@ def test_series_of_calls_exist_before_the_first_call() -> None:
 def test_metrics_count_calls_as_requests(service: tuple[Process, Client]) -> None:
     """A call adds to the same series as a request over HTTP, with the status of its error."""
     process, client = service
-    with pytest.raises(grpc.RpcError):
-        client.call("/tei.v1.Predict/Predict", inputs=" ")
-    metrics = httpx2.get(f"{process.url}/metrics").text
-    route = re.escape('method="GRPC",route="/tei.v1.Predict/Predict",status="422"')
-    assert re.search(rf"http_requests_total{{{route}}} [1-9]", metrics)
-    assert "http_requests_in_flight 1.0" in metrics  # the scrape itself: no call is left
+    labels = {"route": PREDICT, "method": "GRPC", "status": "422"}
+    before = metric(process.client, "sentiment_http_requests_total", **labels)
+    client.fails(PREDICT, inputs=" ")
+    assert metric(process.client, "sentiment_http_requests_total", **labels) == before + 1
+    # The scrape itself: no call is left.
+    assert metric(process.client, "sentiment_http_requests_in_flight") == 1
 
 
 def test_health_knows_the_services(client: Client) -> None:
     """Each service of this server has the server's state; other names are unknown."""
+    check = "/grpc.health.v1.Health/Check"
     for service in SERVICES:
-        assert client.call("/grpc.health.v1.Health/Check", service=service)[0].status == 1
-    with pytest.raises(grpc.RpcError) as failed:
-        client.call("/grpc.health.v1.Health/Check", service="other")
-    assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+        assert client.call(check, service=service)[0].status == 1
+    assert client.fails(check, service="other").code() is grpc.StatusCode.NOT_FOUND
     watch = client.stream("/grpc.health.v1.Health/Watch", [{"service": "other"}])
     assert next(watch).status == 3  # SERVICE_UNKNOWN
     watch.cancel()
@@ -327,10 +322,8 @@ def test_descriptors_are_those_of_the_proto_files() -> None:
 def test_rate_limit_and_deadline_are_those_of_http(bundle: Path) -> None:
     """Calls and requests count together; a call whose message does not come in time ends."""
     limits = ["--rate-limit", "2/hour", "--deadline-ms", "100"]
-    with serving(bundle, *limits) as (process, port):
-        assert httpx2.get(f"{process.url}/info").status_code == 200
-        path = "/tei.v1.Predict/Predict"
-        client = Client(port)
+    with serving(bundle, *limits) as (process, port), Client(port) as client:
+        assert process.client.get("/info").status_code == 200
         silent = threading.Event()
 
         def nothing() -> Iterator[bytes]:
@@ -338,45 +331,36 @@ def test_rate_limit_and_deadline_are_those_of_http(bundle: Path) -> None:
             yield b""
 
         with pytest.raises(grpc.RpcError) as late:
-            client.channel.stream_unary(path)(nothing(), timeout=20)
+            client.channel.stream_unary(PREDICT)(nothing(), timeout=20)
         silent.set()
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "did not arrive" in late.value.details()
-        with pytest.raises(grpc.RpcError) as refused:
-            client.call(path, inputs="good")
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        trailing = dict(refused.value.trailing_metadata())
+        refused = client.fails(PREDICT, inputs="good")
+        assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        trailing = dict(refused.trailing_metadata())
         assert trailing["error-code"] == "rate_limited"
         assert int(trailing["grpc-retry-pushback-ms"]) > 3_000_000
-        client.channel.close()
 
 
 def test_wrong_keys_are_limited_as_over_http(bundle: Path) -> None:
     """An address that guesses over gRPC is limited over both protocols; a key in use goes on."""
-    variables = {"SENTIMENT_API_KEYS": KEY[0][1].split()[1]}
-    with serving(bundle, variables=variables) as (process, port):
-        client = Client(port)
+    with serving(bundle, variables=KEYS) as (process, port), Client(port) as client:
         path = "/tei.v1.Info/Info"
         client.call(path)
-        codes = []
-        for number in range(WRONG_KEYS + 1):
-            with pytest.raises(grpc.RpcError) as refused:
-                client.call(path, metadata=(("authorization", f"Bearer {number}"),))
-            codes.append(refused.value.code())
+        guesses = [(("authorization", f"Bearer {number}"),) for number in range(WRONG_KEYS + 1)]
+        codes = [client.fails(path, metadata=guess).code() for guess in guesses]
         assert codes[-2:] == [
             grpc.StatusCode.UNAUTHENTICATED,
             grpc.StatusCode.RESOURCE_EXHAUSTED,
         ]
         headers = {"authorization": "Bearer another"}
-        assert httpx2.get(f"{process.url}/info", headers=headers).status_code == 429
+        assert process.client.get("/info", headers=headers).status_code == 429
         assert client.call(path)
-        client.channel.close()
 
 
 def test_shutdown_finishes_calls_and_ends_streams(bundle: Path) -> None:
     """A call in flight is answered; idle streams end; the exit code is 0."""
-    with serving(bundle, command=SLOW_COMMAND) as (process, port):
-        client = Client(port)
+    with serving(bundle, command=SLOW_COMMAND) as (process, port), Client(port) as client:
         watch = client.stream("/grpc.health.v1.Health/Watch", [{}])
         assert next(watch).status == 1
         silent = threading.Event()
@@ -388,10 +372,9 @@ def test_shutdown_finishes_calls_and_ends_streams(bundle: Path) -> None:
 
         stream = client.channel.stream_stream(method.path)(texts(), timeout=20)
         next(stream)
-        path = "/tei.v1.Predict/Predict"
         pending = [
-            client.channel.unary_unary(path).future(
-                METHODS[path].request(inputs=f"good {index}").SerializeToString()
+            client.channel.unary_unary(PREDICT).future(
+                METHODS[PREDICT].request(inputs=f"good {index}").SerializeToString()
             )
             for index in range(20)
         ]
@@ -405,40 +388,4 @@ def test_shutdown_finishes_calls_and_ends_streams(bundle: Path) -> None:
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
         silent.set()
         code, log = process.wait()
-        client.channel.close()
     assert (code, "stopped" in log) == (0, True)
-
-
-def test_a_port_in_use_is_one_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The port is refused before the models are loaded, and one that is taken twice at once."""
-    assert main(["serve", "--port", "8765", "--grpc-port", "8765"]) == 2
-    assert "--grpc-port: give another port" in capsys.readouterr().err
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        flags = ["--port", "0", "--grpc-port", str(taken.getsockname()[1])]
-        command = [sys.executable, "-m", "app"]
-        done = subprocess.run(
-            [*command, "serve", *flags, "--log-level", "error"],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 1
-    assert "cannot listen on 127.0.0.1 port" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_without_the_extra_the_error_names_it() -> None:
-    """--grpc-port without grpcio says in one line what to install; without the flag, no import."""
-    code = (
-        "import sys; sys.modules['grpc'] = None; from app.cli.command import main;"
-        "raise SystemExit(main(['serve', '--port', '0', '--grpc-port', '1', '--log-level',"
-        "'error']))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "extra 'grpc'" in done.stderr

@@ -1,7 +1,6 @@
 """gRPC clients that break the rules end, hold up and fill nothing but their own calls."""
 
 import asyncio
-import re
 import signal
 import sys
 import threading
@@ -9,11 +8,11 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
-import httpx2
 import pytest
 from google.protobuf.message import DecodeError
 
@@ -46,13 +45,6 @@ def predicted(port: int) -> bool:
         return bool(channel.unary_unary(PREDICT.path)(request, timeout=20, wait_for_ready=True))
 
 
-def resident(pid: int) -> int:
-    """Bytes of memory that the process has."""
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text("utf-8"))
-    assert found
-    return int(found[1]) * 1024
-
-
 @pytest.fixture(scope="module")
 def served(bundle: Path) -> Iterator[tuple[Process, int]]:
     """One service, and its port for gRPC. Messages may have 2 MB, and 16 MB together."""
@@ -73,8 +65,7 @@ def test_a_path_that_is_no_text_ends_only_its_call(served: tuple[Process, int]) 
             assert not other.ended(frame, watch)
             frame = other.read()
         assert frame is not None
-    with httpx2.Client(base_url=process.url) as http:
-        assert metric(http, "sentiment_grpc_restarts_total") == 0
+    assert metric(process.client, "sentiment_grpc_restarts_total") == 0
 
 
 # Without the guard against such paths, they end the server as they do in grpc.aio.
@@ -110,18 +101,15 @@ def test_a_server_that_ended_is_started_again_or_liveness_fails(
 ) -> None:
     """Whatever ends it is logged and counted; if the port stays closed, probes say so."""
     command = [sys.executable, "-c", UNGUARDED.format(more=more)]
-    with (
-        serving(bundle, command=command) as (process, port),
-        httpx2.Client(base_url=process.url) as http,
-    ):
+    with serving(bundle, command=command) as (process, port):
         with Connection(port) as hostile:
             hostile.begin(NOT_TEXT)
             process.read_until("gRPC ended with UnicodeDecodeError and is started again")
         if status == 200:
             assert predicted(port)
         for probe in ("/health/live", "/health/ready"):
-            eventually(lambda path=probe: http.get(path).status_code == status)  # type: ignore[misc]
-        assert metric(http, "sentiment_grpc_restarts_total") == 1
+            eventually(lambda path=probe: process.client.get(path).status_code == status)  # type: ignore[misc]
+        assert metric(process.client, "sentiment_grpc_restarts_total") == 1
         process.signal(signal.SIGTERM)
         assert process.wait()[0] == 0
 
@@ -133,11 +121,11 @@ def test_messages_that_are_held_back_take_little_memory(served: tuple[Process, i
     """
     process, port = served
     assert predicted(port)
-    rest = resident(process.pid)
+    rest = process.memory_bytes()
     connections = [Connection(port) for _ in range(50)]
     held = [(connection, hold_back(connection, 2_000_000)) for connection in connections]
     assert predicted(port)
-    assert resident(process.pid) - rest < 64 * MB
+    assert process.memory_bytes() - rest < 64 * MB
     codes = [status_of(connection, stream) for connection, stream in held[:40]]
     assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}
     for connection in connections:
@@ -160,9 +148,15 @@ MANY = 300_000
 def test_items_are_counted_before_anything_is_made_of_them(fields: dict[str, Any]) -> None:
     """A message of many empty items is refused, at no more cost than one of the most allowed."""
     request = METHODS[INFER.decode()].request(**fields)
-    tracemalloc.start()
-    with pytest.raises(ServiceError):
+    with little_memory(), pytest.raises(ServiceError):
         _document(request, 1_000)
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    """Fails if Python takes more than 2 MB meanwhile."""
+    tracemalloc.start()
+    yield
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2_000_000
@@ -175,11 +169,8 @@ def test_unknown_parameters_and_numbers_of_a_shape_are_not_looked_at() -> None:
     request = METHODS[INFER.decode()].request(
         inputs=[tensor], outputs=[{"parameters": many}], parameters=many
     )
-    tracemalloc.start()
-    document = _document(request, 1_000)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 2_000_000
+    with little_memory():
+        document = _document(request, 1_000)
     assert document["inputs"][0]["shape"] == [1, 1, 1]
 
 

@@ -7,94 +7,98 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from app.cli.command import main
 from benchmarks.service import free_port
-from tests.api.routes.test_stream import HEAD
-from tests.conftest import FLAGS
+from tests.conftest import FLAGS, Start
+from tests.support.raw_http import connect, exchange
 from tests.support.serving import (
     COMMAND,
     ROOT,
     Process,
-    connect,
     environment,
     eventually,
-    exchange,
     metric,
+    run_program,
 )
+from tests.support.streams import NDJSON, STREAM_HEAD
 
 TEXT = "xyzzy-plugh"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
+NO_TRACES = ["0" * 32, TRACE.upper()]
 
 
 def _lines(log: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.splitlines()]
 
 
-def _served(bundle: Path, *flags: str, variables: Mapping[str, str] | None = None) -> Process:
-    flags = ("--model", str(bundle), *FLAGS, "--access-log", "on", *flags)
-    return Process(*flags, variables=variables)
+def _accesses(log: str) -> list[dict[str, Any]]:
+    """The lines of requests."""
+    return [line for line in _lines(log) if line["logger"] == "access"]
 
 
-def test_a_request_is_a_line_with_its_stages(bundle: Path) -> None:
+def _logging(start: Start, *flags: str, **options: Any) -> Process:
+    return start("--access-log", "on", *flags, **options)
+
+
+def test_a_request_is_a_line_with_its_stages(start: Start) -> None:
     """Id, trace, route, status, the code of a problem, model, texts, tokens and stages are fields.
 
-    A text without a result has no tokens. Each line of a stream is a text.
+    A text without a result has no tokens. Each line of a stream is a text. A traceparent that the
+    specification does not allow is no trace.
     """
-    with _served(bundle) as process:
-        headers = {"x-request-id": "find-me", "traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
-        httpx2.post(f"{process.url}/classify", json={"inputs": "love"}, headers=headers)
-        httpx2.get(f"{process.url}/v2/models/nowhere")
-        batch = {"inputs": ["love", "", "love it"], "model": "tiny"}
-        answer = httpx2.post(f"{process.url}/classify", json=batch).json()
-        httpx2.post(f"{process.url}/classify", json={"inputs": ""})
-        lines = '{"text": "love"}\n\n{"text": ""}\n'
-        headers = {"content-type": "application/x-ndjson"}
-        httpx2.post(f"{process.url}/classify/stream", content=lines, headers=headers)
-        httpx2.post(f"{process.url}/tokenize", json={"inputs": "love"})
-        log = process.terminate()
-    accesses = [line for line in _lines(log) if line["logger"] == "access"]
-    first, second, listed, refused, streamed, tokenized = accesses
+    process = _logging(start)
+    post = process.client.post
+    headers = {"x-request-id": "find-me", "traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+    post("/classify", json={"inputs": "love"}, headers=headers)
+    process.client.get("/v2/models/nowhere")
+    batch = {"inputs": ["love", "", "love it"], "model": "tiny"}
+    answer = post("/classify", json=batch).json()
+    post("/classify", json={"inputs": ""})
+    post("/classify/stream", content='{"text": "love"}\n\n{"text": ""}\n', headers=NDJSON)
+    post("/tokenize", json={"inputs": "love"})
+    for trace in ("", "garbage", *(f"00-{one}-b7ad6b7169203331-01" for one in NO_TRACES)):
+        process.client.get("/models", headers={"traceparent": trace})
+    accesses = _accesses(process.terminate())
+    first, second, listed, refused, streamed, tokenized, *odd = accesses
     assert (first["request_id"], first["trace_id"]) == ("find-me", TRACE)
     assert (first["method"], first["route"], first["status"]) == ("POST", "/classify", 200)
     stages = ("tokenize_ms", "queue_ms", "inference_ms")
     assert sum(first[stage] for stage in stages) <= first["duration_ms"]
     assert (second["route"], second["status"]) == ("/v2/models/{name}", 404)
-    assert "trace_id" not in second
     assert second["code"] == "model_not_found"
     assert "model" not in second
     tokens = [result.get("tokens", 0) for result in answer["results"]]
-    work = [(line["model"], line["texts"], line["tokens"]) for line in accesses if line != second]
+    texts = (first, listed, refused, streamed, tokenized)
     one = ("tiny", 1, tokens[0])
-    assert work == [one, ("tiny", 3, sum(tokens)), ("tiny", 1, 0), ("tiny", 2, tokens[0]), one]
+    assert [(line["model"], line["texts"], line["tokens"]) for line in texts] == [
+        *(one, ("tiny", 3, sum(tokens)), ("tiny", 1, 0), ("tiny", 2, tokens[0]), one)
+    ]
     assert (refused["code"], refused["status"]) == ("empty_text", 422)
     assert "code" not in listed
     assert (streamed["route"], tokenized["route"]) == ("/classify/stream", "/tokenize")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
+    assert ["trace_id" in line for line in (second, *odd)] == [False] * 5
 
 
-def test_a_stream_that_ends_early_has_a_code(bundle: Path) -> None:
+def test_a_stream_that_ends_early_has_a_code(start: Start) -> None:
     """The status is sent before a stream can fail; the code of its last line is a field.
 
     So is the code of a client that leaves before its answers.
     """
-    with _served(bundle, "--max-body-bytes", "4096") as process:
-        headers = {"content-type": "application/x-ndjson", "content-encoding": "gzip"}
-        url = f"{process.url}/classify/stream"
-        answer = httpx2.post(url, content=b"no gzip", headers=headers)
-        with connect(process.port, HEAD) as leaving:
-            leaving.recv(100)  # the answer has begun
-        with httpx2.Client(base_url=process.url) as client:  # its own request is in flight
-            eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 1)
-        log = process.terminate()
+    process = _logging(start, "--max-body-bytes", "4096")
+    headers = NDJSON | {"content-encoding": "gzip"}
+    answer = process.client.post("/classify/stream", content=b"no gzip", headers=headers)
+    with connect(process.port, STREAM_HEAD) as leaving:
+        leaving.recv(100)  # the answer has begun
+    # The scrape's own request is in flight.
+    eventually(lambda: metric(process.client, "sentiment_http_requests_in_flight") == 1)
     code = json.loads(answer.text.splitlines()[-1])["error"]["code"]
-    accesses = [line for line in _lines(log) if line["logger"] == "access"]
+    accesses = _accesses(process.terminate())
     ends = [(line["route"], line["status"], line["code"]) for line in accesses]
     assert ends == [
         ("/classify/stream", 200, code),
@@ -102,69 +106,51 @@ def test_a_stream_that_ends_early_has_a_code(bundle: Path) -> None:
     ]
 
 
-def test_an_odd_traceparent_is_no_trace(bundle: Path) -> None:
-    """An invalid header is ignored, as the specification requires."""
-    zeros, capitals = (
-        f"00-{'0' * 32}-b7ad6b7169203331-01",
-        f"00-{TRACE.upper()}-b7ad6b7169203331-01",
-    )
-    with _served(bundle) as process:
-        for parent in ("", "garbage", zeros, capitals):
-            httpx2.get(f"{process.url}/models", headers={"traceparent": parent})
-        log = process.terminate()
-    accesses = [line for line in _lines(log) if line["logger"] == "access"]
-    assert ["trace_id" in line for line in accesses] == [False] * 4
-
-
-def test_no_text_of_a_user_gets_into_the_log(bundle: Path) -> None:
+def test_no_text_of_a_user_gets_into_the_log(start: Start) -> None:
     """No text is logged, whether it is classified, refused, sent in a wrong place or fails."""
-    with _served(bundle, "--log-level", "debug") as process:
-        url = process.url
-        for inputs in (TEXT, [TEXT, ""], f"{TEXT}\0", f"{TEXT} nan", f"{TEXT} " * 20):
-            httpx2.post(f"{url}/classify", json={"inputs": inputs})
-            httpx2.post(f"{url}/explain", json={"inputs": inputs})
-            httpx2.post(f"{url}/predict", json={"inputs": inputs, "truncate": False})
-            httpx2.post(url, json={"inputs": inputs, TEXT: TEXT})
-            httpx2.post(f"{url}/v1/classify", json={"input": inputs, "model": TEXT})
-        content = json.dumps({"id": TEXT, "text": TEXT}) + f"\n{TEXT}\n"
-        headers = {"content-type": "application/x-ndjson"}
-        httpx2.post(f"{url}/classify/stream", content=content, headers=headers)
-        httpx2.get(f"{url}/{TEXT}?text={TEXT}", headers={"x-text": TEXT})
-        httpx2.post(f"{url}/classify", content=TEXT, headers={"content-type": TEXT})
-        exchange(process.port, f"{TEXT}\r\n\r\n".encode())
-        process.signal(signal.SIGTERM)
-        _, log = process.wait()
-    assert len([line for line in _lines(log) if line["logger"] == "access"]) >= 28
+    process = _logging(start, "--log-level", "debug")
+    post = process.client.post
+    for inputs in (TEXT, [TEXT, ""], f"{TEXT}\0", f"{TEXT} nan", f"{TEXT} " * 20):
+        post("/classify", json={"inputs": inputs})
+        post("/explain", json={"inputs": inputs})
+        post("/predict", json={"inputs": inputs, "truncate": False})
+        post("/", json={"inputs": inputs, TEXT: TEXT})
+        post("/v1/classify", json={"input": inputs, "model": TEXT})
+    content = json.dumps({"id": TEXT, "text": TEXT}) + f"\n{TEXT}\n"
+    post("/classify/stream", content=content, headers=NDJSON)
+    process.client.get(f"/{TEXT}?text={TEXT}", headers={"x-text": TEXT})
+    post("/classify", content=TEXT, headers={"content-type": TEXT})
+    exchange(process.port, f"{TEXT}\r\n\r\n".encode())
+    process.signal(signal.SIGTERM)
+    _, log = process.wait()
+    assert len(_accesses(log)) >= 28
     assert TEXT not in log
 
 
-def test_every_line_has_one_form(bundle: Path) -> None:
+def test_every_line_has_one_form(start: Start) -> None:
     """uvicorn's lines have the same fields as ours."""
-    with _served(bundle) as process:
-        upgrade = b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"
-        with connect(process.port, upgrade) as connection:
-            connection.recv(100)
-        log = process.terminate()
+    process = _logging(start)
+    upgrade = b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"
+    with connect(process.port, upgrade) as connection:
+        connection.recv(100)
     started = _lines(process.first_lines)
     assert started[-1]["message"].startswith("serving tiny")
-    for line in started + _lines(log):
+    for line in started + _lines(process.terminate()):
         assert {"time", "level", "logger", "message"} <= set(line)
 
 
-def test_what_machines_ask_all_the_time_is_logged_at_debug(bundle: Path) -> None:
+def test_what_machines_ask_all_the_time_is_logged_at_debug(start: Start) -> None:
     """At the level info, health, metrics and files of the page have no line, unless they fail.
 
     Health includes the route that Vertex AI chooses.
     """
-    variables = {"AIP_HEALTH_ROUTE": "/v1/endpoints/1"}
-    with _served(bundle, variables=variables) as process:
-        probes = ("/health", "/health/live", "/v2/health/ready", *variables.values())
-        for path in (*probes, "/metrics", "/web/page.js"):
-            assert httpx2.get(f"{process.url}{path}").status_code == 200, path
-        httpx2.get(f"{process.url}/web/nothing.js")
-        httpx2.get(f"{process.url}/info")
-        log = process.terminate()
-    lines = [line for line in _lines(log) if line["logger"] == "access"]
+    process = _logging(start, variables={"AIP_HEALTH_ROUTE": "/v1/endpoints/1"})
+    probes = ("/health", "/health/live", "/v2/health/ready", "/v1/endpoints/1")
+    for path in (*probes, "/metrics", "/web/page.js"):
+        assert process.client.get(path).status_code == 200, path
+    process.client.get("/web/nothing.js")
+    process.client.get("/info")
+    lines = _accesses(process.terminate())
     asked = [(line["level"], line["route"], line["status"]) for line in lines]
     assert asked == [("info", "/web/{name}", 404), ("info", "/info", 200)]
 
@@ -188,33 +174,22 @@ def test_an_unexpected_failure_is_a_line_of_the_log() -> None:
         "main.create_app = lambda *_: 1 / 0; "
         "sys.exit(command.main(['serve', '--port', '0']))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True
-    )
+    done = run_program(sys.executable, "-c", code)
     line = _lines(done.stderr)[-1]
     assert (done.returncode, line["level"]) == (1, "critical")
     assert "ZeroDivisionError" in line["exception"]
 
 
 @pytest.mark.parametrize("docs", ["on", "off"])
-def test_the_start_says_where_to_look(bundle: Path, docs: str) -> None:
+def test_the_start_says_where_to_look(start: Start, docs: str) -> None:
     """The first line that names the address also has the page, the docs if any, and the metrics."""
-    port = free_port()
-    with _served(bundle, "--docs", docs, "--metrics-port", str(port)) as process:
-        line = _lines(process.first_lines)[-1]
-        assert line["message"].endswith(f" at {process.url}")
-        assert line["page"] == f"{process.url}/"
-        assert line.get("docs") == (f"{process.url}/docs" if docs == "on" else None)
-        for page in (line["page"], line["metrics"], *([line["docs"]] if docs == "on" else [])):
-            assert httpx2.get(page).status_code == 200
-
-
-def test_the_access_log_can_be_switched_off(bundle: Path) -> None:
-    """The other lines are still logged."""
-    with _served(bundle, "--access-log", "off") as process:
-        httpx2.get(f"{process.url}/health")
-        log = process.terminate()
-    assert [line["message"] for line in _lines(log)] == ["shutting down", "stopped"]
+    process = start("--docs", docs, "--metrics-port", str(free_port()))
+    line = _lines(process.first_lines)[-1]
+    assert line["message"].endswith(f" at {process.url}")
+    assert line["page"] == f"{process.url}/"
+    assert line.get("docs") == (f"{process.url}/docs" if docs == "on" else None)
+    for name in ("page", "metrics", *(["docs"] if docs == "on" else [])):
+        assert process.client.get(line[name]).status_code == 200
 
 
 def test_a_terminal_gets_words(bundle: Path) -> None:

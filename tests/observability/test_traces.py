@@ -1,22 +1,17 @@
 """Traces: what a collector gets from a real server, over OTLP."""
 
-import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from app.config.extras import install_command
-from tests.conftest import FLAGS
-from tests.support.serving import SLOW_COMMAND, Process, environment, patched
+from tests.conftest import Start
+from tests.support.serving import SLOW_COMMAND, Process
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TEXT = "xyzzy-plugh"
@@ -74,17 +69,17 @@ def collector() -> Iterator[Collector]:
     collector.close()
 
 
-def _served(bundle: Path, endpoint: str, **options: Any) -> Process:
-    return Process("--model", str(bundle), *FLAGS, "--otlp-endpoint", endpoint, **options)
+def _served(start: Start, collector: Collector, **options: Any) -> Process:
+    return start("--otlp-endpoint", collector.url, "--access-log", "on", **options)
 
 
-def test_a_request_is_a_span_with_its_stages(bundle: Path, collector: Collector) -> None:
+def test_a_request_is_a_span_with_its_stages(start: Start, collector: Collector) -> None:
     """Under the caller's span; the stages under it, one after the other; all sent at the end."""
-    with _served(bundle, collector.url) as process:
-        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-        answer = httpx2.post(f"{process.url}/classify", json={"inputs": "love"}, headers=headers)
-        assert answer.status_code == 200
-        process.terminate()
+    process = _served(start, collector)
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    answer = process.client.post("/classify", json={"inputs": "love"}, headers=headers)
+    assert answer.status_code == 200
+    process.terminate()
     (request,) = collector.named("POST /classify")
     assert (request.trace_id.hex(), request.parent_span_id.hex()) == (TRACE, PARENT)
     assert request.kind == request.SPAN_KIND_SERVER
@@ -102,16 +97,14 @@ def test_a_request_is_a_span_with_its_stages(bundle: Path, collector: Collector)
     assert collector.resources[0]["service.name"] == "sentiment"
 
 
-def test_a_batch_is_linked_to_all_requests_in_it(bundle: Path, collector: Collector) -> None:
+def test_a_batch_is_linked_to_all_requests_in_it(start: Start, collector: Collector) -> None:
     """It is a trace of its own: it belongs to several."""
-    with _served(bundle, collector.url, command=SLOW_COMMAND) as process:
-        with ThreadPoolExecutor(12) as pool:
-            body = {"inputs": ["love", "worst"]}
-            asked = [
-                pool.submit(httpx2.post, f"{process.url}/classify", json=body) for _ in range(12)
-            ]
-            assert {answer.result().status_code for answer in asked} == {200}
-        process.terminate()
+    process = _served(start, collector, command=SLOW_COMMAND)
+    body = {"inputs": ["love", "worst"]}
+    with ThreadPoolExecutor(12) as pool:
+        asked = [pool.submit(process.client.post, "/classify", json=body) for _ in range(12)]
+        assert {answer.result().status_code for answer in asked} == {200}
+    process.terminate()
     requests = {span.span_id for span in collector.named("POST /classify")}
     batches = collector.named("batch")
     linked = [{link.span_id for link in batch.links} for batch in batches]
@@ -124,55 +117,21 @@ def test_a_batch_is_linked_to_all_requests_in_it(bundle: Path, collector: Collec
 
 
 def test_failures_and_probes_are_spans_too_and_no_text_is_in_any(
-    bundle: Path, collector: Collector
+    start: Start, collector: Collector
 ) -> None:
-    """The route's template and the status are all that a request tells."""
-    with _served(bundle, collector.url) as process:
-        httpx2.post(f"{process.url}/classify?text={TEXT}", json={"inputs": f"{TEXT} nan"})
-        httpx2.get(f"{process.url}/{TEXT}?{TEXT}", headers={"tracestate": "a=b"})
-        httpx2.get(f"{process.url}/health")
-        process.signal(signal.SIGTERM)
-        process.wait()
+    """The route's template and the status are all that a request tells.
+
+    The log has the trace of a request whose caller has none: the one that begins here.
+    """
+    process = _served(start, collector)
+    process.client.post(f"/classify?text={TEXT}", json={"inputs": f"{TEXT} nan"})
+    process.client.get(f"/{TEXT}?{TEXT}", headers={"tracestate": "a=b"})
+    process.client.get("/health")
+    log = process.terminate()
     (failed,) = collector.named("POST /classify")
     assert failed.status.code == failed.status.STATUS_CODE_ERROR
     (unmatched,) = collector.named("GET unmatched")
     assert _attributes(unmatched)["http.response.status_code"] == 404
+    assert f'"trace_id":"{unmatched.trace_id.hex()}"' in log
     assert collector.named("GET /health")
     assert TEXT not in str(collector.spans)
-
-
-def test_the_log_has_the_trace(bundle: Path, collector: Collector) -> None:
-    """Of a request whose caller has none: the one that begins here."""
-    flags = ["--model", str(bundle), *FLAGS, "--otlp-endpoint", collector.url]
-    with Process(*flags, "--access-log", "on") as process:
-        httpx2.get(f"{process.url}/info")
-        log = process.terminate()
-    (span,) = collector.named("GET /info")
-    assert f'"trace_id":"{span.trace_id.hex()}"' in log
-
-
-def test_a_collector_that_is_gone_harms_nobody(bundle: Path, collector: Collector) -> None:
-    """Requests are answered, and the process ends."""
-    collector.close()
-    with _served(bundle, collector.url) as process:
-        answer = httpx2.post(f"{process.url}/classify", json={"inputs": "love"})
-        assert answer.status_code == 200
-        process.terminate()
-
-
-def test_without_the_sdk_it_is_said_how_to_get_it(bundle: Path) -> None:
-    """One line, not a traceback; and without an endpoint the SDK is not even looked for."""
-    hidden = patched("sys.modules['opentelemetry.sdk'] = None")
-    flags = ["--model", str(bundle), *FLAGS]
-    done = subprocess.run(
-        [*hidden, "serve", *flags, "--port", "0", "--otlp-endpoint", "http://localhost:4318"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 1
-    assert install_command("otel") in done.stderr
-    assert "Traceback" not in done.stderr
-    with Process(*flags, command=hidden):
-        pass

@@ -1,13 +1,15 @@
 """What import-linter cannot see: package files, what a start loads, the client alone."""
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.serving import ROOT
+import pytest
+
+from tests.support.serving import ROOT, run_program
 
 EXPORT_ONLY = {"torch", "transformers", "optimum", "onnx", "sklearn"}
+SERVING = {"fastapi", "uvicorn", "onnxruntime", "numpy"}
 
 
 def _modules(*packages: str) -> list[Path]:
@@ -35,17 +37,25 @@ def test_package_files_are_empty() -> None:
     assert not [path for path in inits if path.stat().st_size]
 
 
-def test_starting_the_service_loads_no_export_package() -> None:
-    """Importing all that serving imports leaves torch, transformers and the rest unloaded."""
-    code = "import app.main, app.cli.command, sys; "
-    code += "print(*{name.partition('.')[0] for name in sys.modules})"
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    loaded = set(run.stdout.split())
-    assert "fastapi" in loaded
-    assert not loaded & EXPORT_ONLY
+@pytest.mark.parametrize(
+    ("code", "loaded", "absent"),
+    [
+        ("import app.main, app.cli.command", "fastapi", EXPORT_ONLY),
+        ("from app.cli.command import _parser; _parser()", "argparse", SERVING),
+        ("import app.server.workers.supervisor", "socket", SERVING),
+    ],
+    ids=["serving", "help", "supervisor"],
+)
+def test_what_a_start_does_not_need_is_not_loaded(code: str, loaded: str, absent: set[str]) -> None:
+    """Serving loads no export package. The help and the supervisor load nothing that serves.
+
+    So the help is quick, and a supervisor takes little memory and starts at once.
+    """
+    names = "import sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = run_program(sys.executable, "-c", f"{code}; {names}")
+    assert done.returncode == 0, done.stderr
+    assert loaded in done.stdout.split()
+    assert not set(done.stdout.split()) & absent
 
 
 def test_the_client_is_one_file_that_can_be_copied() -> None:

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from app.errors import ServiceError
 from model_export.cli import main as sentiment_export
 from tests.support.checkpoints import CORPUS, make_checkpoint, make_twitter_roberta
 from tests.support.model_export.hub import Hub
-from tests.support.serving import ROOT, Process, environment
+from tests.support.serving import ROOT, Process, run_program
 from tests.support.tiny_bundle import LABELS
 
 README, API, CLIENTS, MODELS, SETTINGS = (
@@ -69,9 +68,8 @@ def test_an_example_prints_what_the_readme_shows(
     assert shutil.which("curl"), "the examples need curl"
     here = command.replace("localhost:8000", f"127.0.0.1:{embedded.port}")
     here = here.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
-    done = subprocess.run(
-        ["bash", "-c", here], env=environment(), capture_output=True, text=True, check=True
-    )
+    done = run_program("bash", "-c", here)
+    assert done.returncode == 0, done.stderr
     if output.startswith(("{", "[")):
         assert _rounded(json.loads(done.stdout)) == _rounded(json.loads(output))
     else:
@@ -81,14 +79,8 @@ def test_an_example_prints_what_the_readme_shows(
 @pytest.mark.parametrize("code", PYTHON, ids=lambda code: code.split()[1])
 def test_a_python_example_prints_what_its_comments_say(embedded: Process, code: str) -> None:
     """Each client of the section, unchanged but for the port, without a warning."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code.replace("localhost:8000", embedded.url[7:])],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    here = code.replace("localhost:8000", embedded.url[7:])
+    done = run_program(sys.executable, "-W", "error", "-c", here)
     assert done.returncode == 0, done.stderr
     said = " ".join(re.findall(r"print\(.*\)  # (.*)", code))
     assert done.stdout.split() == said.split()
@@ -155,14 +147,9 @@ def test_training_exporting_and_serving_work_one_after_another(
 
 def _run(command: str, directory: Path, endpoint: str) -> str:
     here = command.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
-    variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(directory / "hub")}
-    done = subprocess.run(
-        ["bash", "-c", here],
-        cwd=directory,
-        env=environment() | variables,
-        capture_output=True,
-        text=True,
-        check=False,
+    home = str(directory / "hub")
+    done = run_program(
+        "bash", "-c", here, cwd=directory, timeout_s=600, HF_ENDPOINT=endpoint, HF_HOME=home
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -3,30 +3,28 @@
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http.client import parse_headers
 from io import BytesIO
 from pathlib import Path
 
-import httpx2
 import pytest
 
-from tests.conftest import FLAGS
-from tests.support.serving import (
+from tests.conftest import FLAGS, Listen, Start
+from tests.support.raw_http import (
     BODY,
     HEAD,
     HEALTH,
-    Process,
     connect,
     exchange,
-    metric,
     post,
     read_all,
     read_answer,
     statuses,
 )
+from tests.support.serving import Process, metric
 
 CLOSE = b"connection: close"
 REQUEST = post(BODY, CLOSE)
@@ -161,54 +159,46 @@ def test_a_body_is_no_part_of_the_next_head(process: Process) -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_request_with_a_bad_chunk_is_one_request(bundle: Path, at_once: bool) -> None:
+def test_a_request_with_a_bad_chunk_is_one_request(start: Start, at_once: bool) -> None:
     """It has one id and one line in the log, and is counted once, as 400 of its route.
 
     What is no request at all has a line as well, with the id of its answer.
     """
-    chunks = b'5\r\n{"inp\r\nnonsense\r\n'
-    with (
-        Process("--model", str(bundle), *FLAGS, "--access-log", "on") as process,
-        httpx2.Client(base_url=process.url) as client,
-    ):
+    process = start("--access-log", "on")
 
-        def refused(*parts: bytes) -> str:
-            _, _, body = exchange(process.port, *parts).partition(b"\r\n\r\n")
-            problem = json.loads(body)
-            assert (problem["status"], problem["code"]) == (400, "bad_request")
-            return str(problem["request_id"])
+    def refused(*parts: bytes) -> str:
+        _, _, body = exchange(process.port, *parts).partition(b"\r\n\r\n")
+        problem = json.loads(body)
+        assert (problem["status"], problem["code"]) == (400, "bad_request")
+        return str(problem["request_id"])
 
-        request_id = refused(*([CHUNKED + chunks] if at_once else [CHUNKED, chunks]))
-        counted = [
-            metric(client, "sentiment_http_requests_total", route=route, method=method, status=code)
-            for route, method, code in (
-                ("/classify", "POST", "400"),
-                ("/classify", "POST", "499"),
-                ("unmatched", "other", "400"),
-            )
-        ]
-        assert counted == [1, 0, 0]
-        assert client.get("/models").status_code == 200
-        lines = map(json.loads, process.read_until("/models").splitlines())
-        requests = [line for line in lines if line["message"] == "request"]
-        process.read_until(refused(b"secret words\n"))
+    def count(route: str, method: str, status: str) -> float:
+        name = "sentiment_http_requests_total"
+        return metric(process.client, name, route=route, method=method, status=status)
+
+    bad = b'5\r\n{"inp\r\nnonsense\r\n'
+    request_id = refused(*([CHUNKED + bad] if at_once else [CHUNKED, bad]))
+    assert count("/classify", "POST", "400") == 1
+    assert count("/classify", "POST", "499") == count("unmatched", "other", "400") == 0
+    assert process.client.get("/models").status_code == 200
+    lines = map(json.loads, process.read_until("/models").splitlines())
+    requests = [line for line in lines if line["message"] == "request"]
+    process.read_until(refused(b"secret words\n"))
     assert [line["route"] for line in requests] == ["/classify", "/models"]
     assert (requests[0]["request_id"], requests[0]["status"]) == (request_id, 400)
 
 
 def test_refusals_of_what_is_no_request_are_counted(process: Process) -> None:
     """Invalid requests are counted as 400 and 431, in series that exist from the start."""
-    series = {"route": "unmatched", "method": "other"}
-    with httpx2.Client(base_url=process.url) as client:
 
-        def counts() -> list[float]:
-            name = "sentiment_http_requests_total"
-            return [metric(client, name, status=status, **series) for status in ("400", "431")]
+    def counts() -> list[float]:
+        name, series = "sentiment_http_requests_total", {"route": "unmatched", "method": "other"}
+        return [metric(process.client, name, status=one, **series) for one in ("400", "431")]
 
-        before = counts()
-        exchange(process.port, b"\x00")
-        exchange(process.port, b"GET /" + b"a" * 40_000)
-        assert counts() == [before[0] + 1, before[1] + 1]
+    before = counts()
+    exchange(process.port, b"\x00")
+    exchange(process.port, b"GET /" + b"a" * 40_000)
+    assert counts() == [before[0] + 1, before[1] + 1]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +236,7 @@ def test_trailers_are_not_collected(process: Process) -> None:
         pytest.param(HEALTH[:-2] + b"content-length: 9\r\n\r\n", id="half a body"),
     ],
 )
-def test_a_connection_without_requests_ends(listen: Callable[..., int], sent: bytes) -> None:
+def test_a_connection_without_requests_ends(listen: Listen, sent: bytes) -> None:
     """A connection ends if no complete request arrives, whatever bytes trickle in."""
     with connect(listen(keep_alive_s=1), sent) as connection:
         connection.settimeout(0.05)
@@ -259,9 +249,7 @@ def test_a_connection_without_requests_ends(listen: Callable[..., int], sent: by
             pytest.fail("the connection is still open")
 
 
-def test_a_head_that_trickles_in_ends(
-    listen: Callable[..., int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_that_trickles_in_ends(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a head is not complete in time, the connection closes."""
     monkeypatch.setattr("app.server.http_protocol.HEAD_TIMEOUT_S", 0.1)
     assert exchange(listen(), HEAD) == b""

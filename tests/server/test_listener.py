@@ -5,19 +5,17 @@ import errno
 import socket
 from functools import partial
 from itertools import chain
-from pathlib import Path
 
 import httpx2
 import pytest
 
-from app.cli.command import main
 from app.errors import UserError
 from app.server.arrivals import bind
 from app.server.listener import BEGUN_A_TURN, Listener
 from app.server.turns import STARTS_A_TURN, Turns
 from benchmarks.service import free_port
-from tests.conftest import FLAGS
-from tests.support.serving import Process, exchange
+from tests.conftest import Start
+from tests.support.raw_http import exchange
 
 CONNECTIONS = 150
 
@@ -214,18 +212,14 @@ def test_a_request_that_cannot_begin_holds_up_no_other() -> None:
     assert asyncio.run(run()) == [n for n in range(3 * STARTS_A_TURN) if n % 5]
 
 
-def test_the_metrics_have_a_port_of_their_own(bundle: Path) -> None:
-    """The metrics port serves only metrics, and the service's port does not serve them."""
+def test_the_metrics_have_a_port_of_their_own(start: Start) -> None:
+    """The metrics port serves only metrics, and the service's port says where they are."""
     port = free_port()
-    with Process("--model", str(bundle), *FLAGS, "--metrics-port", str(port)) as process:
-        metrics = httpx2.get(f"http://127.0.0.1:{port}/metrics")
-        assert "sentiment_model_ready" in metrics.text
-        assert httpx2.get(f"http://127.0.0.1:{port}/classify").json()["code"] == "not_found"
-        assert httpx2.get(f"{process.url}/metrics").status_code == 404
-        assert exchange(port, b"\x00").startswith(b"HTTP/1.1 400 ")
-
-
-def test_one_port_for_both_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    """One port for both gives exit code 2 and one line, before anything is loaded."""
-    assert main(["serve", "--port", "8765", "--metrics-port", "8765"]) == 2
-    assert "--metrics-port: give another port than the service's own" in capsys.readouterr().err
+    process = start("--metrics-port", str(port))
+    metrics = httpx2.get(f"http://127.0.0.1:{port}/metrics")
+    assert 'sentiment_model_ready{model="tiny"} 1.0' in metrics.text
+    assert httpx2.get(f"http://127.0.0.1:{port}/classify").json()["code"] == "not_found"
+    elsewhere = process.client.get("/metrics")
+    assert elsewhere.status_code == 404
+    assert f"port {port} (--metrics-port)" in elsewhere.json()["detail"]
+    assert exchange(port, b"\x00").startswith(b"HTTP/1.1 400 ")

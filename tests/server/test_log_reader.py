@@ -18,15 +18,16 @@ import pytest
 from app.observability import logs
 from benchmarks.service import free_port
 from tests.conftest import FLAGS
+from tests.support.raw_http import exchange
 from tests.support.serving import (
     COMMAND,
     ROOT,
     Process,
     environment,
     eventually,
-    exchange,
     metric,
     patched,
+    run_program,
 )
 
 # Few lines may wait, so that few requests are enough.
@@ -86,7 +87,8 @@ def test_a_reader_that_stops_stops_nothing(bundle: Path) -> None:
 
     SIGTERM ends the service with code 0, although the pipe and the queue are full.
     """
-    with Unread(bundle) as process, httpx2.Client(base_url=process.url, timeout=30) as client:
+    with Unread(bundle) as process:
+        client = process.client
         assert metric(client, "sentiment_log_lines_dropped_total") == 0
         _ask(client, REQUESTS)
         process.reader.set()
@@ -106,10 +108,10 @@ def test_a_reader_that_stops_stops_nothing(bundle: Path) -> None:
 
 def test_a_reader_that_leaves_ends_nothing(bundle: Path) -> None:
     """Without a reader, lines are counted as dropped, requests are answered, the exit code is 0."""
-    with Unread(bundle) as process, httpx2.Client(base_url=process.url, timeout=30) as client:
+    with Unread(bundle) as process:
         process.leave()
-        _ask(client, 3)
-        eventually(lambda: metric(client, "sentiment_log_lines_dropped_total") >= 3)
+        _ask(process.client, 3)
+        eventually(lambda: metric(process.client, "sentiment_log_lines_dropped_total") >= 3)
         process.end_unread()
 
 
@@ -177,9 +179,7 @@ def test_python_s_warnings_are_lines_of_the_log() -> None:
         "import warnings; from app.observability import logs; logs.configure('info', 'json'); "
         "warnings.warn('beware'); logs.close()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = run_program(sys.executable, "-c", code)
     document = json.loads(done.stderr)
     assert document["logger"] == "py.warnings"
     assert "beware" in document["message"]

@@ -17,7 +17,8 @@ from app.api.json_document import MAX_VALUES, parse
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.errors import InvalidRequest
 from tests.conftest import FLAGS, Serve
-from tests.support.serving import Process, connect, eventually, post
+from tests.support.raw_http import connect, post
+from tests.support.serving import Process, eventually
 
 # sentencex needs two seconds for each of these texts, if it gets the whole of it.
 NASTY = {"inputs": ["。」" * 25_000] * 6, "split": "sentences"}
@@ -209,9 +210,14 @@ def _list(value: bytes, count: int) -> bytes:
         _list(b'""', 110_000),
         b"{" + b",".join(b'"%d":1' % n for n in range(60_000)) + b"}",
         _list(b'"\\\\"', 110_000),
+        _list(b"0", MAX_VALUES + 1),
         _list(b"1", 110_000).decode().encode("utf-16"),
+        _list(b"1", 110_000).decode().encode("utf-32"),
     ],
-    ids=["floats", "lists", "nested", "texts", "names", "backslashes", "UTF-16"],
+    ids=[
+        *("floats", "lists", "nested", "texts", "names", "backslashes", "one too many"),
+        *("UTF-16", "UTF-32"),
+    ],
 )
 def test_documents_of_very_many_values_are_refused_unparsed(
     parsed_on: list[str], content: bytes
@@ -235,10 +241,13 @@ def test_a_line_of_very_many_values_is_refused_in_its_place(serve: Serve) -> Non
 
 @pytest.mark.parametrize(
     "text",
-    [",:[{" * 100_000, '",' * 300_000, '\\",' * 300_000, "\\", '[\\\\"', "伬," * 100_000, "\ud800"],
+    [
+        *(",:[{" * 100_000, '",' * 300_000, '\\",' * 300_000, "\\", '[\\\\"', "\ud800"),
+        *("伬," * 100_000, "\u2201," * 300_000),  # their bytes have a comma and a quotation mark
+    ],
     ids=ascii,
 )
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
 def test_signs_inside_texts_are_no_values(text: str, encoding: str) -> None:
     """Commas, brackets, quotation marks and backslashes inside texts are not counted as values."""
     value = {"inputs": [text, "x" * 200_000]}

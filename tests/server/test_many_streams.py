@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.api.routes.test_stream import HEAD, chunk
+from tests.conftest import Start
 from tests.support.serving import STUCK_COMMAND, Process, before_inference, eventually
+from tests.support.streams import STREAM_HEAD, chunk
 
 STREAMS = 60
 ENOUGH = 10  # lines that every stream should have answered
@@ -34,7 +35,7 @@ class Stream:
     async def talk(self, port: int) -> None:
         """Send lines and read answers until the stream ends."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(HEAD + LINES)
+        writer.write(STREAM_HEAD + LINES)
         # The server closes while this sends: what came before can be read, then there is a reset.
         with suppress(ConnectionError):
             while line := await reader.readline():
@@ -86,33 +87,36 @@ def test_each_stream_has_its_first_answer_before_any_is_far_ahead(seen: Seen) ->
     assert max(seen.when_all_had_enough) <= ENOUGH + 50
 
 
-def test_the_lines_of_streams_do_not_expire(seen: Seen) -> None:
-    """Lines do not expire while they wait for other streams; they are answered in order."""
+def test_each_line_has_its_answer_until_sigterm_ends_every_stream(seen: Seen) -> None:
+    """Lines do not expire while they wait; they are answered in order.
+
+    At SIGTERM, every stream gets a last line that says why it ends, and its last chunk.
+    """
     for stream in seen.streams:
+        _assert_ended_in_order(stream)
         results = [answer for answer in stream.answers if "error" not in answer]
         assert [answer["id"] for answer in results] == list(range(len(results)))
         assert {answer["label"] for answer in results} == {"positive"}
-        codes = {answer["error"]["code"] for answer in stream.answers if "error" in answer}
-        assert codes == {"shutting_down"}
-
-
-def test_sigterm_ends_every_stream_in_order(seen: Seen) -> None:
-    """At SIGTERM, every stream gets a last line that says why it ends, and its last chunk."""
-    for stream in seen.streams:
-        *answers, last = stream.answers
-        assert (last["id"], last["error"]["code"]) == (None, "shutting_down")
-        assert [answer["id"] for answer in answers] == list(range(len(answers)))
-        assert stream.complete
     assert seen.exit_code == 0
     assert "Traceback" not in seen.log
 
 
-def test_streams_end_in_order_when_there_is_no_time_left(bundle: Path) -> None:
+def _assert_ended_in_order(stream: Stream) -> None:
+    """Each line has one answer or ``shutting_down``; so has the end, which is complete."""
+    *answers, last = stream.answers
+    assert (last["id"], last["error"]["code"]) == (None, "shutting_down")
+    assert [answer["id"] for answer in answers] == list(range(len(answers)))
+    codes = {answer["error"]["code"] for answer in stream.answers if "error" in answer}
+    assert codes == {"shutting_down"}
+    assert stream.complete
+
+
+def test_streams_end_in_order_when_there_is_no_time_left(start: Start) -> None:
     """If inference is stuck, clients that read get the last line; other clients delay nobody."""
 
     async def end(process: Process) -> tuple[list[Stream], str]:
         _, silent = await asyncio.open_connection("127.0.0.1", process.port)
-        silent.write(HEAD + b"%x\r\n" % 600_000 + b"x\n" * 300_000)
+        silent.write(STREAM_HEAD + b"%x\r\n" % 600_000 + b"x\n" * 300_000)
         streams = [Stream() for _ in range(10)]
         talking = [asyncio.create_task(stream.talk(process.port)) for stream in streams]
         await asyncio.sleep(0.5)  # so that some wait for results, others for their turn
@@ -124,11 +128,7 @@ def test_streams_end_in_order_when_there_is_no_time_left(bundle: Path) -> None:
         return streams, log
 
     flags = f"{SLOW_FLAGS} --drain-ms 500".split()
-    with Process("--model", str(bundle), *flags, command=STUCK_COMMAND) as process:
-        streams, log = asyncio.run(end(process))
+    streams, log = asyncio.run(end(start(*flags, command=STUCK_COMMAND)))
     for stream in streams:
-        *answers, last = stream.answers
-        assert (last["id"], last["error"]["code"]) == (None, "shutting_down")
-        assert [answer["id"] for answer in answers] == list(range(len(answers)))
-        assert stream.complete
+        _assert_ended_in_order(stream)
     assert "Traceback" not in log

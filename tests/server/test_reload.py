@@ -7,8 +7,9 @@ import shutil
 import signal
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,21 +24,13 @@ from app.engine.classifier import Classifier
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from checks.support.load import constant_load
-from tests.api.routes.test_stream import HEAD
-from tests.conftest import FLAGS, Serve
-from tests.support.serving import (
-    Gate,
-    Process,
-    connect,
-    eventually,
-    metric,
-    post,
-    read_all,
-    statuses,
-)
+from tests.conftest import Listen, Serve, Start
+from tests.support.raw_http import connect, post, read_all, statuses
+from tests.support.reloads import ADMIN, release, reload, revision_of
+from tests.support.serving import eventually, metric
+from tests.support.streams import NDJSON, STREAM_HEAD, ask_line
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
-ADMIN = {"authorization": "Bearer admin-key-1"}
 REVISIONS = [f"{n:07x}" for n in range(20)]
 
 
@@ -47,34 +40,21 @@ def bundle(tmp_path: Path) -> Path:
     return make_bundle(tmp_path / "tiny")
 
 
-def _release(bundle: Path, revision: str) -> None:
-    """Put another revision in place of the bundle, as a deployment would."""
-    source = {"path": "made by a test", "revision": revision, "files": {}}
-    write_manifest(bundle, source=source)
-
-
-def _reload(client: httpx2.Client, name: str = "tiny") -> httpx2.Response:
-    return client.post(f"/models/{name}/reload", headers=ADMIN)
-
-
 def _revision(client: httpx2.Client) -> str:
     answer = client.post("/classify", json={"inputs": "love"})
     revision: str = answer.json()["model"]["revision"]
     return revision
 
 
-def _revision_of(document: Any) -> str:
-    """The model's revision, if each text has a label."""
-    assert all(result["label"] for result in document["results"])
-    return str(document["model"]["revision"])
-
-
 def test_a_reload_answers_with_the_new_model(serve: Serve, bundle: Path) -> None:
-    """After the reload, /models, /metrics and health show the new model and not the old one."""
+    """A bundle that is replaced is served after the reload, and not before.
+
+    Then /models, /metrics and health show the new model and not the old one.
+    """
     client = serve(model=(bundle,), admin_keys="admin-key-1")
+    release(bundle, "fedcba9")
     assert _revision(client) == "0123abc"
-    _release(bundle, "fedcba9")
-    assert _reload(client).json() == {"status": "reloaded"}
+    assert reload(client).json() == {"status": "reloaded"}
     assert _revision(client) == "fedcba9"
     assert client.get("/models").json()["models"][0]["revision"] == "fedcba9"
     assert client.get("/health/ready").status_code == 200
@@ -84,67 +64,80 @@ def test_a_reload_answers_with_the_new_model(serve: Serve, bundle: Path) -> None
     assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 2
 
 
-def test_nothing_fails_while_models_change(bundle: Path) -> None:
+def test_nothing_fails_while_models_change(start: Start, bundle: Path) -> None:
     """Under load, with reloads of both kinds, every answer is valid and each model is used."""
-    flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1"]
-    with Process(*flags) as process, httpx2.Client(base_url=process.url) as client:
-        clients = (["love"], ["worst", "it"], ["love it"] * 100, ["it " * 500] * 30)
-        with constant_load(process.url, clients, _revision_of) as seen:
-            eventually(lambda: seen["0123abc"] > 10)
-            for number, revision in enumerate(REVISIONS):
-                _release(bundle, revision)
-                if number % 2:
-                    assert _reload(client).status_code == 200
-                else:
-                    process.signal(signal.SIGHUP)
-                eventually(lambda revision=revision: seen[revision] > 10)  # type: ignore[misc]
-        process.terminate()
+    process = start("--admin-keys", "admin-key-1")
+    clients = (["love"], ["worst", "it"], ["love it"] * 100, ["it " * 500] * 30)
+    with constant_load(process.url, clients, revision_of) as seen:
+        eventually(lambda: seen["0123abc"] > 10)
+        for number, revision in enumerate(REVISIONS):
+            release(bundle, revision)
+            if number % 2:
+                assert reload(process.client).status_code == 200
+            else:
+                process.signal(signal.SIGHUP)
+            eventually(lambda revision=revision: seen[revision] > 10)  # type: ignore[misc]
+    process.terminate()
     assert set(seen) == {"0123abc", *REVISIONS}
 
 
-def test_a_stream_goes_on_with_the_new_model(bundle: Path) -> None:
+def test_a_stream_goes_on_with_the_new_model(start: Start, bundle: Path) -> None:
     """A stream continues with the new model; the reload does not wait for the stream's end."""
-    flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1"]
-    with (
-        Process(*flags) as process,
-        httpx2.Client(base_url=process.url) as client,
-        connect(process.port, HEAD) as connection,
-    ):
-        received = connection.makefile("rb")
+    process = start("--admin-keys", "admin-key-1")
+    with connect(process.port, STREAM_HEAD) as connection, connection.makefile("rb") as received:
         for number in range(4):
-            line = b'{"id":%d,"text":"love"}\n' % number
-            connection.sendall(b"%x\r\n%b\r\n" % (len(line), line))
-            while not (answer := received.readline()).startswith(b"{"):
-                assert answer
-            assert json.loads(answer)["id"] == number
-            _release(bundle, REVISIONS[number])
-            assert _reload(client).status_code == 200
+            ask_line(connection, received, number)
+            release(bundle, REVISIONS[number])
+            assert reload(process.client).status_code == 200
 
 
-def test_lines_that_a_model_leaves_undone_go_to_the_next(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lines that the old model has not computed when its drain ends go to the new model."""
-    client = serve(admin_keys="admin-key-1", deadline_ms=100, drain_ms=100)
-    stuck = cast(FastAPI, client.app).state.service.models.classifier(None).model
-    reached, over = threading.Event(), threading.Event()
+@dataclass
+class Stuck:
+    """The model that is served first computes nothing until ``over`` is set."""
+
+    client: TestClient
+    reached: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+@pytest.fixture
+def stuck(
+    serve: Serve, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Stuck]]:
+    """Serve a model that is stuck, with these settings. A model that is loaded later is not."""
+    all_: list[Stuck] = []
     infer = Model.infer
 
-    def infer_unless_stuck(model: Model, encodings: Any) -> Any:
-        if model is stuck:
-            reached.set()
-            over.wait(30)
-        return infer(model, encodings)
+    def start(**settings: Any) -> Stuck:
+        client = serve(model=(bundle,), admin_keys="admin-key-1", **settings)
+        made = Stuck(client)
+        all_.append(made)
+        first = cast(FastAPI, client.app).state.service.models.classifier(None).model
 
-    monkeypatch.setattr(Model, "infer", infer_unless_stuck)
+        def infer_unless_stuck(model: Model, encodings: Any) -> Any:
+            if model is first:
+                made.reached.set()
+                made.over.wait(30)
+            return infer(model, encodings)
+
+        monkeypatch.setattr(Model, "infer", infer_unless_stuck)
+        return made
+
+    yield start
+    for made in all_:
+        made.over.set()
+
+
+def test_lines_that_a_model_leaves_undone_go_to_the_next(stuck: Callable[..., Stuck]) -> None:
+    """Lines that the old model has not computed when its drain ends go to the new model."""
+    old = stuck(deadline_ms=100, drain_ms=100)
     content = "".join(f'{{"id":{n},"text":"love"}}\n' for n in range(300))
-    headers = {"content-type": "application/x-ndjson"}
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(client.post, "/classify/stream", content=content, headers=headers)
-        assert reached.wait(30)
-        assert _reload(client).status_code == 200
+        answer = pool.submit(old.client.post, "/classify/stream", content=content, headers=NDJSON)
+        assert old.reached.wait(30)
+        assert reload(old.client).status_code == 200
         lines = [json.loads(line) for line in answer.result().text.splitlines()]
-        over.set()
+        old.over.set()
     assert [(line["id"], line.get("label")) for line in lines] == [
         (n, "positive") for n in range(300)
     ]
@@ -163,29 +156,30 @@ def test_a_bad_bundle_leaves_the_old_model_serving(serve: Serve, bundle: Path, d
             write_manifest(bundle, name="other")
         case "gone":
             shutil.rmtree(bundle)
-    answer = _reload(client)
+    answer = reload(client)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_bundle")
     assert str(bundle.parent) not in answer.text
     assert _revision(client) == "0123abc"
     assert client.get("/health/ready").status_code == 200
 
 
-def test_what_was_begun_ends_with_the_old_model(serve: Serve, bundle: Path, gate: Gate) -> None:
-    """The reload is answered when the old model has finished its work."""
-    client = serve(model=(bundle,), admin_keys="admin-key-1", runners=1)
+def test_what_was_begun_ends_with_the_old_model(stuck: Callable[..., Stuck], bundle: Path) -> None:
+    """New requests get the new model, and the reload is answered when the old one has finished."""
+    old = stuck(runners=1)
     with ThreadPoolExecutor(2) as pool:
-        gate.close()
-        begun = pool.submit(_revision, client)
-        assert gate.reached.wait(30)
-        gate.open.set()
-        _release(bundle, "fedcba9")
-        reloaded = pool.submit(_reload, client)
+        begun = pool.submit(_revision, old.client)
+        assert old.reached.wait(30)
+        release(bundle, "fedcba9")
+        reloaded = pool.submit(reload, old.client)
+        eventually(lambda: old.client.get("/models").json()["models"][0]["revision"] == "fedcba9")
+        assert _revision(old.client) == "fedcba9"
+        assert not begun.done()
+        assert not reloaded.done()
+        old.over.set()
         assert begun.result(30) == "0123abc"
         assert reloaded.result(30).status_code == 200
-    assert _revision(client) == "fedcba9"
 
 
-NEW_LABELS = ["bad", "good"]
 TENSOR = {"inputs": EXAMPLE["inputs"]}  # with all outputs
 
 
@@ -202,37 +196,30 @@ TENSOR = {"inputs": EXAMPLE["inputs"]}  # with all outputs
     ],
 )
 def test_a_body_that_ends_after_a_reload_is_answered_by_the_new_model(
-    listen: Callable[..., int],
-    bundle: Path,
-    path: str,
-    body: Any,
-    classes: Callable[[Any], float],
+    listen: Listen, bundle: Path, path: str, body: Any, classes: Callable[[Any], float]
 ) -> None:
     """Labels, shape and values of an answer all come from the model that computed it."""
     port = listen(model=(bundle,), admin_keys="admin-key-1")
     request = post(json.dumps(body).encode(), b"connection: close")
     request = request.replace(b"/classify", path.encode(), 1)
     with (
-        httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
         connect(port, request[:-5]) as waiting,
     ):
         eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 2)
-        _release_two_labels(bundle)
-        assert _reload(client).status_code == 200
+        _release_labels(bundle, ["bad", "good"])
+        assert reload(client).status_code == 200
         waiting.sendall(request[-5:])
         received = read_all(waiting)
     assert statuses(received) == [200], received
     _, _, answer = received.partition(b"\r\n\r\n")
-    assert classes(json.loads(answer)) == len(NEW_LABELS)
+    assert classes(json.loads(answer)) == 2
 
 
-def _release_two_labels(bundle: Path) -> None:
-    """Put a model of two labels in place of the model with three."""
+def _release_labels(bundle: Path, labels: list[str]) -> None:
+    """Put a model with these labels in place of the bundle."""
     shutil.rmtree(bundle)
-    make_bundle(bundle, outputs=2)
-    config = {"id2label": dict(enumerate(NEW_LABELS)), "pad_token_id": 0}
-    (bundle / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    write_manifest(bundle, labels=NEW_LABELS)
+    make_bundle(bundle, outputs=len(labels), labels=labels)
 
 
 def test_only_an_admin_key_reloads(serve: Serve, bundle: Path) -> None:
@@ -241,15 +228,15 @@ def test_only_an_admin_key_reloads(serve: Serve, bundle: Path) -> None:
     for headers in ({}, {"authorization": "Bearer client-key-1"}):
         for path in ("/models/tiny/reload", "/models/tiny/reload%0A", "/models/tiny/reload%0D"):
             assert client.post(path, headers=headers).status_code == 401, path
-    assert _reload(client).status_code == 200
+    assert reload(client).status_code == 200
     assert client.get("/info", headers=ADMIN).status_code == 401
-    unknown = _reload(client, "other")
+    unknown = reload(client, "other")
     assert (unknown.status_code, unknown.json()["code"]) == (404, "model_not_found")
 
 
 def test_without_admin_keys_the_refusal_says_so(client: TestClient) -> None:
     """Without admin keys, the error does not ask for a key, because no key could be right."""
-    answer = _reload(client)
+    answer = reload(client)
     assert answer.status_code == 401
     assert "no admin keys" in answer.json()["detail"]
     assert "SIGHUP" in answer.json()["detail"]
@@ -273,28 +260,27 @@ def test_other_reloads_do_not_wait_for_what_one_has_begun(
     other = make_bundle(tmp_path / "other", name="other")
     client = serve(model=(bundle, other), admin_keys="admin-key-1")
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(_reload, client)
+        first = pool.submit(reload, client)
         assert retiring.wait(30)
         try:
-            assert _reload(client, "other").status_code == 200
+            assert reload(client, "other").status_code == 200
             assert not first.done()
         finally:
             may_end.set()
         assert first.result(30).status_code == 200
 
 
-def test_memory_returns_to_what_it_was(bundle: Path) -> None:
+def test_memory_returns_to_what_it_was(start: Start, bundle: Path) -> None:
     """After twenty reloads, the process is hardly larger than after the first few."""
-    flags = ["--model", str(bundle), *FLAGS, "--admin-keys", "admin-key-1"]
-    with Process(*flags) as process, httpx2.Client(base_url=process.url) as client:
-        sizes = []
-        for revision in REVISIONS:
-            _release(bundle, revision)
-            assert _reload(client).status_code == 200
-            assert _revision(client) == revision
-            sizes.append(process.memory_bytes())
-        threads = Path(f"/proc/{process.pid}/task")
-        eventually(lambda: len(list(threads.iterdir())) < 20)
+    process = start("--admin-keys", "admin-key-1")
+    sizes = []
+    for revision in REVISIONS:
+        release(bundle, revision)
+        assert reload(process.client).status_code == 200
+        assert _revision(process.client) == revision
+        sizes.append(process.memory_bytes())
+    threads = Path(f"/proc/{process.pid}/task")
+    eventually(lambda: len(list(threads.iterdir())) < 20)
     assert sizes[-1] < sizes[4] + 10_000_000
 
 
@@ -313,7 +299,7 @@ def test_a_model_that_was_replaced_is_freed(
     monkeypatch.setattr(loading, "load_model", note)
     client = serve(model=(bundle,), admin_keys="admin-key-1")
     for _ in range(3):
-        assert _reload(client).status_code == 200
+        assert reload(client).status_code == 200
     assert len(loaded) >= 4
 
     def alive() -> int:
@@ -327,11 +313,8 @@ def test_labels_may_change(serve: Serve, bundle: Path) -> None:
     """Counts of the old labels stay, and the new labels are counted."""
     client = serve(model=(bundle,), admin_keys="admin-key-1")
     _revision(client)
-    labels = ["bad", "so-so", "good"]
-    config = {"id2label": dict(enumerate(labels)), "pad_token_id": 0}
-    (bundle / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    write_manifest(bundle, labels=labels)
-    assert _reload(client).status_code == 200
+    _release_labels(bundle, ["bad", "so-so", "good"])
+    assert reload(client).status_code == 200
     (result,) = client.post("/classify", json={"inputs": "love"}).json()["results"]
     assert result["label"] == "good"
     for label in ("positive", "good"):

@@ -11,21 +11,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from signal import SIGHUP, SIGTERM
 
-import httpx2
 import pytest
 
 from benchmarks.service import free_port
-from tests.conftest import FLAGS
-from tests.support.serving import (
-    COMMAND,
-    SLOW_COMMAND,
-    Process,
-    connect,
-    eventually,
-    metric,
-    patched,
-    read_answer,
-)
+from tests.conftest import Start
+from tests.support.raw_http import connect, read_answer
+from tests.support.serving import COMMAND, SLOW_COMMAND, eventually, metric, patched
 from tests.support.tiny_bundle import make_bundle
 
 BODY = json.dumps({"inputs": ["love", "worst"]})
@@ -100,33 +91,25 @@ def clients(port: int, *, keep: bool, pause_s: float = 0.0) -> Iterator[Counter[
 )
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_no_connection_is_reset(
-    bundle: Path,
-    command: list[str],
-    keep: bool,
-    pause_s: float,
-    signals: list[int],
-    workers: str,
+    start: Start, command: list[str], keep: bool, pause_s: float, signals: list[int], workers: str
 ) -> None:
     """Begun requests are answered; later ones get 503 and the connection closes; exit code 0.
 
     SIGTERM mostly hits the slow service during a request. A reload ends with the process.
     """
-    flags = ["--model", str(bundle), *FLAGS, "--drain-ms", "2000", "--workers", workers]
-    with Process(*flags, command=command) as process:
-        with clients(process.port, keep=keep, pause_s=pause_s) as seen:
-            for number in signals:
-                process.signal(number)
-                time.sleep(0.1 if number == SIGTERM else 0.01)
-        process.terminate()
+    process = start("--drain-ms", "2000", "--workers", workers, command=command)
+    with clients(process.port, keep=keep, pause_s=pause_s) as seen:
+        for number in signals:
+            process.signal(number)
+            time.sleep(0.1 if number == SIGTERM else 0.01)
+    process.terminate()
     assert set(seen) <= {200, 503}
 
 
-def test_a_client_that_never_reads_cannot_hold_the_process(bundle: Path) -> None:
+def test_a_client_that_never_reads_cannot_hold_the_process(start: Start) -> None:
     """A client that never reads is abandoned when drain-ms ends."""
-    with (
-        Process("--model", str(bundle), *FLAGS, "--drain-ms", "1000") as process,
-        connect(process.port, buffer_bytes=4_096) as client,
-    ):
+    process = start("--drain-ms", "1000")
+    with connect(process.port, buffer_bytes=4_096) as client:
         client.settimeout(0.2)
         with suppress(TimeoutError):  # until no more is taken
             client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 100_000)
@@ -136,37 +119,29 @@ def test_a_client_that_never_reads_cannot_hold_the_process(bundle: Path) -> None
     assert "Traceback" not in log
 
 
-def test_half_a_head_does_not_hold_the_process(bundle: Path) -> None:
+def test_half_a_head_does_not_hold_the_process(start: Start) -> None:
     """A client that has sent a part of a head and then nothing gets 503, on either port."""
     metrics_port = free_port()
-    flags = ["--drain-ms", "600000", "--metrics-port", str(metrics_port), *FLAGS]
+    process = start("--drain-ms", "600000", "--metrics-port", str(metrics_port))
     half = b"GET /metrics HTTP/1.1\r\nhost:"
-    with (
-        Process("--model", str(bundle), *flags) as process,
-        connect(process.port, half) as first,
-        connect(metrics_port, half) as second,
-    ):
+    with connect(process.port, half) as first, connect(metrics_port, half) as second:
         process.terminate()
         for connection in (first, second):
             status, body = read_answer(connection)
             assert (status, json.loads(body)["code"]) == (503, "shutting_down")
 
 
-def test_many_hangups_are_one_or_two_reloads(bundle: Path) -> None:
+def test_many_hangups_are_one_or_two_reloads(start: Start) -> None:
     """Hangups that come during a reload cause one more reload after it."""
-    with (
-        Process("--model", str(bundle), *FLAGS) as process,
-        httpx2.Client(base_url=process.url) as client,
-    ):
-        for _ in range(60):
-            process.signal(SIGHUP)
-            time.sleep(0.005)
-        process.read_until("loaded again")
-        time.sleep(0.5)
-        assert client.get("/health/ready").status_code == 200
-        assert metric(client, "sentiment_http_requests_in_flight") == 1
-        log = process.terminate()
-    assert log.count("loaded again") <= 4
+    process = start()
+    for _ in range(60):
+        process.signal(SIGHUP)
+        time.sleep(0.005)
+    process.read_until("loaded again")
+    time.sleep(0.5)
+    assert process.client.get("/health/ready").status_code == 200
+    assert metric(process.client, "sentiment_http_requests_in_flight") == 1
+    assert process.terminate().count("loaded again") <= 4
 
 
 # SIGHUP arrives when the command is imported, and before and after the models are loaded.
@@ -188,12 +163,11 @@ sys.meta_path.insert(0, AtImport())
 """
 
 
-def test_a_hangup_does_not_end_a_start(bundle: Path) -> None:
+def test_a_hangup_does_not_end_a_start(start: Start) -> None:
     """SIGHUP while the command is imported or the models are loaded does not end the process."""
-    command = patched(HANGUPS)
-    with Process("--model", str(bundle), *FLAGS, command=command) as process:
-        assert httpx2.get(f"{process.url}/health/ready").status_code == 200
-        process.read_until("loaded again")
+    process = start(command=patched(HANGUPS))
+    assert process.client.get("/health/ready").status_code == 200
+    process.read_until("loaded again")
 
 
 # The C library's destructors have run when this process is still there for a second. A thread that
@@ -213,14 +187,13 @@ def slow_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("drain_ms", [20_000, 300, 100, 0])
 def test_a_load_that_is_under_way_does_not_hold_or_crash_the_process(
-    slow_bundle: Path, drain_ms: int
+    start: Start, slow_bundle: Path, drain_ms: int
 ) -> None:
     """SIGTERM during a reload drops the new model, whether or not it gets ready in time."""
-    flags = ["--model", str(slow_bundle), "--drain-ms", str(drain_ms), *FLAGS]
-    command = patched(LATE_EXIT)
-    with Process(*flags, command=command) as process:
-        threads = Path(f"/proc/{process.pid}/task")
-        before = len(list(threads.iterdir()))
-        process.signal(SIGHUP)
-        eventually(lambda: len(list(threads.iterdir())) > before)
-        process.terminate()
+    flags = ["--drain-ms", str(drain_ms)]
+    process = start(*flags, bundle=slow_bundle, command=patched(LATE_EXIT))
+    threads = Path(f"/proc/{process.pid}/task")
+    before = len(list(threads.iterdir()))
+    process.signal(SIGHUP)
+    eventually(lambda: len(list(threads.iterdir())) > before)
+    process.terminate()

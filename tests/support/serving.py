@@ -1,20 +1,20 @@
 """Ways to run the service in a test, and to look into it."""
 
 import os
-import re
+import shutil
 import signal
-import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from http.client import HTTPResponse
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx2
+import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,10 +25,6 @@ from benchmarks import service
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [str(Path(sys.executable).with_name("sentiment"))]
-
-HEALTH = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
-HEAD = b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-BODY = b'{"inputs": "love"}'
 
 
 def patched(code: str, *arguments: str) -> list[str]:
@@ -102,7 +98,10 @@ def listening(app: FastAPI, *, keep_alive_s: int = 5) -> Iterator[str]:
 
 
 class Process(service.Server):
-    """``sentiment serve`` on a free port, without settings from outside; killed in the end."""
+    """``sentiment serve`` on a free port, without settings from outside; killed in the end.
+
+    ``client`` sends it requests, on connections that stay open.
+    """
 
     def __init__(
         self,
@@ -114,6 +113,7 @@ class Process(service.Server):
             *(*command, "serve", "--port", "0", "--access-log", "off", *flags),
             environment=environment(**variables or {}),
         )
+        self.client = httpx2.Client(base_url=self.url, timeout=30)
 
     def __exit__(
         self,
@@ -121,6 +121,7 @@ class Process(service.Server):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.client.close()
         self.signal(signal.SIGKILL)
         super().__exit__(kind, error, traceback)
 
@@ -148,6 +149,10 @@ class Process(service.Server):
         """Resident memory."""
         return int(self.memory_mb()["Rss"] * 1e6)
 
+    def children(self) -> list[int]:
+        """The ids of its workers."""
+        return children_of(self.pid)
+
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment without settings of the service, but for ``changes``."""
@@ -160,6 +165,44 @@ def environment(**changes: str) -> dict[str, str]:
     return kept | changes
 
 
+def children_of(pid: int) -> list[int]:
+    """The ids of the processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def runs(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def run_program(
+    *command: str | Path, cwd: Path = ROOT, timeout_s: float = 60, **variables: str
+) -> "subprocess.CompletedProcess[str]":
+    """What a program wrote and its exit code. It has no standard input."""
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def installed(program: str, package: str) -> str:
+    """The path of a program; without it, the test is skipped, but in CI it fails."""
+    path = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin")
+    if path is None:
+        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+        give_up(f"this test needs {program}: apt-get install {package}")
+    return path
+
+
 def metric(client: httpx2.Client, name: str, **labels: str) -> float:
     """The value of one series, scraped."""
     found = [
@@ -170,47 +213,6 @@ def metric(client: httpx2.Client, name: str, **labels: str) -> float:
     ]
     assert len(found) == 1, f"{name}{labels}: {found}"
     return found[0]
-
-
-def post(body: bytes = BODY, *headers: bytes) -> bytes:
-    """A whole request to classify this, with these headers as well."""
-    named = b"".join(header + b"\r\n" for header in headers)
-    return HEAD + named + b"content-length: %d\r\n\r\n" % len(body) + body
-
-
-def connect(port: int, *parts: bytes, buffer_bytes: int | None = None) -> socket.socket:
-    """A connection on which these parts were sent, perhaps with a receive buffer of this size."""
-    connection = socket.socket()
-    if buffer_bytes is not None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
-    connection.settimeout(30)
-    connection.connect(("127.0.0.1", port))
-    for part in parts:
-        connection.sendall(part)
-    return connection
-
-
-def read_all(connection: socket.socket) -> bytes:
-    """What the server sends until it closes."""
-    return b"".join(iter(lambda: connection.recv(65536), b""))
-
-
-def exchange(port: int, *parts: bytes) -> bytes:
-    """Send parts on a connection of their own; the server's answer until it closes."""
-    with connect(port, *parts) as connection:
-        return read_all(connection)
-
-
-def statuses(answers: bytes) -> list[int]:
-    """The status of each answer."""
-    return [int(status) for status in re.findall(rb"HTTP/1.1 (\d+)", answers)]
-
-
-def read_answer(connection: socket.socket) -> tuple[int, bytes]:
-    """Status and body of one answer, on a connection that stays open: no more is read."""
-    with HTTPResponse(connection) as response:
-        response.begin()
-        return response.status, response.read()
 
 
 def eventually(condition: Callable[[], bool]) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from app.config.settings import Settings
 from app.main import create_app
 from tests.api.openapi import made_up_requests
 from tests.conftest import SET_BY_HAND
-from tests.support.serving import Process, environment
+from tests.support.serving import Process, run_program
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
 CASES = 1_000
@@ -154,13 +153,9 @@ def test_requests_made_up_from_the_document_find_no_fault(tmp_path: Path) -> Non
     st = str(Path(sys.executable).parent / "st")
     command = [st, "run", "--seed", "1", "--max-examples", "40"]
     with Process("--model", str(bundle)) as process:
-        done = subprocess.run(
-            [*command, f"{process.url}/openapi.json"],
-            cwd=tmp_path,
-            env=environment(SCHEMATHESIS_HOOKS=made_up_requests.__file__),
-            capture_output=True,
-            text=True,
-            timeout=300,
+        document, hooks = f"{process.url}/openapi.json", made_up_requests.__file__
+        done = run_program(
+            *command, document, cwd=tmp_path, timeout_s=300, SCHEMATHESIS_HOOKS=hooks
         )
     assert done.returncode == 0, done.stdout
     generated = re.search(r"(\d+) generated", done.stdout)

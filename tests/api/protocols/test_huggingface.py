@@ -1,7 +1,6 @@
 """POST / with Hugging Face's own clients against a real server."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -9,8 +8,7 @@ import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-from tests.conftest import FLAGS
-from tests.support.serving import Process
+from tests.conftest import Start
 
 KEY = "key-of-the-test"
 
@@ -52,12 +50,12 @@ def test_the_client_shows_what_was_wrong(url: str) -> None:
         InferenceClient(model=url).text_classification("love", top_k=0)
 
 
-def test_the_token_is_an_api_key(bundle: Path) -> None:
+def test_the_token_is_an_api_key(start: Start) -> None:
     """The client's token is the API key; a wrong or missing one gives 401 and what to do."""
-    with Process("--model", str(bundle), *FLAGS, "--api-keys", KEY) as process:
-        client = InferenceClient(model=process.url, token=KEY)
-        assert client.text_classification("love")[0].label == "positive"
-        for token in ("another-key", None):
-            with pytest.raises(HfHubHTTPError, match="401 ") as caught:
-                InferenceClient(model=process.url, token=token).text_classification("love")
-            assert "Authorization: Bearer KEY" in str(caught.value)
+    process = start("--api-keys", KEY)
+    client = InferenceClient(model=process.url, token=KEY)
+    assert client.text_classification("love")[0].label == "positive"
+    for token in ("another-key", None):
+        with pytest.raises(HfHubHTTPError, match="401 ") as caught:
+            InferenceClient(model=process.url, token=token).text_classification("love")
+        assert "Authorization: Bearer KEY" in str(caught.value)

@@ -6,15 +6,6 @@ from openai import OpenAI
 
 from app.errors import UserError
 from tests.conftest import Serve
-from tests.support.serving import metric
-
-
-def test_an_unknown_model_is_counted_by_its_route(client: TestClient) -> None:
-    """Another name gives 404, counted under the route's template."""
-    answer = client.post("/v1/models/other:predict", json={"instances": ["love"]})
-    assert (answer.status_code, answer.json()["code"]) == (404, "model_not_found")
-    labels = {"route": "/v1/models/{name}:predict", "method": "POST", "status": "404"}
-    assert metric(client, "sentiment_http_requests_total", **labels)
 
 
 def test_openai_finds_the_same_model(client: TestClient) -> None:

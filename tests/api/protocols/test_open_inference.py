@@ -197,13 +197,3 @@ def test_the_path_chooses_the_model(serve: Serve, bundle: Path, tmp_path: Path) 
     assert answer.json()["model_name"] == "other"
     computed = {"model": "other", "outcome": "ok"}
     assert metric(client, "sentiment_texts_total", **computed) == 1
-
-
-def test_readiness_ends_with_the_service(serve: Serve) -> None:
-    """At shutdown, neither server nor model is ready, but the server is alive."""
-    client = serve()
-    client.app.state.service.lifecycle.stop()  # type: ignore[attr-defined]
-    for path in ("health/ready", "models/tiny/ready"):
-        answer = client.get(f"/v2/{path}")
-        assert (answer.status_code, answer.json()["code"]) == (503, "shutting_down")
-    assert client.get("/v2/health/live").json() == {"live": True}

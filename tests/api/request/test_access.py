@@ -2,8 +2,6 @@
 
 import json
 import socket
-import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import httpx2
@@ -15,9 +13,8 @@ from app.config.settings import Settings
 from app.shared_memory import moving_window
 from app.shared_memory.board import Board
 from app.shared_memory.moving_window import MovingWindow, digest
-from benchmarks.service import free_port
-from tests.conftest import FLAGS, Serve
-from tests.support.serving import COMMAND, ROOT, Process, environment, metric
+from tests.conftest import Serve, Start
+from tests.support.serving import metric
 
 KEYS = "first-key-1,second-key-2"
 
@@ -37,19 +34,17 @@ def test_each_key_opens_and_no_other(serve: Serve) -> None:
         assert answer.status_code == status, key
 
 
-def test_keys_show_nowhere(bundle: Path) -> None:
+def test_keys_show_nowhere(start: Start) -> None:
     """A key appears neither in the settings' repr, nor in the log, nor in an answer."""
     assert "first-key" not in repr(Settings(api_keys=KEYS))  # type: ignore[arg-type]
-    with Process("--model", str(bundle), "--api-keys", KEYS, "--log-level", "debug") as process:
-        headers = {"authorization": "Bearer first-key-1"}
-        told = httpx2.get(f"{process.url}/info", headers=headers).text
-        wrong = httpx2.get(f"{process.url}/info", headers={"authorization": "Bearer wrong-key-9"})
-        told += wrong.text + httpx2.get(f"{process.url}/metrics").text
-        process.signal(15)
-        _, log = process.wait()
-        told += process.first_lines + log
-    assert wrong.status_code == 401
-    assert "-key-" not in told
+    process = start("--api-keys", KEYS, "--log-level", "debug")
+    told, wrong = (
+        process.client.get("/info", headers={"authorization": f"Bearer {key}"})
+        for key in ("first-key-1", "wrong-key-9")
+    )
+    assert (told.status_code, wrong.status_code) == (200, 401)
+    log = process.client.get("/metrics").text + process.first_lines + process.terminate()
+    assert "-key-" not in told.text + wrong.text + log
 
 
 @pytest.mark.parametrize(
@@ -82,13 +77,6 @@ def test_a_key_may_ask_as_often_as_its_rate_says(serve: Serve) -> None:
     assert client.get("/health").status_code == 200
     labels = {"route": "/classify", "method": "POST", "status": "429"}
     assert metric(client, "sentiment_http_requests_total", **labels) == 2
-
-
-def test_without_keys_the_rate_is_an_address_s(serve: Serve) -> None:
-    """Without keys, each address has a rate. With keys, a request without one uses up no rate."""
-    client = serve(rate_limit="2/minute")
-    codes = [client.post("/classify", json={"inputs": "love"}).status_code for _ in range(3)]
-    assert codes == [200, 200, 429]
 
 
 @pytest.mark.parametrize("keys", [{}, {"api_keys": KEYS}])
@@ -133,10 +121,16 @@ def test_several_origins_may_be_allowed(serve: Serve) -> None:
 def test_refusals_are_counted_by_route(serve: Serve) -> None:
     """Refusals are counted under the route's template, not under the path."""
     client = serve(api_keys=KEYS)
+    key = {"authorization": "Bearer first-key-1"}
     client.post("/v2/models/any/infer")
     client.get("/info")
-    for route, method in (("/v2/models/{name}/infer", "POST"), ("/info", "GET")):
-        labels = {"route": route, "method": method, "status": "401"}
+    client.post("/v1/models/any:predict", json={"instances": ["love"]}, headers=key)
+    for route, method, status in (
+        ("/v2/models/{name}/infer", "POST", "401"),
+        ("/info", "GET", "401"),
+        ("/v1/models/{name}:predict", "POST", "404"),
+    ):
+        labels = {"route": route, "method": method, "status": status}
         assert metric(client, "sentiment_http_requests_total", **labels) == 1
 
 
@@ -158,38 +152,6 @@ def test_keys_are_described(serve: Serve) -> None:
     assert described["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
     assert described["paths"]["/classify"]["post"]["security"] == [{"HTTPBearer": []}]
     assert "securitySchemes" not in serve().get("/openapi.json").json()["components"]
-
-
-def test_metrics_on_a_port_of_their_own(bundle: Path) -> None:
-    """With a separate metrics port, the service's port has no metrics, and says where they are."""
-    port = free_port()
-    with Process("--model", str(bundle), "--metrics-port", str(port)) as process:
-        elsewhere = httpx2.get(f"{process.url}/metrics")
-        assert elsewhere.status_code == 404
-        assert f"port {port} (--metrics-port)" in elsewhere.json()["detail"]
-        shown = httpx2.get(f"http://127.0.0.1:{port}/metrics")
-        assert 'sentiment_model_ready{model="tiny"} 1.0' in shown.text
-        process.signal(15)
-        assert process.wait()[0] == 0
-
-
-def test_a_metrics_port_in_use_is_one_line(bundle: Path) -> None:
-    """If the metrics port is in use, one line says so, as for the service's port."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        flags = ["--metrics-port", str(listener.getsockname()[1]), "--port", "0"]
-        done = subprocess.run(
-            [*COMMAND, "serve", "--model", str(bundle), *flags],
-            cwd=ROOT,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-    assert done.returncode == 1
-    assert "Address already in use" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
 
 
 def test_a_window_moves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,23 +178,20 @@ def test_who_has_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-def test_proxies_and_clients_have_one_address(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proxies_and_clients_have_one_address(start: Start) -> None:
     """IPv4 addresses and their IPv6 form count as one, for trusted proxies and for clients.
 
     FORWARDED_ALLOW_IPS may have either form of a proxy's address, and the proxy may send either
-    form of a client's address.
+    form of a client's address. Without keys, each address has a rate.
     """
-    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "127.0.0.1, ::ffff:127.0.0.2")
-    flags = ["--host", "::", "--rate-limit", "1/hour"]
-    with Process("--model", str(bundle), *FLAGS, *flags) as process:
-        for proxy, trusted in (("127.0.0.1", True), ("127.0.0.2", True), ("127.0.0.3", False)):
-            transport = httpx2.HTTPTransport(local_address=proxy)
-            network = f"198.51.100.{proxy[-1]}"
-            with httpx2.Client(base_url=process.url, transport=transport) as client:
-                codes = [
-                    client.get("/info", headers={"x-forwarded-for": address}).status_code
-                    for address in (f"{network}1", f"{network}2", f"::ffff:{network}1")
-                ]
-            assert codes == ([200, 200, 429] if trusted else [200, 429, 429])
+    variables = {"FORWARDED_ALLOW_IPS": "127.0.0.1, ::ffff:127.0.0.2"}
+    process = start("--host", "::", "--rate-limit", "1/hour", variables=variables)
+    for proxy, trusted in (("127.0.0.1", True), ("127.0.0.2", True), ("127.0.0.3", False)):
+        transport = httpx2.HTTPTransport(local_address=proxy)
+        network = f"198.51.100.{proxy[-1]}"
+        with httpx2.Client(base_url=process.url, transport=transport) as client:
+            codes = [
+                client.get("/info", headers={"x-forwarded-for": address}).status_code
+                for address in (f"{network}1", f"{network}2", f"::ffff:{network}1")
+            ]
+        assert codes == ([200, 200, 429] if trusted else [200, 429, 429])

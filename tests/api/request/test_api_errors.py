@@ -1,43 +1,29 @@
 """Bad requests: each gets a clear problem with the right status, and the next request works."""
 
-import socket
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from fastapi.testclient import TestClient
 
 from app.api.answers import every_prediction
 from app.errors import DeadlineExceeded
-from tests.support.serving import Process, exchange, metric
+from tests.conftest import Listen
+from tests.support.raw_http import HEAD, connect, exchange, port_of
+from tests.support.serving import metric
+from tests.support.streams import chunk
 
 
-@pytest.fixture(scope="module")
-def process(bundle: Path) -> Iterator[Process]:
-    """A real server, because the result depends on how bytes arrive."""
-    with Process("--model", str(bundle)) as process:
-        yield process
-
-
-HEAD = (
-    b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
-)
-
-
-def test_a_body_of_unknown_length_is_refused_when_it_grows_too_large(process: Process) -> None:
+def test_a_body_of_unknown_length_is_refused_when_it_grows_too_large(url: str) -> None:
     """The bytes of a chunked body are counted as they arrive, so it is refused before its end."""
-    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
-    with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
-        connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+    part = chunk(b" " * 0x10000)
+    with connect(port_of(url), HEAD + b"transfer-encoding: chunked\r\n\r\n") as connection:
         for _ in range(33):  # one more than the limit holds
-            connection.sendall(chunk)
+            connection.sendall(part)
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_body_that_trickles_in_ends_at_the_deadline(bundle: Path) -> None:
+def test_a_body_that_trickles_in_ends_at_the_deadline(listen: Listen) -> None:
     """A client that sends half a body and waits gets 504; it cannot hold a request for ever."""
-    with Process("--model", str(bundle), "--deadline-ms", "200") as process:
-        answer = exchange(process.port, HEAD + b'content-length: 100\r\n\r\n{"inputs"')
+    half = HEAD + b'connection: close\r\ncontent-length: 100\r\n\r\n{"inputs"'
+    answer = exchange(listen(deadline_ms=200), half)
     assert answer.startswith(b"HTTP/1.1 504 ")
     assert b"deadline_exceeded" in answer
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,8 +17,9 @@ from app.engine.batching.budget import TokenBudget
 from app.engine.model.model import Model
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.main import create_app
-from tests.conftest import Serve
-from tests.support.serving import Gate, eventually, listening, metric
+from tests.conftest import Listen, Serve
+from tests.support.raw_http import connect, post
+from tests.support.serving import Gate, eventually, metric
 from tests.support.tiny_bundle import different_texts
 
 
@@ -27,7 +27,7 @@ def _post(client: httpx2.Client, inputs: str | list[str]) -> httpx2.Response:
     return client.post("/classify", json={"inputs": inputs})
 
 
-def _occupy(client: TestClient, gate: Gate, pool: ThreadPoolExecutor) -> "Future[Any]":
+def _occupy(client: httpx2.Client, gate: Gate, pool: ThreadPoolExecutor) -> "Future[Any]":
     """Close the gate, and let one request's batch wait at it."""
     gate.close()
     request = pool.submit(_post, client, "love")
@@ -74,26 +74,16 @@ def test_liveness_and_metrics_do_not_wait_for_batches(
     assert metric(client, "sentiment_http_requests_in_flight") == 3  # two posts and the scrape
 
 
-def test_nothing_is_computed_for_a_client_that_left(bundle: Path, gate: Gate) -> None:
+def test_nothing_is_computed_for_a_client_that_left(
+    listen: Listen, gate: Gate, pool: ThreadPoolExecutor
+) -> None:
     """A client's texts leave the queue when its connection closes; those of others are answered."""
-    app = create_app(Settings(model=(bundle,), runners=1))
+    port = listen(runners=1)
     gate.seen.clear()  # the warm-up's
-    with (
-        listening(app) as url,
-        httpx2.Client(base_url=url) as client,
-        ThreadPoolExecutor() as pool,
-    ):
-        gate.close()
-        running = pool.submit(_post, client, "love")
-        assert gate.reached.wait(30)
-
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        running = _occupy(client, gate, pool)
         body = json.dumps({"inputs": ["worst"] * 5}).encode()
-        host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as leaving:
-            leaving.sendall(
-                b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-                b"content-length: %d\r\n\r\n%s" % (len(body), body)
-            )
+        with connect(port, post(body)):
             eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 5)
         eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 0)
 
@@ -133,11 +123,13 @@ def test_before_it_starts_the_service_is_not_ready(bundle: Path) -> None:
 def test_a_stopping_service_takes_no_work(client: TestClient) -> None:
     """A stopping service gives 503 with Retry-After, is unready, alive, and closes connections."""
     client.app.state.service.lifecycle.stop()  # type: ignore[attr-defined]
-    for answer in (_post(client, "love"), client.get("/health/ready")):
+    probes = ("/health/ready", "/v2/health/ready", "/v2/models/tiny/ready")
+    for answer in (_post(client, "love"), *map(client.get, probes)):
         assert (answer.status_code, answer.json()["code"]) == (503, "shutting_down")
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.headers["connection"] == "close"
     assert client.get("/health/live").status_code == 200
+    assert client.get("/v2/health/live").json() == {"live": True}
     refused = {"model": "tiny", "reason": "shutting_down"}
     assert metric(client, "sentiment_rejections_total", **refused) == 1
     assert metric(client, "sentiment_model_ready", model="tiny") == 0

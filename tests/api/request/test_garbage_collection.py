@@ -3,7 +3,7 @@
 import gc
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -14,15 +14,9 @@ from app.api import json_document
 from app.api.http_exchange import HttpExchange
 from app.api.json_document import collector_paused, parse
 from app.server.http_protocol import HttpProtocol
-from tests.support.serving import (
-    BODY,
-    Gate,
-    connect,
-    eventually,
-    exchange,
-    post,
-    read_answer,
-)
+from tests.conftest import Listen
+from tests.support.raw_http import BODY, connect, exchange, post, read_answer
+from tests.support.serving import Gate, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +103,7 @@ def test_an_answered_request_is_forgotten_at_once(client: TestClient) -> None:
         gc.enable()
 
 
-def test_a_lost_connection_is_forgotten_at_once(listen: Callable[..., int], gate: Gate) -> None:
+def test_a_lost_connection_is_forgotten_at_once(listen: Listen, gate: Gate) -> None:
     """Nothing of it waits for the collector, whichever side has closed it, and when."""
     port = listen()
     gc.collect()

@@ -1,7 +1,6 @@
 """Bodies in flight: their total is bounded, and long ones are read only if the queue has room."""
 
 import json
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,15 +9,15 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from app.config.settings import Settings
 from app.engine.machine.memory import available_memory
-from app.main import create_app
-from tests.conftest import FLAGS, SET_BY_HAND, Serve
-from tests.support.serving import Gate, Process, eventually, exchange, listening, metric, patched
+from tests.conftest import FLAGS, Listen, Serve, Start
+from tests.support.raw_http import HEAD, connect, exchange, post
+from tests.support.serving import Gate, Process, eventually, metric, patched
+from tests.support.streams import STREAM_HEAD, chunk
 
-HEAD = b"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 MEBIBYTE = 1_048_576
 BODY = json.dumps({"inputs": ["love"]}).encode().ljust(MEBIBYTE)
+CLOSING = post(BODY, b"connection: close")
 
 # One text keeps the event loop for a second.
 STALLING_COMMAND = patched(
@@ -45,95 +44,75 @@ def process(bundle: Path) -> Iterator[Process]:
 @pytest.mark.parametrize("chunked", [False, True])
 def test_bodies_that_are_held_back_are_bounded_together(process: Process, chunked: bool) -> None:
     """The fifth body gets 429 with the reason; the four before are answered, and free the room."""
-    if chunked:
-        head = HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(BODY)
-        end = BODY[-1:] + b"\r\n0\r\n\r\n"
-    else:
-        head = HEAD + b"content-length: %d\r\n\r\n" % len(BODY)
-        end = BODY[-1:]
+    client = process.client
+    whole = HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunk(BODY) + b"0\r\n\r\n"
+    cut = -8 if chunked else -1
+    request = whole if chunked else post(BODY)
+
+    def send_whole() -> httpx2.Response:
+        headers = {"content-type": "application/json"}
+        return client.post("/classify", content=BODY, headers=headers)
+
     with ExitStack() as stack:
-        address = ("127.0.0.1", process.port)
-        client = stack.enter_context(httpx2.Client(base_url=process.url))
         holding = []
         for number in range(1, 5):
-            connection = stack.enter_context(socket.create_connection(address, timeout=30))
-            connection.sendall(head + BODY[:-1])
-            holding.append(connection)
+            holding.append(stack.enter_context(connect(process.port, request[:cut])))
             in_flight = number + 1  # and the scrape
             eventually(
                 lambda n=in_flight: metric(client, "sentiment_http_requests_in_flight") == n  # type: ignore[misc]
             )
         series = {"model": "tiny", "reason": "inflight_bytes"}
         rejected = metric(client, "sentiment_rejections_total", **series)
-        refused = client.post(
-            "/classify", content=BODY, headers={"content-type": "application/json"}
-        )
+        refused = send_whole()
         assert (refused.status_code, refused.json()["code"]) == (429, "overloaded")
         assert "4195304" in refused.json()["detail"]
         assert int(refused.headers["retry-after"]) >= 1
         assert metric(client, "sentiment_rejections_total", **series) == rejected + 1
         for connection in holding:
-            connection.sendall(end)
+            connection.sendall(request[cut:])
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
-        answer = client.post(
-            "/classify", content=BODY, headers={"content-type": "application/json"}
-        )
-        assert answer.status_code == 200
+        assert send_whole().status_code == 200
 
 
 def test_a_client_that_leaves_gives_back_what_it_held(process: Process) -> None:
     """When a client leaves, even in the middle of its body, its room is free again."""
     for _ in range(10):
-        with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
-            connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY[:-1])
-    request = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
-    eventually(lambda: exchange(process.port, request).startswith(b"HTTP/1.1 200 "))
+        connect(process.port, post(BODY)[:-1]).close()
+    eventually(lambda: exchange(process.port, CLOSING).startswith(b"HTTP/1.1 200 "))
 
 
 def test_lines_of_streams_take_half_of_it_at_most(process: Process) -> None:
     """Streams hold at most half of the room, because their lines have no deadline."""
-    stream = b"POST /classify/stream HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
-    stream += b"content-type: application/x-ndjson\r\n\r\n%x\r\n" % MEBIBYTE + b"a" * MEBIBYTE
     with ExitStack() as stack:
-        address = ("127.0.0.1", process.port)
         for _ in range(4):
-            connection = stack.enter_context(socket.create_connection(address, timeout=30))
-            connection.sendall(stream)
+            stack.enter_context(connect(process.port, STREAM_HEAD, chunk(b"a" * MEBIBYTE)))
         time.sleep(0.3)
-        request = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
-        assert exchange(process.port, request).startswith(b"HTTP/1.1 200 ")
+        assert exchange(process.port, CLOSING).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_long_body_is_not_asked_for_without_room_for_its_texts(bundle: Path, gate: Gate) -> None:
+def test_a_long_body_is_not_asked_for_without_room_for_its_texts(
+    listen: Listen, gate: Gate
+) -> None:
     """A long body gets 429 at its head; a short one, which arrives with its head, is read first."""
-    settings = {"model": (bundle,), **SET_BY_HAND, "runners": 1, "max_queue_tokens": 6}
-    app = create_app(Settings.model_validate(settings))
+    port = listen(runners=1, max_queue_tokens=6)
     with ExitStack() as stack:
-        url = stack.enter_context(listening(app))
-        address = ("127.0.0.1", int(url.rpartition(":")[2]))
         gate.close()
-        short = b'{"inputs": "love"}'
         for _ in range(3):
-            connection = stack.enter_context(socket.create_connection(address, timeout=30))
-            connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(short) + short)
+            stack.enter_context(connect(port, post()))
             assert gate.reached.wait(30)
-        client = stack.enter_context(httpx2.Client(base_url=url))
+        client = stack.enter_context(httpx2.Client(base_url=f"http://127.0.0.1:{port}"))
         eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 6)
-        connection = stack.enter_context(socket.create_connection(address, timeout=30))
-        connection.sendall(HEAD + b"content-length: 100000\r\n\r\n")  # and nothing of it
+        head_alone = HEAD + b"content-length: 100000\r\n\r\n"
+        connection = stack.enter_context(connect(port, head_alone))
         assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")
         gate.open.set()
 
 
-def test_the_deadline_begins_when_a_request_arrives(bundle: Path) -> None:
+def test_the_deadline_begins_when_a_request_arrives(start: Start) -> None:
     """The deadline includes the time that a request lay unread while the event loop was busy."""
-    head = HEAD + b"connection: close\r\nx-request-timeout-ms: 300\r\ncontent-length: 18\r\n\r\n"
-    hurried = head + b'{"inputs": "love"}'
-    with (
-        Process("--model", str(bundle), *FLAGS, command=STALLING_COMMAND) as process,
-        socket.create_connection(("127.0.0.1", process.port), timeout=30) as stalling,
-    ):
-        stalling.sendall(HEAD + b'content-length: 19\r\n\r\n{"inputs": "stall"}')
+    process = start(command=STALLING_COMMAND)
+    hurried = post(b'{"inputs": "love"}', b"connection: close", b"x-request-timeout-ms: 300")
+    with connect(process.port, post(b'{"inputs": "stall"}')):
         assert exchange(process.port, hurried).startswith(b"HTTP/1.1 504 ")
         assert exchange(process.port, hurried).startswith(b"HTTP/1.1 200 ")
 

@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.resources import files
@@ -15,8 +14,8 @@ import pytest
 from fastapi.testclient import TestClient
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
-from tests.conftest import FLAGS
-from tests.support.serving import SLOW_COMMAND, STUCK_COMMAND, Process
+from tests.conftest import FLAGS, Start
+from tests.support.serving import SLOW_COMMAND, STUCK_COMMAND, Process, run_program
 from tests.support.tiny_bundle import LABELS, make_bundle
 
 TOO_LONG = "x" * 60_000
@@ -235,62 +234,62 @@ def test_the_server_is_gone(bundle: Path, visits: Visits) -> None:
     )
 
 
-def test_a_busy_server(bundle: Path, visits: Visits) -> None:
+def test_a_busy_server(start: Start, visits: Visits) -> None:
     """If the server refuses a request, the page says when to try again."""
-    with Process("--model", str(bundle), *FLAGS, "--rate-limit", "50/minute") as process:
-        page = visits.open(process.url)
-        while httpx2.get(f"{process.url}/info").status_code != 429:
-            pass
-        classify(page, "love")
-        expect(page.get_by_role("alert")).to_contain_text(re.compile(r"Try again in \d+ seconds?"))
-        expect(page.get_by_role("alert")).to_contain_text("HTTP 429")
+    process = start("--rate-limit", "50/minute")
+    page = visits.open(process.url)
+    while httpx2.get(f"{process.url}/info").status_code != 429:
+        pass
+    classify(page, "love")
+    expect(page.get_by_role("alert")).to_contain_text(re.compile(r"Try again in \d+ seconds?"))
+    expect(page.get_by_role("alert")).to_contain_text("HTTP 429")
 
 
-def test_a_slow_answer(bundle: Path, visits: Visits) -> None:
+def test_a_slow_answer(start: Start, visits: Visits) -> None:
     """The page is busy and shows its progress until all texts are answered."""
-    with Process("--model", str(bundle), *FLAGS, command=SLOW_COMMAND) as process:
-        page = visits.open(process.url)
-        page.evaluate(WATCH)
-        classify(page, *["love"] * 250)
-        assert len(rows(page)) == 250
-        expect(page.get_by_role("progressbar")).to_be_hidden()
-        assert page.evaluate("seen") == [
-            ["true", "0 of 250 texts"],
-            ["true", "200 of 250 texts"],
-            ["true", "250 of 250 texts"],
-            ["false", "250 of 250 texts"],
-        ]
+    process = start(command=SLOW_COMMAND)
+    page = visits.open(process.url)
+    page.evaluate(WATCH)
+    classify(page, *["love"] * 250)
+    assert len(rows(page)) == 250
+    expect(page.get_by_role("progressbar")).to_be_hidden()
+    assert page.evaluate("seen") == [
+        ["true", "0 of 250 texts"],
+        ["true", "200 of 250 texts"],
+        ["true", "250 of 250 texts"],
+        ["false", "250 of 250 texts"],
+    ]
 
 
 @pytest.mark.parametrize("texts", [["love"], ["love", "worst"]], ids=["one", "many"])
-def test_cancel(bundle: Path, visits: Visits, texts: list[str]) -> None:
+def test_cancel(start: Start, visits: Visits, texts: list[str]) -> None:
     """Cancel ends a request without an answer, and the focus returns to the text."""
-    with Process("--model", str(bundle), *FLAGS, command=STUCK_COMMAND) as process:
-        page = visits.open(process.url)
-        classify(page, *texts)
-        expect(page.locator("#answer")).to_have_attribute("aria-busy", "true")
-        expect(page.get_by_role("progressbar")).to_be_visible()
-        expect(page.locator("#keys")).to_be_hidden()
-        with page.expect_event("requestfailed") as failed:
-            page.get_by_role("button", name="Cancel").click()
-        assert failed.value.url == f"{process.url}/classify"
-        expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
-        expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
-        expect(page.get_by_role("textbox", name="Your text")).to_be_focused()
-        expect(page.get_by_role("status")).to_have_text("Cancelled")
-        expect(page.get_by_role("alert")).to_be_empty()
-
-
-def test_cancel_keeps_what_was_answered(bundle: Path, visits: Visits) -> None:
-    """After Cancel, the rows that were answered stay and can be opened."""
-    with Process("--model", str(bundle), *FLAGS, command=SLOW_COMMAND) as process:
-        page = visits.open(process.url)
-        classify(page, *["love"] * 5_000)
-        expect(page.locator("tbody tr").first).to_be_visible()
+    process = start(command=STUCK_COMMAND)
+    page = visits.open(process.url)
+    classify(page, *texts)
+    expect(page.locator("#answer")).to_have_attribute("aria-busy", "true")
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    expect(page.locator("#keys")).to_be_hidden()
+    with page.expect_event("requestfailed") as failed:
         page.get_by_role("button", name="Cancel").click()
-        assert 200 <= len(rows(page)) < 5_000
-        page.get_by_role("cell", name="love").first.click()
-        expect(page.locator("tr.details .word.for")).to_contain_text("love")
+    assert failed.value.url == f"{process.url}/classify"
+    expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
+    expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
+    expect(page.get_by_role("textbox", name="Your text")).to_be_focused()
+    expect(page.get_by_role("status")).to_have_text("Cancelled")
+    expect(page.get_by_role("alert")).to_be_empty()
+
+
+def test_cancel_keeps_what_was_answered(start: Start, visits: Visits) -> None:
+    """After Cancel, the rows that were answered stay and can be opened."""
+    process = start(command=SLOW_COMMAND)
+    page = visits.open(process.url)
+    classify(page, *["love"] * 5_000)
+    expect(page.locator("tbody tr").first).to_be_visible()
+    page.get_by_role("button", name="Cancel").click()
+    assert 200 <= len(rows(page)) < 5_000
+    page.get_by_role("cell", name="love").first.click()
+    expect(page.locator("tr.details .word.for")).to_contain_text("love")
 
 
 @pytest.mark.parametrize(
@@ -301,19 +300,19 @@ def test_cancel_keeps_what_was_answered(bundle: Path, visits: Visits) -> None:
         (("--max-queue-tokens=100",), ["worst worst worst worst", "love love love love"] * 5),
     ],
 )
-def test_many_lines(bundle: Path, visits: Visits, flags: tuple[str, ...], texts: list[str]) -> None:
+def test_many_lines(start: Start, visits: Visits, flags: tuple[str, ...], texts: list[str]) -> None:
     """Texts beyond the limits of one request are sent in several, and answered in their order."""
-    with Process("--model", str(bundle), *FLAGS, *flags) as process:
-        page = visits.open(process.url)
-        classify(page, *texts)
-        expect(page.get_by_role("status")).to_have_text(f"{len(texts):,} texts classified")
-        table = rows(page)
-        assert [row[2] for row in table] == texts
-        assert [row[0] for row in table] == ["negative", "positive"] * (len(texts) // 2)
-        assert len([url for url in visits.requests if url.endswith("/classify")]) > 1
-        expect(page.get_by_role("alert")).to_be_empty()
-        page.get_by_text("The same request with curl").click()
-        expect(page.get_by_text("only the first 10 texts")).to_be_visible(visible=len(texts) == 24)
+    process = start(*flags)
+    page = visits.open(process.url)
+    classify(page, *texts)
+    expect(page.get_by_role("status")).to_have_text(f"{len(texts):,} texts classified")
+    table = rows(page)
+    assert [row[2] for row in table] == texts
+    assert [row[0] for row in table] == ["negative", "positive"] * (len(texts) // 2)
+    assert len([url for url in visits.requests if url.endswith("/classify")]) > 1
+    expect(page.get_by_role("alert")).to_be_empty()
+    page.get_by_text("The same request with curl").click()
+    expect(page.get_by_text("only the first 10 texts")).to_be_visible(visible=len(texts) == 24)
 
 
 def test_text_is_never_markup(page: Page) -> None:
@@ -339,6 +338,7 @@ def test_colours_and_widths(
     a phone, the answer is above the examples.
     """
     page = visits.open(url)
+
     page.evaluate(f"{AXE}; null")
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 740})
@@ -457,27 +457,27 @@ def test_rows_are_sorted_and_filtered(page: Page) -> None:
     assert [row[2] for row in rows(page)] == ["love"]
 
 
-def test_an_api_key(bundle: Path, visits: Visits) -> None:
+def test_an_api_key(start: Start, visits: Visits) -> None:
     """If the server needs a key, a field asks for it; it is stored in the tab, not on disk."""
-    with Process("--model", str(bundle), *FLAGS, "--api-keys", KEY) as process:
-        page = visits.open(process.url)
-        field = page.get_by_label("API key")
-        expect(field).to_be_focused()
-        expect(page.get_by_role("alert")).to_contain_text("HTTP 401")
-        page.keyboard.type("of another door")
-        with page.expect_response("**/models") as response:
-            page.keyboard.press("Enter")
-        assert response.value.status == 401
-        expect(field).to_be_focused()
-        field.fill(KEY)
+    process = start("--api-keys", KEY)
+    page = visits.open(process.url)
+    field = page.get_by_label("API key")
+    expect(field).to_be_focused()
+    expect(page.get_by_role("alert")).to_contain_text("HTTP 401")
+    page.keyboard.type("of another door")
+    with page.expect_response("**/models") as response:
         page.keyboard.press("Enter")
-        expect(page.get_by_role("alert")).to_be_empty()
-        expect(page.locator("#served")).to_contain_text("tiny")
-        classify(page, "love")
-        expect(page.get_by_role("heading", name="positive")).to_be_visible()
-        assert KEY in page.evaluate("Object.values(sessionStorage)")
-        assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
-        expect(page.locator("#code")).not_to_contain_text(KEY)
+    assert response.value.status == 401
+    expect(field).to_be_focused()
+    field.fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_be_empty()
+    expect(page.locator("#served")).to_contain_text("tiny")
+    classify(page, "love")
+    expect(page.get_by_role("heading", name="positive")).to_be_visible()
+    assert KEY in page.evaluate("Object.values(sessionStorage)")
+    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+    expect(page.locator("#code")).not_to_contain_text(KEY)
 
 
 @pytest.mark.parametrize(
@@ -490,13 +490,7 @@ def test_the_curl_command(page: Page, texts: list[str]) -> None:
     page.get_by_role("button", name="Copy").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     command = page.evaluate("navigator.clipboard.readText()")
-    shell = subprocess.run(
-        ["sh", "-c", f"curl() {{ printf '%s\\0' \"$@\"; cat; }}\n{command}"],
-        input="",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    shell = run_program("sh", "-c", f"curl() {{ printf '%s\\0' \"$@\"; cat; }}\n{command}")
     url, option, header, *body = shell.stdout.rstrip("\0\n").split("\0")
     assert [url, option, header] == [f"{page.url}classify", "-H", "content-type: application/json"]
     assert json.loads(body[-1]) == {"inputs": texts[0] if len(texts) == 1 else texts}
@@ -508,10 +502,8 @@ def test_the_python_code(page: Page) -> None:
     page.get_by_text("The same request with curl").click()
     page.get_by_label("Python").check()
     code = page.locator("#code").text_content() or ""
-    shell = subprocess.run(
-        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
-    )
-    assert "'label': 'positive'" in shell.stdout
+    shell = run_program(sys.executable, "-I", "-c", code)
+    assert "'label': 'positive'" in shell.stdout, shell.stderr
 
 
 def test_the_javascript_code(page: Page, url: str) -> None:

@@ -3,9 +3,7 @@
 import asyncio
 import json
 import signal
-import socket
 import subprocess
-import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -24,30 +22,16 @@ from app.api.decoding import decoder
 from app.api.http_exchange import HttpExchange
 from app.api.ndjson import Line, LineReader
 from app.api.routes.stream import StreamedAnswers
-from app.config.settings import Settings
 from app.engine.classifier import INLINE_CHARS
 from app.engine.text.encoded_text import DEFAULTS
 from app.errors import Overloaded, PayloadTooLarge
 from app.limits import InflightBytes
-from app.main import create_app
 from app.shared_memory.board import Board
-from tests.conftest import FLAGS, Serve
-from tests.support.serving import (
-    SLOW_COMMAND,
-    Gate,
-    Process,
-    eventually,
-    exchange,
-    listening,
-    metric,
-)
+from tests.conftest import FLAGS, Listen, Serve, Start
+from tests.support.raw_http import connect, exchange
+from tests.support.serving import SLOW_COMMAND, Gate, Process, eventually, metric
+from tests.support.streams import NDJSON, STREAM_HEAD, ask_line, chunk
 from tests.support.tiny_bundle import different_texts
-
-NDJSON = {"content-type": "application/x-ndjson"}
-HEAD = (
-    b"POST /classify/stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-ndjson\r\n"
-    b"transfer-encoding: chunked\r\n\r\n"
-)
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +57,6 @@ def _different_lines(count: int) -> bytes:
     """Lines that share no rows of a batch."""
     texts = enumerate(different_texts(count))
     return b"".join(b'{"id":%d,"text":"%s"}\n' % (n, text.encode()) for n, text in texts)
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def _peak_kib(process: Process) -> int:
@@ -174,15 +154,9 @@ def test_a_stream_that_ends_gives_back_all_its_room() -> None:
 
 def test_a_line_is_answered_while_the_request_goes_on(process: Process) -> None:
     """A client may wait for each answer before it sends the next line."""
-    with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
-        connection.sendall(HEAD)
-        received = connection.makefile("rb")
+    with connect(process.port, STREAM_HEAD) as connection, connection.makefile("rb") as received:
         for number in range(3):
-            connection.sendall(chunk(b'{"id":%d,"text":"love"}\n' % number))
-            line = b""
-            while not line.startswith(b'{"id":%d,' % number):
-                line = received.readline()
-                assert line
+            ask_line(connection, received, number)
         connection.sendall(b"0\r\n\r\n")
         assert received.read(7).endswith(b"0\r\n\r\n")
 
@@ -227,45 +201,39 @@ def test_memory_does_not_grow_with_bad_lines(process: Process) -> None:
     """Memory does not grow with bad lines, even with as many as fit into the body."""
     before = _peak_kib(process)
     content = b"x\n" * 150_000
-    answer = httpx2.post(f"{process.url}/classify/stream", content=content, headers=NDJSON)
+    answer = process.client.post("/classify/stream", content=content, headers=NDJSON)
     assert answer.text.count("\n") == 150_000
     assert _peak_kib(process) < before + 20_000
-    with httpx2.Client(base_url=process.url) as client:
-        labels = {"model": "tiny", "outcome": "invalid_request"}
-        assert metric(client, "sentiment_texts_total", **labels) == 150_000
+    labels = {"model": "tiny", "outcome": "invalid_request"}
+    assert metric(process.client, "sentiment_texts_total", **labels) == 150_000
 
 
-def test_a_stream_that_says_nothing_ends(
-    serve: Serve, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_that_says_nothing_ends(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream without new lines ends with an error line, even if keep-alive is longer."""
     monkeypatch.setattr("app.api.routes.stream.IDLE_S", 0.1)
-    app = create_app(Settings(model=(bundle,), runners=1, threads=1, max_batch_tokens=32))
-    with listening(app, keep_alive_s=1) as url:
-        received = exchange(int(url.rpartition(":")[2]), HEAD + chunk(_lines(1)))
+    received = exchange(listen(keep_alive_s=1), STREAM_HEAD + chunk(_lines(1)))
     assert b'{"id":0,"label":"positive"' in received
     assert b'{"id":null,"error":{"code":"deadline_exceeded"' in received
 
 
 def test_a_client_that_does_not_read_is_not_read_from(process: Process) -> None:
     """If a client does not read, the server stops reading its lines (backpressure)."""
-    with socket.create_connection(("127.0.0.1", process.port), timeout=3) as connection:
-        left = memoryview(HEAD + chunk(_lines(500_000)))
+    with connect(process.port) as connection:
+        connection.settimeout(3)
+        left = memoryview(STREAM_HEAD + chunk(_lines(500_000)))
         with suppress(TimeoutError):  # nothing was taken for a while
             while left:
                 left = left[connection.send(left[:65_536]) :]
     assert len(left) > 1_000_000
-    assert httpx2.post(f"{process.url}/classify", json={"inputs": "love"}).status_code == 200
+    assert process.client.post("/classify", json={"inputs": "love"}).status_code == 200
 
 
-def test_what_a_client_that_left_had_sent_is_not_computed(gate: Gate, bundle: Path) -> None:
+def test_what_a_client_that_left_had_sent_is_not_computed(gate: Gate, listen: Listen) -> None:
     """When a client leaves, its groups are taken out of the queue."""
-    app = create_app(Settings(model=(bundle,), runners=1, threads=1, max_batch_tokens=32))
-    with listening(app) as url, httpx2.Client(base_url=url) as client:
-        port = int(url.rpartition(":")[2])
+    port = listen(runners=1, max_batch_tokens=32)
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
         gate.close()
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-            connection.sendall(HEAD + chunk(_different_lines(1_000)))
+        with connect(port, STREAM_HEAD + chunk(_different_lines(1_000))):
             assert gate.reached.wait(30)
             eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") > 0)
         eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 0)
@@ -274,17 +242,17 @@ def test_what_a_client_that_left_had_sent_is_not_computed(gate: Gate, bundle: Pa
         assert metric(client, "sentiment_texts_total", **labels) > 0
 
 
-def test_a_full_queue_makes_a_stream_wait(serve: Serve, gate: Gate) -> None:
+def test_a_full_queue_makes_a_stream_wait(
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor
+) -> None:
     """A full queue delays a stream but does not refuse it: every line is answered in the end."""
     client = serve(runners=1, max_batch_tokens=8, max_queue_tokens=64)
     gate.close()
-    answers: list[dict[str, Any]] = []
-    thread = threading.Thread(target=lambda: answers.extend(_post(client, _different_lines(600))))
-    thread.start()
+    asked = pool.submit(_post, client, _different_lines(600))
     eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") > 9)
     time.sleep(0.2)  # others ask in vain
     gate.open.set()
-    thread.join(30)
+    answers = asked.result(30)
     assert [answer["id"] for answer in answers] == list(range(600))
     assert not [answer for answer in answers if "error" in answer]
     labels = {"model": "tiny", "reason": "queue_full"}
@@ -293,34 +261,30 @@ def test_a_full_queue_makes_a_stream_wait(serve: Serve, gate: Gate) -> None:
 
 
 def test_a_line_that_is_tokenised_on_a_thread_waits_for_a_full_queue(
-    serve: Serve, gate: Gate
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor
 ) -> None:
     """A line too long for the event loop is not refused either while others fill the queue."""
     client = serve(runners=1, max_batch_tokens=8, max_queue_tokens=64)
     gate.close()
     texts = different_texts(8)
-    with ThreadPoolExecutor(3) as threads:
-        for inputs in (texts[:4], texts[4:]):
-            threads.submit(client.post, "/classify", json={"inputs": inputs})
-        eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 56)
-        answers = threads.submit(_post, client, json.dumps({"text": "love " * INLINE_CHARS}))
-        time.sleep(0.2)  # the line asks in vain
-        gate.open.set()
-        assert [answer.get("label", answer) for answer in answers.result(30)] == ["positive"]
+    for inputs in (texts[:4], texts[4:]):
+        pool.submit(client.post, "/classify", json={"inputs": inputs})
+    eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 56)
+    answers = pool.submit(_post, client, json.dumps({"text": "love " * INLINE_CHARS}))
+    time.sleep(0.2)  # the line asks in vain
+    gate.open.set()
+    assert [answer.get("label", answer) for answer in answers.result(30)] == ["positive"]
 
 
-def test_lines_have_no_deadline(serve: Serve, gate: Gate) -> None:
+def test_lines_have_no_deadline(serve: Serve, gate: Gate, pool: ThreadPoolExecutor) -> None:
     """deadline-ms does not apply to the lines of a stream."""
     client = serve(runners=1, deadline_ms=30)
     gate.close()
-    answers: list[dict[str, Any]] = []
-    thread = threading.Thread(target=lambda: answers.extend(_post(client, _lines(300))))
-    thread.start()
+    asked = pool.submit(_post, client, _lines(300))
     assert gate.reached.wait(30)
     time.sleep(0.25)
     gate.open.set()
-    thread.join(30)
-    assert [answer.get("label", answer) for answer in answers] == [
+    assert [answer.get("label", answer) for answer in asked.result(30)] == [
         ("positive", "negative", "neutral")[n % 3] for n in range(300)
     ]
 
@@ -360,17 +324,16 @@ def test_a_stream_that_is_cancelled_after_its_end_says_no_more(client: TestClien
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
 
 
-def test_shutdown_ends_a_stream_with_a_word(bundle: Path) -> None:
+def test_shutdown_ends_a_stream_with_a_word(start: Start) -> None:
     """At SIGTERM, each line read gets one answer or shutting_down; the exit code is 0."""
-    with Process("--model", str(bundle), *FLAGS, command=SLOW_COMMAND) as process:
-        with socket.create_connection(("127.0.0.1", process.port), timeout=30) as connection:
-            connection.sendall(HEAD + chunk(_lines(400)))
-            received = connection.makefile("rb")
-            while not received.readline().startswith(b'{"id":0,'):
-                pass
-            process.signal(signal.SIGTERM)
-            rest = [line for line in received if line.startswith(b"{")]
-        code, _ = process.wait()
+    process = start(command=SLOW_COMMAND)
+    with connect(process.port, STREAM_HEAD + chunk(_lines(400))) as connection:
+        received = connection.makefile("rb")
+        while not received.readline().startswith(b'{"id":0,'):
+            pass
+        process.signal(signal.SIGTERM)
+        rest = [line for line in received if line.startswith(b"{")]
+    code, _ = process.wait()
     answers = [json.loads(line) for line in rest]
     last = answers.pop()
     assert (last["id"], last["error"]["code"]) == (None, "shutting_down")

@@ -8,8 +8,9 @@ import httpx2
 import pytest
 
 from benchmarks.service import free_port
-from tests.conftest import FLAGS
-from tests.support.serving import COMMAND, HEALTH, Process, connect, eventually
+from tests.conftest import Start
+from tests.support.raw_http import HEALTH, connect
+from tests.support.serving import COMMAND, Process, eventually
 
 IDLE = 5_000
 FILES = 128  # that a process may open; some forty are open when it serves
@@ -23,14 +24,15 @@ def _answers(process: Process) -> bool:
     return label == "positive"
 
 
-def test_thousands_of_idle_connections_hold_up_nobody(bundle: Path) -> None:
+def test_thousands_of_idle_connections_hold_up_nobody(start: Start) -> None:
     """Each takes some kilobytes; other clients are answered, and the process ends normally."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(IDLE, hard - 500)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the server inherits it
     try:
-        with Process("--model", str(bundle), *FLAGS) as process, ExitStack() as stack:
-            before = process.memory_bytes()
+        process = start()
+        before = process.memory_bytes()
+        with ExitStack() as stack:
             for number in range(count):
                 sent = HEALTH if number % 2 else b""
                 stack.enter_context(connect(process.port, sent, buffer_bytes=4_096))
@@ -43,22 +45,18 @@ def test_thousands_of_idle_connections_hold_up_nobody(bundle: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_after_file_descriptors_ran_out_it_serves_on(bundle: Path) -> None:
+def test_after_file_descriptors_ran_out_it_serves_on(start: Start) -> None:
     """Connected clients are answered meanwhile; new ones are, once connections have closed."""
-    command = ["bash", "-c", f'ulimit -n {FILES}; exec "$@"', "-", *COMMAND]
-    with (
-        Process("--model", str(bundle), *FLAGS, command=command) as process,
-        httpx2.Client(base_url=process.url, timeout=30) as connected,
-    ):
-        assert connected.get("/health/ready").status_code == 200
-        with ExitStack() as stack:
-            for _ in range(FILES):
-                stack.enter_context(connect(process.port))
-            eventually(lambda: not _is_answered(process))
-            assert connected.post("/classify", json={"inputs": "love"}).status_code == 200
-            assert connected.get("/health/live").status_code == 200
-        eventually(lambda: _is_answered(process))
-        assert _answers(process)
+    process = start(command=["bash", "-c", f'ulimit -n {FILES}; exec "$@"', "-", *COMMAND])
+    assert process.client.get("/health/ready").status_code == 200
+    with ExitStack() as stack:
+        for _ in range(FILES):
+            stack.enter_context(connect(process.port))
+        eventually(lambda: not _is_answered(process))
+        assert process.client.post("/classify", json={"inputs": "love"}).status_code == 200
+        assert process.client.get("/health/live").status_code == 200
+    eventually(lambda: _is_answered(process))
+    assert _answers(process)
 
 
 def _is_answered(process: Process) -> bool:
@@ -69,17 +67,16 @@ def _is_answered(process: Process) -> bool:
 
 
 @pytest.mark.parametrize("own_port", [False, True], ids=["same port", "metrics port"])
-def test_scrapers_that_hang_hold_up_nobody(bundle: Path, own_port: bool) -> None:
+def test_scrapers_that_hang_hold_up_nobody(start: Start, own_port: bool) -> None:
     """Scrapers hang during request or answer; other scrapes are answered, and the process ends."""
     port = free_port()
-    flags = ["--metrics-port", str(port)] if own_port else []
-    with Process("--model", str(bundle), *FLAGS, "--drain-ms", "500", *flags) as process:
-        metrics = port if own_port else process.port
-        with ExitStack() as stack:
-            for part in (b"", SCRAPE[:10], SCRAPE):
-                for _ in range(3):
-                    stack.enter_context(connect(metrics, part, buffer_bytes=4_096))
-            scraped = httpx2.get(f"http://127.0.0.1:{metrics}/metrics", timeout=30).text
-            assert 'sentiment_model_ready{model="tiny"} 1.0' in scraped
-            assert _answers(process)
-            process.terminate()
+    process = start("--drain-ms", "500", *(["--metrics-port", str(port)] if own_port else []))
+    metrics = port if own_port else process.port
+    with ExitStack() as stack:
+        for part in (b"", SCRAPE[:10], SCRAPE):
+            for _ in range(3):
+                stack.enter_context(connect(metrics, part, buffer_bytes=4_096))
+        scraped = httpx2.get(f"http://127.0.0.1:{metrics}/metrics", timeout=30).text
+        assert 'sentiment_model_ready{model="tiny"} 1.0' in scraped
+        assert _answers(process)
+        process.terminate()

@@ -17,16 +17,9 @@ import pytest
 from benchmarks.service import free_port
 from checks.support.load import constant_load
 from tests.conftest import FLAGS
-from tests.server.test_reload import _release, _reload, _revision_of
-from tests.support.serving import (
-    HEALTH,
-    Process,
-    connect,
-    eventually,
-    metric,
-    post,
-    read_answer,
-)
+from tests.support.raw_http import HEALTH, connect, post, read_answer
+from tests.support.reloads import release, reload, revision_of
+from tests.support.serving import Process, eventually, metric
 from tests.support.tiny_bundle import make_bundle
 
 CONNECTIONS = 64
@@ -52,11 +45,10 @@ def two(changing_bundle: Path, grpc_port: int) -> Iterator[Process]:
 
 
 @pytest.fixture
-def client(two: Process) -> Iterator[httpx2.Client]:
+def client(two: Process) -> httpx2.Client:
     """A client of the two workers, all of which answer when a test begins."""
-    with httpx2.Client(base_url=two.url) as client:
-        eventually(lambda: _stages(client) == ["ready"] * 2)
-        yield client
+    eventually(lambda: _stages(two.client) == ["ready"] * 2)
+    return two.client
 
 
 def _workers(client: httpx2.Client) -> list[dict[str, Any]]:
@@ -79,7 +71,7 @@ def _revisions(two: Process) -> set[str]:
         with connect(two.port, post()) as connection:
             status, body = read_answer(connection)
         assert status == 200
-        seen.add(_revision_of(json.loads(body)))
+        seen.add(revision_of(json.loads(body)))
     return seen
 
 
@@ -95,25 +87,23 @@ def _spread(process: Process, client: httpx2.Client) -> list[int]:
         return [worker["connections"] for worker in _workers(client)]
 
 
-def test_connections_are_dealt_evenly(two: Process, client: httpx2.Client) -> None:
-    """Of 64 kept connections and the client's own, no worker has more than one above another."""
-    spread = _spread(two, client)
-    assert max(spread) - min(spread) <= 1
-
-
 def test_connections_that_end_make_room(two: Process, client: httpx2.Client) -> None:
     """The connections of one worker end; then it gets the next ones until both have as many."""
+
+    def connections() -> list[int]:
+        return [worker["connections"] for worker in _workers(client)]
+
     with ExitStack() as stack:
         kept = [stack.enter_context(connect(two.port, HEALTH)) for _ in range(20)]
         for connection in kept:
             read_answer(connection)
         for connection in kept[::2]:  # dealt in turn, so these are all at one worker
             connection.close()
-        eventually(lambda: sum(worker["connections"] for worker in _workers(client)) == 11)
+        eventually(lambda: sum(connections()) == 11)
         for _ in range(10):
             read_answer(stack.enter_context(connect(two.port, HEALTH)))
-        eventually(lambda: sum(worker["connections"] for worker in _workers(client)) == 21)
-        spread = [worker["connections"] for worker in _workers(client)]
+        eventually(lambda: sum(connections()) == 21)
+        spread = connections()
     assert max(spread) - min(spread) <= 1
 
 
@@ -135,14 +125,14 @@ def test_a_reload_reaches_all_workers(
     two: Process, client: httpx2.Client, changing_bundle: Path
 ) -> None:
     """When POST …/reload has been answered, every worker answers with the new model."""
-    _release(changing_bundle, "aaaaaaa")
-    assert _reload(client).json() == {"status": "reloaded"}
+    release(changing_bundle, "aaaaaaa")
+    assert reload(client).json() == {"status": "reloaded"}
     assert _revisions(two) == {"aaaaaaa"}
 
 
 def test_sighup_reloads_all_workers(two: Process, changing_bundle: Path) -> None:
     """SIGHUP to the service has every worker load its models again."""
-    _release(changing_bundle, "bbbbbbb")
+    release(changing_bundle, "bbbbbbb")
     two.signal(signal.SIGHUP)
     eventually(lambda: _revisions(two) == {"bbbbbbb"})
 
@@ -154,7 +144,7 @@ def test_a_reload_that_one_worker_cannot_do_is_done_by_none(
     before = _revisions(two)
     manifest = (changing_bundle / "manifest.json").read_text()
     (changing_bundle / "manifest.json").write_text("{}")
-    answer = _reload(client)
+    answer = reload(client)
     (changing_bundle / "manifest.json").write_text(manifest)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_bundle")
     assert _revisions(two) == before
@@ -288,7 +278,7 @@ def test_workers_never_stay_mixed(
     two: Process, client: httpx2.Client, changing_bundle: Path
 ) -> None:
     """A new worker has loaded a changed bundle; then all workers load it."""
-    _release(changing_bundle, "ccccccc")
+    release(changing_bundle, "ccccccc")
     before = _pids(client)[0]
     os.kill(before, signal.SIGKILL)
     _await_successor(two, 0, before)

@@ -2,12 +2,12 @@
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from tests.conftest import Start
 from tests.support.serving import Process, eventually, metric, patched
 
 MODEL = {"model": "tiny"}
@@ -53,18 +53,14 @@ def fault(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def process(request: pytest.FixtureRequest, bundle: Path, tmp_path: Path) -> Iterator[Process]:
+def process(request: pytest.FixtureRequest, start: Start, tmp_path: Path) -> Process:
     """The service with two runners and a fault."""
-    command = patched(request.param, str(tmp_path))
-    flags = ["--model", str(bundle), "--deadline-ms", "60000", "--max-batch-tokens", "512"]
-    with Process(*flags, "--runners", "2", "--threads", "1", command=command) as process:
-        yield process
+    return start("--deadline-ms", "60000", command=patched(request.param, str(tmp_path)))
 
 
 @pytest.fixture
-def client(process: Process) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=process.url, timeout=30) as client:
-        yield client
+def client(process: Process) -> httpx2.Client:
+    return process.client
 
 
 def _post(client: httpx2.Client, inputs: str | list[str]) -> httpx2.Response:

@@ -18,13 +18,15 @@ from app.engine.batching.inference import BatchReport
 from app.engine.model.model import Model
 from app.grpc_api.messages import METHODS
 from benchmarks.service import free_port
-from tests.conftest import Serve
+from tests.conftest import Serve, Start
 from tests.engine.model.test_device_errors import ARENA_MEMORY, ILLEGAL_ADDRESS
-from tests.support.serving import Process, metric, patched
+from tests.support.reloads import reload
+from tests.support.serving import metric, patched
+from tests.support.streams import NDJSON
 from tests.support.tiny_bundle import different_texts, make_bundle
 
 MODEL = {"model": "tiny"}
-ADMIN = {"authorization": "Bearer admin-key-1"}
+
 LIVE = ("/health/live", "/v2/health/live")
 READY = ("/health", "/health/ready", "/v2/health/ready", "/v2/models/tiny/ready")
 TEXTS = different_texts(40)  # of 8 tokens each
@@ -88,7 +90,7 @@ def test_memory_that_runs_out_costs_no_text(serve: Serve) -> None:
     assert metric(client, "sentiment_out_of_memory_total", **MODEL) == 1
     assert _statuses(client, READY + LIVE) == {200}
 
-    assert client.post("/models/tiny/reload", headers=ADMIN).status_code == 200
+    assert reload(client).status_code == 200
     assert client.get("/info").json()["limits"]["max_batch_tokens"] == 80
     tuning = client.get("/models").json()["models"][0]["tuning"]
     assert "at most 80 tokens a batch (lowered from 320, because the memory ran out)" in tuning
@@ -138,7 +140,7 @@ def test_a_reload_without_memory_for_both_models(
         raise RuntimeError(ARENA_MEMORY)
 
     monkeypatch.setattr("onnxruntime.InferenceSession", full)
-    answer = client.post("/models/tiny/reload", headers=ADMIN)
+    answer = reload(client)
     assert (answer.status_code, answer.json()["code"]) == (507, "out_of_memory")
     assert "the old one stays" in answer.json()["detail"]
     assert "Failed to allocate memory" in caplog.text
@@ -166,19 +168,16 @@ def test_a_lost_gpu_ends_the_process_life(
     refused = _post(client, "love")
     assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
     assert int(refused.headers["retry-after"]) >= 1
-    line = client.post(
-        "/classify/stream",
-        content=b'{"id": 1, "text": "love"}\n',
-        headers={"content-type": "application/x-ndjson"},
-    )
+    content = b'{"id": 1, "text": "love"}\n'
+    line = client.post("/classify/stream", content=content, headers=NDJSON)
     assert json.loads(line.text)["error"]["code"] == "not_ready"
 
     for _ in range(3):
         assert _statuses(client, LIVE + READY) == {503}
     assert "only a restart" in client.get("/health/live").json()["detail"]
-    reload = client.post("/models/tiny/reload", headers=ADMIN)
-    assert (reload.status_code, reload.json()["code"]) == (503, "not_ready")
-    assert "only a restart" in reload.json()["detail"]
+    answer = reload(client)
+    assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+    assert "only a restart" in answer.json()["detail"]
     assert len(session.calls) == 1
     assert _post(client, "love", model="other").json()["results"][0]["label"] == "positive"
     assert client.get("/v2/models/other/ready").status_code == 200
@@ -195,10 +194,10 @@ def test_a_reload_that_finds_the_gpu_lost(serve: Serve, monkeypatch: pytest.Monk
     before = _post(client, "love").json()
     with monkeypatch.context() as patch:
         patch.setattr(Model, "infer", lambda *_: raise_error(RuntimeError(ILLEGAL_ADDRESS)))
-        reload = client.post("/models/tiny/reload", headers=ADMIN)
-    assert (reload.status_code, reload.json()["code"]) == (503, "not_ready")
-    assert "CUDA error 700: an illegal memory access was encountered" in reload.json()["detail"]
-    assert "secret-host" not in reload.text
+        answer = reload(client)
+    assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+    assert "CUDA error 700: an illegal memory access was encountered" in answer.json()["detail"]
+    assert "secret-host" not in answer.text
     assert _post(client, "love").json() == before
 
 
@@ -207,23 +206,18 @@ def raise_error(error: Exception) -> NoReturn:
     raise error
 
 
-def test_a_lost_gpu_in_a_real_process(bundle: Path, tmp_path: Path) -> None:
+def test_a_lost_gpu_in_a_real_process(start: Start, tmp_path: Path) -> None:
     """gRPC's health and liveness fail as well; SIGTERM still ends the process in order."""
     port = free_port()
-    command = patched(LOSING, str(tmp_path))
-    flags = ["--model", str(bundle), "--max-batch-tokens", "512", "--runners", "2"]
-    with (
-        Process(*flags, "--threads", "1", "--grpc-port", str(port), command=command) as process,
-        httpx2.Client(base_url=process.url, timeout=30) as client,
-        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
-    ):
+    process = start("--grpc-port", str(port), command=patched(LOSING, str(tmp_path)))
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         check = "/grpc.health.v1.Health/Check"
         live = "/inference.GRPCInferenceService/ServerLive"
         assert (_call(channel, check).status, _call(channel, live).live) == (1, True)
         (tmp_path / "fault").write_text(ILLEGAL_ADDRESS)
-        assert _post(client, "love").status_code == 503
+        assert _post(process.client, "love").status_code == 503
         assert (_call(channel, check).status, _call(channel, live).live) == (2, False)
-        assert _statuses(client, LIVE + READY) == {503}
+        assert _statuses(process.client, LIVE + READY) == {503}
         process.signal(signal.SIGTERM)
         code, log = process.wait()
     assert code == 0

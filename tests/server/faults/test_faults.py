@@ -1,4 +1,4 @@
-"""Faults inside the service: in inference, in the bundle that it serves, and in the clock."""
+"""Faults inside the service: in inference, and in the clock."""
 
 import time
 from collections.abc import Iterator
@@ -10,9 +10,7 @@ import pytest
 
 from tests.conftest import FLAGS, Serve
 from tests.support.serving import Gate, Process, before_inference, eventually, metric
-from tests.support.tiny_bundle import make_bundle, write_manifest
 
-ADMIN = {"authorization": "Bearer admin-key-1"}
 DAY_S = 86_400.0
 
 # Inference that breaks on texts with two words "worst" or more; its token is 5.
@@ -32,11 +30,8 @@ FAULTY_COMMAND = before_inference(
 @pytest.fixture(scope="module")
 def faulty(bundle: Path) -> Iterator[httpx2.Client]:
     """A client of a real server with the given faulty inference."""
-    with (
-        Process("--model", str(bundle), *FLAGS, command=FAULTY_COMMAND) as process,
-        httpx2.Client(base_url=process.url, timeout=30) as client,
-    ):
-        yield client
+    with Process("--model", str(bundle), *FLAGS, command=FAULTY_COMMAND) as process:
+        yield process.client
 
 
 @pytest.mark.parametrize(
@@ -63,29 +58,6 @@ def test_inference_that_breaks_on_a_text_fails_that_text(
     assert "secret" not in alone.text
     assert faulty.post("/classify", json={"inputs": "love"}).status_code == 200
     assert faulty.get("/health/ready").status_code == 200
-
-
-def test_a_bundle_that_is_replaced_changes_nothing_until_a_reload(
-    serve: Serve, tmp_path: Path
-) -> None:
-    """If the bundle's directory is moved, removed or replaced, the loaded model still answers."""
-    served = make_bundle(tmp_path / "served")
-    successor = make_bundle(tmp_path / "successor")
-    write_manifest(successor, source={"path": "made", "revision": "fedcba9", "files": {}})
-    client = serve(model=(served,), admin_keys="admin-key-1")
-
-    def revision() -> str:
-        answer = client.post("/classify", json={"inputs": "love"}).json()
-        assert answer["results"][0]["label"] == "positive"
-        return str(answer["model"]["revision"])
-
-    served.rename(tmp_path / "moved")
-    assert revision() == "0123abc"
-    assert client.post("/models/tiny/reload", headers=ADMIN).status_code == 422
-    successor.rename(served)
-    assert revision() == "0123abc"
-    assert client.post("/models/tiny/reload", headers=ADMIN).status_code == 200
-    assert revision() == "fedcba9"
 
 
 @pytest.mark.parametrize("jump_s", [-DAY_S, DAY_S], ids=["back", "forward"])
