@@ -33,10 +33,9 @@ from app.errors import (
 )
 from app.exchange import request_id, timeout_ms
 from app.limits import plain_address
-from app.server.linux_sockets import unread, unread_seconds
 from app.server.quiet import QUIET_S
 from app.server.refusals import answer, refusal
-from app.server.transport import ResponseTransport
+from app.server.transport import ResponseTransport, unread, unread_seconds
 from app.server.turns import Turns
 
 # The methods of uvicorn's protocol that HttpProtocol overrides, and why. A test compares this list
