@@ -221,11 +221,12 @@ class Exchange(ABC):
     def no_room(self) -> Overloaded:
         """Count this request as refused, because bodies take too many bytes; its error."""
         inflight = self.service.inflight
-        self.service.models.classifier(None).observer.rejection("inflight_bytes")
-        return Overloaded(
+        error = Overloaded(
             f"request bodies in flight take {inflight.taken} of the {inflight.limit} bytes allowed",
             reason="inflight_bytes",
         )
+        self.service.models.classifier(None).observer.failure(error, texts=0)
+        return error
 
     def _log(self, route: str, trace: str | None, seconds: float) -> None:
         quiet = route in QUIET or route == self.service.health_route

@@ -18,7 +18,7 @@ from app.engine.batching.pending import Answer
 from app.engine.health import Health
 from app.engine.lifecycle import Lifecycle
 from app.engine.model.model import Model
-from app.engine.observer import STAGES, CountingFailures, Observer
+from app.engine.observer import STAGES, Observer
 from app.engine.predictions import Outcome, Scored, outcomes_of, score_batch
 from app.engine.text.encoded_text import (
     CHARS_PER_TEXT,
@@ -136,8 +136,11 @@ class Classifier:
             Overloaded, TooManyTexts, ShuttingDown: the request was not admitted.
             DeadlineExceeded: the deadline passed before the texts were tokenised.
         """
-        with CountingFailures(self.observer, len(texts)):
+        try:
             done = await self.attempt(texts, options, deadline=deadline)
+        except BaseException as error:
+            self.observer.failure(error, len(texts))
+            raise
         self.observer.predictions(done.outcomes)
         return done
 
@@ -147,8 +150,11 @@ class Classifier:
         Raises:
             Overloaded, ShuttingDown: it would not.
         """
-        with CountingFailures(self.observer, 0):
+        try:
             self._batcher.check_admission(1, timeout_s=timeout_s)
+        except ServiceError as error:
+            self.observer.failure(error, texts=0)
+            raise
 
     async def retire(self, timeout_s: float) -> bool:
         """Finish the requests in progress, for at most ``timeout_s`` seconds, then end the runners.
