@@ -16,7 +16,7 @@ from opentelemetry.trace import set_span_in_context
 
 from app.engine.classifier import Classification
 from app.engine.predictions import Outcome
-from app.engine.text.encoded_text import DEFAULTS, TextOptions
+from app.engine.text.encoding import DEFAULTS, TextOptions
 from app.engine.text.pairs import Input
 from app.errors import (
     InferenceFailed,

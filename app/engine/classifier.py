@@ -20,19 +20,17 @@ from app.engine.lifecycle import Lifecycle
 from app.engine.model.model import Model
 from app.engine.observer import STAGES, Observer
 from app.engine.predictions import Outcome, Scored, outcomes_of, score_batch
-from app.engine.text.encoded_text import (
-    CHARS_PER_TEXT,
+from app.engine.text.encoding import (
     DEFAULTS,
     EncodedText,
+    Encoding,
     TextOptions,
-    encode,
-    encode_steps,
     encodings,
 )
-from app.engine.text.encoding import Encoding
 from app.engine.text.pairs import Input
+from app.engine.text.steps import CHARS_PER_TEXT, encode_steps
 from app.engine.tuning.plan import ServingPlan
-from app.engine.worker import Worker
+from app.engine.worker import Worker, finish
 from app.errors import DeadlineExceeded, ServiceError
 
 # Requests of up to this many characters are tokenised on the event loop. This takes 0.3 ms for
@@ -217,8 +215,8 @@ class Classifier:
             self._batcher.check_admission(len(texts), timeout_s=left_s)
         tokenizer, max_chars = self.model.tokenizer, self._settings.max_text_chars
         cost = sum(map(len, texts)) + CHARS_PER_TEXT * len(texts)
-        if cost * (SPLIT_COST if options.split else 1) <= INLINE_CHARS:
-            return encode(tokenizer, texts, max_chars=max_chars, options=options)
+        if cost <= INLINE_CHARS and not options.split:
+            return tokenizer.encode_texts(texts, options, max_chars=max_chars)
         tokens = 0
 
         def check(latest: Sequence[Encoding]) -> None:
@@ -231,7 +229,9 @@ class Classifier:
                 left_s = max(0.0, deadline - self._loop.time())
                 self._batcher.check_admission(tokens, timeout_s=left_s)
 
-        steps = encode_steps(tokenizer, texts, max_chars=max_chars, options=options, check=check)
+        steps = encode_steps(tokenizer, texts, options, max_chars=max_chars, check=check)
+        if SPLIT_COST * cost <= INLINE_CHARS:
+            return finish(steps)
         return await self._worker.run(steps, deadline=deadline)
 
     async def _infer(

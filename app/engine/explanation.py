@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from app.engine.classifier import Classification, Classifier
 from app.engine.predictions import Outcome, Prediction, Word
-from app.engine.text.encoded_text import DEFAULTS
+from app.engine.text.encoding import DEFAULTS
 from app.errors import EmptyText, ServiceError, TextTooLong, TooManyTexts
 
 MAX_WORDS = 128

@@ -82,10 +82,10 @@ def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     calls: list[list[str]] = []
     encode_batch = InputTokenizer.encode_batch
 
-    def note(tokenizer: InputTokenizer, texts: Sequence[str]) -> Any:
+    def note(tokenizer: InputTokenizer, texts: Sequence[str], **limits: Any) -> Any:
         calls.append(list(texts))
         time.sleep(0.02)
-        return encode_batch(tokenizer, texts)
+        return encode_batch(tokenizer, texts, **limits)
 
     monkeypatch.setattr(InputTokenizer, "encode_batch", note)
     return calls

@@ -9,7 +9,7 @@ from app.api.answers import in_places
 from app.api.ndjson import Line, answer_line
 from app.engine.classifier import Classifier
 from app.engine.predictions import Outcome
-from app.engine.text.encoded_text import TextOptions
+from app.engine.text.encoding import TextOptions
 from app.engine.text.pairs import Input
 from app.errors import ServiceError, ShuttingDown, TooManyTexts
 from app.exchange import Exchange

@@ -26,7 +26,7 @@ from app.api.ndjson import Line, LineReader
 from app.api.routes.stream import StreamedAnswers
 from app.config.settings import Settings
 from app.engine.classifier import INLINE_CHARS
-from app.engine.text.encoded_text import DEFAULTS
+from app.engine.text.encoding import DEFAULTS
 from app.errors import Overloaded, PayloadTooLarge
 from app.limits import InflightBytes
 from app.main import create_app
