@@ -30,15 +30,15 @@ from app.engine.text.encoding import (
 from app.engine.text.pairs import Input
 from app.engine.text.steps import CHARS_PER_TEXT, encode_steps
 from app.engine.tuning.plan import ServingPlan
-from app.engine.worker import Worker, finish
+from app.engine.worker import Worker
 from app.errors import DeadlineExceeded, ServiceError
 
 # Requests of up to this many characters are tokenised on the event loop. This takes 0.3 ms for
 # tweets whose words are known, and 1 to 3 ms for Chinese, emoji or words that are all new. Longer
-# requests go to a thread, so single texts beside them are answered sooner. Switching to the thread
-# and back takes 0.03 to 0.05 ms, as long as tokenising one or two tweets.
+# requests go to a thread, so single texts beside them are answered sooner. So do those for
+# sentences, which take up to eight times as long. Switching to the thread and back takes 0.03 to
+# 0.05 ms, as long as tokenising one or two tweets.
 INLINE_CHARS = 2_000
-SPLIT_COST = 8  # finding and tokenising sentences as well takes up to this many times as long
 
 # Streams fill the queue with this many times the tokens that a batch looks ahead. The look-ahead
 # alone is not enough, because the texts of streams come and go in whole groups.
@@ -230,8 +230,6 @@ class Classifier:
                 self._batcher.check_admission(tokens, timeout_s=left_s)
 
         steps = encode_steps(tokenizer, texts, options, max_chars=max_chars, check=check)
-        if SPLIT_COST * cost <= INLINE_CHARS:
-            return finish(steps)
         return await self._worker.run(steps, deadline=deadline)
 
     async def _infer(
