@@ -16,8 +16,8 @@ import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
+from app.api.body import MAX_VALUES, parse
 from app.api.decoding import PIECE_BYTES, decoder
-from app.api.json_document import MAX_VALUES, parse
 from app.errors import InvalidRequest
 from tests.conftest import Serve
 from tests.support.serving import Gate
