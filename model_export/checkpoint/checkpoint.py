@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 from transformers.modeling_utils import no_init_weights
 
 from app.engine.model.bundle import sha256
-from app.engine.text.input_tokenizer import Preprocessing
+from app.engine.text.encoding import Preprocessing
 from app.engine.text.pairs import TextPair
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES

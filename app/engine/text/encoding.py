@@ -66,6 +66,9 @@ class Encoding:
         return [Encoding(ids, len(ids) // ID_BYTES) for ids in (self.packed_ids, *self.overflow)]
 
 
+# What a bundle does to its texts before it tokenises them. Here, because reading a manifest needs
+# no tokenizer.
+Preprocessing = Literal["tweet", "bertweet", "none"]
 Overflow = Literal["truncate", "error", "window"]
 Split = Literal["sentences"]
 

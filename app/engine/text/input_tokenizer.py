@@ -5,19 +5,17 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 from tokenizers import Tokenizer
 
-from app.engine.text.encoding import DEFAULTS, EncodedText, Encoding, TextOptions
+from app.engine.text.encoding import DEFAULTS, EncodedText, Encoding, Preprocessing, TextOptions
 from app.engine.text.pairs import Input, PairTokenizer, TextPair
 from app.engine.text.text_tokenizer import TextTokenizer
 from app.errors import EmptyText, InvalidRequest, ServiceError, TextTooLong, UserError
 
 # The share of a window's tokens that the next window repeats, so that each token has context.
 WINDOW_OVERLAP = 0.25
-
-Preprocessing = Literal["tweet", "bertweet", "none"]
 
 # A visible character: neither white space nor a control or format character (Unicode's categories
 # Cc, and Cf of the basic plane).
