@@ -16,7 +16,7 @@ from opentelemetry.trace import set_span_in_context
 
 from app.engine.classifier import Classification
 from app.engine.predictions import Outcome
-from app.engine.text.encoded_text import DEFAULTS, TextOptions
+from app.engine.text.encoding import DEFAULTS, TextOptions
 from app.engine.text.pairs import Input
 from app.errors import (
     InferenceFailed,
@@ -221,11 +221,12 @@ class Exchange(ABC):
     def no_room(self) -> Overloaded:
         """Count this request as refused, because bodies take too many bytes; its error."""
         inflight = self.service.inflight
-        self.service.models.classifier(None).observer.rejection("inflight_bytes")
-        return Overloaded(
+        error = Overloaded(
             f"request bodies in flight take {inflight.taken} of the {inflight.limit} bytes allowed",
             reason="inflight_bytes",
         )
+        self.service.models.classifier(None).observer.failure(error, texts=0)
+        return error
 
     def _log(self, route: str, trace: str | None, seconds: float) -> None:
         quiet = route in QUIET or route == self.service.health_route

@@ -9,7 +9,7 @@ from typing import get_args
 from app.cli.command_parser import CommandParser, add_version, local_path
 from app.config.sources import nearest
 from app.engine.model.bundle import Precision
-from app.engine.text.preprocessing import Preprocessing
+from app.engine.text.encoding import Preprocessing
 from model_export.output import check_bundle_output
 from model_export.quality.labelled import MAX_ACCURACY_LOSS, read_examples
 

@@ -1,28 +1,55 @@
-"""Reads a request's body: its bytes, decompressed, and what they hold as JSON.
+"""Reads a request's body: its bytes, the JSON that they hold, and what that must be.
 
 FastAPI could do this from the route's signature. But with a small model, time on the event loop
 matters, and FastAPI's errors would have to be rewritten to be clear.
+
+While Python parses, no other thread runs, because the parser keeps the global interpreter lock
+(GIL). So the values of a long document are counted first, and a document of too many is refused.
 """
 
-from collections.abc import Callable, Iterator
+import gc
+import json
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from app.api.decoding import decoder
+import msgspec
+import numpy as np
+
+from app.api.decoding import Check, decompressed
 from app.api.http_exchange import HttpRequest
-from app.api.json_document import INLINE_BYTES, MAX_VALUES, parse, parse_steps
 from app.api.validation import NO_OBJECT, Body, Schema, checked
 from app.engine.worker import Steps, finish
-from app.errors import (
-    ClientDisconnected,
-    InvalidRequest,
-    PayloadTooLarge,
-    UnsupportedMediaType,
-)
+from app.errors import ClientDisconnected, InvalidRequest, UnsupportedMediaType
 
+# Documents of up to this size are parsed on the event loop, in a few milliseconds at most.
+INLINE_BYTES = 65_536
+# The most values, names and brackets of a long document. To parse this many takes up to 30 ms. Two
+# megabytes can hold ten times as many; the texts of a request need a hundredth.
+MAX_VALUES = 100_000
 VALUES_PER_TEXT = 5  # the most in any of the protocols: a pair in an object, with two names
-# What is decompressed in one step on the worker's thread, in 1 to 5 ms.
-STEP_BYTES = 1_048_576
+COUNTED_BYTES = 262_144  # in one step, which takes some 3 ms
 
-Check = Callable[[bytes], None]
+_BEFORE_A_VALUE = np.zeros(256, dtype=np.bool_)
+_BEFORE_A_VALUE[list(b"[{,:")] = True
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(digits)
+    return value
+
+
+FAST_DECODER = msgspec.json.Decoder()
+# Like json.loads, but it refuses NaN and Infinity, which are not JSON, and numbers such as 1e999,
+# which would become Infinity.
+DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
@@ -87,45 +114,10 @@ async def read_bytes(
         more = message.get("more_body", False)
     body = b"".join(pieces)
     if encoding:
-        body = await _decompressed(request, body, encoding, check)
+        body = await decompressed(request.exchange, body, encoding, check)
     if not body:
         raise InvalidRequest(empty)
     return body
-
-
-async def _decompressed(request: HttpRequest, body: bytes, encoding: str, check: Check) -> bytes:
-    service = request.exchange.service
-    max_bytes = service.settings.max_body_bytes
-    stream = decoder(encoding)
-    content = stream.decode(body)
-    pieces: list[bytes] = []
-    size = 0
-    wanted, piece = INLINE_BYTES, finish(_read_some(content, INLINE_BYTES))
-    while piece:
-        size += len(piece)
-        if size > max_bytes:
-            raise PayloadTooLarge(f"the decompressed body has more than {max_bytes} bytes")
-        request.exchange.hold(len(piece))
-        check(piece)
-        pieces.append(piece)
-        if len(piece) < wanted:  # this was the last one, nearly always the first as well
-            break
-        wanted, steps = STEP_BYTES, _read_some(content, STEP_BYTES)
-        piece = await service.worker.run(steps, deadline=request.exchange.deadline)
-    stream.end()
-    return b"".join(pieces)
-
-
-def _read_some(content: Iterator[bytes], size: int) -> Steps[bytes]:
-    """The next ``size`` bytes or a few more; at the end, what is left."""
-    pieces = []
-    for piece in content:
-        pieces.append(piece)
-        size -= len(piece)
-        if size <= 0:
-            break
-    yield
-    return b"".join(pieces)
 
 
 def _header(request: HttpRequest, name: bytes) -> str:
@@ -142,3 +134,101 @@ def media_type(request: HttpRequest, name: bytes) -> str:
 def _is_json(media_type: str) -> bool:
     main, _, sub = media_type.partition("/")
     return main == "application" and (sub == "json" or sub.endswith("+json"))
+
+
+def parse(content: bytes, what: str, *, max_values: int = MAX_VALUES) -> Any:
+    """The value of a JSON document, of any type. ``what`` names the document in errors.
+
+    Raises:
+        InvalidRequest: it is not JSON, or has more than ``max_values`` values, names and brackets.
+    """
+    if len(content) > max_values:
+        finish(_check_values(content, what, max_values))
+    return _parse(content, what)
+
+
+def parse_steps(content: bytes, what: str, *, max_values: int = MAX_VALUES) -> Steps[Any]:
+    """The same as ``parse`` in steps. Only the last one depends on the length: 1 ms a megabyte."""
+    if len(content) > max_values:
+        yield from _check_values(content, what, max_values)
+    return _parse(content, what)
+
+
+def _parse(content: bytes, what: str) -> Any:
+    # While many lists are made, the collector would look at all of them again and again.
+    with collector_paused():
+        try:
+            return FAST_DECODER.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _parse_slowly(content, what)
+
+
+def _parse_slowly(content: bytes, what: str) -> Any:
+    """Say what is wrong with a document that msgspec refuses, or accept it all the same.
+
+    A surrogate pair may be halved in one of the texts. Then only this text should fail.
+    """
+    try:
+        return DECODER.decode(content.decode(json.detect_encoding(content), "surrogatepass"))
+    except json.JSONDecodeError as error:
+        fault = error.msg.removesuffix(" at")
+        raise InvalidRequest(
+            f"{what} is not valid JSON: {fault} at character {error.pos}"
+        ) from None
+    except (ValueError, RecursionError):  # invalid UTF-8 raises a ValueError, too
+        raise InvalidRequest(
+            f"{what} is not JSON in UTF-8, or too deeply nested, or has a huge number or NaN"
+        ) from None
+
+
+def _check_values(content: bytes, what: str, most: int) -> Steps[None]:
+    """Count the values, names and brackets. Brackets, commas and colons inside strings are none.
+
+    Raises:
+        InvalidRequest: there are more than ``most``.
+    """
+    encoding = json.detect_encoding(content)
+    if encoding.startswith(("utf-16", "utf-32")):
+        content = content.decode(encoding, "replace").encode()
+    count = 0
+    in_string = False
+    backslash = b""  # the first half of an escape that goes on in the next step
+    for start in range(0, len(content), COUNTED_BYTES):
+        part = backslash + content[start : start + COUNTED_BYTES]
+        unescaped = part.replace(rb"\\", b"").replace(rb"\"", b"")
+        backslash = b"\\" if unescaped.endswith(b"\\") else b""
+        signs = np.frombuffer(unescaped.removesuffix(b"\\"), dtype=np.uint8)
+        quoted = np.logical_xor.accumulate(signs == ord('"')) ^ in_string
+        count += int(np.count_nonzero(_BEFORE_A_VALUE[signs] & ~quoted))
+        if count > most:
+            raise InvalidRequest(f"{what} has more than {most} values, names and brackets")
+        in_string = bool(quoted[-1]) if len(quoted) else in_string
+        yield
+
+
+_pauses_lock = threading.Lock()
+_pauses = 0
+_was_enabled = False
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Turn the collector off inside the context, and on again after it if it was on before.
+
+    A body may hold a million lists. The collector would look at all of them again and again, which
+    takes a second in which no other request is answered. Pauses may overlap: the collector is on
+    again after the last one.
+    """
+    global _pauses, _was_enabled
+    with _pauses_lock:
+        if not _pauses:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _pauses += 1
+    try:
+        yield
+    finally:
+        with _pauses_lock:
+            _pauses -= 1
+            if not _pauses and _was_enabled:
+                gc.enable()

@@ -2,11 +2,13 @@
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import brotli
 
+from app.engine.worker import Steps, finish
 from app.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
+from app.exchange import Exchange
 
 # Small, because a piece is split into lines at once, and lines of JSON can be a few bytes long.
 PIECE_BYTES = 16_384
@@ -14,6 +16,10 @@ PIECE_BYTES = 16_384
 # this was made to do harm. The ratio does not matter for the first UNSUSPICIOUS_BYTES.
 MAX_RATIO = 200
 UNSUSPICIOUS_BYTES = 1_048_576
+# What is decompressed on the event loop, then in each step on the worker's thread, in 1 to 5 ms.
+FIRST_BYTES, STEP_BYTES = 65_536, 1_048_576
+
+Check = Callable[[bytes], None]
 
 
 class Decoder(ABC):
@@ -76,6 +82,48 @@ def decoder(content_encoding: str) -> Decoder:
         case "br":
             return _Brotli()
     raise UnsupportedMediaType("content-encoding must be gzip, br or deflate")
+
+
+async def decompressed(exchange: Exchange, body: bytes, encoding: str, check: Check) -> bytes:
+    """A body that has arrived, decompressed. ``check`` is called with each piece of it.
+
+    Raises:
+        UnsupportedMediaType: its content-encoding is unknown.
+        PayloadTooLarge: decompressed, it has more bytes than a body may have.
+        InvalidRequest: its compressed data is not valid.
+        DeadlineExceeded, ShuttingDown: there was no time to decompress it.
+    """
+    max_bytes = exchange.service.settings.max_body_bytes
+    stream = decoder(encoding)
+    content = stream.decode(body)
+    pieces: list[bytes] = []
+    size = 0
+    wanted, piece = FIRST_BYTES, finish(_read_some(content, FIRST_BYTES))
+    while piece:
+        size += len(piece)
+        if size > max_bytes:
+            raise PayloadTooLarge(f"the decompressed body has more than {max_bytes} bytes")
+        exchange.hold(len(piece))
+        check(piece)
+        pieces.append(piece)
+        if len(piece) < wanted:  # this was the last one, nearly always the first as well
+            break
+        wanted, steps = STEP_BYTES, _read_some(content, STEP_BYTES)
+        piece = await exchange.service.worker.run(steps, deadline=exchange.deadline)
+    stream.end()
+    return b"".join(pieces)
+
+
+def _read_some(content: Iterator[bytes], size: int) -> Steps[bytes]:
+    """The next ``size`` bytes or a few more; at the end, what is left."""
+    pieces = []
+    for piece in content:
+        pieces.append(piece)
+        size -= len(piece)
+        if size <= 0:
+            break
+    yield
+    return b"".join(pieces)
 
 
 class _Identity(Decoder):

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from app.api.json_document import parse
+from app.api.body import parse
 from app.api.validation import text_or_pair
 from app.engine.predictions import Outcome, item
 from app.engine.text.pairs import Input

@@ -16,8 +16,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from app.engine.text.input_tokenizer import VISIBLE
 from app.engine.text.pairs import Input, TextPair
-from app.engine.text.preprocessing import VISIBLE
 from app.errors import InvalidRequest, plain_words
 
 Body = TypeVar("Body", bound=BaseModel)

@@ -18,29 +18,27 @@ from app.engine.batching.pending import Answer
 from app.engine.health import Health
 from app.engine.lifecycle import Lifecycle
 from app.engine.model.model import Model
-from app.engine.observer import STAGES, CountingFailures, Observer
+from app.engine.observer import STAGES, Observer
 from app.engine.predictions import Outcome, Scored, outcomes_of, score_batch
-from app.engine.text.encoded_text import (
-    CHARS_PER_TEXT,
+from app.engine.text.encoding import (
     DEFAULTS,
     EncodedText,
+    Encoding,
     TextOptions,
-    encode,
-    encode_steps,
     encodings,
 )
-from app.engine.text.encoding import Encoding
 from app.engine.text.pairs import Input
+from app.engine.text.steps import CHARS_PER_TEXT, encode_steps
 from app.engine.tuning.plan import ServingPlan
 from app.engine.worker import Worker
 from app.errors import DeadlineExceeded, ServiceError
 
 # Requests of up to this many characters are tokenised on the event loop. This takes 0.3 ms for
 # tweets whose words are known, and 1 to 3 ms for Chinese, emoji or words that are all new. Longer
-# requests go to a thread, so single texts beside them are answered sooner. Switching to the thread
-# and back takes 0.03 to 0.05 ms, as long as tokenising one or two tweets.
+# requests go to a thread, so single texts beside them are answered sooner. So do those for
+# sentences, which take up to eight times as long. Switching to the thread and back takes 0.03 to
+# 0.05 ms, as long as tokenising one or two tweets.
 INLINE_CHARS = 2_000
-SPLIT_COST = 8  # finding and tokenising sentences as well takes up to this many times as long
 
 # Streams fill the queue with this many times the tokens that a batch looks ahead. The look-ahead
 # alone is not enough, because the texts of streams come and go in whole groups.
@@ -136,8 +134,11 @@ class Classifier:
             Overloaded, TooManyTexts, ShuttingDown: the request was not admitted.
             DeadlineExceeded: the deadline passed before the texts were tokenised.
         """
-        with CountingFailures(self.observer, len(texts)):
+        try:
             done = await self.attempt(texts, options, deadline=deadline)
+        except BaseException as error:
+            self.observer.failure(error, len(texts))
+            raise
         self.observer.predictions(done.outcomes)
         return done
 
@@ -147,8 +148,11 @@ class Classifier:
         Raises:
             Overloaded, ShuttingDown: it would not.
         """
-        with CountingFailures(self.observer, 0):
+        try:
             self._batcher.check_admission(1, timeout_s=timeout_s)
+        except ServiceError as error:
+            self.observer.failure(error, texts=0)
+            raise
 
     async def retire(self, timeout_s: float) -> bool:
         """Finish the requests in progress, for at most ``timeout_s`` seconds, then end the runners.
@@ -211,8 +215,8 @@ class Classifier:
             self._batcher.check_admission(len(texts), timeout_s=left_s)
         tokenizer, max_chars = self.model.tokenizer, self._settings.max_text_chars
         cost = sum(map(len, texts)) + CHARS_PER_TEXT * len(texts)
-        if cost * (SPLIT_COST if options.split else 1) <= INLINE_CHARS:
-            return encode(tokenizer, texts, max_chars=max_chars, options=options)
+        if cost <= INLINE_CHARS and not options.split:
+            return tokenizer.encode_texts(texts, options, max_chars=max_chars)
         tokens = 0
 
         def check(latest: Sequence[Encoding]) -> None:
@@ -225,7 +229,7 @@ class Classifier:
                 left_s = max(0.0, deadline - self._loop.time())
                 self._batcher.check_admission(tokens, timeout_s=left_s)
 
-        steps = encode_steps(tokenizer, texts, max_chars=max_chars, options=options, check=check)
+        steps = encode_steps(tokenizer, texts, options, max_chars=max_chars, check=check)
         return await self._worker.run(steps, deadline=deadline)
 
     async def _infer(

@@ -9,9 +9,8 @@ import re
 from collections.abc import Sequence
 
 from app.engine.classifier import Classification, Classifier
-from app.engine.observer import CountingFailures
 from app.engine.predictions import Outcome, Prediction, Word
-from app.engine.text.encoded_text import DEFAULTS
+from app.engine.text.encoding import DEFAULTS
 from app.errors import EmptyText, ServiceError, TextTooLong, TooManyTexts
 
 MAX_WORDS = 128
@@ -29,7 +28,7 @@ async def explain(
             a word have too many tokens together.
         ServiceError: the text could not be classified, or ``Classifier.classify`` would raise it.
     """
-    with CountingFailures(classifier.observer, 1):
+    try:
         spans = word_spans(text)
         texts = [text, *without_each(text, spans)]
         try:
@@ -43,6 +42,9 @@ async def explain(
         if isinstance(whole, ServiceError):
             raise whole
         words = contributions(text, spans, whole, without, multi_label=done.model.multi_label)
+    except BaseException as error:
+        classifier.observer.failure(error, texts=1)
+        raise
     classifier.observer.predictions([whole])
     return done, whole, words
 

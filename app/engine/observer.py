@@ -3,13 +3,11 @@
 The engine itself does not depend on metrics or traces.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from app.engine.batching.inference import BatchReport
 from app.engine.predictions import Outcome
-from app.errors import ClientDisconnected, ServiceError
 
 # The stages of a request in the engine, in their order.
 STAGES = ("tokenize", "queue", "inference")
@@ -39,11 +37,8 @@ class Observer(Protocol):
     def predictions(self, outcomes: Iterable[Outcome]) -> None:
         """Each text got a prediction, or the error that takes its place."""
 
-    def failure(self, outcome: str, texts: int = 1) -> None:
-        """This many texts got no prediction. ``outcome`` is the code of the error."""
-
-    def rejection(self, reason: str) -> None:
-        """A request was not admitted."""
+    def failure(self, error: BaseException, texts: int) -> None:
+        """A request failed, so this many texts got no prediction."""
 
     def cache_lookup(self, hits: int, misses: int) -> None:
         """A request was looked up in the cache. Windows and sentences count as texts."""
@@ -59,24 +54,3 @@ class Observer(Protocol):
 
     def batch(self, report: BatchReport) -> None:
         """A batch is done."""
-
-
-class CountingFailures:
-    """A context that counts so many failed texts if it raises an error or is cancelled."""
-
-    # A class, because contextlib's generator takes several times as long.
-    __slots__ = ("_observer", "_texts")
-
-    def __init__(self, observer: Observer, texts: int) -> None:
-        self._observer, self._texts = observer, texts
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ServiceError):
-            self._observer.failure(error.code, self._texts)
-            if error.rejection:
-                self._observer.rejection(error.rejection)
-        elif isinstance(error, asyncio.CancelledError):
-            self._observer.failure(ClientDisconnected.code, self._texts)

@@ -9,8 +9,7 @@ from typing_extensions import TypedDict
 
 from app.engine.model.device_errors import device_error
 from app.engine.model.model import Model
-from app.engine.text.encoded_text import EncodedSentence, EncodedText
-from app.engine.text.encoding import Encoding
+from app.engine.text.encoding import EncodedSentence, EncodedText, Encoding
 from app.errors import ServiceError
 
 Result = TypeVar("Result")

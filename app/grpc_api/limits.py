@@ -82,5 +82,6 @@ class CallLimits:
         self._arriving.clear()
 
     def _overloaded(self, detail: str) -> Overloaded:
-        self.service.models.classifier(None).observer.rejection("inflight_bytes")
-        return Overloaded(f"{detail}, the most that are accepted", reason="inflight_bytes")
+        error = Overloaded(f"{detail}, the most that are accepted", reason="inflight_bytes")
+        self.service.models.classifier(None).observer.failure(error, texts=0)
+        return error

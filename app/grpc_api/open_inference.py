@@ -16,7 +16,7 @@ from app.api.protocols.open_inference.request import (
 from app.api.protocols.open_inference.response import VERSION, output_tensor, packed_values
 from app.api.protocols.open_inference.routes import SERVER, metadata_of, of_version
 from app.api.validation import checked
-from app.engine.text.encoded_text import TextOptions
+from app.engine.text.encoding import TextOptions
 from app.errors import InvalidRequest, NotReady, ShuttingDown, TooManyTexts
 from app.grpc_api.call import Answers, Call
 from app.grpc_api.health import is_ready

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from app.api.answers import every_prediction
 from app.api.protocols.common import ranking, tokens_computed
-from app.engine.text.encoded_text import TextOptions
+from app.engine.text.encoding import TextOptions
 from app.errors import ServiceError
 from app.grpc_api.call import Answers, Call
 from app.grpc_api.messages import Message, message

@@ -1,5 +1,6 @@
 """Metrics and traces of one model, from what the engine reports about its work."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
@@ -7,7 +8,7 @@ from app.engine.batching.inference import BatchReport
 from app.engine.model.model import Model
 from app.engine.observer import STAGES, Observer
 from app.engine.predictions import Outcome
-from app.errors import OUTCOMES, REJECTIONS, ServiceError
+from app.errors import OUTCOMES, REJECTIONS, ClientDisconnected, ServiceError
 from app.observability.metrics import Metrics
 from app.observability.traces import Tracer, current_tag
 
@@ -53,7 +54,7 @@ class ModelObserver(Observer):
     def predictions(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             if isinstance(outcome, ServiceError):
-                self.failure(outcome.code)
+                self._metrics.texts.labels(self._name, outcome.code).value += 1
                 continue
             label = outcome["label"]
             self._answered.value += 1
@@ -62,11 +63,14 @@ class ModelObserver(Observer):
             self._text_tokens.observe(outcome["tokens"])
             self._truncated.value += outcome["truncated"]
 
-    def failure(self, outcome: str, texts: int = 1) -> None:
-        self._metrics.texts.labels(self._name, outcome).value += texts
-
-    def rejection(self, reason: str) -> None:
-        self._metrics.rejections.labels(self._name, reason).value += 1
+    def failure(self, error: BaseException, texts: int) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            error = ClientDisconnected("while its texts were classified")
+        if not isinstance(error, ServiceError):
+            return
+        self._metrics.texts.labels(self._name, error.code).value += texts
+        if error.rejection:
+            self._metrics.rejections.labels(self._name, error.rejection).value += 1
 
     def tag(self) -> object:
         return current_tag() if self._tracer is not None else None

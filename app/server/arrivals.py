@@ -5,15 +5,17 @@ long, connections wait in the kernel's queue for seconds, including the probes o
 """
 
 import asyncio
+import ctypes
 import errno
 import logging
 import socket
+import struct
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 
 from app.config.settings import Settings
 from app.errors import UserError
-from app.server.linux_sockets import take_no_handshake
 
 # Connections that the kernel completes while the service is busy. The kernel's own limit applies
 # if it is lower.
@@ -24,6 +26,7 @@ ACCEPTED_A_TURN = 512
 PAUSE_S = 0.25
 # Seconds for a handshake to complete after its first packet has arrived.
 HANDSHAKE_S = 0.1
+SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 logger = logging.getLogger(__name__)
@@ -114,7 +117,7 @@ class Arrivals:
         return self._site.accept()[0]
 
     async def _refuse_more(self) -> None:
-        take_no_handshake(self._site)
+        _take_no_handshake(self._site)
         await asyncio.sleep(HANDSHAKE_S)
 
     def _accept(self) -> None:
@@ -147,6 +150,28 @@ class Arrivals:
                 self._loop.remove_reader(self._site)
                 return False
         return True
+
+
+def _take_no_handshake(listener: socket.socket) -> None:
+    """From now on, have the kernel drop the first packet of each handshake.
+
+    When a listener closes, the kernel resets the connections that are complete but not accepted.
+    So no new handshake may begin before the close. The client tries again a second later, and
+    finds the port closed.
+    """
+    if sys.platform != "linux":
+        return
+    # Classic BPF on the TCP header: load the flags, keep SYN and ACK, drop if only SYN is set.
+    load, mask, compare, give = 0x30, 0x54, 0x15, 0x06
+    program = [(load, 0, 0, 13), (mask, 0, 0, 0x12), (compare, 0, 1, 0x02)]
+    program += [(give, 0, 0, 0), (give, 0, 0, 0xFFFFFFFF)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
+    with suppress(OSError):  # the system may forbid it
+        listener.setsockopt(
+            socket.SOL_SOCKET,
+            SO_ATTACH_FILTER,
+            struct.pack("HP", len(program), ctypes.addressof(code)),
+        )
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> UserError:

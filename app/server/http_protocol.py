@@ -15,7 +15,6 @@ import asyncio
 import re
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from enum import Enum, auto
 from typing import Any, Literal, cast
 
@@ -26,17 +25,15 @@ from app.api.http_exchange import Arrival
 from app.errors import (
     BadRequest,
     HeadersTooLarge,
-    InvalidRequest,
     ServiceError,
     ShuttingDown,
     UnsupportedTransferCoding,
 )
-from app.exchange import request_id, timeout_ms
+from app.exchange import request_id
 from app.limits import plain_address
-from app.server.linux_sockets import unread, unread_seconds
 from app.server.quiet import QUIET_S
 from app.server.refusals import answer, refusal
-from app.server.transport import ResponseTransport
+from app.server.transport import ResponseTransport, unread, unread_seconds
 from app.server.turns import Turns
 
 # The methods of uvicorn's protocol that HttpProtocol overrides, and why. A test compares this list
@@ -72,11 +69,6 @@ HEAD_END = b"\r\n\r\n"
 # The parser gets a body in chunks in pieces of this size. Framing and trailers count as such where
 # a piece has no byte of the body.
 PIECE_BYTES = 16_384
-# The share of its deadline that a request may wait for its turn. The rest is for the queue and
-# inference.
-PATIENCE = 0.5
-TAKES_A_TURN = re.compile(rb"POST|[A-Z]+ /(?:docs|openapi|web|info|models)")
-TIMEOUT = re.compile(rb"\r\nx-request-timeout-ms:[ \t]*([^ \t\r]+)[ \t]*\r\n", re.IGNORECASE)
 UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 
@@ -113,7 +105,6 @@ class HttpProtocol(HttpToolsProtocol):
         connection: socket.socket,
         *arguments: Any,
         max_header_bytes: int,
-        deadline_ms: int,
         turns: Turns,
         on_refusal: Callable[[ServiceError, str, str], None],
         on_end: Callable[[], None],
@@ -122,7 +113,6 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._connection = connection
         self._max_header_bytes = max_header_bytes
-        self._deadline_ms = deadline_ms
         self._turns = turns
         self._on_refusal = on_refusal
         self._on_end = on_end
@@ -240,24 +230,12 @@ class HttpProtocol(HttpToolsProtocol):
             self._stage = Stage.TURN
             self._head_length = end + len(HEAD_END)
             self._arrived_at = self.loop.time() - unread_s
-            if TAKES_A_TURN.match(head):
-                self._turns.take(self._begin, self._patience_s)
-            else:  # a probe or a scrape: these are short, so they do not wait
-                self._begin()
+            self._turns.take(head, self._begin)
         else:
             self._quiet_since = self.loop.time()
             if not self._head_begun:
                 self._head_begun = True
                 self._close_after(HEAD_TIMEOUT_S)
-
-    def _patience_s(self) -> float:
-        """How many seconds the request may wait for its turn and still be answered in time."""
-        asked = TIMEOUT.search(self._received)
-        allowed_ms = self._deadline_ms
-        if asked:
-            with suppress(InvalidRequest):  # it is refused when its turn comes
-                allowed_ms = timeout_ms(bytes(asked[1]), longest_ms=allowed_ms)
-        return allowed_ms / 1000 * PATIENCE
 
     def _begin(self) -> None:
         if self._transport.is_closing():  # the client has left

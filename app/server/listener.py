@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from app.server.arrivals import Arrivals
-from app.server.linux_sockets import unread
+from app.server.transport import unread
 
 # Connections with a POST that begin in one turn of the event loop. Each takes some tenths of a
 # millisecond.

@@ -150,7 +150,7 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(1)  # the log says why
-        turns = Turns(asyncio.get_running_loop())
+        turns = Turns(self._service.settings.deadline_ms)
         for site, config in self._configs.items():
             if not config.loaded:  # the first one was loaded with its lifespan
                 config.load()
@@ -160,7 +160,6 @@ class Server(uvicorn.Server):
                 server_state=self.server_state,
                 app_state=self.lifespan.state,
                 max_header_bytes=self._service.settings.max_header_bytes,
-                deadline_ms=self._service.settings.deadline_ms,
                 turns=turns,
                 on_refusal=partial(refusals.note, self._service),
                 on_end=self._note_end,

@@ -1,6 +1,8 @@
-"""A connection's transport: it joins writes, and lets a client read its last answer."""
+"""A connection's transport, which lets a client read its last answer, and what it has unread."""
 
 import asyncio
+import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -11,6 +13,8 @@ LINGER_BYTES = 256 * 1_048_576
 LINGER_S = 30.0
 # After this many seconds of silence, the client is assumed to have nothing more to send.
 SILENCE_S = 2.0
+# The field of Linux's struct tcp_info with the milliseconds since data last arrived.
+LAST_DATA_RECEIVED = slice(52, 56)
 
 
 class ResponseTransport:
@@ -105,3 +109,20 @@ class ResponseTransport:
             return
         self._seen = self.dropped
         self._look_later()
+
+
+def unread_seconds(connection: socket.socket) -> float:
+    """How many seconds ago data last arrived; 0.0 where the kernel does not tell."""
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_DATA_RECEIVED.stop)
+    except (AttributeError, OSError):  # not Linux, or the connection is gone
+        return 0.0
+    return int.from_bytes(info[LAST_DATA_RECEIVED], sys.byteorder) / 1000
+
+
+def unread(connection: socket.socket, size: int) -> bytes:
+    """The first bytes that have arrived and are not read yet, ``size`` at most."""
+    try:
+        return connection.recv(size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except OSError:  # there is no data, or the connection is gone
+        return b""

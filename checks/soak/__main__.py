@@ -132,6 +132,7 @@ async def _ask(
         async with asyncio.TaskGroup() as sending:
             sending.create_task(traffic.run(until, capacity=capacity))
             sending.create_task(faults.run(until))
+        await traffic.close()
         for watch in watches:
             watch.cancel()
     await asyncio.sleep(REST_S)

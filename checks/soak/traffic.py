@@ -78,7 +78,6 @@ class Traffic:
                 # After a pause of the server, do not send all the missed requests.
                 due = max(due, now - 1.0) + self._order.expovariate(rate / call.tokens)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
-        await self.close()
 
     async def close(self) -> None:
         """Close the unused connections."""

@@ -10,8 +10,8 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 from transformers.modeling_utils import no_init_weights
 
 from app.engine.model.bundle import sha256
+from app.engine.text.encoding import Preprocessing
 from app.engine.text.pairs import TextPair
-from app.engine.text.preprocessing import Preprocessing
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.config import check_task, model_config, read_config

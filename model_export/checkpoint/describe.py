@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from app.engine.text.preprocessing import Preprocessing
+from app.engine.text.encoding import Preprocessing
 from app.errors import UserError
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.checkpoint import (

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from app.engine.text.preprocessing import Preprocessing
+from app.engine.text.encoding import Preprocessing
 
 LISTED = 10  # entries of a list that a terminal shows
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.engine.text.preprocessing import VISIBLE
+from app.engine.text.input_tokenizer import VISIBLE
 from app.errors import UserError
 from model_export.checkpoint.labels import known_spellings
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import torch
 from transformers import AutoTokenizer, BertweetTokenizer
 
-from app.engine.text.preprocessing import Preprocessing
+from app.engine.text.encoding import Preprocessing
 from app.errors import UserError
 from model_export.atomic_directory import atomic_directory, full_disk_named
 from model_export.checkpoint.checkpoint import max_tokens

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from app.engine.text.preprocessing import Preprocessing, preprocess
+from app.engine.text.encoding import Preprocessing
+from app.engine.text.input_tokenizer import preprocess
 from model_export.batches import batches
 from model_export.quality.labelled import Example
 

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import socket
+import time
 from functools import partial
 from itertools import chain
 
@@ -18,6 +19,8 @@ from tests.conftest import Start
 from tests.support.raw_http import exchange
 
 CONNECTIONS = 150
+DEADLINE_MS = 60_000
+POST = b"POST /classify HTTP/1.1"
 
 
 def _connections(address: tuple[str, int]) -> list[socket.socket]:
@@ -159,11 +162,10 @@ def test_a_few_requests_begin_in_a_turn() -> None:
     """Requests begin in order, a few per turn; between two turns the loop does its other work."""
 
     async def run() -> list[list[int]]:
-        loop = asyncio.get_running_loop()
-        turns = Turns(loop)
+        turns = Turns(DEADLINE_MS)
         begun: list[list[int]] = [[]]
         for number in range(3 * STARTS_A_TURN + 1):
-            turns.take(partial(lambda n: begun[-1].append(n), number), lambda: 60)
+            turns.take(POST, partial(lambda n: begun[-1].append(n), number))
         for _ in range(4):
             begun.append([])
             await asyncio.sleep(0)
@@ -174,23 +176,44 @@ def test_a_few_requests_begin_in_a_turn() -> None:
     assert [*chain(*begun)] == list(range(3 * STARTS_A_TURN + 1))
 
 
-@pytest.mark.parametrize(("patience_s", "begun"), [(60, [0, 1, 2, 3]), (-1, [3, 0, 2, 1])])
-def test_requests_that_are_late_do_not_make_all_others_late(
-    patience_s: float, begun: list[int]
-) -> None:
-    """When requests are late, every second one to begin is the latest; none is forgotten."""
+@pytest.mark.parametrize(
+    ("asked", "begun"),
+    [(b"", [0, 1, 2, 3]), (b"x-request-timeout-ms: 1", [3, 0, 2, 1]), (b"X-a: b", [0, 1, 2, 3])],
+)
+def test_requests_that_are_late_do_not_make_all_others_late(asked: bytes, begun: list[int]) -> None:
+    """When requests are late, every second one to begin is the latest; none is forgotten.
+
+    A request is late when half of the time that it allows is over.
+    """
 
     async def run() -> list[int]:
-        turns = Turns(asyncio.get_running_loop())
+        turns = Turns(DEADLINE_MS)
         seen: list[int] = []
         for _ in range(STARTS_A_TURN):
-            turns.take(lambda: None, lambda: 60)
+            turns.take(POST, lambda: None)
         for number in range(4):
-            turns.take(partial(seen.append, number), lambda: patience_s)
+            turns.take(POST + b"\r\n" + asked, partial(seen.append, number))
+        time.sleep(0.01)  # noqa: ASYNC251 - the event loop is busy
         await asyncio.sleep(0.05)
         return seen
 
     assert asyncio.run(run()) == begun
+
+
+def test_a_probe_does_not_wait_for_a_turn() -> None:
+    """However many requests wait, a health probe begins at once."""
+
+    async def run() -> list[str]:
+        turns = Turns(DEADLINE_MS)
+        begun: list[str] = []
+        for _ in range(STARTS_A_TURN):
+            turns.take(POST, lambda: None)
+        turns.take(POST, partial(begun.append, "request"))
+        turns.take(b"GET /health/live HTTP/1.1", partial(begun.append, "probe"))
+        await asyncio.sleep(0.05)
+        return begun
+
+    assert asyncio.run(run()) == ["probe", "request"]
 
 
 def test_a_request_that_cannot_begin_holds_up_no_other() -> None:
@@ -199,13 +222,13 @@ def test_a_request_that_cannot_begin_holds_up_no_other() -> None:
     async def run() -> list[int]:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda *_: None)
-        turns = Turns(loop)
+        turns = Turns(DEADLINE_MS)
         begun: list[int] = []
         for _ in range(STARTS_A_TURN):
-            turns.take(lambda: None, lambda: 60)
+            turns.take(POST, lambda: None)
         for number in range(3 * STARTS_A_TURN):
             start = partial(begun.append, number) if number % 5 else partial(next, iter(()))
-            turns.take(start, lambda: 60)
+            turns.take(POST, start)
         await asyncio.sleep(0.05)
         return begun
 

@@ -33,7 +33,7 @@ from transformers import (
 
 from app.engine.model.bundle import Precision
 from app.engine.model.model import Model
-from app.engine.text.preprocessing import preprocess
+from app.engine.text.input_tokenizer import preprocess
 from model_export.checkpoint import architectures as known
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.export import WRITERS, export

@@ -15,8 +15,7 @@ from app.api.validation import LanguageTag, RequestBody, Text, Texts
 from app.engine.model.bundle import Calibration, Parity, Precision
 from app.engine.model.session import Int8Kernels
 from app.engine.predictions import FailedItem, Prediction, Word
-from app.engine.text.encoded_text import Overflow, Split
-from app.engine.text.preprocessing import Preprocessing
+from app.engine.text.encoding import Overflow, Preprocessing, Split
 from app.engine.text.tokens import Tokens
 
 

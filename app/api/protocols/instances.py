@@ -12,7 +12,7 @@ from app.api.answers import JsonAnswer, timing, whole_failure
 from app.api.http_exchange import HttpRequest
 from app.api.validation import NonEmpty, text_or_pair
 from app.engine.predictions import FailedItem, Prediction, item
-from app.engine.text.encoded_text import Overflow, TextOptions
+from app.engine.text.encoding import Overflow, TextOptions
 from app.engine.text.pairs import Input
 
 TEXT_FIELDS = ("text", "inputs", "content")

@@ -33,7 +33,7 @@ from app.api.validation import (
 from app.engine.classifier import Classification
 from app.engine.machine.gpu import CUDA
 from app.engine.predictions import Prediction
-from app.engine.text.encoded_text import TextOptions
+from app.engine.text.encoding import TextOptions
 from app.engine.text.pairs import Input
 from app.errors import (
     DeadlineExceeded,

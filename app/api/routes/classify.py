@@ -17,7 +17,7 @@ from app.api.routing import Route
 from app.api.validation import as_list
 from app.engine import explanation
 from app.engine.predictions import item
-from app.engine.text.encoded_text import TextOptions
+from app.engine.text.encoding import TextOptions
 
 router = APIRouter(tags=["classification"], route_class=Route)
 

@@ -21,7 +21,7 @@ from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, text_example
 from app.api.routes.stream_group import StreamGroup
 from app.api.routing import StreamRoute
-from app.engine.text.encoded_text import Overflow, TextOptions
+from app.engine.text.encoding import Overflow, TextOptions
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,

@@ -8,9 +8,8 @@ from functools import partial
 from app.api.answers import in_places
 from app.api.ndjson import Line, answer_line
 from app.engine.classifier import Classifier
-from app.engine.observer import CountingFailures
 from app.engine.predictions import Outcome
-from app.engine.text.encoded_text import TextOptions
+from app.engine.text.encoding import TextOptions
 from app.engine.text.pairs import Input
 from app.errors import ServiceError, ShuttingDown, TooManyTexts
 from app.exchange import Exchange
@@ -60,11 +59,14 @@ class StreamGroup:
     async def _outcomes(self, texts: Sequence[Input]) -> Sequence[Outcome]:
         if not texts:
             return []
+        observer = self._classifier.observer
         try:
-            with CountingFailures(self._classifier.observer, len(texts)):
-                outcomes = await self._across_reloads(texts)
-        except ServiceError as error:
-            return [error] * len(texts)
+            outcomes = await self._across_reloads(texts)
+        except BaseException as error:
+            observer.failure(error, len(texts))
+            if isinstance(error, ServiceError):
+                return [error] * len(texts)
+            raise
         self._classifier.observer.predictions(outcomes)
         return outcomes
 

@@ -19,8 +19,14 @@ from itertools import chain
 from typing import Generic
 
 from app.engine.batching.admission import Admission
-from app.engine.batching.batch import (
+from app.engine.batching.budget import TokenBudget
+from app.engine.batching.fair_queue import FairQueue
+from app.engine.batching.inference import BatchReport, Inference
+from app.engine.batching.pending import (
+    Answer,
+    Computing,
     Item,
+    PendingRequest,
     Result,
     Row,
     Rows,
@@ -30,10 +36,6 @@ from app.engine.batching.batch import (
     settle,
     tokens_of,
 )
-from app.engine.batching.budget import TokenBudget
-from app.engine.batching.fair_queue import FairQueue
-from app.engine.batching.inference import BatchReport, Inference
-from app.engine.batching.pending import Answer, Computing, PendingRequest
 from app.engine.batching.runners import Runner, Runners
 from app.errors import (
     DeadlineExceeded,

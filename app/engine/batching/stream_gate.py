@@ -5,9 +5,8 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from app.engine.batching.batch import Item, Result
 from app.engine.batching.batcher import MicroBatcher
-from app.engine.batching.pending import Answer
+from app.engine.batching.pending import Answer, Item, Result
 from app.errors import Overloaded, ShuttingDown
 
 # The shortest and longest wait before a full queue is asked again whether it has room.

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json  # limits nesting depth; json relies on the interpreter's stack
 
-from app.engine.text.preprocessing import Preprocessing
+from app.engine.text.encoding import Preprocessing
 from app.errors import UserError, first_line
 
 FORMAT_VERSION: Final = 1

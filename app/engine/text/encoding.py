@@ -1,18 +1,15 @@
-"""A tokenised text, and several of them as the arrays that the model gets."""
+"""Tokenised texts: their token ids, windows and sentences, as the options of a request ask."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
+from app.errors import ServiceError
 
 # Of a token id. Ids are kept as the bytes of int32: they are small, they are quickly put together,
 # and the garbage collector does not visit them.
 ID_BYTES = 4
-
-# An input of a model: token ids, their mask or their types, [texts, tokens].
-Ids = NDArray[np.int64] | NDArray[np.int32]
 
 
 def packed(ids: Sequence[int]) -> bytes:
@@ -69,32 +66,56 @@ class Encoding:
         return [Encoding(ids, len(ids) // ID_BYTES) for ids in (self.packed_ids, *self.overflow)]
 
 
-def batch_shape(encodings: Sequence[Encoding]) -> tuple[int, int]:
-    """The number of texts, and the tokens of the longest."""
-    return len(encodings), max(len(encoding) for encoding in encodings)
+# What a bundle does to its texts before it tokenises them. Here, because reading a manifest needs
+# no tokenizer.
+Preprocessing = Literal["tweet", "bertweet", "none"]
+Overflow = Literal["truncate", "error", "window"]
+Split = Literal["sentences"]
 
 
-def fill(
-    encodings: Sequence[Encoding],
-    inputs: Mapping[str, Ids],
-    *,
-    pad_token_id: int,
-    typed: bool,
-) -> None:
-    """Write the encodings into ``inputs``, and overwrite what these arrays of ``batch_shape`` held.
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How to process a text.
 
-    ``typed`` says whether encodings can have the token type 1.
+    ``language`` is a BCP 47 tag. It decides which abbreviations end no sentence.
     """
-    # All ids at once: one text after the other would take ten times as long.
-    ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    joined = b"".join([encoding.packed_ids for encoding in encodings])
-    lengths = np.array([len(encoding) for encoding in encodings])[:, np.newaxis]
-    columns = np.arange(ids.shape[1])
-    mask[...] = real = columns < lengths
-    ids.fill(pad_token_id)
-    ids[real] = np.frombuffer(joined, dtype=np.int32)
-    if (types := inputs.get("token_type_ids")) is not None:
-        types.fill(0)
-        if typed:
-            firsts = lengths - np.array([encoding.typed for encoding in encodings])[:, np.newaxis]
-            types[real & (columns >= firsts)] = 1
+
+    overflow: Overflow = "truncate"
+    split: Split | None = None
+    language: str = "en"
+
+
+DEFAULTS = TextOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSentence:
+    """A sentence of a text, from character ``start`` up to, but not including, ``end``."""
+
+    start: int
+    end: int
+    text: "EncodedText | ServiceError"
+
+
+@dataclass(slots=True)
+class EncodedText:
+    """A tokenised text: the whole text in ``windows``, and each of its sentences separately."""
+
+    encoding: Encoding
+    options: TextOptions
+    sentences: Sequence[EncodedSentence] = ()
+
+    @property
+    def windows(self) -> list[Encoding]:
+        """The encodings of the whole text that are classified."""
+        return self.encoding.windows if self.options.overflow == "window" else [self.encoding]
+
+
+def encodings(texts: Sequence[EncodedText | ServiceError]) -> list[Encoding]:
+    """All encodings to infer, in the order in which ``outcomes_of`` expects their results."""
+    to_infer: list[Encoding] = []
+    for text in texts:
+        if isinstance(text, EncodedText):
+            to_infer += text.windows
+            to_infer += encodings([sentence.text for sentence in text.sentences])
+    return to_infer

@@ -1,19 +1,31 @@
-"""Tokenises what one prediction is made for: a text or a pair, after the bundle's preprocessing."""
+"""Tokenises what one prediction is made for: a text or a pair, checked and normalised."""
 
+import math
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from tokenizers import Tokenizer
 
-from app.engine.text.encoding import Encoding
+from app.engine.text.encoding import DEFAULTS, EncodedText, Encoding, Preprocessing, TextOptions
 from app.engine.text.pairs import Input, PairTokenizer, TextPair
-from app.engine.text.preprocessing import Preprocessing, fault, preprocess
 from app.engine.text.text_tokenizer import TextTokenizer
-from app.errors import EmptyText, InvalidRequest, ServiceError, UserError
+from app.errors import EmptyText, InvalidRequest, ServiceError, TextTooLong, UserError
 
 # The share of a window's tokens that the next window repeats, so that each token has context.
 WINDOW_OVERLAP = 0.25
+
+# A visible character: neither white space nor a control or format character (Unicode's categories
+# Cc, and Cf of the basic plane).
+VISIBLE = re.compile(
+    r"[^\s\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e"
+    r"\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
+)
+
+# A token begins at the start of the text or after a space, and ends before the next space.
+_USER_OR_LINK = re.compile(r"(?<![^ ])(?:@[^ ]+|http[^ ]*)")
 
 
 class InputTokenizer:
@@ -66,36 +78,118 @@ class InputTokenizer:
             raise outcome
         return outcome
 
-    def encode_batch(self, texts: Sequence[Input]) -> list[Encoding | EmptyText | InvalidRequest]:
+    def encode_texts(
+        self,
+        texts: Sequence[Input],
+        options: TextOptions = DEFAULTS,
+        *,
+        max_chars: float = math.inf,
+    ) -> list[EncodedText | ServiceError]:
+        """Tokenise each text as a whole, or return the error that says why it is not classified.
+
+        ``steps.encode_steps`` finds their sentences, too.
+        """
+        encoded = self.encode_batch(texts, max_chars=max_chars)
+        return [
+            self._as_asked(text, encoding, options)
+            for text, encoding in zip(texts, encoded, strict=True)
+        ]
+
+    def encode_batch(
+        self, texts: Sequence[Input], *, max_chars: float = math.inf
+    ) -> list[Encoding | ServiceError]:
         """Tokenise many texts. A text's error, which ``encode`` would raise, takes its place.
 
-        Other threads can run meanwhile, because the library releases Python's global lock.
+        A text of more than ``max_chars`` characters gets ``TextTooLong``. Other threads can run
+        meanwhile, because the library releases Python's global lock.
         """
-        single = [text for text in texts if isinstance(text, str)]
-        if len(single) == len(texts):
-            return self._encode_single(single)
-        encoded = iter(self._encode_single(single))
-        return [
-            next(encoded) if isinstance(text, str) else self._encode_pair(text) for text in texts
-        ]
-
-    def _encode_single(self, texts: Sequence[str]) -> list[Encoding | EmptyText | InvalidRequest]:
-        faults = [*map(fault, texts)]
-        sound = [
-            self.normalise(text) for text, error in zip(texts, faults, strict=True) if error is None
-        ]
-        encodings = iter(self.texts.encode(sound))
+        faults = [self._fault(text, max_chars) for text in texts]
+        sound = [text for text, error in zip(texts, faults, strict=True) if error is None]
+        encodings = iter(self._encode_sound(sound))
         return [error or next(encodings) for error in faults]
 
-    def _encode_pair(self, pair: TextPair) -> Encoding | EmptyText | InvalidRequest:
+    def _fault(self, text: Input, max_chars: float) -> ServiceError | None:
+        """The reason why a text or pair cannot be tokenised, or None if it can."""
+        if len(text) > max_chars:
+            return TextTooLong(
+                f"the text has {len(text)} characters; at most {max_chars} are accepted"
+            )
+        if isinstance(text, str):
+            return _fault(text, "the text")
         if self.pairs is None:
             return InvalidRequest(
                 f"the model {self._model} takes single texts, so leave out text_pair; a model that "
                 "was trained on pairs must be exported with --text-pairs"
             )
-        if error := fault(pair.text) or fault(pair.text_pair, "text_pair"):
-            return error
-        return self.pairs.encode(pair.map(self.normalise))
+        return _fault(text.text, "the text") or _fault(text.text_pair, "text_pair")
+
+    def _encode_sound(self, texts: Sequence[Input]) -> Sequence[Encoding | EmptyText]:
+        single = [self.normalise(text) for text in texts if isinstance(text, str)]
+        encoded = self.texts.encode(single)
+        if len(encoded) == len(texts):
+            return encoded
+        pairs = cast(PairTokenizer, self.pairs)  # without it, a pair is not sound
+        remaining = iter(encoded)
+        return [
+            next(remaining) if isinstance(text, str) else pairs.encode(text.map(self.normalise))
+            for text in texts
+        ]
+
+    def _as_asked(
+        self, text: Input, encoding: Encoding | ServiceError, options: TextOptions
+    ) -> EncodedText | ServiceError:
+        if isinstance(encoding, ServiceError):
+            return encoding
+        if options.split and isinstance(text, TextPair):
+            return InvalidRequest('a pair of texts is not split; leave out "split" or text_pair')
+        if encoding.truncated and options.overflow != "truncate":
+            too_long = f"the text has {encoding.tokens} tokens; the model takes at most "
+            too_long += str(self.max_tokens)
+            if options.overflow == "error":
+                return TextTooLong(f'{too_long} and "overflow" is "error"')
+            if isinstance(text, TextPair):
+                return TextTooLong(f"{too_long}, and a pair of texts is not cut into windows")
+        return EncodedText(encoding, options)
+
+
+def normalise_tweet(text: str) -> str:
+    """Replace user names by ``@user`` and links by ``http``.
+
+    This is the rule of the ``preprocess`` function on the cardiffnlp model cards
+    (Barbieri et al. 2020, TweetEval). The text is split on single spaces only, so
+    newlines, tabs and runs of spaces stay. A token is replaced only if it begins with
+    ``@`` or ``http``: ``(http://…`` and ``HTTP://…`` stay as they are.
+    """
+    if "@" not in text and "http" not in text:  # most texts; the search below takes longer
+        return text
+    return _USER_OR_LINK.sub(lambda token: "@user" if token[0][0] == "@" else "http", text)
+
+
+def preprocess(text: str, preprocessing: Preprocessing) -> str:
+    """Apply the normalisation that the bundle's manifest names."""
+    if preprocessing == "tweet":
+        return normalise_tweet(text)
+    if preprocessing == "bertweet":
+        # Imported here because its patterns take longer to compile than all of this package.
+        from app.engine.text.bertweet import normalise_bertweet
+
+        return normalise_bertweet(text)
+    return text
+
+
+def _fault(text: str, name: str) -> EmptyText | InvalidRequest | None:
+    """The reason why a text cannot be tokenised, or None if it can. Errors call it ``name``."""
+    if "\0" in text:
+        return InvalidRequest(f"{name} holds a NUL character (U+0000); remove it")
+    if not VISIBLE.search(text):
+        return EmptyText(f"{name} is empty or blank; send at least one visible character")
+    try:
+        text.encode()  # before the normalisation, which may drop the ill-formed part
+    except UnicodeEncodeError:
+        return InvalidRequest(
+            f"{name} holds half of a surrogate pair, so it is not well-formed Unicode"
+        )
+    return None
 
 
 def _load(path: Path) -> Tokenizer:

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.engine.text.pairs import Input, Offset, PairTokenizer, TextPair
 from app.engine.worker import Steps
-from app.errors import ServiceError, TextTooLong, TooManyTexts
+from app.errors import ServiceError, TooManyTexts
 
 
 class Tokens(TypedDict):
@@ -57,9 +57,7 @@ def tokens_steps(
 def _tokens(
     tokenizer: InputTokenizer, text: Input, *, special: bool, max_chars: int
 ) -> Tokens | ServiceError:
-    if len(text) > max_chars:
-        return TextTooLong(f"the text has {len(text)} characters; at most {max_chars} are accepted")
-    (encoding,) = tokenizer.encode_batch([text])
+    (encoding,) = tokenizer.encode_batch([text], max_chars=max_chars)
     if isinstance(encoding, ServiceError):
         return encoding
     if isinstance(text, TextPair):

@@ -19,8 +19,7 @@ from app.engine.machine.cpu import available_cpus, ways_to_share
 from app.engine.machine.gpu import CUDA
 from app.engine.model.bundle import MANIFEST, bundles_to_use, sha256
 from app.engine.predictions import Scored, item, outcomes_of, score_batch
-from app.engine.text.encoded_text import EncodedText, encode, encodings
-from app.engine.text.encoding import Encoding
+from app.engine.text.encoding import EncodedText, Encoding, encodings
 from app.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from app.errors import OutOfMemory, ServiceError, UserError, first_line
 from app.files.tables.table import Chunk, ClassifiedChunk
@@ -104,7 +103,7 @@ class LocalClassifier:
     def _tokenize(self, chunk: Chunk, runners: Executor) -> _TokenizedChunk:
         """Tokenise the chunk's texts and hand their batches to the runners."""
         texts = [text for text in chunk.texts if isinstance(text, str)]
-        encoded = encode(self._model.tokenizer, texts, max_chars=self._max_chars)
+        encoded = self._model.tokenizer.encode_texts(texts, max_chars=self._max_chars)
         to_infer = encodings(encoded)
         order = sorted(range(len(to_infer)), key=lambda index: len(to_infer[index]), reverse=True)
         batches = [

@@ -14,8 +14,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from app.engine.machine.gpu import LIBCUDA
-from app.engine.model.model import INPUT_TYPES, SILENT
-from app.engine.text.encoding import Ids
+from app.engine.model.model import INPUT_TYPES, SILENT, Ids
 from benchmarks.tables import Row
 from checks.gpu.models import load, precisions
 from checks.gpu.setup import Setup

@@ -11,7 +11,7 @@ import brotli
 import numpy as np
 
 from app.api.protocols.open_inference.bytes_tensor import pack, unpack
-from app.engine.text.encoded_text import DEFAULTS, TextOptions
+from app.engine.text.encoding import DEFAULTS, TextOptions
 from checks.soak.calls.call import Call, ranking, tensors
 from checks.soak.calls.grpc import GrpcCalls
 from checks.soak.calls.truth import ODD, SENTENCES, WINDOWS, Truth

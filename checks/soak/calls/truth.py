@@ -12,7 +12,9 @@ from app.engine.explanation import contributions, without_each, word_spans
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.model.load import load_model
 from app.engine.predictions import Outcome, Prediction, item, outcomes_of, score_batch
-from app.engine.text.encoded_text import DEFAULTS, TextOptions, encode, encodings
+from app.engine.text.encoding import DEFAULTS, TextOptions, encodings
+from app.engine.text.steps import encode_steps
+from app.engine.worker import finish
 from benchmarks.texts import texts_of, tweet_lengths
 
 LONG_TOKENS = (200, 511, 512, 513, 900, 1_500)
@@ -86,7 +88,8 @@ class Truth:
             self.explanation(text)
 
     def _outcome(self, text: str, options: TextOptions = DEFAULTS) -> Outcome:
-        encoded = encode(self.model.tokenizer, [text], max_chars=self._max_chars, options=options)
+        tokenizer = self.model.tokenizer
+        encoded = finish(encode_steps(tokenizer, [text], options, max_chars=self._max_chars))
         results = [score_batch(self.model, [one])[0] for one in encodings(encoded)]
         (outcome,) = outcomes_of(self.model, encoded, results)
         return outcome

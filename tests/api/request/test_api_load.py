@@ -48,7 +48,7 @@ def test_what_the_queue_does_not_hold_is_turned_away(
     eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 12)
 
     with monkeypatch.context() as patch:
-        patch.setattr(InputTokenizer, "encode_batch", lambda *_: pytest.fail("tokenised"))
+        patch.setattr(InputTokenizer, "encode_batch", lambda *_, **__: pytest.fail("tokenised"))
         refused = _post(client, ["love", "love"])
     assert (refused.status_code, refused.json()["code"]) == (429, "overloaded")
     assert int(refused.headers["retry-after"]) >= 1
@@ -143,11 +143,11 @@ def test_much_text_is_tokenised_beside_the_event_loop(
     begun, go_on = threading.Event(), threading.Event()
     encode = InputTokenizer.encode_batch
 
-    def slow(tokenizer: InputTokenizer, texts: list[str]) -> list[Any]:
+    def slow(tokenizer: InputTokenizer, texts: list[str], **limits: Any) -> list[Any]:
         if len(texts[0]) > 1_000:
             begun.set()
             assert go_on.wait(30)
-        return encode(tokenizer, texts)
+        return encode(tokenizer, texts, **limits)
 
     monkeypatch.setattr(InputTokenizer, "encode_batch", slow)
     large = pool.submit(_post, client, "love " * 5_000)

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from app.api import json_document
+from app.api import body as body_module
+from app.api.body import collector_paused, parse
 from app.api.http_exchange import HttpExchange
-from app.api.json_document import collector_paused, parse
 from app.server.http_protocol import HttpProtocol
 from tests.conftest import Listen
 from tests.support.raw_http import BODY, connect, exchange, post, read_answer
@@ -79,7 +79,7 @@ def test_parsing_pauses_it(monkeypatch: pytest.MonkeyPatch) -> None:
         return json.loads(text)
 
     for decoder in ("FAST_DECODER", "DECODER"):
-        monkeypatch.setattr(json_document, decoder, SimpleNamespace(decode=decode))
+        monkeypatch.setattr(body_module, decoder, SimpleNamespace(decode=decode))
     assert parse(b"[[]]", "it") == [[]]
     assert seen == [False]
     assert gc.isenabled()

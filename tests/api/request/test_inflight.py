@@ -24,10 +24,10 @@ STALLING_COMMAND = patched(
     """
 from app.engine.text.input_tokenizer import InputTokenizer
 encode_batch = InputTokenizer.encode_batch
-def stall(self, texts):
+def stall(self, texts, **limits):
     if "stall" in texts:
         time.sleep(1)
-    return encode_batch(self, texts)
+    return encode_batch(self, texts, **limits)
 InputTokenizer.encode_batch = stall
 """
 )

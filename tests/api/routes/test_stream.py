@@ -23,7 +23,7 @@ from app.api.http_exchange import HttpExchange
 from app.api.ndjson import Line, LineReader
 from app.api.routes.stream import StreamedAnswers
 from app.engine.classifier import INLINE_CHARS
-from app.engine.text.encoded_text import DEFAULTS
+from app.engine.text.encoding import DEFAULTS
 from app.errors import Overloaded, PayloadTooLarge
 from app.limits import InflightBytes
 from app.shared_memory.board import Board

@@ -310,7 +310,7 @@ class Record:
             patch.multiple(
                 "app.engine.batching.runners", WATCH_S=LOOKS_EVERY_S, STUCK_LEAST_S=HANGS_AFTER_S
             ),
-            patch("app.engine.batching.batch.BatchReport", self._report),
+            patch("app.engine.batching.pending.BatchReport", self._report),
         ):
             self.simulation.run(self._play())
 

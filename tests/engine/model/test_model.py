@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from app.engine.model.bundle import EMBEDDED_BUNDLE
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
-from app.engine.text.preprocessing import normalise_tweet
+from app.engine.text.input_tokenizer import normalise_tweet
 from app.errors import EmptyText, InferenceFailed
 from tests.support.checkpoints import exported
 from tests.support.tiny_bundle import MAX_TOKENS, load, make_bundle, write_manifest

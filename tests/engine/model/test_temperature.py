@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from app.engine.model.bundle import Bundle
 from app.engine.model.model import Model
 from app.engine.predictions import Scored, outcomes_of, score_batch
-from app.engine.text.encoded_text import DEFAULTS, EncodedText
-from app.engine.text.encoding import Encoding
+from app.engine.text.encoding import DEFAULTS, EncodedText, Encoding
 from app.errors import ServiceError, UserError
 from tests.support.tiny_bundle import LABELS, calibrate, load, make_bundle
 

@@ -18,7 +18,7 @@ from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 from transformers import AutoTokenizer
 
 from app.engine.text.encoding import packed
-from app.engine.text.preprocessing import normalise_tweet
+from app.engine.text.input_tokenizer import normalise_tweet
 from app.engine.text.text_tokenizer import WordCache
 from app.errors import UserError
 from model_export.checkpoint.fast_tokenizer.tokenizer import load_tokenizer

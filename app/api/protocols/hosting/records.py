@@ -9,9 +9,8 @@ import msgspec
 from fastapi import Response
 
 from app.api.answers import in_places
-from app.api.body import read_bytes
+from app.api.body import INLINE_BYTES, parse_steps, read_bytes
 from app.api.http_exchange import HttpRequest
-from app.api.json_document import INLINE_BYTES, parse_steps
 from app.api.protocols.instances import ACCEPTED, text_of
 from app.engine.predictions import Outcome, item
 from app.engine.text.pairs import Input

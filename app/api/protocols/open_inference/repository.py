@@ -9,8 +9,8 @@ from typing import Any, Literal
 from fastapi import APIRouter, Response
 from typing_extensions import TypedDict
 
+from app.api.body import parse
 from app.api.http_exchange import HttpRequest
-from app.api.json_document import parse
 from app.api.protocols.open_inference.request import ALL_OUTPUTS
 from app.api.protocols.open_inference.response import VERSION, tensor_metadata
 from app.api.protocols.open_inference.routes import PLATFORM, served

@@ -12,7 +12,7 @@ from app.api.http_exchange import HttpRequest
 from app.api.protocols.common import whole
 from app.api.protocols.open_inference.bytes_tensor import unpack
 from app.api.validation import NonEmpty, Text
-from app.engine.text.encoded_text import Overflow
+from app.engine.text.encoding import Overflow
 from app.errors import InvalidRequest, UnsupportedMediaType
 
 JSON_LENGTH = "inference-header-content-length"

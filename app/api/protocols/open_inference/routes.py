@@ -20,7 +20,7 @@ from app.api.protocols.open_inference.response import (
 from app.api.routing import Route
 from app.engine.classifier import Classifier
 from app.engine.model.model import Model
-from app.engine.text.encoded_text import TextOptions
+from app.engine.text.encoding import TextOptions
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 from app.service import Service
 

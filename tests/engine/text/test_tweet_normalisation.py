@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.text.preprocessing import Preprocessing, normalise_tweet, preprocess
+from app.engine.text.encoding import Preprocessing
+from app.engine.text.input_tokenizer import normalise_tweet, preprocess
 
 # Written out by hand from the model cards' `preprocess`, not computed.
 EXPECTED = {
