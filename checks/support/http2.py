@@ -132,15 +132,13 @@ def hold_back(
     return stream
 
 
-def status_of(connection: Connection, stream: int) -> int | None:
-    """gRPC's status of a call, once it has ended; None if it ended without one."""
+def status_of(connection: Connection, *streams: int) -> int | None:
+    """gRPC's status of the first of these calls that ends; None if it ends without one."""
     while frame := connection.read():
-        if frame.kind == HEADERS and connection.ended(frame, stream):
+        if any(connection.ended(frame, stream) for stream in streams):
             # Our server writes its trailers as plain text.
             found = re.search(rb"grpc-status[\x01\x02](\d+)", frame.content)
             return int(found[1]) if found else None
-        if connection.ended(frame, stream):
-            return None
     return None
 
 
