@@ -4,7 +4,7 @@ from enum import IntEnum
 
 from app.shared_memory.board import Board
 
-_NUMBERS = 10
+_NUMBERS = 10  # of the section, which WorkerStatus names
 
 
 class WorkerStage(IntEnum):

@@ -72,6 +72,8 @@ class Engine:
             done = subprocess.run(
                 [self.name, *arguments],
                 env=self.environment,
+                # Podman's monitor leaves a file "oom" there if a container runs out of memory.
+                cwd=tempfile.gettempdir(),
                 capture_output=True,
                 text=True,
                 timeout=seconds,
