@@ -3,14 +3,13 @@
 import json
 import re
 import subprocess
-import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.service import ROOT
 from checks.containers.engine import HARDENED, Engine, EngineError
+from checks.support import debian
 
 CPU, EXPORT, GPU = (f"sentiment-service:{target}" for target in ("cpu", "export", "gpu"))
 # For Compose and nginx.conf, whose own images may be out of reach.
@@ -24,14 +23,6 @@ RUN apt-get update && apt-get install --yes --no-install-recommends prometheus n
 USER = "10001:10001"
 STAND_IN = "sentiment-check:debian-12"
 BUILD_S = 600
-CERTIFICATES = "/etc/pip-certificates.crt"  # not where Debian's package wants to write them
-# What Debian's own image has, too, without documents and translations as in debian:12-slim.
-MMDEBSTRAP = (
-    *("mmdebstrap", "--quiet", "--variant=minbase", "--include=usr-is-merged"),
-    "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
-    *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "locale", "man")),
-    "bookworm",
-)
 
 
 def base_image(engine: Engine) -> str:
@@ -45,9 +36,9 @@ def base_image(engine: Engine) -> str:
         return str(image)
     if not engine.has_image(STAND_IN):
         with tempfile.TemporaryDirectory() as folder:
-            archive = f"{folder}/debian.tar"
+            archive = Path(folder) / "debian.tar"
             try:
-                subprocess.run([*MMDEBSTRAP, archive], check=True, capture_output=True, text=True)
+                debian.make("bookworm", archive)
             except FileNotFoundError:
                 raise EngineError(f"{image} is out of reach, and mmdebstrap is not here") from None
             except subprocess.CalledProcessError as error:
@@ -85,25 +76,11 @@ def _build(engine: Engine, base: str, tag: str, *arguments: str) -> None:
             # Docker's format, because OCI's has no health check. In a chroot, because on some
             # machines a build cannot have namespaces of its own.
             options += ["--format", "docker", "--isolation", "chroot", "--network", "host"]
-            options += [f"--volume={mount}:ro" for mount in _package_sources(Path(pip.name))]
+            mounts = [*debian.pip_sources(Path(pip.name))]
+            if Path("/etc/apt").is_dir():
+                mounts.append(("/etc/apt", "/etc/apt"))
+            options += [f"--volume={here}:{there}:ro" for here, there in mounts]
         engine.run("build", *options, *arguments, seconds=BUILD_S)
-
-
-def _package_sources(file: Path) -> Iterator[str]:
-    """Mounts that let apt and pip of a build find packages as this machine does.
-
-    ``file`` becomes a configuration of pip with all that files and variables have told it here.
-    """
-    command = [sys.executable, "-m", "pip", "config", "list"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = dict(re.findall(r"^(?:global|:env:)\.([\w-]+)='(.*)'$", listed, re.MULTILINE))
-    if "cert" in found:
-        yield f"{found['cert']}:{CERTIFICATES}"
-        found["cert"] = CERTIFICATES
-    file.write_text("\n".join(["[global]", *(f"{name} = {found[name]}" for name in found)]))
-    yield f"{file}:/etc/pip.conf"
-    wheels = found.get("find-links", "").split()
-    yield from (f"{path}:{path}" for path in ("/etc/apt", *wheels) if Path(path).is_dir())
 
 
 def content(engine: Engine) -> str:

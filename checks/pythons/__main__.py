@@ -1,0 +1,83 @@
+"""Runs the tests on the Pythons of Debian 13 and of Debian unstable: ``make python-check``.
+
+It needs mmdebstrap, root and the right to mount. Each root is kept in the user's cache directory,
+and made again when a lock changes.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+from checks.pythons.root import Root, RootError, made
+
+# Debian 13 has Python 3.13. What Debian unstable has is printed; it was 3.14 when this was written.
+SUITES = ("trixie", "sid")
+# Left out, because no Python of the root runs there: files of the repository, Helm, Prometheus,
+# nginx, plots, and the pages in Chromium. CI runs them with Python 3.11.
+ELSEWHERE = (
+    "tests/project",
+    "tests/deploy",
+    "tests/benchmarks",
+    "tests/api/openapi/test_docs.py",
+    "tests/api/routes/test_page.py",
+)
+# They need PyTorch, of which pip has only the build for CUDA here, of gigabytes.
+EXPORTER = ("tests/model_export",)
+
+
+def main() -> int:
+    """Run the tests; the exit code is 1 if one fails, and 0 where no root can be made."""
+    parser = argparse.ArgumentParser(prog="python-check", description=__doc__)
+    parser.add_argument("--suite", action="append", choices=SUITES, help="may be repeated")
+    parser.add_argument("--export", action="store_true", help="also the exporter's tests")
+    parser.add_argument("tests", nargs="*", help="only these files or folders")
+    options = parser.parse_args()
+    if reason := _missing():
+        print(f"python-check: not run: {reason}")
+        return 0
+    failed = False
+    for suite in options.suite or SUITES:
+        started = time.perf_counter()
+        try:
+            root = made(suite, export=options.export)
+            version = root.output("/venv/bin/python", "--version")
+        except RootError as error:
+            print(f"python-check: {suite}: not run: {' '.join(str(error).split())}", flush=True)
+            continue
+        making, started = time.perf_counter() - started, time.perf_counter()
+        print(f"python-check: {suite}: {version}, root ready in {making:.0f} s", flush=True)
+        code = _tests(root, options.tests)
+        result = "FAILED" if code else "passed"
+        seconds = time.perf_counter() - started
+        print(f"python-check: {suite}: {version}: {result} in {seconds:.0f} s", flush=True)
+        failed |= code != 0
+    return int(failed)
+
+
+def _missing() -> str:
+    """What this machine lacks for a root; empty if nothing."""
+    if os.geteuid():
+        return "without root, no mount can be made"
+    if not shutil.which("mmdebstrap"):
+        return "mmdebstrap is not here"
+    may_mount = ["unshare", "--mount", "true"]
+    if subprocess.run(may_mount, check=False, capture_output=True).returncode:
+        return "this machine lets no process have mounts of its own"
+    return ""
+
+
+def _tests(root: Root, tests: list[str]) -> int:
+    ignored = (*ELSEWHERE, *(() if root.export else EXPORTER))
+    return root.run(
+        *("/venv/bin/python", "-m", "pytest", "--quiet", "--tb", "short", "--dist", "loadfile"),
+        *("--numprocesses", "auto", "--maxprocesses", "4"),
+        *(f"--ignore={path}" for path in ignored),
+        *(tests or ["tests"]),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
