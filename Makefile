@@ -67,6 +67,15 @@ container-tools:
 		/usr/lib/podman/netavark:netavark /usr/lib/podman/aardvark-dns:aardvark-dns \
 		iptables:iptables mmdebstrap:mmdebstrap || true
 
+# On a machine that cannot make such systems, one line says why.
+.PHONY: python-check
+python-check: install-dev python-tools ## Run the tests on Debian's Python 3.13 and 3.14, in systems of 7 GB each made by mmdebstrap
+	.venv/bin/python -m checks.pythons
+
+.PHONY: python-tools
+python-tools:
+	@tests/install-tools.sh mmdebstrap:mmdebstrap || true
+
 .PHONY: platform-check
 platform-check: install-dev platform-tools ## Call the service with the clients of hosting platforms, and with generated ones
 	.venv/bin/python -m checks.platforms.check
@@ -176,6 +185,8 @@ clean: ## Remove .venv, caches and builds
 	@$(PIP) --quiet --constraint requirements/dev.txt uv
 	@UV_HTTP_RETRIES=1 .venv/bin/uv pip install --python .venv/bin/python --torch-backend cpu --no-deps \
 		--constraint requirements/dev.txt torch || \
-		echo "The index of PyTorch for CPUs cannot be used; pip takes PyTorch from its own index."
+		printf '%s\n' "The index of PyTorch for CPUs cannot be used; pip takes PyTorch from its own index." \
+		"On Linux on x86-64, that of PyPI is for CUDA: torch 2.13.0 and its CUDA packages are a download of 2.7 GB." \
+		"To avoid it, stop now, put a wheel for CPUs into a directory, and run: make install-dev PIP_FIND_LINKS=DIRECTORY"
 	@$(PIP) -r requirements/dev.txt
 	@touch $@

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.service import ROOT
 from checks.support import debian
-from checks.support.environments import CACHE, SERVICE
+from checks.support.environments import CACHE, SERVICE, InstallFailed
 
 DEV = ROOT / "requirements/dev.txt"
 # For the tests: the fake driver is compiled, other CPUs are emulated, and documentation uses curl.
@@ -33,15 +33,14 @@ COPY = "/work"  # of this clone
 
 
 class RootError(Exception):
-    """No root can be made or entered here."""
+    """No root can be made here."""
 
 
 @dataclass(frozen=True)
 class Root:
-    """A root, and whether the packages of the exporter are in it."""
+    """A root, by its directory."""
 
     folder: Path
-    export: bool
 
     def run(self, *command: str) -> int:
         """Run a command in the copy of this clone; its exit code."""
@@ -52,12 +51,12 @@ class Root:
         """What a command wrote.
 
         Raises:
-            RootError: it failed.
+            InstallFailed: it failed; the message is the end of what it wrote.
         """
         with self._entering(*command) as words:
             done = subprocess.run(words, check=False, capture_output=True, text=True)
         if done.returncode:
-            raise RootError((done.stderr or done.stdout)[-300:])
+            raise InstallFailed((done.stderr or done.stdout)[-300:])
         return done.stdout.strip()
 
     @contextmanager
@@ -74,17 +73,18 @@ class Root:
             ]
 
 
-def made(suite: str, *, export: bool) -> Root:
+def made(suite: str) -> Root:
     """The root of a suite, from the cache or made now, with a fresh copy of this clone.
 
     Raises:
         RootError: it cannot be made; the message says why.
+        InstallFailed: it is there, but the packages of the locks do not go into it.
     """
     files = [*SERVICE, DEV]
-    content = [*PACKAGES, str(export), *(file.read_text() for file in files)]
+    content = [*PACKAGES, *(file.read_text() for file in files)]
     digest = hashlib.sha256("\n".join(content).encode()).hexdigest()
     folder = CACHE / f"python-{suite}-{digest[:12]}"
-    root, complete = Root(folder, export), folder / ".complete"
+    root, complete = Root(folder), folder / ".complete"
     if not complete.exists():
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -122,18 +122,10 @@ def _copy(folder: Path) -> None:
 
 
 def _install(root: Root) -> None:
-    pip = ("/venv/bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
-    pip += ("--no-cache-dir", "--no-deps")
+    """Install as ``make install-dev`` does; here pip has only the PyTorch that brings CUDA."""
+    pip = "/venv/bin/python -m pip --disable-pip-version-check install --quiet --no-cache-dir"
     serving = [word for file in SERVICE for word in ("-r", f"requirements/{file.name}")]
-    tools = [
-        line
-        for line in DEV.read_text().splitlines()
-        if root.export or not line.startswith(("torch=", "optimum"))
-    ]
     root.output("python3", "-m", "venv", "/venv")
-    root.output(*pip, "--require-hashes", *serving)
-    (root.folder / "tools.txt").write_text("\n".join(tools))
-    # Here PyTorch comes with its CUDA packages, which it does not start without.
-    no_deps = [word for word in pip if word != "--no-deps"] if root.export else pip
-    root.output(*no_deps, "-r", "/tools.txt")
-    root.output(*pip, "--no-build-isolation", "--editable", ".")
+    root.output(*pip.split(), "--require-hashes", *serving)
+    root.output(*pip.split(), "-r", f"requirements/{DEV.name}")
+    root.output(*pip.split(), "--no-deps", "--no-build-isolation", "--editable", ".")
