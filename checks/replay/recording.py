@@ -33,7 +33,7 @@ FRACTION = re.compile(r"-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)")
 MASKED_HEADERS = re.compile("etag|last-modified|x-[a-z]+-time")
 # Fields that describe the machine, the installation, the time or what was measured at the start.
 MASKED_FIELDS = re.compile(
-    r'("(?:version|python|onnxruntime|cpus?|cpu_flags|int8_kernels|runners|threads|tuning|created'
+    r'("(?:version|python|onnxruntime|cpus?|cpu_flags|runners|threads|tuning|created'
     r'|max_batch_tokens|max_inflight_bytes|pid|connections|in_flight)":) ?("[^"]*"|[\d.]+|null)'
 )
 

@@ -131,7 +131,6 @@ INFO = {
     "cpus": 2.0,
     "cpu": "AMD EPYC 9R14",
     "cpu_flags": "avx2 avx512f avx512_vnni avx512_bf16",
-    "int8_kernels": "U8S8",
     "batch_invariant": True,
     "runners": 2,
     "threads": 1,
