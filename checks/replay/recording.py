@@ -21,7 +21,6 @@ from checks.replay.sending import RawAnswer, send
 
 LONG = 2_000  # longer bodies are kept as digests
 MASK = "#"
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 FP32 = struct.Struct("<f")
 METRICS = ("text/plain; version", "application/openmetrics-text")
 # The length of the answer to HEAD is that of a body with such fields or figures.
