@@ -38,10 +38,11 @@ install-dev: .venv/.installed .venv/.installed-dev ## Add the tools for export, 
 test: test-tools install-dev ## Run the whole test suite; as root, install the system packages it needs first
 	.venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
-# Chromium for the page, nginx before two replicas, Prometheus for the metrics, QEMU for other CPUs.
+# Chromium for the page, nginx before two replicas, Prometheus for the metrics, QEMU for other CPUs,
+# curl as documentation uses it.
 .PHONY: test-tools
 test-tools:
-	@tests/install-tools.sh chromium:chromium nginx:nginx-light prometheus:prometheus qemu-x86_64:qemu-user
+	@tests/install-tools.sh chromium:chromium nginx:nginx-light prometheus:prometheus qemu-x86_64:qemu-user curl:curl
 
 .PHONY: check
 check: install-dev ## Check formatting, lint, types and import rules

@@ -3,7 +3,6 @@
 import importlib.metadata
 import json
 import os
-import pty
 import shlex
 import signal
 import subprocess
@@ -18,7 +17,7 @@ import pytest
 from app.cli.command import _parser, main
 from app.cli.command_parser import GROUPS
 from app.config.settings import Settings, flag
-from tests.support.serving import COMMAND, ROOT, environment, run_program
+from tests.support.serving import COMMAND, ROOT, environment, run_program, terminal
 
 Pipes = tuple["subprocess.Popen[bytes]", IO[bytes], IO[bytes], IO[bytes]]
 
@@ -181,7 +180,7 @@ sys.exit(sentiment_service.main())
 
 def test_a_terminal_without_texts_is_wrong_usage(bundle: Path) -> None:
     """Without texts at a terminal, the command explains itself and does not wait for input."""
-    terminal, inside = pty.openpty()
+    outside, inside = terminal()
     done = subprocess.run(
         [*COMMAND, "classify", "--model", str(bundle)],
         cwd=ROOT,
@@ -191,7 +190,7 @@ def test_a_terminal_without_texts_is_wrong_usage(bundle: Path) -> None:
         text=True,
         timeout=60,
     )
-    os.close(terminal)
+    os.close(outside)
     os.close(inside)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1

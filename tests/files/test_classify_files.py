@@ -4,7 +4,6 @@ import csv
 import json
 import logging
 import os
-import pty
 import random
 import resource
 import shutil
@@ -35,7 +34,7 @@ from app.files.tables import table as tables
 from app.files.tables.csv_table import CsvTable
 from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem
 from tests.support import serving
-from tests.support.serving import COMMAND, ROOT, Process, environment, eventually
+from tests.support.serving import COMMAND, ROOT, Process, environment, eventually, terminal
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
 # Chunks of about ten rows, and each batch takes at least 5 ms.
@@ -774,18 +773,18 @@ def test_a_progress_bar_on_a_terminal(bundle: Path, tmp_path: Path) -> None:
     """The bar shows the speed and the estimated total; it is shown only on a terminal."""
     source, target = _csv(tmp_path / "in.csv", 3_000), tmp_path / "out.csv"
     options = _files(source, target, bundle)
-    terminal, inside = pty.openpty()
+    outside, inside = terminal()
     termios.tcsetwinsize(inside, (24, 80))
     with _started(*options, stderr=inside) as process:
         os.close(inside)
         shown = b""
         try:
-            while part := os.read(terminal, 10_000):
+            while part := os.read(outside, 10_000):
                 shown += part
         except OSError:  # the other end is closed
             pass
         assert process.wait(30) == 0
-    os.close(terminal)
+    os.close(outside)
     assert b" texts/s" in shown
     assert b"%|" in shown
     assert b"3,000 rows in " in shown

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from tests.support.serving import (
     eventually,
     metric,
     run_program,
+    terminal,
 )
 from tests.support.streams import NDJSON, STREAM_HEAD
 
@@ -194,11 +194,11 @@ def test_the_start_says_where_to_look(start: Start, docs: str) -> None:
 
 def test_a_terminal_gets_words(bundle: Path) -> None:
     """At a terminal, a line is text for people, not JSON."""
-    terminal, inside = pty.openpty()
+    outside, inside = terminal()
     command = [*COMMAND, "serve", "--port", "0", "--model", str(bundle), *FLAGS]
     with subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=inside) as process:
         os.close(inside)
-        with os.fdopen(terminal, encoding="utf-8") as lines:
+        with os.fdopen(outside, encoding="utf-8") as lines:
             while "serving tiny" not in (line := lines.readline()):
                 assert line
         process.send_signal(signal.SIGTERM)

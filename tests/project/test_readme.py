@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from app.errors import ServiceError
 from model_export.cli import main as sentiment_export
 from tests.support.checkpoints import CORPUS, make_checkpoint, make_twitter_roberta
 from tests.support.model_export.hub import Hub
-from tests.support.serving import ROOT, Process, run_program
+from tests.support.serving import ROOT, Process, installed, run_program
 from tests.support.tiny_bundle import LABELS
 
 README, API, CLIENTS, MODELS, SETTINGS = (
@@ -65,7 +64,7 @@ def test_an_example_prints_what_the_readme_shows(
     embedded: Process, command: str, output: str
 ) -> None:
     """Every command in the pages gives the answer below it, figures to three places."""
-    assert shutil.which("curl"), "the examples need curl"
+    installed("curl", "curl")
     here = command.replace("localhost:8000", f"127.0.0.1:{embedded.port}")
     here = here.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
     done = run_program("bash", "-c", here)

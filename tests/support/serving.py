@@ -1,6 +1,7 @@
 """Ways to run the service in a test, and to look into it."""
 
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx2
 import pytest
@@ -198,9 +199,20 @@ def installed(program: str, package: str) -> str:
     """The path of a program; without it, the test is skipped, but in CI it fails."""
     path = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin")
     if path is None:
-        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
-        give_up(f"this test needs {program}: apt-get install {package}")
+        _give_up(f"this test needs {program}: apt-get install {package}")
     return path
+
+
+def terminal() -> tuple[int, int]:
+    """Both ends of a terminal; without one, the test is skipped, but in CI it fails."""
+    try:
+        return pty.openpty()
+    except OSError as error:
+        _give_up(f"this system gives no terminal, for which /dev/pts is mounted: {error}")
+
+
+def _give_up(reason: str) -> NoReturn:
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
 
 
 def metric(client: httpx2.Client, name: str, **labels: str) -> float:

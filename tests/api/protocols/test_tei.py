@@ -1,7 +1,6 @@
 """POST /predict against a real server, as the text-embeddings-inference documentation uses it."""
 
 import json
-import shutil
 import subprocess
 from typing import Any, NoReturn
 
@@ -11,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from app.errors import DeadlineExceeded, InferenceFailed, OutOfMemory, Overloaded, ServiceError
 from tests.conftest import Start
-from tests.support.serving import SLOW_COMMAND
+from tests.support.serving import SLOW_COMMAND, installed
 
 
 def _post(url: str, body: Any) -> httpx2.Response:
@@ -24,8 +23,7 @@ def _labels(answer: Any) -> Any:
 
 
 def _curl(url: str, body: str) -> Any:
-    assert shutil.which("curl"), "TEI's documentation speaks curl"
-    command = ["curl", "-s", f"{url}/predict", "-X", "POST", "-d", body]
+    command = [installed("curl", "curl"), "-s", f"{url}/predict", "-X", "POST", "-d", body]
     command += ["-H", "Content-Type: application/json"]
     return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
 

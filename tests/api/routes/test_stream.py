@@ -29,7 +29,7 @@ from app.limits import InflightBytes
 from app.shared_memory.board import Board
 from tests.conftest import FLAGS, Listen, Serve, Start
 from tests.support.raw_http import connect, exchange
-from tests.support.serving import SLOW_COMMAND, Gate, Process, eventually, metric
+from tests.support.serving import SLOW_COMMAND, Gate, Process, eventually, installed, metric
 from tests.support.streams import NDJSON, STREAM_HEAD, ask_line, chunk
 from tests.support.tiny_bundle import different_texts
 
@@ -167,7 +167,8 @@ def test_memory_does_not_grow_with_the_stream(process: Process, tmp_path: Path) 
     def peak_kib(count: int) -> int:
         source = tmp_path / "lines"
         source.write_bytes(_lines(count))
-        command = ["curl", "-sS", "-N", "-X", "POST", "-H", "content-type: application/x-ndjson"]
+        command = [installed("curl", "curl"), "-sS", "-N", "-X", "POST"]
+        command += ["-H", "content-type: application/x-ndjson"]
         seen = 0
         with subprocess.Popen(
             [*command, "-T", str(source), f"{process.url}/classify/stream"], stdout=subprocess.PIPE

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnxruntime as ort
 import pytest
@@ -25,10 +26,14 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def _gpu_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package onnxruntime-gpu for CUDA 13, with all libraries of CUDA."""
+    """The package onnxruntime-gpu for CUDA 13, with all libraries of CUDA.
+
+    NVIDIA's packages, which PyTorch may have brought, are out of sight.
+    """
     monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, "CPUExecutionProvider"])
     monkeypatch.setattr(ort, "cuda_version", "13.0", raising=False)
     monkeypatch.setattr(ort, "preload_dlls", lambda: None, raising=False)
+    monkeypatch.setattr(gpu, "sys", SimpleNamespace(path=[]))
     monkeypatch.setattr(gpu, "_missing_libraries", gpu._missing_libraries.__wrapped__)
 
 
@@ -136,7 +141,7 @@ def test_libraries_beside_other_packages_are_found(
     """NVIDIA's packages may be in any directory of Python's path, as after `install --target`."""
     lib = tmp_path / "nvidia/cu13/lib"
     lib.mkdir(parents=True)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gpu, "sys", SimpleNamespace(path=[str(tmp_path)]))
     loaded: list[str | None] = []
 
     def preload_dlls(directory: str | None = None) -> None:
