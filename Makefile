@@ -55,6 +55,13 @@ check: install-dev ## Check formatting, lint, types and import rules
 deploy-check: install-dev ## Lint the Dockerfile and the Helm chart, check Compose and Kubernetes files against their schemas
 	.venv/bin/python -m checks.deploy.check
 
+# PyTorch, ONNX Runtime and the tests themselves run in QEMU. The suite compares the embedded model and
+# the recorded answers with such a CPU in less time.
+.PHONY: emulated-check
+emulated-check: test-tools install-dev ## Test int8 graphs and their export on an emulated x86 CPU with AVX2 alone
+	qemu-x86_64 -cpu Haswell .venv/bin/python -m pytest -p no:xdist tests/model_export/graph/test_int8.py \
+		tests/model_export/graph/test_int8_embedding.py tests/model_export/quality/test_verification.py
+
 # On a machine that cannot run containers, one line says why.
 .PHONY: container-check
 container-check: install-dev container-tools ## Build the images and run them as their users do, with Docker or Podman

@@ -10,7 +10,6 @@ from typing import Any
 import onnxruntime
 
 from app.engine.machine.cpu import available_cpus, cpu_name, vector_flags
-from app.engine.model.session import int8_kernels
 
 Row = dict[str, Any]
 
@@ -36,10 +35,9 @@ def cell(value: Any) -> str:
 
 def conditions() -> dict[str, str]:
     """Date, machine and versions of a measurement."""
-    kernels = {"U8S8": "U8S8", "U8U8": "U8U8 (U8S8 saturates here)"}[int8_kernels()]
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "machine": f"{cpu_name()} {platform.machine()} ({vector_flags()}; int8 kernels {kernels}), "
+        "machine": f"{cpu_name()} {platform.machine()} ({vector_flags()}), "
         f"{available_cpus():g} CPUs, "
         f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         # The package onnxruntime has another name for GPUs.

@@ -39,7 +39,7 @@ from model_export.quality.accuracy_gate import AccuracyGate
 from model_export.quality.evaluation import NO_SINGLE_LABEL
 from model_export.quality.labelled import MAX_ACCURACY_LOSS, Example
 from model_export.quality.layer_parity import layer_parity
-from model_export.quality.verification import TEXTS, verify
+from model_export.quality.verification import TEXTS, DiffersTooMuch, verify
 
 WRITERS: dict[Precision, Callable[[Path, Path], list[str]]] = {
     "fp32": write_fp32,
@@ -66,11 +66,12 @@ def export(
     The bundle is written to a temporary directory beside ``output``, opened there as the service
     does, and renamed at the end. So ``output`` never holds half a bundle. ``text_pairs`` says
     whether the checkpoint was trained on pairs of texts. With labelled ``examples``, the scores of
-    every variant are recorded, and a variant that scores worse than fp32 is left out. With
-    ``calibration_texts``, every variant gets a temperature.
+    every variant are recorded, and a variant that scores worse than fp32 is left out. So is an int8
+    that differs from the checkpoint by more than its tolerance. With ``calibration_texts``, every
+    variant gets a temperature.
 
     Raises:
-        UserError: the architecture is not supported, a variant differs from the checkpoint by
+        UserError: the architecture is not supported, fp32 or fp16 differs from the checkpoint by
             more than its tolerance, ``output`` holds something other than a bundle, there are
             labelled texts for a multi-label checkpoint, one of them cannot be classified, no
             temperature fits, or the disk is full. Also raised after the other variants were
@@ -120,12 +121,21 @@ def _verified(
     gate: AccuracyGate,
     say: Callable[[str], None],
 ) -> Manifest:
-    """Verify and score the variant; returns the manifest with its parity and accuracy."""
+    """Verify and score the variant; returns the manifest with its parity and accuracy.
+
+    The gate refuses an int8 that differs from the checkpoint by more than its tolerance.
+    """
     variant = manifest.variants[precision]
     bundle = Bundle(directory, manifest, checkpoint.model.config.to_dict())
     say(f"comparing {precision} with PyTorch")
     model = load_model(bundle, device="cpu", precision=precision, threads=0)
-    parity = verify(model, checkpoint)
+    try:
+        parity = verify(model, checkpoint)
+    except DiffersTooMuch as error:
+        if precision != "int8":  # only int8's coarser weights may be too coarse for a checkpoint
+            raise
+        gate.refused[precision] = str(error)
+        return manifest
     say(
         f"{precision}: {variant.total_bytes / 1e6:.1f} MB, logits within "
         f"{parity.max_abs_logit_diff:.2g} of PyTorch, labels agree on "

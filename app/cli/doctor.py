@@ -25,7 +25,6 @@ from app.engine.model.device import CPU
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.model.parity import decided, tolerance
-from app.engine.model.session import int8_kernels
 from app.errors import InferenceFailed, UserError, first_line
 
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  # both provide the module onnxruntime
@@ -78,9 +77,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield Finding("versions", True, f"service {version}, Python {platform.python_version()}")
     yield _runtime()
     cpus = f"{available_cpus():g} of {os.cpu_count()} CPUs may be used"
-    yield Finding(
-        "CPU", True, f"{cpu_name()} ({vector_flags()}), {cpus}, int8 kernels {int8_kernels()}"
-    )
+    yield Finding("CPU", True, f"{cpu_name()} ({vector_flags()}), {cpus}")
     yield _gpu(settings, cuda_state())
     try:
         settings = with_bundles(settings, partial(print, "sentiment:", file=sys.stderr))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from app.atomic_files import FileLock
 from app.config.settings import Settings, cache_directory
-from app.engine.model.bundle import MANIFEST, Precision
+from app.engine.model.bundle import FORMAT_VERSION, MANIFEST, Precision
 from app.errors import UserError, system_error
 
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
@@ -57,7 +57,7 @@ def _bundle(path: Path, settings: Settings, say: Say) -> Path:
     if directory is None:
         raise UserError(f"{path} must be exported; give a directory for that with --cache-dir")
     precision = _precision(settings)
-    bundle = directory / "models" / key / precision / name
+    bundle = directory / "models" / f"format-{FORMAT_VERSION}" / key / precision / name
     if not (bundle / MANIFEST).exists():
         command = [*COMMAND, source, "--output", str(bundle), "--precision", precision]
         if revision:

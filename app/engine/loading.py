@@ -86,8 +86,6 @@ def load(
         results = [result for texts in sizes for result in model.infer([encoding] * texts)]
     if any(isinstance(result, ServiceError) for result in results):
         raise UserError(f"{path}: the model gives no finite logits")
-    if model.kernels:
-        logger.info("%s: int8 with ONNX Runtime's %s kernels", model.name, model.kernels)
     if plan is None:
         with _computing(path):
             plan = tune(model, settings, cpus)

@@ -21,7 +21,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from app.engine.model.bundle import Bundle
 from app.engine.model.device import CPU
-from app.engine.model.session import int8_kernels, open_session
+from app.engine.model.session import open_session
 from benchmarks.random_checkpoint import random_checkpoint
 from benchmarks.subject import Goal, Subject
 from benchmarks.tables import Row
@@ -76,7 +76,7 @@ BATCHES = ((8, 1), (32, 8), (128, 8))
 SECONDS_PER_TURN = 0.5
 FP32, STOCK, OURS = "our fp32", "stock int8", "our int8"
 STOCK_UNFUSED = "stock, no SkipLayerNorm"
-DEFAULT, OTHER_KERNELS = "our int8, default session", "our int8, U8U8 kernels"
+DEFAULT = "our int8, default session"
 
 Sessions = dict[str, ort.InferenceSession]
 
@@ -87,7 +87,6 @@ def sessions(subject: Subject, checkpoint: Path | None, rounds: int) -> Iterator
     measured = {
         OURS: _as_served(path),
         DEFAULT: _default_session(path),
-        OTHER_KERNELS: open_session(path, CPU, threads=1, kernels="U8U8"),
     }
     with tempfile.TemporaryDirectory() as directory:
         if checkpoint is not None:
@@ -114,7 +113,7 @@ def by_shape(
             write_fp32(plain, base / "fp32.onnx")
             write_int8(plain, base / "int8.onnx")
             measured = {
-                FP32: open_session(base / "fp32.onnx", CPU, threads=1, kernels=None),
+                FP32: open_session(base / "fp32.onnx", CPU, threads=1),
                 **_stock(plain),
                 OURS: _as_served(base / "int8.onnx"),
             }
@@ -135,7 +134,7 @@ def _stock(plain: Path) -> Sessions:
 
 
 def _as_served(path: Path) -> ort.InferenceSession:
-    return open_session(path, CPU, threads=1, kernels=int8_kernels())
+    return open_session(path, CPU, threads=1)
 
 
 def _default_session(path: Path, disabled_optimizers: Sequence[str] = ()) -> ort.InferenceSession:

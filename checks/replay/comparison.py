@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from checks.replay.recording import NUMBER, RecordedAnswer, RecordedExchange, Recording, shortened
+from checks.replay.recording import FRACTION, RecordedAnswer, RecordedExchange, Recording, shortened
 
 LENGTH = re.compile("content-length:", re.IGNORECASE)
 SHOWN = 300  # characters of a difference
@@ -13,8 +13,8 @@ CONTEXT = 60  # characters before it
 def differences(before: Recording, after: Recording, *, tolerance: float = 0.0) -> Iterator[str]:
     """A description of each request whose answers are not the same.
 
-    If ``tolerance`` is above 0, numbers in a body may differ by that much, and the body's length
-    with them.
+    If ``tolerance`` is above 0, fractions in a body may differ by that much, and the body's length
+    with them. Whole numbers, such as counts of tokens, may not.
     """
     for name in {**before, **after}:
         if name not in before or name not in after:
@@ -69,16 +69,16 @@ def _body(answer: RecordedAnswer) -> str:
 
 
 def _is_close(one: RecordedAnswer, other: RecordedAnswer, tolerance: float) -> bool:
-    """Whether the bodies are the same but for small differences of their numbers."""
+    """Whether the bodies are the same but for small differences of their fractions."""
     if "long_body" in one and "long_body" in other:
         digest, other_digest = one["long_body"], other["long_body"]
         is_near = abs(digest["mean"] - other_digest["mean"]) <= tolerance
         return is_near and digest["frame"] == other_digest["frame"]
     body, other_body = _body(one), _body(other)
-    if NUMBER.sub("", body) != NUMBER.sub("", other_body):
+    if FRACTION.sub("", body) != FRACTION.sub("", other_body):
         return False
-    numbers = zip(NUMBER.findall(body), NUMBER.findall(other_body), strict=False)
-    return all(abs(float(first) - float(second)) <= tolerance for first, second in numbers)
+    fractions = zip(FRACTION.findall(body), FRACTION.findall(other_body), strict=True)
+    return all(abs(float(first) - float(second)) <= tolerance for first, second in fractions)
 
 
 def _change(what: str, before: str, after: str) -> Iterator[str]:

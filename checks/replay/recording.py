@@ -21,7 +21,6 @@ from checks.replay.sending import RawAnswer, send
 
 LONG = 2_000  # longer bodies are kept as digests
 MASK = "#"
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 FP32 = struct.Struct("<f")
 METRICS = ("text/plain; version", "application/openmetrics-text")
 # The length of the answer to HEAD is that of a body with such fields or figures.
@@ -33,7 +32,7 @@ FRACTION = re.compile(r"-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)")
 MASKED_HEADERS = re.compile("etag|last-modified|x-[a-z]+-time")
 # Fields that describe the machine, the installation, the time or what was measured at the start.
 MASKED_FIELDS = re.compile(
-    r'("(?:version|python|onnxruntime|cpus?|cpu_flags|int8_kernels|runners|threads|tuning|created'
+    r'("(?:version|python|onnxruntime|cpus?|cpu_flags|runners|threads|tuning|created'
     r'|max_batch_tokens|max_inflight_bytes|pid|connections|in_flight)":) ?("[^"]*"|[\d.]+|null)'
 )
 

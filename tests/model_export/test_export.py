@@ -364,26 +364,29 @@ def _damaged(
     return damaged
 
 
-@pytest.mark.parametrize(
-    ("precision", "writer", "weight"),
-    [
-        ("fp32", write_fp32, "layer.0.output.dense.bias"),
-        ("int8", write_int8, "layer.0.attention.self.query.weight_int8"),
-    ],
-)
-def test_a_variant_with_a_wrong_weight_is_refused(
-    quick: Callable[[Path], object],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    precision: Precision,
-    writer: Callable[[Path, Path], list[str]],
-    weight: str,
+def test_fp32_with_a_wrong_weight_is_refused(
+    quick: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message names the variant, and the sound one is not left alone either."""
-    monkeypatch.setitem(WRITERS, precision, _damaged(writer, weight))
-    with pytest.raises(UserError, match=f"the {precision} model differs too much from the PyTorch"):
+    """The message names the variant, and nothing is written."""
+    monkeypatch.setitem(WRITERS, "fp32", _damaged(write_fp32, "layer.0.output.dense.bias"))
+    with pytest.raises(UserError, match="the fp32 model differs too much from the PyTorch"):
         quick(tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_int8_that_is_too_coarse_is_left_out(
+    quick: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fp32 is kept, and can be served; the command fails with a line that says why."""
+    wrong = _damaged(write_int8, "layer.0.attention.self.query.weight_int8")
+    monkeypatch.setitem(WRITERS, "int8", wrong)
+    with pytest.raises(
+        UserError,
+        match=r"out was written with fp32: int8 was left out because the int8 model differs",
+    ):
+        quick(tmp_path / "out")
+    assert list(Bundle.open(tmp_path / "out").manifest.variants) == ["fp32"]
+    assert [path.name for path in (tmp_path / "out/onnx").iterdir()] == ["model.onnx"]
 
 
 def test_precisions_are_those_that_can_be_written() -> None:

@@ -13,7 +13,6 @@ from typing_extensions import TypedDict
 
 from app.api.validation import LanguageTag, RequestBody, Text, Texts
 from app.engine.model.bundle import Calibration, Parity, Precision
-from app.engine.model.session import Int8Kernels
 from app.engine.predictions import FailedItem, Prediction, Word
 from app.engine.text.encoding import Overflow, Preprocessing, Split
 from app.engine.text.tokens import Tokens
@@ -184,13 +183,6 @@ class Info(TypedDict):
     cpu: Annotated[str, Field(description="the processor, as the system names it")]
     cpu_flags: Annotated[
         str, Field(description="its instruction sets that matter for speed, as Linux lists them")
-    ]
-    int8_kernels: Annotated[
-        Int8Kernels | None,
-        Field(
-            description="ONNX Runtime's kernels of the default model: U8U8 if a test at start "
-            "shows that the faster U8S8 saturates; null if the model is not int8 on a CPU"
-        ),
     ]
     batch_invariant: Annotated[
         bool | None,

@@ -76,7 +76,6 @@ async def info(request: HttpRequest) -> Info:
         "cpus": service.cpus,
         "cpu": cpu_name(),
         "cpu_flags": vector_flags(),
-        "int8_kernels": default.model.kernels,
         "batch_invariant": default.model.batch_invariant,
         "runners": default.plan.runners,
         "threads": default.plan.threads,

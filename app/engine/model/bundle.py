@@ -11,7 +11,8 @@ from pydantic_core import from_json  # limits nesting depth; json relies on the 
 from app.engine.text.encoding import Preprocessing
 from app.errors import UserError, first_line
 
-FORMAT_VERSION: Final = 1
+# Since 2, int8 weights are within -64...64, so that no CPU's products saturate.
+FORMAT_VERSION: Final = 2
 MANIFEST = "manifest.json"
 # Files that every bundle has besides its variants. The manifest lists their digests, too.
 SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -108,7 +109,7 @@ class Manifest(_Record):
     ``text_pairs`` says whether the model was trained on pairs of texts.
     """
 
-    format_version: Literal[1]
+    format_version: Literal[1, 2]
     name: str = Field(min_length=1, max_length=255)
     source: CheckpointSource
     architecture: str
@@ -161,12 +162,20 @@ class Bundle:
         """Check the digest of a variant's ONNX file and of its weights, and return its path.
 
         Raises:
-            UserError: the bundle has no such variant, or its file is missing or changed.
+            UserError: the bundle has no such variant, its int8 is of an earlier format, or its file
+                is missing or changed.
         """
         variant = self.manifest.variants.get(precision)
         if variant is None:
             held = ", ".join(sorted(self.manifest.variants))
             raise UserError(f"bundle {self.path} has no {precision} variant; it holds: {held}")
+        if precision == "int8" and self.manifest.format_version < FORMAT_VERSION:
+            source = self.manifest.source
+            raise UserError(
+                f"bundle {self.path} has an int8 variant of format_version 1, which is wrong on "
+                "some CPUs; export the model again: sentiment-export "
+                f"{source.repo_id or source.path or 'SOURCE'} --output {self.path}"
+            )
         if variant.data is not None:
             _check_digest(self.path, variant.data.file, variant.data.sha256)
         return _check_digest(self.path, variant.file, variant.sha256)

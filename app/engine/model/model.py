@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from app.engine.model.bundle import Bundle, Precision
 from app.engine.model.device import CPU, Device
 from app.engine.model.replicas import Replicas
-from app.engine.model.session import int8_kernels, open_session
+from app.engine.model.session import open_session
 from app.engine.text.encoding import Encoding
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.errors import InferenceFailed, UserError
@@ -70,7 +70,6 @@ class Model:
         self.precision = precision
         self.device = device
         self.provider = device.provider
-        self.kernels = int8_kernels() if precision == "int8" and not device.gpus else None
         self.path = bundle.path
         self.sha256 = manifest.variants[precision].sha256
         self.provider_options = device.options(gpu_memory_mb)
@@ -120,8 +119,7 @@ class Model:
         """
         self.threads = threads
         sessions = [
-            open_session(self._file, provider, threads=threads, kernels=self.kernels)
-            for provider in self._providers
+            open_session(self._file, provider, threads=threads) for provider in self._providers
         ]
         self.session = sessions[0]
         self._replicas = Replicas(sessions) if len(sessions) > 1 else None

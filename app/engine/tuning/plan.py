@@ -182,7 +182,7 @@ def _key(model: Model, cpus: float, ways: Sequence[tuple[int, int]]) -> str:
     """Everything that the costs depend on, as one string. If it differs, measure again."""
     flags = hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()[:16]
     key = (
-        f"{model.sha256} {model.provider} {model.kernels} {onnxruntime.__version__} "
+        f"{model.sha256} {model.provider} {onnxruntime.__version__} "
         f"{cpu_name()} {flags} {cpus:g} {ways} {TEXT_TOKENS} {BATCHES}"
     )
     if model.provider == CUDA:

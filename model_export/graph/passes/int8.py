@@ -11,14 +11,22 @@ In ONNX operators, for activations ``x`` [tokens, inputs] and weights ``w``:
     y                   = (q - 128) @ w_int8 * w_scale          MatMulIntegerToFloat
     result              = y * scale + bias
 
-Only uint8 activations with int8 weights have a fast kernel on x86 (VNNI); therefore the zero
-point is 128. Weights have one scale per output column. Layers that read the same value, such as
-query, key and value, share one quantization. Layers with the same weights (ALBERT) share one int8
-matrix. Padding must be left out before, because ``x`` must have two axes.
+Only uint8 activations with int8 weights have a fast kernel on x86; therefore the zero point is
+128. After GELU, which has no large negative values, it is 16, so nearly all levels are used:
+
+    scale [tokens]      = max(max x row / 239, 0.17 / 16)
+
+The weights are within -64...64, with one scale per output column. x86 CPUs without VNNI add pairs
+of products in 16 bits, where larger weights saturate (ONNX Runtime's documentation: "Quantize ONNX
+Models", S8S8 and U8S8). These cannot: 2 * 255 * 64 < 2**15. So the sums are exact on every CPU.
+
+Layers that read the same value, such as query, key and value, share one quantization. Layers with
+the same weights (ALBERT) share one int8 matrix. Padding must be left out before, because ``x`` must
+have two axes.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -29,9 +37,11 @@ from model_export.graph.encoder_layers import EncoderLayer
 from model_export.graph.linear import Linear, array_of, is_exact_gelu, producer
 from model_export.graph.passes.editor import Editor, scope_of
 
-# GELU is never below -0.17, so the largest value gives the largest magnitude.
-GELU_LARGEST_NEGATIVE = 0.17
-SMALLEST_MAGNITUDE = 1e-12  # so that a row of zeros has a scale
+LARGEST_WEIGHT = 64
+# The levels of uint8 are 0...255; those above the zero point are for positive values.
+ZERO_POINT, GELU_ZERO_POINT = 128, 16
+SMALLEST_SCALE = 1e-14  # so that a row of zeros has a scale
+SMALLEST_GELU_SCALE = 0.17 / GELU_ZERO_POINT  # GELU is never below -0.17
 
 
 def fold_attention_biases(model: ir.Model, layers: Sequence[EncoderLayer]) -> list[Linear]:
@@ -73,16 +83,37 @@ def quantize_linears(model: ir.Model, linears: Sequence[Linear]) -> None:
     RemoveUnusedNodesPass()(model)
 
 
-def quantize_matrix(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+def quantize_matrix(
+    weight: np.ndarray, axis: int, largest: int = 127
+) -> tuple[np.ndarray, np.ndarray]:
     """Quantize a matrix to symmetric int8; the values along ``axis`` share one scale.
 
     Returns:
-        The int8 matrix of the same shape, and one float32 scale per index of the other axis.
+        The int8 matrix of the same shape, with values of -``largest`` to ``largest``, and one
+        float32 scale per index of the other axis.
     """
-    scale = np.abs(weight).max(axis=axis) / np.float32(127)
+    scale = np.abs(weight).max(axis=axis) / np.float32(largest)
     scale[scale == 0] = 1
-    values = np.rint(weight / np.expand_dims(scale, axis)).clip(-127, 127).astype(np.int8)
-    return values, scale.astype(np.float32)
+    values = np.rint(weight / np.expand_dims(scale, axis)).clip(-largest, largest)
+    return values.astype(np.int8), scale.astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """How activations become uint8: constants of the graph."""
+
+    zero_point: ir.Value
+    step: ir.Value  # the scale of a row whose largest magnitude is 1
+    smallest: ir.Value  # of the scales
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantized:
+    """Activations [tokens, inputs] as uint8, and their scales, float [tokens, 1]."""
+
+    values: ir.Value
+    scale: ir.Value
+    zero_point: ir.Value
 
 
 class _Int8Pass:
@@ -91,22 +122,20 @@ class _Int8Pass:
         self._edit = Editor(graph, "int8")
         # The int8 values and their scales, by the fp32 value that they stand for.
         self._matrices: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
-        self._activations: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+        self._activations: dict[ir.Value, _Quantized] = {}
         self._vector = self._edit.integers("vector", [-1])
         self._last_axis = self._edit.integers("last_axis", [1])
-        self._zero_point = self._edit.constant("zero_point", np.uint8(128))
         self._unit_scale = self._edit.constant("unit_scale", np.float32(1))
-        self._levels = self._edit.constant("one_over_levels", np.float32(1 / 127))
-        self._smallest = self._edit.constant("smallest", np.float32(SMALLEST_MAGNITUDE))
-        self._gelu_floor = self._edit.constant("gelu_floor", np.float32(GELU_LARGEST_NEGATIVE))
+        self._symmetric = self._levels("", ZERO_POINT, SMALLEST_SCALE)
+        self._after_gelu = self._levels("gelu_", GELU_ZERO_POINT, SMALLEST_GELU_SCALE)
 
     def replace(self, linear: Linear) -> None:
-        values, scale = self._quantized(linear)
+        x = self._quantized(linear)
         weight, weight_scale = self._matrix(linear)
         tape = Tape()
-        inputs = [values, weight, self._unit_scale, weight_scale, self._zero_point]
+        inputs = [x.values, weight, self._unit_scale, weight_scale, x.zero_point]
         result = tape.op("MatMulIntegerToFloat", inputs, domain="com.microsoft")
-        result = tape.op("Mul", [result, scale])
+        result = tape.op("Mul", [result, x.scale])
         if linear.bias is not None:
             result = tape.op("Add", [result, linear.bias])
         replaced = linear.add or linear.matmul
@@ -120,27 +149,35 @@ class _Int8Pass:
         """The layer's weights as int8 [inputs, outputs], and their scales, float [outputs]."""
         if linear.weight not in self._matrices:
             name = scope_of(linear.output).strip("/").replace("/", ".")
-            weight, scale = quantize_matrix(array_of(linear.weight), axis=0)
+            weight, scale = quantize_matrix(array_of(linear.weight), 0, LARGEST_WEIGHT)
             self._matrices[linear.weight] = (
                 self._edit.constant(f"{name}.weight_int8", weight),
                 self._edit.constant(f"{name}.weight_scale", scale),
             )
         return self._matrices[linear.weight]
 
-    def _quantized(self, linear: Linear) -> tuple[ir.Value, ir.Value]:
-        """The layer's input as uint8 [tokens, inputs], and its scales, float [tokens, 1]."""
+    def _levels(self, name: str, zero_point: int, smallest: float) -> _Levels:
+        return _Levels(
+            self._edit.constant(f"{name}zero_point", np.uint8(zero_point)),
+            self._edit.constant(f"{name}step", np.float32(1 / (255 - zero_point))),
+            self._edit.constant(f"{name}smallest_scale", np.float32(smallest)),
+        )
+
+    def _quantized(self, linear: Linear) -> _Quantized:
+        """The layer's input."""
         x = linear.input
         if x not in self._activations:
-            tape, gelu = Tape(), is_exact_gelu(x)
+            gelu = is_exact_gelu(x)
+            levels = self._after_gelu if gelu else self._symmetric
+            tape = Tape()
             magnitude = x if gelu else tape.op("Abs", [x])
             largest = tape.op("ReduceMax", [magnitude, self._last_axis], {"keepdims": 1})
-            largest = tape.op("Max", [largest, self._gelu_floor if gelu else self._smallest])
-            scale = tape.op("Mul", [largest, self._levels])
+            scale = tape.op("Max", [tape.op("Mul", [largest, levels.step]), levels.smallest])
             per_token = tape.op("Reshape", [scale, self._vector])
-            zero_points = tape.op("Expand", [self._zero_point, tape.op("Shape", [per_token])])
+            zero_points = tape.op("Expand", [levels.zero_point, tape.op("Shape", [per_token])])
             values = tape.op("QuantizeLinear", [x, per_token, zero_points], {"axis": 0})
             # Named after the parent of the layer, whose other layers may read it, too.
             parent = scope_of(linear.output).rpartition("/")[0]
             self._edit.insert_after(x, tape, f"{parent}/quantize")
-            self._activations[x] = values, scale
+            self._activations[x] = _Quantized(values, scale, levels.zero_point)
         return self._activations[x]

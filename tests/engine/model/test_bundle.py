@@ -10,8 +10,9 @@ from app.cli.command import main
 from app.config.settings import Settings
 from app.engine.machine.gpu import CudaState
 from app.engine.model import device
+from app.errors import UserError
 from app.main import create_app
-from tests.support.tiny_bundle import make_bundle, write_manifest
+from tests.support.tiny_bundle import load, make_bundle, write_manifest
 
 
 def _delete(name: str) -> Callable[[Path], None]:
@@ -110,7 +111,7 @@ def _nest(name: str) -> Callable[[Path], None]:
         pytest.param(_append("manifest.json"), None, id="white space is no harm"),
         pytest.param(_truncate_model, "cannot load", id="truncated model"),
         pytest.param(_not_a_tokenizer, "tokenizer.json", id="not a tokenizer"),
-        pytest.param(_manifest(format_version=2), "format_version 2", id="newer format"),
+        pytest.param(_manifest(format_version=3), "format_version 3", id="newer format"),
         pytest.param(_manifest(labels=["a", "b"]), "contradicts", id="labels of the manifest"),
         pytest.param(_two_labels_in_config, "contradicts", id="labels of the config"),
         pytest.param(_three_labels_two_outputs, "2 outputs", id="outputs of the model"),
@@ -167,3 +168,16 @@ def test_what_the_bundle_or_the_machine_lacks(
     assert main(["serve", "--model", str(bundle), *flags, "--port", "0"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
+
+
+def test_int8_of_an_earlier_format_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its weights saturate on some CPUs: one line says how to export it again. fp32 is served."""
+    path = make_bundle(tmp_path / "old")
+    manifest = json.loads((path / "manifest.json").read_text())
+    variants = {**manifest["variants"], "int8": manifest["variants"]["fp32"]}
+    write_manifest(path, format_version=1, variants=variants)
+    load(path, "fp32")
+    with pytest.raises(UserError, match=rf"export the model again: .* --output {path}$"):
+        load(path, "int8")

@@ -7,8 +7,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import DeviceReset, EPFail, Fai
 
 from app.engine.model.device import CPU
 from app.engine.model.device_errors import device_error
-from app.engine.model.session import MATMUL_INTEGER
 from app.errors import DeviceLost, OutOfMemory
+from tests.support.matmul_integer import MATMUL_INTEGER
 
 LIMIT_BYTES = 2**20
 

@@ -457,7 +457,7 @@ def test_a_damaged_cache_is_measured_anew(
     assert batches == []
 
 
-@pytest.mark.parametrize("change", ["quota", "model", "flags", "kernels", "runtime"])
+@pytest.mark.parametrize("change", ["quota", "model", "flags", "runtime"])
 def test_another_machine_or_model_is_measured_anew(
     model: Model,
     settings: Settings,
@@ -465,7 +465,7 @@ def test_another_machine_or_model_is_measured_anew(
     change: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another quota, model, CPU, kernel choice or runtime is measured again."""
+    """Another quota, model, CPU or runtime is measured again."""
     tune(model, settings, cpus=2)
     batches.clear()
     match change:
@@ -473,8 +473,6 @@ def test_another_machine_or_model_is_measured_anew(
             model.sha256 = "another"
         case "flags":
             monkeypatch.setattr(tuning, "cpu_flags", lambda: cpu.cpu_flags() | {"newer"})
-        case "kernels":
-            model.kernels = "U8U8"
         case "runtime":
             monkeypatch.setattr(onnxruntime, "__version__", "1.99")
     tune(model, settings, cpus=1 if change == "quota" else 2)

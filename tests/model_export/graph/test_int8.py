@@ -19,6 +19,7 @@ from model_export.graph.encoder_layers import find_layers
 from model_export.graph.linear import array_of
 from model_export.graph.passes.first_token import keep_first_token
 from model_export.graph.passes.int8 import (
+    LARGEST_WEIGHT,
     fold_attention_biases,
     quantize_linears,
     quantize_matrix,
@@ -77,6 +78,14 @@ def test_the_largest_weight_of_a_column_uses_the_whole_range() -> None:
     np.testing.assert_allclose(scale, [0.02, 5 / 127, 1], rtol=1e-6)
 
 
+@given(matrices)
+def test_weights_of_a_product_cannot_saturate(weight: np.ndarray) -> None:
+    """Two products of the largest activation, 255, and the largest weight fit into 16 bits."""
+    values, _ = quantize_matrix(weight, 0, LARGEST_WEIGHT)
+    assert np.abs(values.astype(int)).max() <= LARGEST_WEIGHT
+    assert 2 * 255 * LARGEST_WEIGHT < 2**15
+
+
 def test_a_layer_computes_the_written_formula(made: Exported) -> None:
     """scale = max|row|/127; round(x/scale) @ w_int8 · w_scale · scale + bias, by numpy."""
     model = quantized(made.plain)
@@ -116,14 +125,14 @@ def _only_reader(value: ir.Value) -> ir.Node:
 
 
 def test_the_whole_pass_stays_close_to_fp32(made: Exported) -> None:
-    """Logits that vary by 1 from text to text move by less than 0.2, on average by 0.05."""
+    """Logits that vary by 1 from text to text move by less than 0.3, on average by 0.07."""
     fp32, int8 = session(ir.load(made.plain)), session(quantized(made.plain))
     encodings = [encoding for seed in range(8) for encoding in random_encodings(seed)]
     expected, found = run(fp32, encodings), run(int8, encodings)
     difference = np.abs(expected - found)
     assert expected.std() > 0.3
-    assert 0 < difference.max() < 0.2
-    assert difference.mean() < 0.05
+    assert 0 < difference.max() < 0.3
+    assert difference.mean() < 0.07
 
 
 def test_an_activation_is_quantized_once_for_query_key_and_value(made: Exported) -> None:
@@ -223,7 +232,7 @@ def test_a_row_that_gelu_makes_negative_throughout_stays_accurate(tmp_path: Path
                 weights.mul_(10)
 
     expected, found = _changed(tmp_path, lower)
-    np.testing.assert_allclose(found, expected, atol=0.1)
+    np.testing.assert_allclose(found, expected, atol=0.2)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_new", "silu", "tanh"])
