@@ -22,6 +22,7 @@ ELSEWHERE = (
     "tests/project",
     "tests/deploy",
     "tests/benchmarks",
+    "tests/checks/test_gpu_pack.py",
     "tests/api/openapi/test_docs.py",
     "tests/api/routes/test_page.py",
 )
