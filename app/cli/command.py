@@ -162,6 +162,11 @@ def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
         return run(settings, assignment)
     except (UserError, ModuleNotFoundError, OSError):
         raise
+    except ImportError as error:
+        line = str(error).strip().splitlines()[-1]
+        raise UserError(
+            f"a package cannot be loaded (is there too little memory?): {line}"
+        ) from error
     except Exception:
         logger.critical("the service failed", exc_info=True)
         return 1
