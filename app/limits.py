@@ -2,15 +2,14 @@
 
 import hashlib
 import hmac
-import time
-from collections import OrderedDict
+import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from app.config.settings import Settings
 from app.errors import RateLimited, Unauthorized
 from app.shared_memory.board import Board
-from app.shared_memory.moving_window import MovingWindow, SharedHits, digest
+from app.shared_memory.moving_window import MovingWindow
 
 # Probes, which need no key and have no rate limit. So has the path of AIP_HEALTH_ROUTE.
 HEALTH = frozenset(
@@ -35,10 +34,7 @@ OPEN_PAGES = frozenset({"/", "/docs", "/openapi.json", "/metrics"})
 ADMIN = ("/models/", "/v2/repository/models/")
 IPV4_MAPPED = "::ffff:"  # the prefix of an IPv4 address on an IPv6 socket
 PERIOD_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
-# An address may send this many wrong keys in a minute. It is room for the mistakes of many clients
-# behind one proxy, and far too few to guess a key.
-WRONG_KEYS = 100
-REMEMBERED = 10_000  # pairs of an address and a key
+IPV6_NETWORK_BITS = 64  # one customer of a provider has at least so many addresses
 
 
 class Asked(Protocol):
@@ -64,16 +60,13 @@ class Access:
         if self._rate:
             requests, period = self._rate.split("/")
             self._window = MovingWindow(int(requests), PERIOD_S[period], board.parts("hits"))
-        self._wrong_keys = MovingWindow(WRONG_KEYS, PERIOD_S["minute"], board.parts("wrong_keys"))
-        self._known = KnownClients(board.parts("known"))
 
     def check(self, asked: Asked) -> None:
         """Return if the request may pass.
 
         Raises:
             Unauthorized: it has no key, or an unknown one.
-            RateLimited: its key has sent too many requests. Without keys, its address has. Or its
-                address has sent too many wrong keys.
+            RateLimited: its key has sent too many requests. Without keys, its address has.
         """
         digests = () if _is_open(asked) else self._digests
         if asked.verb == "POST" and asked.path.startswith(ADMIN):
@@ -85,7 +78,7 @@ class Access:
                 )
         if not (digests or self._rate) or self._is_health(asked):
             return
-        who = self._check_key(asked, digests) if digests else asked.client
+        who = _check_key(asked, digests) if digests else _network(asked.client)
         if self._rate and (wait_s := self._window.hit(who)):
             raise RateLimited(
                 f"the rate limit is {self._rate}; wait as long as Retry-After says",
@@ -96,68 +89,10 @@ class Access:
         """Count what other workers have accepted since the last call."""
         if self._rate:
             self._window.catch_up()
-        self._wrong_keys.catch_up()
-        self._known.catch_up()
 
     def _is_health(self, asked: Asked) -> bool:
         path = asked.path
         return path in HEALTH or (path == self._health_route and _reads(asked))
-
-    def _check_key(self, asked: Asked, digests: Sequence[bytes]) -> str:
-        """The digest of the request's key, which must be one of ``digests``."""
-        given = asked.headers.get(b"authorization", b"")
-        scheme, _, key = given.partition(b" ")
-        key_digest = hashlib.sha256(key.strip()).hexdigest()
-        address = asked.client
-        # Before the key is compared: the answer must not tell a right guess from a wrong one.
-        client = digest(f"{address} {key_digest}")
-        if client not in self._known and (wait_s := self._wrong_keys.wait_s(address)):
-            raise RateLimited(
-                f"this address has sent {WRONG_KEYS} wrong keys in a minute; wait as long as "
-                "Retry-After says",
-                retry_after_s=wait_s,
-            )
-        # All are compared, each in constant time, so that the time taken reveals nothing.
-        known = [hmac.compare_digest(key_digest.encode(), accepted) for accepted in digests]
-        if scheme.lower() != b"bearer" or not any(known):
-            if given:
-                self._wrong_keys.hit(address)
-            raise Unauthorized("send one of the service's keys, as 'Authorization: Bearer KEY'")
-        self._known.add(client)
-        return key_digest
-
-
-class KnownClients:
-    """Digests of addresses with keys that they have used, at any worker.
-
-    These clients pass when another one of the same address sends wrong keys.
-    """
-
-    def __init__(self, parts: Sequence[memoryview]) -> None:
-        self._shared = SharedHits(parts)
-        self._clients: OrderedDict[bytes, None] = OrderedDict()  # the one seen last is at the end
-        self.catch_up()
-
-    def __contains__(self, client: bytes) -> bool:
-        self.catch_up()
-        return client in self._clients
-
-    def add(self, client: bytes) -> None:
-        """Remember a client that has used a right key."""
-        if client not in self._clients:
-            self._shared.write(time.monotonic(), client)
-        self._remember(client)
-
-    def catch_up(self) -> None:
-        """Learn which clients other workers have added since the last call."""
-        for _, client in self._shared.new():
-            self._remember(client)
-
-    def _remember(self, client: bytes) -> None:
-        self._clients[client] = None
-        self._clients.move_to_end(client)
-        if len(self._clients) > REMEMBERED:
-            self._clients.popitem(last=False)
 
 
 class InflightBytes:
@@ -212,6 +147,27 @@ class InflightBytes:
 def plain_address(host: str) -> str:
     """The address; an IPv4 address without the IPv6 prefix: 1.2.3.4, not ::ffff:1.2.3.4."""
     return host.removeprefix(IPV4_MAPPED) if "." in host else host
+
+
+def _check_key(asked: Asked, digests: Sequence[bytes]) -> str:
+    """The digest of the request's key, which must be one of ``digests``."""
+    scheme, _, key = asked.headers.get(b"authorization", b"").partition(b" ")
+    key_digest = hashlib.sha256(key.strip()).hexdigest()
+    # All are compared, each in constant time, so that the time taken reveals nothing.
+    known = [hmac.compare_digest(key_digest.encode(), accepted) for accepted in digests]
+    if scheme.lower() != b"bearer" or not any(known):
+        raise Unauthorized("send one of the service's keys, as 'Authorization: Bearer KEY'")
+    return key_digest
+
+
+def _network(address: str) -> str:
+    """What a client without a key counts for: an IPv4 address, or the network of an IPv6 one."""
+    if ":" not in address:
+        return address
+    try:
+        return str(ipaddress.ip_network((address.partition("%")[0], IPV6_NETWORK_BITS), False))
+    except ValueError:  # what a proxy has put into X-Forwarded-For
+        return address
 
 
 def _reads(asked: Asked) -> bool:

@@ -10,7 +10,12 @@ from app.cli.command_parser import CommandParser, add_settings, add_settings_in_
 from app.config import platforms
 from app.config.extras import missing_extra
 from app.config.settings import Settings
-from app.config.sources import load_settings, sources, unknown_variables
+from app.config.sources import (
+    check_key_variables,
+    load_settings,
+    sources,
+    unknown_variables,
+)
 from app.errors import UserError, system_error
 from app.files.run import arguments as classify_arguments
 from app.files.run.arguments import LOCAL, ClassifyOptions
@@ -47,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = {name: value for name, value in vars(options).items() if name in Settings.model_fields}
     try:
         settings = load_settings(flags)
+        if options.command == "serve":
+            check_key_variables(os.environ, settings)
     except ValueError as error:
         _report(options, error)
         return 2
@@ -155,6 +162,11 @@ def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
         return run(settings, assignment)
     except (UserError, ModuleNotFoundError, OSError):
         raise
+    except ImportError as error:
+        line = str(error).strip().splitlines()[-1]
+        raise UserError(
+            f"a package cannot be loaded (is there too little memory?): {line}"
+        ) from error
     except Exception:
         logger.critical("the service failed", exc_info=True)
         return 1

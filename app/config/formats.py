@@ -16,7 +16,8 @@ API_KEY = re.compile(r"[!-+\--~]{8,256}")  # printable ASCII without the comma, 
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3}(,[0-9]{1,3})*)?")
-RATE = re.compile(r"[1-9]\d*/(second|minute|hour|day)")
+RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour|day)", re.ASCII)
+MOST_WORKERS = 1024
 
 
 def _listed(value: str) -> tuple[str, ...]:
@@ -25,7 +26,10 @@ def _listed(value: str) -> tuple[str, ...]:
 
 def _paths(value: Any) -> Any:
     parts = value.split(os.pathsep) if isinstance(value, str) else value
-    return tuple(filter(None, map(_path, parts)))
+    paths = tuple(filter(None, map(_path, parts)))
+    if parts and not paths:  # an empty variable by mistake must not serve another model
+        raise ValueError("give a model, or leave this out for the embedded one")
+    return paths
 
 
 def _names(value: Any) -> Any:
@@ -48,8 +52,8 @@ def _key_digests(value: Any) -> Any:
     if not isinstance(value, str):  # digests, from settings that were validated before
         return value
     keys = _listed(value)
-    if value and not keys:  # "," by mistake must not let everyone in
-        raise ValueError("give at least one key")
+    if not keys:  # "" or "," by mistake must not let everyone in
+        raise ValueError("give at least one key, or leave this out, which lets everyone in")
     if not all(API_KEY.fullmatch(key) for key in keys):
         raise ValueError("a key must be 8 to 256 printable ASCII characters without spaces")
     return tuple(hashlib.sha256(key.encode()).hexdigest().encode() for key in keys)
@@ -79,15 +83,18 @@ def _device(value: str) -> str:
 
 
 def _workers(value: Any) -> Any:
-    if value == "auto" or (str(value).isascii() and str(value).isdigit() and int(value) > 0):
+    digits = str(value)
+    number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 9 else 0
+    if value == "auto" or 1 <= number <= MOST_WORKERS:
         return value
-    raise ValueError("must be 'auto' or a number of processes from 1 on")
+    raise ValueError(f"must be 'auto' or a number of processes from 1 to {MOST_WORKERS}")
 
 
 def _rate(value: str) -> str:
     if value and not RATE.fullmatch(value):
         raise ValueError(
-            "a rate must be a number per second, minute, hour or day, such as 600/minute"
+            "a rate must be a number of up to 9 digits per second, minute, hour or day, such as "
+            "600/minute"
         )
     return value
 

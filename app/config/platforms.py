@@ -20,7 +20,7 @@ SAGEMAKER_MOUNT = Path("/opt/ml")
 # SageMaker, KServe and Hugging Face Endpoints.
 MODEL_MOUNTS = (SAGEMAKER_MOUNT / "model", Path("/mnt/models"), Path("/repository"))
 AZURE_MODEL_VARIABLE = "AZUREML_MODEL_DIR"
-MANIFEST = "manifest.json"  # of a bundle
+MANIFEST, CONFIG = "manifest.json", "config.json"  # of a bundle, and of a checkpoint
 # SageMaker's own limits for a batch transform job that sets none: seconds for one request, and
 # records of tweets in the 100 MB that all its requests may have together.
 BATCH_DEADLINE_MS = 600_000
@@ -61,19 +61,15 @@ def vertex_routes(environment: Mapping[str, str]) -> VertexRoutes:
 
 
 def unused_mounts(environment: Mapping[str, str]) -> list[str]:
-    """Why no model is loaded from a directory that is mounted: a sentence for each of them."""
-    reasons = []
-    for mount in _mounts(environment):
-        try:
-            if any(mount.iterdir()) and not _bundles(mount):
-                reasons.append(f"{mount} has files, but no bundle; no model is loaded from there")
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError as error:
-            reasons.append(
-                f"{mount} cannot be read: {error.strerror}; no model is loaded from there"
-            )
-    return reasons
+    """A sentence for each mounted directory without a bundle, where another one has a bundle."""
+    mounts = _mounts(environment)
+    if not any(map(_bundles, mounts)):
+        return []
+    return [
+        f"{mount} has files, but no bundle; no model is loaded from there"
+        for mount in mounts
+        if _has_files(mount) and not _bundles(mount)
+    ]
 
 
 def _port(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
@@ -95,6 +91,10 @@ def _model(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
     for mount in _mounts(environment):
         if bundles := _bundles(mount):
             return {"model": PlatformValue(bundles, f"{mount} has {MANIFEST}")}
+    for mount in _mounts(environment):
+        # Whoever mounts a model wants that one. A checkpoint is exported; otherwise the start ends.
+        if _has_files(mount):
+            return {"model": PlatformValue(_checkpoints(mount) or (mount,), f"{mount} has files")}
     return {}
 
 
@@ -115,12 +115,29 @@ def _mounts(environment: Mapping[str, str]) -> list[Path]:
     return [*MODEL_MOUNTS, *([Path(azure)] if azure else [])]
 
 
-def _bundles(mount: Path) -> tuple[Path, ...]:
-    """The directory itself if it is a bundle, else those of its directories that are."""
+def _has_files(mount: Path) -> bool:
     try:
-        if (mount / MANIFEST).is_file():
+        return any(mount.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # it cannot be read; that it is there was meant
+        return True
+
+
+def _bundles(mount: Path) -> tuple[Path, ...]:
+    return _directories_with(MANIFEST, mount)
+
+
+def _checkpoints(mount: Path) -> tuple[Path, ...]:
+    return _directories_with(CONFIG, mount)
+
+
+def _directories_with(file: str, mount: Path) -> tuple[Path, ...]:
+    """The directory itself if it has the file, else those of its directories that have it."""
+    try:
+        if (mount / file).is_file():
             return (mount,)
-        return tuple(sorted(manifest.parent for manifest in mount.glob(f"*/{MANIFEST}")))
+        return tuple(sorted(found.parent for found in mount.glob(f"*/{file}")))
     except OSError:  # it cannot be read
         return ()
 

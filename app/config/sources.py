@@ -28,7 +28,7 @@ def load_settings(flags: dict[str, Any]) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        given = "" if name in ("api_keys", "admin_keys") else f", not {first['input']!r}"
+        given = "" if name in ("api_keys", "admin_keys") else f", not {_written(first['input'])!r}"
         message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
         where = _source(name, flags, platform)
         raise ValueError(f"{where}: {plain_words(message)}{given}") from None
@@ -61,6 +61,22 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     ]
 
 
+def check_key_variables(environment: Mapping[str, str], settings: Settings) -> None:
+    """Return unless somebody wanted keys, but gave them in a variable that nobody reads.
+
+    Raises:
+        ValueError: the variable would have no effect, and the service would be open.
+    """
+    if not settings.api_keys and environment.get(CLIENT_KEY):
+        raise ValueError(
+            f"{CLIENT_KEY} is what a client sends; the keys that this service accepts are in "
+            f"{_variable('api_keys')}"
+        )
+    for reason in unknown_variables(environment):
+        if "KEY" in reason.partition(" ")[0]:
+            raise ValueError(reason)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that is most like this one, in brackets for a message; empty if none is."""
     found = difflib.get_close_matches(word, list(known), n=1)
@@ -90,6 +106,11 @@ def _is_set(name: str) -> bool:
 
 def _variable(name: str) -> str:
     return f"{PREFIX}{name.upper()}"
+
+
+def _written(value: Any) -> Any:
+    """A value as its flag has it; a repeated flag's values in one."""
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _shown(value: Any) -> str:

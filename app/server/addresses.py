@@ -1,5 +1,6 @@
 """Says where the service can be reached."""
 
+import ipaddress
 import logging
 import socket
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ def announce(what: str, sites: Sequence[socket.socket], settings: Settings) -> N
         pages["docs"] = f"{urls[0]}/docs"
     pages["metrics"] = f"{urls[-1]}/metrics"
     logger.info("serving %s at %s", what, urls[0], extra={"fields": pages})
+    address = ipaddress.ip_address(sites[0].getsockname()[0].partition("%")[0])
+    if not (settings.api_keys or address.is_loopback):
+        logger.warning("everyone who reaches %s may send requests: there are no API keys", urls[0])
 
 
 def _url(site: socket.socket) -> str:

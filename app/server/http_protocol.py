@@ -46,7 +46,7 @@ OVERRIDDEN = {
     "on_message_begin": "nothing is parsed behind a request in chunks",
     "on_header": "trailers are dropped, and white space behind a value",
     "on_headers_complete": "one Host (RFC 9112, section 3.2), no coding but chunks; the length",
-    "on_body": "chunk framing and trailers are counted, which have no other limit",
+    "on_body": "small chunks are joined, and counted against their framing",
     "on_message_complete": "nothing more is parsed until the answer is complete",
     "on_response_complete": "the next request begins, or the rest of a refused body is dropped",
     "pause_writing": "a client that does not read is waited for, but not for ever",
@@ -66,9 +66,7 @@ HALF_CLOSED_S = 0.2
 # The connection is cut if the client does not read for this long and the write buffer is full.
 SEND_TIMEOUT_S = 300.0
 HEAD_END = b"\r\n\r\n"
-# The parser gets a body in chunks in pieces of this size. Framing and trailers count as such where
-# a piece has no byte of the body.
-PIECE_BYTES = 16_384
+PIECE_BYTES = 16_384  # of a body in chunks, which the parser gets at once
 UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 
@@ -122,7 +120,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_begun = False
         self._head_length = 0  # bytes; set when the head is complete
         self._body_left: int | None = 0  # bytes; None while it comes in chunks
-        self._framing_bytes = 0  # of chunks and trailers, since the last piece with bytes of body
+        self._chunks: list[bytes] = []  # of the piece that the parser has got
+        self._framing_excess = 0  # bytes of chunks' framing and of trailers, beyond those of body
         self._half_closed = False
         self._unsent: asyncio.TimerHandle | None = None  # runs while the write buffer is full
         self._quiet_since = self.loop.time()  # while it waits for a head
@@ -272,12 +271,14 @@ class HttpProtocol(HttpToolsProtocol):
             size = PIECE_BYTES if self._body_left is None else self._body_left
             piece, data = data[:size], data[size:]
             if self._body_left is None:
-                self._framing_bytes += len(piece)
+                self._framing_excess += len(piece)
             else:
                 self._body_left -= len(piece)
             if not self._parse(piece):
                 return
-            if self._framing_bytes > self._max_header_bytes and self._stage is Stage.BODY:
+            self._give_chunks()
+            # No other limit covers framing, and chunks of a byte are six times as long.
+            if self._framing_excess > self._max_header_bytes and self._stage is Stage.BODY:
                 self._refuse(self._too_large())
         if data:
             self.data_received(data)
@@ -330,18 +331,26 @@ class HttpProtocol(HttpToolsProtocol):
                 self._body_left = None
         if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
             raise BadRequest("an HTTP/1.1 request must have exactly one Host header")
-        self._framing_bytes = self._transport.dropped = 0
+        self._framing_excess = self._transport.dropped = 0
+        self._chunks.clear()
         super().on_headers_complete()
         self._stage = Stage.BODY
 
     def on_body(self, body: bytes) -> None:
-        self._framing_bytes = 0
+        self._chunks.append(body)
+
+    def _give_chunks(self) -> None:
+        """Give the application what the parser found, at once: each chunk alone takes long."""
+        body = b"".join(self._chunks)
+        self._chunks.clear()
+        self._framing_excess -= 2 * len(body)  # it was counted as framing
         if self.cycle.response_complete:
             self._transport.drop(len(body))
-        else:
+        elif body:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._give_chunks()
         self._stage = Stage.ANSWER
         super().on_message_complete()
         # A long body pauses reading. From here on, only reading tells whether the client leaves.

@@ -6,8 +6,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from app.errors import UserError
+
 # Each connection takes a file descriptor. With more than this, memory would run out first.
 MOST_FILES = 65_536
+LEAST_FILES = 64
 
 
 def open_standard_files() -> None:
@@ -26,9 +29,17 @@ def raise_file_limit() -> None:
     """Let the process open as many files as the system allows it, 65,536 at most.
 
     Without this call the limit is usually 1,024, for the sake of programs that use select().
+
+    Raises:
+        UserError: it allows too few to serve at all.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
+    if hard != unlimited and hard < LEAST_FILES:
+        raise UserError(
+            f"this process may have {hard} files and connections open (ulimit -n); it needs "
+            f"{LEAST_FILES} at least"
+        )
     wanted = MOST_FILES if hard == unlimited else min(hard, MOST_FILES)
     if soft == unlimited or soft >= wanted:
         return

@@ -18,8 +18,6 @@ SECTIONS = {
     "bodies": 4096,  # the bytes of request bodies that it holds
     "streams": 4096,  # and those of streams
     "hits": 2 * 2**20,  # the latest requests that its rate limit accepted
-    "wrong_keys": 256 * 2**10,  # the latest wrong keys that it saw
-    "known": 256 * 2**10,  # the latest clients that began to use a right key
     "series": 4 * 2**20,  # the names of its metrics' series ...
     "counts": 2 * 2**20,  # ... and their numbers: of counters and histograms,
     "gauges": 64 * 2**10,  # and of gauges

@@ -14,6 +14,8 @@ from struct import Struct
 from app.shared_memory.board import NUMBER_BYTES
 
 HIT = Struct("=d16s")  # seconds of time.monotonic, which is one clock for all processes; the key
+# A key's hits are kept, unless so many others were accepted after it. They take 20 MB.
+KEYS = 20_000
 
 
 class MovingWindow:
@@ -48,16 +50,13 @@ class MovingWindow:
             self._shared.write(now, name)
         return wait_s
 
-    def wait_s(self, key: str) -> float:
-        """The seconds until the next hit may come; it is not counted."""
-        self.catch_up()
-        return self._wait_s(digest(key), time.monotonic())
-
     def _count(self, key: bytes, at: float) -> None:
         hits = self._hits.setdefault(key, deque(maxlen=self._most))
         # A worker that was stopped between a hit and its report reports it late.
         hits.append(max(at, hits[-1]) if hits else at)
         self._hits.move_to_end(key)
+        if len(self._hits) > KEYS:
+            self._hits.popitem(last=False)
 
     def _wait_s(self, key: bytes, now: float) -> float:
         while self._hits and next(iter(self._hits.values()))[-1] + self._seconds <= now:

@@ -73,10 +73,9 @@ class Connection:
         self._opened = time.monotonic()
 
     @classmethod
-    async def open(cls, port: int, *, source: str = "") -> Self:
-        """Connect, from this address if given; raises ``OSError`` if the server does not listen."""
-        address = (source, 0) if source else None
-        return cls(*await asyncio.open_connection("127.0.0.1", port, local_addr=address))
+    async def open(cls, port: int) -> Self:
+        """Connect; raises ``OSError`` if the server does not listen."""
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     async def __aenter__(self) -> Self:
         return self

@@ -185,9 +185,7 @@ def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Proc
     ]
 
     async def inflict() -> None:
-        # First: while keys are guessed, one that its address has not used before gets 429.
-        await faults.inflict("reload by HTTP")
-        await asyncio.gather(*map(faults.inflict, asked))
+        await asyncio.gather(*map(faults.inflict, ["reload by HTTP", *asked]))
         await traffic.close()
 
     asyncio.run(inflict())

@@ -1,10 +1,12 @@
 """What platforms say by variables and mounts becomes settings, in the documented order."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from app.cli.command import main
 from app.config import platforms
 from app.config.sources import load_settings, sources
 from app.errors import UserError
@@ -72,7 +74,7 @@ def test_sagemaker_is_known_by_its_directory(mounts: list[Path]) -> None:
 def test_the_first_mount_with_a_manifest_is_served(
     mounts: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mount without a manifest is passed over; SENTIMENT_MODEL and --model win over mounts."""
+    """Where one has a manifest, others are passed over; SENTIMENT_MODEL and --model win."""
     mounts[0].mkdir(parents=True)
     (mounts[0] / "model.safetensors").touch()
     bundle = _put_bundle(mounts[1])
@@ -86,19 +88,33 @@ def test_the_first_mount_with_a_manifest_is_served(
     assert load_settings({"model": ("/flag",)}).model == (Path("/flag"),)
 
 
-def test_a_mount_that_cannot_be_read_is_named(
-    mounts: list[Path], monkeypatch: pytest.MonkeyPatch
+def test_a_mounted_checkpoint_is_the_model(mounts: list[Path]) -> None:
+    """It is exported or refused, as with --model; nothing else is served in its place."""
+    checkpoint = mounts[1] / "ours"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").touch()
+    assert load_settings({}).model == (checkpoint,)
+    assert "has files" in sources(load_settings({}), {})
+    (mounts[1] / "config.json").touch()
+    assert load_settings({}).model == (mounts[1],)
+
+
+def test_a_mount_with_other_files_ends_the_start(
+    mounts: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Otherwise nobody would see why the embedded model answers."""
+    """A directory that is no bundle, or cannot be read, is named; an empty one means: no model."""
+    mounts[0].mkdir(parents=True)
+    assert load_settings({}).model == ()
+    (mounts[0] / "model.tar.gz").touch()
+    assert main(["serve", "--port", "0", "--log-format", "json"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert str(mounts[0]) in json.loads(lines[-1])["message"]
 
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    mounts[0].mkdir(parents=True)
     monkeypatch.setattr(Path, "iterdir", refuse)
-    reason, *_ = platforms.unused_mounts({})
-    expected = f"{mounts[0]} cannot be read: Permission denied; no model is loaded from there"
-    assert reason == expected
+    assert load_settings({}).model == (mounts[0],)
 
 
 def test_a_mount_may_hold_directories_of_bundles(tmp_path: Path) -> None:

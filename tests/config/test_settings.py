@@ -1,14 +1,16 @@
 """Settings: where their values come from, and the messages for bad values."""
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from app.cli.command import main
 from app.config.settings import Settings
-from app.config.sources import load_settings, unknown_variables
+from app.config.sources import check_key_variables, load_settings, unknown_variables
 
 DEVICES = (
     "must be 'auto', 'cpu', 'cuda', or 'cuda:' and the numbers of GPUs, such as 'cuda:1' or "
@@ -47,6 +49,33 @@ def test_unknown_variables() -> None:
     ]
     (line,) = unknown_variables({"SENTIMENT_METRIC_PORT": "2"})
     assert "(the nearest is SENTIMENT_METRICS_PORT)" in line
+
+
+@pytest.mark.parametrize(
+    "variable", ["SENTIMENT_API_KEY", "SENTIMENT_API_KEYS_FILE", "SENTIMENT_KEYS"]
+)
+def test_a_key_in_a_variable_that_nobody_reads_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str
+) -> None:
+    """A service that was meant to have keys is not open; the line names the right variable."""
+    monkeypatch.setenv(variable, "first-key-1")
+    assert main(["serve"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    message = json.loads(line)["message"]
+    assert message.startswith(variable)
+    assert "SENTIMENT_API_KEYS" in message
+    assert "first-key" not in message
+    check_key_variables({"SENTIMENT_API_KEY": "x"}, Settings(api_keys="first-key-1"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["model", "api_keys", "admin_keys"])
+def test_an_empty_model_or_key_ends_the_start(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A variable that a script left empty neither opens the service nor serves another model."""
+    monkeypatch.setenv(f"SENTIMENT_{name.upper()}", "")
+    with pytest.raises(ValueError, match=f"^SENTIMENT_{name.upper()}: give .*, or leave this out"):
+        load_settings({})
+    with pytest.raises(ValueError, match=f"^--{name.replace('_', '-')}: "):
+        load_settings({name: [""] if name == "model" else ""})
 
 
 def test_an_empty_host_means_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from app.errors import OutOfMemory, ServiceError
 from app.grpc_api.messages import METHODS, POOL, SERVICES
 from app.grpc_api.server import Calls
 from app.grpc_api.status_codes import STATUS_CODES
-from app.limits import WRONG_KEYS
 from app.service import Service
 from tests.grpc_api.conftest import serving
 from tests.support.serving import SLOW_COMMAND, Process, metric
@@ -340,22 +339,6 @@ def test_rate_limit_and_deadline_are_those_of_http(bundle: Path) -> None:
         trailing = dict(refused.trailing_metadata())
         assert trailing["error-code"] == "rate_limited"
         assert int(trailing["grpc-retry-pushback-ms"]) > 3_000_000
-
-
-def test_wrong_keys_are_limited_as_over_http(bundle: Path) -> None:
-    """An address that guesses over gRPC is limited over both protocols; a key in use goes on."""
-    with serving(bundle, variables=KEYS) as (process, port), Client(port) as client:
-        path = "/tei.v1.Info/Info"
-        client.call(path)
-        guesses = [(("authorization", f"Bearer {number}"),) for number in range(WRONG_KEYS + 1)]
-        codes = [client.fails(path, metadata=guess).code() for guess in guesses]
-        assert codes[-2:] == [
-            grpc.StatusCode.UNAUTHENTICATED,
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-        ]
-        headers = {"authorization": "Bearer another"}
-        assert process.client.get("/info", headers=headers).status_code == 429
-        assert client.call(path)
 
 
 def test_shutdown_finishes_calls_and_ends_streams(bundle: Path) -> None:

@@ -206,6 +206,7 @@ def test_refusals_of_what_is_no_request_are_counted(process: Process) -> None:
     [
         pytest.param([b"0\r\nx: ", *[b"a" * 1_000] * 100], id="trailers without end"),
         pytest.param([CHUNK + b"0\r\nx: " + LONG + b"\r\n\r\n"], id="trailers at once"),
+        pytest.param([b"1\r\na\r\n" * 20_000], id="chunks of one byte"),
         pytest.param(
             [CHUNK.replace(b"\r", b";x=" + LONG + b"\r", 1) + b"0\r\n\r\n"],
             id="an extension of a chunk, at once",
@@ -213,9 +214,17 @@ def test_refusals_of_what_is_no_request_are_counted(process: Process) -> None:
     ],
 )
 def test_framing_of_chunks_is_limited(process: Process, chunks: list[bytes]) -> None:
-    """Long trailers and extensions of chunks get 431; no other limit covers them."""
+    """Trailers, extensions of chunks and tiny chunks get 431, long before a body's limit."""
     with connect(process.port, CHUNKED, *chunks) as connection:
         assert statuses(connection.recv(65536)) == [431]
+
+
+def test_a_body_in_chunks_of_one_byte_is_read(process: Process) -> None:
+    """Tiny chunks are a client's right while they are few; they arrive as they were sent."""
+    body = b'{"inputs": "%s"}' % (b"love " * 300)
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    with connect(process.port, CHUNKED, chunks) as connection:
+        assert connection.recv(12) == b"HTTP/1.1 200"
 
 
 def test_trailers_are_not_collected(process: Process) -> None:

@@ -1,38 +1,16 @@
 """Limits of several workers: they hold for the service, whichever worker gets a request."""
 
-import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.config.settings import Settings
-from app.errors import RateLimited, Unauthorized
-from app.limits import WRONG_KEYS, Access, InflightBytes
+from app.limits import InflightBytes
 from app.shared_memory import moving_window
 from app.shared_memory.board import SECTIONS, Board
 from app.shared_memory.moving_window import MovingWindow
 from tests.support.boards import boards, shared_board
-
-KEY = "the right key"
-
-
-@dataclass
-class Asked:
-    """A request with a key, from an address."""
-
-    key: str
-    client: str = "10.0.0.1"
-    verb: str = "POST"
-    path: str = "/classify"
-    headers: Mapping[bytes, bytes] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.headers = {b"authorization": f"Bearer {self.key}".encode()}
-
 
 HITS = st.lists(
     st.tuples(st.integers(0, 2), st.sampled_from("abc"), st.floats(0, 4)), min_size=1, max_size=60
@@ -51,7 +29,6 @@ def test_windows_of_workers_are_one_window(hits: list[tuple[int, str, float]], m
         workers = [MovingWindow(most, 10, board.parts("hits")) for board in boards(3)]
         for worker, key, passed_s in hits:
             now += passed_s
-            assert workers[worker].wait_s(key) == one.wait_s(key)
             assert workers[worker].hit(key) == one.hit(key)
 
 
@@ -104,28 +81,6 @@ def test_alone_nothing_is_written() -> None:
     board = Board.alone()
     MovingWindow(2, 10, board.parts("hits")).hit("key")
     assert not any(board.section("hits", 0))
-
-
-def _access() -> list[Access]:
-    settings = Settings(api_keys=(hashlib.sha256(KEY.encode()).hexdigest().encode(),))
-    return [Access(settings, None, board) for board in boards(2)]
-
-
-def test_wrong_keys_are_limited_together() -> None:
-    """An address that guessed at one worker may not go on at another one.
-
-    A client of the same address, whose right key any worker has seen, still passes everywhere.
-    """
-    one, other = _access()
-    other.check(Asked(KEY))
-    for guess in range(WRONG_KEYS):
-        with pytest.raises(Unauthorized):
-            one.check(Asked(f"guess {guess}"))
-    for access in (one, other):
-        with pytest.raises(RateLimited):
-            access.check(Asked("one more guess"))
-        access.check(Asked(KEY))
-        access.check(Asked(KEY, client="10.0.0.2"))
 
 
 def test_bytes_in_flight_are_limited_together() -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
+import pytest
 
 from tests.conftest import FLAGS, Start
 from tests.support.serving import COMMAND, Process, run_program
@@ -16,12 +17,17 @@ SPARE_BYTES = 20_000_000
 LARGE = ["love " * 300] * 1_000
 
 
-def test_a_start_without_enough_memory_ends(bundle: Path) -> None:
-    """The exit code reports it, so an orchestrator does not wait for a port that never opens."""
-    limited = ["bash", "-c", f'ulimit -v {TOO_LITTLE_KB}; exec "$@"', "-", *COMMAND]
+@pytest.mark.parametrize("limit", ["-v 100000", f"-v {TOO_LITTLE_KB}", "-n 8", "-n 12"])
+def test_a_start_without_enough_memory_or_files_ends(bundle: Path, limit: str) -> None:
+    """The exit code reports it, so an orchestrator does not wait for a port that never opens.
+
+    The last line says why, and no traceback hides it.
+    """
+    limited = ["bash", "-c", f'ulimit {limit}; exec "$@"', "-", *COMMAND]
     done = run_program(*limited, "serve", "--port", "0", "--model", str(bundle), *FLAGS)
     assert done.returncode > 0
     assert done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def _outcome(client: httpx2.Client, inputs: str | list[str]) -> int | None:
