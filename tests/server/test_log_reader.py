@@ -143,7 +143,7 @@ def test_standard_files_that_are_closed_are_no_sockets(bare: tuple[int, int]) ->
     """The service serves without a log, and no connection gets the log's descriptor."""
     pid, port = bare
     opened = {number: str(Path(f"/proc/{pid}/fd/{number}").readlink()) for number in range(3)}
-    assert set(opened.values()) == {os.devnull}
+    assert not any(name.startswith("socket:") for name in opened.values()), opened
     with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
         _ask(client, 10)
     answer = exchange(port, b"GET /models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")

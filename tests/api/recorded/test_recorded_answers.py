@@ -23,8 +23,10 @@ HERE = Path(__file__).parent
 TOLERANCE = 0.1
 
 
-# The parser of Python 3.13 has other words for these faults.
+# The parser of Python 3.13 has other words for these faults, and that of 3.14 reads deep documents.
 OTHER_WORDS = {f"json document: comma at the end of {place}" for place in ("a list", "an object")}
+DEEP = ("json document: deep list", "json document: deep object")
+READ_BY_3_14 = {*DEEP, "json document: deep list, not closed", "stream: deep"}
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,7 @@ OTHER_WORDS = {f"json document: comma at the end of {place}" for place in ("a li
 def test_the_answers_are_the_recorded_ones(cpu: str, tmp_path: Path) -> None:
     """Status, headers and body are as recorded, and so is whether the connection stays open."""
     left_out = OTHER_WORDS if sys.version_info >= (3, 13) else set()
+    left_out = left_out | READ_BY_3_14 if sys.version_info >= (3, 14) else left_out
     variables = avx2_alone(tmp_path) if cpu == "AVX2 alone" else {}
     with Process(*FLAGS, variables=variables) as service:
         answers = recorded(service.url, [one for one in CORPUS if one.name not in left_out])
