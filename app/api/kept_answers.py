@@ -1,4 +1,4 @@
-"""Answers that many clients get alike: made once, and compressed once for each encoding."""
+"""The OpenAPI document and the metrics: made once for many clients, in each encoding."""
 
 import asyncio
 import re
@@ -29,7 +29,7 @@ def accepted_encoding(request: HttpRequest, offered: Sequence[str] = ENCODINGS) 
 
 
 class KeptAnswers:
-    """Keeps the answers of an application that do not change."""
+    """Keeps answers that do not change. Their names must be few: none is ever forgotten."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], Message] = {}  # by name and encoding

@@ -1,9 +1,10 @@
 """The pages at / and /docs and their files: HTML, CSS and JavaScript, all from this service."""
 
 import gzip
+from functools import cache
 from pathlib import Path
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 
@@ -61,16 +62,16 @@ async def docs(request: HttpRequest) -> Response:
     name = request.path_params.get("name", "index.html")
     if name not in _PACKED:
         return await _file(request, _DOCS_FILES, name)
+    if not accepted_encoding(request, ["gzip"]):
+        return Response(_unpacked(name), media_type=_PACKED[name], headers=_HEADERS)
     response = await _DOCS_FILES.get_response(f"{name}.gz", request.scope)
     response.headers.update({**_HEADERS, "content-encoding": "gzip", "vary": "Accept-Encoding"})
-    if accepted_encoding(request, ["gzip"]):
-        return response
+    return response
 
-    async def unpacked() -> Response:
-        content = (_DIRECTORY / "docs" / f"{name}.gz").read_bytes()
-        return Response(gzip.decompress(content), media_type=_PACKED[name], headers=_HEADERS)
 
-    return await _kept(request).answer(request, request.url.path, unpacked)
+@cache  # of the two names in _PACKED
+def _unpacked(name: str) -> bytes:
+    return gzip.decompress((_DIRECTORY / "docs" / f"{name}.gz").read_bytes())
 
 
 @docs_router.get("/openapi.json")
@@ -80,21 +81,13 @@ async def openapi(request: HttpRequest) -> Response:
     async def document() -> Response:
         return JSONResponse(request.app.openapi())
 
-    return await _kept(request).answer(request, request.url.path, document)
+    kept: KeptAnswers = request.app.state.kept
+    return await kept.answer(request, "openapi", document)
 
 
 async def _file(request: HttpRequest, files: StaticFiles, name: str) -> Response:
+    if name.endswith(".gz"):  # a packed file has only the name without this
+        raise HTTPException(404)
     response = await files.get_response(name, request.scope)
     response.headers.update(_HEADERS)
-    if response.status_code != 200 or not accepted_encoding(request):
-        return response
-
-    async def whole() -> Response:
-        return response
-
-    return await _kept(request).answer(request, request.url.path, whole)
-
-
-def _kept(request: HttpRequest) -> KeptAnswers:
-    kept: KeptAnswers = request.app.state.kept
-    return kept
+    return response

@@ -12,19 +12,35 @@ from prometheus_client.exposition import choose_encoder
 from app.api import kept_answers
 
 
-@pytest.mark.parametrize("path", ["/openapi.json", "/web/page.js", "/web/style.css"])
 @pytest.mark.parametrize("encoding", ["br", "gzip", "zstd", "identity"])
 def test_an_answer_that_does_not_change_is_made_once(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str, encoding: str
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
     """The second client gets the same bytes, without another compression."""
-    headers = {"accept-encoding": encoding}
+    path, headers = "/openapi.json", {"accept-encoding": encoding}
     first = client.get(path, headers=headers)
     monkeypatch.setattr(kept_answers, "CompressMiddleware", None)
     again = client.get(path, headers=headers)
     assert again.headers.get("content-encoding", "identity") == encoding
     assert again.content == first.content
     assert "accept-encoding" in again.headers["vary"].lower()
+
+
+def test_no_path_makes_another_copy_of_a_file(client: TestClient) -> None:
+    """However many paths lead to a file, nothing is kept for them; packed files have one name."""
+    packed = "swagger-ui/swagger-ui-bundle.js"
+    kept = client.app.state.kept._kept  # type: ignore[attr-defined]
+    before = len(kept)
+    for number in range(5):
+        assert client.get(f"/docs/a{number}/%2e%2e/{packed}.gz").status_code == 404
+        assert client.get(f"/docs/a{number}/%2e%2e/docs.js").status_code in (200, 404)
+    assert client.get(f"/docs/{packed}.gz").status_code == 404
+    assert client.get("/web/page.js").headers["content-encoding"]
+    assert len(kept) == before
+    for encoding in ("gzip", "identity"):
+        answer = client.get(f"/docs/{packed}", headers={"accept-encoding": encoding})
+        assert answer.headers.get("content-encoding", "identity") == encoding
+        assert "SwaggerUIBundle" in answer.text
 
 
 @pytest.mark.parametrize(
