@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from app.cli.command_parser import CommandParser, add_settings, add_settings_in_groups, add_version
 from app.config import platforms
@@ -152,11 +153,14 @@ def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
 
         if assignment is None:
             check_ports(settings)  # an export takes minutes
-        settings = with_bundles(settings)
-        if assignment is None and (workers := worker_count(settings)) > 1:
-            from app.server.workers import supervisor
+            settings = with_bundles(settings)
+            if (workers := worker_count(settings)) > 1:
+                from app.server.workers import supervisor
 
-            return supervisor.run(settings, workers)
+                return supervisor.run(settings, workers)
+        else:
+            models = tuple(map(Path, assignment.models))
+            settings = settings.model_copy(update={"model": models})
         from app.server.run import run
 
         return run(settings, assignment)

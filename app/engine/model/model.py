@@ -1,5 +1,6 @@
 """A bundle in ONNX Runtime: from encodings to logits and scores."""
 
+import hashlib
 import platform
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -72,6 +73,7 @@ class Model:
         self.provider = device.provider
         self.path = bundle.path
         self.sha256 = manifest.variants[precision].sha256
+        self.manifest_digest = hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
         self.provider_options = device.options(gpu_memory_mb)
         self._providers = device.providers(gpu_memory_mb)
         self.use_threads(threads)

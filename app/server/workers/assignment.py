@@ -13,13 +13,16 @@ VARIABLE = "_SENTIMENT_WORKER"
 
 @dataclass(frozen=True)
 class Assignment:
-    """The number of a worker, and the file descriptors that it has been given."""
+    """The number of a worker, and the models and file descriptors that it has been given."""
 
     number: int  # from 0
     workers: int  # of the service
     board: int
     control: int  # a Unix socket for messages from and to the supervisor
     sites: list[int]  # a Unix socket for the connections of each port
+    # Paths of bundles. A checkpoint may have changed since the supervisor exported it, and then
+    # this worker would serve another model than the others.
+    models: list[str]
 
     @classmethod
     def of_this_process(cls) -> Self | None:

@@ -65,5 +65,6 @@ class StatusReport:
 
     def _digest(self) -> int:
         models = (classifier.model for classifier in self._service.models.classifiers.values())
-        served = " ".join(f"{model.name} {model.sha256} {model.revision}" for model in models)
+        # The manifest has what changes answers: calibration and labels, and digests of all files.
+        served = " ".join(f"{model.name} {model.manifest_digest}" for model in models)
         return int.from_bytes(hashlib.sha256(served.encode()).digest()[:6])

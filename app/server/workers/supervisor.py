@@ -93,7 +93,13 @@ class Supervisor:
         self._reloads = GroupReload(self._workers)
         self._workers += [
             WorkerProcess(
-                number, self._board, descriptor, len(sites), self._reloads.told, self._woken.set
+                number,
+                self._board,
+                descriptor,
+                len(sites),
+                [str(path.absolute()) for path in settings.model],
+                self._reloads.told,
+                self._woken.set,
             )
             for number in range(workers)
         ]
@@ -101,6 +107,7 @@ class Supervisor:
         self._stopping = 0  # the signal that stops the service
         self._hung_up = False  # by SIGHUP
         self._mixed_since = 0.0
+        self._mixed: set[int] = set()  # the models when all were loaded again for the last time
 
     async def run(self) -> int:
         """Serve until a signal; the exit code."""
@@ -207,14 +214,15 @@ class Supervisor:
         """Have all workers load their models again if they serve different ones.
 
         A bundle may have changed on the disk, and a worker that was replaced has then loaded it.
+        If that did not help, it is not tried again until other models are served.
         """
         now = time.monotonic()
         models = {worker.status.models for worker in self._workers}
         ready = all(worker.stage is WorkerStage.READY for worker in self._workers)
         if len(models) == 1 or not ready or not self._reloads.idle:
             self._mixed_since = now
-        elif now - self._mixed_since > MIXED_S:
-            self._mixed_since = now
+        elif now - self._mixed_since > MIXED_S and models != self._mixed:
+            self._mixed_since, self._mixed = now, models
             logger.warning("the workers serve different models: all load them again")
             self._reload_all()
 

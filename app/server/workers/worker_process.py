@@ -35,6 +35,8 @@ MOST_ELAPSED_S = 0.5
 class WorkerProcess:
     """Worker ``number`` of a service with ``sites`` ports. It has a process after ``start``.
 
+    ``models`` are the paths of the bundles that it serves; none means: the embedded one.
+
     ``on_message`` gets each message of its process, and ``on_end`` is called when it ends.
     """
 
@@ -44,6 +46,7 @@ class WorkerProcess:
         board: Board,
         board_descriptor: int,
         sites: int,
+        models: list[str],
         on_message: Callable[["WorkerProcess", dict[str, Any]], None],
         on_end: Callable[[], None],
     ) -> None:
@@ -58,6 +61,7 @@ class WorkerProcess:
         self._board = board
         self._board_descriptor = board_descriptor
         self._sites = sites
+        self._models = models
         self._on_message = on_message
         self._on_end = on_end
         self._kill_reason = ""
@@ -195,6 +199,7 @@ class WorkerProcess:
             self._board_descriptor,
             control.fileno(),
             [channel.worker_end.fileno() for channel in channels],
+            self._models,
         )
         return subprocess.Popen(  # noqa: S603 - our own command
             [sys.executable, *sys.orig_argv[1:]],

@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import grpc
 import httpx2
 import pytest
 
+from app.cli import exported_models
+from app.config.sources import load_settings
 from benchmarks.service import free_port
 from checks.support.load import constant_load
 from tests.conftest import FLAGS
@@ -23,6 +26,9 @@ from tests.support.serving import Process, eventually, metric
 from tests.support.tiny_bundle import make_bundle
 
 CONNECTIONS = 64
+CHANGE = {"before": 1.0, "after": 0.5}
+CALIBRATION = {"temperature": 3.0, "loss": "log", "texts": 2, "sha256": "0" * 64, "folds": 2}
+CALIBRATION |= {"ece": CHANGE, "log_loss": CHANGE}
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +141,61 @@ def test_sighup_reloads_all_workers(two: Process, changing_bundle: Path) -> None
     release(changing_bundle, "bbbbbbb")
     two.signal(signal.SIGHUP)
     eventually(lambda: _revisions(two) == {"bbbbbbb"})
+
+
+def _scores(two: Process) -> set[float]:
+    """The scores with which new connections are answered: more of them than workers."""
+    seen = set()
+    for _ in range(6):
+        with connect(two.port, post()) as connection:
+            seen.add(json.loads(read_answer(connection)[1])["results"][0]["score"])
+    return seen
+
+
+def test_workers_agree_after_a_recalibration(
+    two: Process, client: httpx2.Client, changing_bundle: Path
+) -> None:
+    """A worker that was replaced has read another temperature, so all load the model again."""
+    (before,) = _scores(two)
+    path = changing_bundle / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for variant in manifest["variants"].values():
+        variant["calibration"] = CALIBRATION
+    path.write_text(json.dumps(manifest))
+    os.kill(_pids(client)[0], signal.SIGKILL)
+    eventually(lambda: len(_scores(two) | {before}) == 2 and len(_scores(two)) == 1)
+    assert _scores(two) != {before}
+
+
+def test_a_worker_serves_what_the_supervisor_has_exported(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that changes while it is served is not exported anew by a replaced worker."""
+    checkpoint = tmp_path / "mine"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text("{}")
+    (checkpoint / "model.safetensors").touch()
+
+    def export(command: list[str], target: Path, *rest: object) -> None:
+        shutil.copytree(bundle, target)
+
+    monkeypatch.setattr(exported_models, "_export_once", export)
+    flags = ["--model", str(checkpoint), "--cache-dir", str(tmp_path / "cache"), *FLAGS]
+    exported_models.with_bundles(
+        load_settings({"model": str(checkpoint), "cache_dir": str(tmp_path / "cache")})
+    )
+    with Process(*flags, "--workers", "2") as process:
+
+        def workers() -> dict[int, str]:  # on a new connection: a killed worker closes its own
+            told = httpx2.get(f"{process.url}/info").json()["workers"]
+            return {worker["pid"]: worker["stage"] for worker in told}
+
+        eventually(lambda: [*workers().values()] == ["ready"] * 2)
+        former = workers()
+        (checkpoint / "config.json").write_text('{"changed": 1}')
+        os.kill(min(former), signal.SIGKILL)
+        eventually(lambda: workers().keys() != former.keys())
+        eventually(lambda: [*workers().values()] == ["ready"] * 2)
 
 
 def test_a_reload_that_one_worker_cannot_do_is_done_by_none(
