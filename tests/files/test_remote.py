@@ -111,6 +111,49 @@ def test_a_service_that_is_away_or_busy(
     assert _rows(tmp_path) == 400
 
 
+@pytest.mark.parametrize("code", ["deadline_exceeded", "not_ready", "shutting_down"])
+def test_a_text_whose_error_passes_is_sent_again(
+    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """Only that text, until it has a result: such an error is no row of the output."""
+    asked: list[int] = []
+    answer = FakeService.answer
+
+    def hurried(service: FakeService, texts: list[str]) -> dict[str, Any]:
+        asked.append(len(texts))
+        document = answer(service, texts)
+        late = {"error": {"code": code, "message": "later"}}
+        document["results"][10:] = [late for _ in texts[10:]]
+        return document
+
+    monkeypatch.setattr(FakeService, "answer", hurried)
+    assert _classify(tmp_path) == 0
+    assert _rows(tmp_path) == 400
+    assert {32, 22, 12, 2} <= {*asked}
+
+
+def test_a_text_that_is_never_in_time_ends_the_run(
+    service: FakeService,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """After a minute without any result the run fails; --resume goes on where it was."""
+    answer = FakeService.answer
+    late = {"error": {"code": "deadline_exceeded", "message": "it took too long"}}
+
+    def silent(service: FakeService, texts: list[str]) -> dict[str, Any]:
+        return answer(service, texts) | {"results": [late for _ in texts]}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeService, "answer", silent)
+        patch.setattr(patient_client, "ABSENCE_S", 0.01)
+        assert _classify(tmp_path) == 1
+    assert "it took too long" in capsys.readouterr().err
+    assert _classify(tmp_path, "--resume") == 0
+    assert _rows(tmp_path) == 400
+
+
 def test_why_the_run_waits_is_shown_once(
     service: FakeService,
     tmp_path: Path,

@@ -5,9 +5,18 @@ import random
 import threading
 import time
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
-from sentiment_client import FIRST_BACKOFF_S, Client, ModelInfo, SentimentError
+from sentiment_client import (
+    FIRST_BACKOFF_S,
+    Client,
+    ItemError,
+    ModelInfo,
+    Outcome,
+    Overflow,
+    SentimentError,
+    Text,
+)
 
 # Seconds for one attempt: enough for a busy service to answer.
 TIMEOUT_S = 60.0
@@ -19,6 +28,8 @@ FIRST_CONTACT_S = 3.0
 LONGEST_PAUSE_S = 5.0
 # A wait is shown when it gets as long as this, and then once in this time.
 SHOWN_FROM_S, SHOWN_EVERY_S = 5.0, 60.0
+# Errors of a text that say nothing of the text: later, it has a result.
+PASSING = {"deadline_exceeded", "not_ready", "shutting_down"}
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +50,27 @@ class PatientClient(Client):
         self.model: ModelInfo | None = None
         self._showing = threading.Lock()
         self._shown_at = float("-inf")
+
+    def _classify_batch(
+        self, batch: list[Text], model: str | None, overflow: Overflow
+    ) -> list[Outcome]:
+        """The outcomes; texts with passing errors are sent again, alone, until they have others."""
+        outcomes = super()._classify_batch(batch, model, overflow)
+        attempts, since = 0, time.monotonic()
+        while missing := [place for place, one in enumerate(outcomes) if _passes(one)]:
+            again = super()._classify_batch([batch[place] for place in missing], model, overflow)
+            for place, outcome in zip(missing, again, strict=True):
+                outcomes[place] = outcome
+            if not all(map(_passes, again)):
+                attempts, since = 0, time.monotonic()
+                continue
+            attempts += 1
+            first = cast(ItemError, again[0])
+            error = SentimentError(first.message, status=503, code=first.code)
+            pause_s = self._pause_s(error, attempts, time.monotonic() - since)
+            if pause_s is None or self._closed.wait(pause_s):
+                raise error
+        return outcomes
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> Any:
         started = time.monotonic()
@@ -89,6 +121,10 @@ class PatientClient(Client):
                 f"{self.url} now serves {_shown(served)}, but this run began with {_shown(first)}; "
                 "serve the first model again to continue, or start anew with the other"
             )
+
+
+def _passes(outcome: Outcome) -> bool:
+    return isinstance(outcome, ItemError) and outcome.code in PASSING
 
 
 def _shown(model: ModelInfo) -> str:
