@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from app.config.settings import Settings
 from app.config.sources import load_settings
 from app.engine.model.bundle import Bundle
 from app.errors import UserError
-from tests.support.checkpoints import Exported, exported
+from tests.support.checkpoints import Exported, configure, exported
 from tests.support.model_export.hub import Hub
 from tests.support.serving import COMMAND, ROOT, environment
 
@@ -147,6 +148,23 @@ def test_a_pushed_bundle_is_served_without_pytorch(
     unreachable = _classify("acme/other", variables, no_torch)
     _, told = unreachable.communicate(timeout=180)
     assert "acme/other cannot be used: cannot reach http://127.0.0.1:9" in told.splitlines()[-1]
+
+
+def test_a_local_checkpoint_asks_no_hub(hub: Hub, checkpoint: Exported, tmp_path: Path) -> None:
+    """Nor does the repository that its config.json names, which may be private, reach the hub."""
+    source = shutil.copytree(checkpoint.source, tmp_path / "source")
+    configure(source, _name_or_path="acme/private")
+    export = [str(Path(sys.executable).with_name("sentiment-export")), str(source)]
+    done = subprocess.run(
+        [*export, "--output", str(tmp_path / "out"), "--precision", "fp32"],
+        env=_environment(hub, tmp_path),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert hub.requests == []
 
 
 @pytest.fixture
