@@ -138,10 +138,12 @@ class PairObject(TypedDict):
 
 
 def parse_texts(value: Any) -> Input | list[Input]:
-    """One text or pair, or a list of at least one.
+    """One text or pair, or a list of at least one. In a list, null is an empty text.
+
+    So the place of a missing value, as tables have them, gets an error, and the others a result.
 
     Raises:
-        PydanticCustomError: it is something else.
+        PydanticCustomError: it is something else; the message names the place in a list.
     """
     if not isinstance(value, list):
         return _text(value)
@@ -149,7 +151,7 @@ def parse_texts(value: Any) -> Input | list[Input]:
         raise PydanticCustomError("texts", "must hold at least one text")
     if all(isinstance(text, str) for text in value):
         return value
-    return [_text(item) for item in value]
+    return ["" if item is None else _text(item, place) for place, item in enumerate(value)]
 
 
 def text_or_pair(text: Any, text_pair: Any = None) -> Input | None:
@@ -166,13 +168,19 @@ def as_list(inputs: Input | list[Input]) -> list[Input]:
     return inputs if isinstance(inputs, list) else [inputs]
 
 
-def _text(value: Any) -> Input:
+def _text(value: Any, place: int | None = None) -> Input:
     if isinstance(value, str):
         return value
     if isinstance(value, dict) and value.keys() <= PairObject.__annotations__.keys():
         text = text_or_pair(value.get("text"), value.get("text_pair"))
         if text is not None:
             return text
+    if place is not None:
+        raise PydanticCustomError(
+            "texts",
+            "must hold strings or objects {accepted}; the item at place {place} is neither",
+            {"accepted": PAIR, "place": place},
+        )
     raise PydanticCustomError(
         "texts", "must be a string, an object {accepted}, or a list of these", {"accepted": PAIR}
     )

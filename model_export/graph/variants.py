@@ -42,7 +42,7 @@ def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
     config = checkpoint.model.config
     # Optimum looks for tokenizers there, at the hub if it is a repository. There are none to find
     # in this directory; ours are copied by the export.
-    recorded, config._name_or_path = config._name_or_path, str(directory)
+    recorded, config.name_or_path = config.name_or_path, str(directory)
     with _quiet():
         onnx_export_from_model(
             checkpoint.model,
@@ -51,7 +51,7 @@ def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
             task="text-classification",
             do_validation=False,  # verification.py checks the final variants, on more texts
         )
-    config._name_or_path = recorded
+    config.name_or_path = recorded
     plain = directory / "plain.onnx"
     options = ort.SessionOptions()
     options.log_severity_level = 3

@@ -2,8 +2,8 @@
 
 import json
 import os
-import socket
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
