@@ -166,8 +166,8 @@ def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
         return run(settings, assignment)
     except (UserError, ModuleNotFoundError, OSError):
         raise
-    except ImportError as error:
-        line = str(error).strip().splitlines()[-1]
+    except (ImportError, MemoryError) as error:
+        line = (str(error).strip().splitlines() or [repr(error)])[-1]
         raise UserError(
             f"a package cannot be loaded (is there too little memory?): {line}"
         ) from error

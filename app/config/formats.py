@@ -25,11 +25,11 @@ def _listed(value: str) -> tuple[str, ...]:
 
 
 def _paths(value: Any) -> Any:
-    parts = value.split(os.pathsep) if isinstance(value, str) else value
-    paths = tuple(filter(None, map(_path, parts)))
-    if parts and not paths:  # an empty variable by mistake must not serve another model
+    if isinstance(value, str):  # as in PATH, empty parts mean nothing
+        value = [*filter(None, value.split(os.pathsep))] or [""]
+    if not all(value):  # an empty variable by mistake must not serve another model
         raise ValueError("give a model, or leave this out for the embedded one")
-    return paths
+    return tuple(map(_path, value))
 
 
 def _names(value: Any) -> Any:

@@ -118,9 +118,9 @@ def _mounts(environment: Mapping[str, str]) -> list[Path]:
 def _has_files(mount: Path) -> bool:
     try:
         return any(mount.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return False
-    except OSError:  # it cannot be read; that it is there was meant
+    except OSError:  # a file, or it cannot be read; that it is there was meant
         return True
 
 

@@ -14,6 +14,7 @@ from app.errors import plain_words
 
 PREFIX = Settings.model_config["env_prefix"]
 CLIENT_KEY = f"{PREFIX}API_KEY"  # what `classify --url` and sentiment_client send
+KEYS = ("api_keys", "admin_keys")
 
 
 def load_settings(flags: dict[str, Any]) -> Settings:
@@ -28,7 +29,7 @@ def load_settings(flags: dict[str, Any]) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        given = "" if name in ("api_keys", "admin_keys") else f", not {_written(first['input'])!r}"
+        given = "" if name in KEYS else f", not {_written(first['input'])!r}"
         message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
         where = _source(name, flags, platform)
         raise ValueError(f"{where}: {plain_words(message)}{given}") from None
@@ -67,14 +68,16 @@ def check_key_variables(environment: Mapping[str, str], settings: Settings) -> N
     Raises:
         ValueError: the variable would have no effect, and the service would be open.
     """
-    if not settings.api_keys and environment.get(CLIENT_KEY):
+    clients = any(value for name, value in environment.items() if name.upper() == CLIENT_KEY)
+    if clients and not settings.api_keys:
         raise ValueError(
             f"{CLIENT_KEY} is what a client sends; the keys that this service accepts are in "
             f"{_variable('api_keys')}"
         )
     for reason in unknown_variables(environment):
         if "KEY" in reason.partition(" ")[0]:
-            raise ValueError(reason)
+            keys = " and ".join(map(_variable, KEYS))
+            raise ValueError(f"{reason}; the settings of keys are {keys}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

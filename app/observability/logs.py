@@ -13,7 +13,6 @@ import os
 import re
 import select
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from functools import lru_cache
@@ -56,10 +55,7 @@ def configure(level: str, log_format: Format, *, worker: int | None = None) -> N
 
 def close() -> None:
     """Write the waiting lines, for at most a second; later lines are lost."""
-    # A thread, because ``stop`` waits for the last line without a time limit.
-    stopping = threading.Thread(target=_writer.stop, daemon=True)
-    stopping.start()
-    stopping.join(CLOSE_S)
+    _writer.end()
 
 
 def report_failure(message: str, log_format: str) -> None:
@@ -143,6 +139,13 @@ class _Writer(QueueListener):
     def dropped(self) -> int:
         """Number of lines that found the queue full or could not be written."""
         return self._lines.dropped + self._failed
+
+    def end(self) -> None:
+        """Like ``stop``, which waits for the last line without a time limit."""
+        self.enqueue_sentinel()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+            self._thread = None
 
     def handle(self, record: Any) -> None:
         if not _write(record.encode(errors="backslashreplace")):

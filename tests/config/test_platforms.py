@@ -115,6 +115,15 @@ def test_a_mount_with_other_files_ends_the_start(
 
     monkeypatch.setattr(Path, "iterdir", refuse)
     assert load_settings({}).model == (mounts[0],)
+    monkeypatch.undo()
+
+
+def test_a_file_in_the_place_of_a_mount_is_not_ignored(tmp_path: Path) -> None:
+    """It was meant to be the model, so no other one is served: the start ends."""
+    file = tmp_path / "model.onnx"
+    file.touch()
+    found = platforms.platform_settings({platforms.AZURE_MODEL_VARIABLE: str(file)})
+    assert found["model"].value == (file,)
 
 
 def test_a_mount_may_hold_directories_of_bundles(tmp_path: Path) -> None:

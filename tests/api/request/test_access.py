@@ -62,6 +62,23 @@ def test_a_key_nobody_could_send_stops_the_start(
     assert keys == "," or keys not in line
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("host", "keys", "warned"),
+    [
+        ("0.0.0.0", (), True),  # noqa: S104
+        ("0.0.0.0", ("--api-keys", KEYS), False),  # noqa: S104
+        ("localhost", (), False),
+    ],
+)
+def test_the_log_says_that_everyone_may_send(
+    start: Start, host: str, keys: tuple[str, ...], workers: str, *, warned: bool
+) -> None:
+    """Without keys, and where other machines can connect, a warning says so."""
+    process = start("--host", host, "--workers", workers, *keys)
+    assert ("may send requests: there are no API keys" in process.terminate()) == warned
+
+
 def test_a_key_may_ask_as_often_as_its_rate_says(serve: Serve) -> None:
     """Beyond its rate, a key gets 429 with the time to wait; other keys and open routes go on."""
     client = serve(api_keys=KEYS, rate_limit="3/hour")

@@ -30,6 +30,19 @@ def test_a_start_without_enough_memory_or_files_ends(bundle: Path, limit: str) -
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("kilobytes", [250_000, 300_000, 350_000])
+def test_memory_that_ends_between_two_imports_gives_no_traceback(
+    bundle: Path, kilobytes: int
+) -> None:
+    """Neither where a package does not fit, nor where the log's last thread does not."""
+    limited = ["bash", "-c", f'ulimit -v {kilobytes}; exec "$@"', "-", *COMMAND]
+    # Nobody has this address: where so little memory does suffice, the start ends there.
+    options = ["--host", "192.0.2.1", "--port", "0", "--model", str(bundle)]
+    done = run_program(*limited, "serve", *options, *FLAGS)
+    assert done.returncode > 0
+    assert "Traceback" not in done.stderr
+
+
 def _outcome(client: httpx2.Client, inputs: str | list[str]) -> int | None:
     """The status of the answer; None if the process ended instead."""
     try:
