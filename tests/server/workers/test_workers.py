@@ -152,21 +152,6 @@ def _scores(two: Process) -> set[float]:
     return seen
 
 
-def test_workers_agree_after_a_recalibration(
-    two: Process, client: httpx2.Client, changing_bundle: Path
-) -> None:
-    """A worker that was replaced has read another temperature, so all load the model again."""
-    (before,) = _scores(two)
-    path = changing_bundle / "manifest.json"
-    manifest = json.loads(path.read_text())
-    for variant in manifest["variants"].values():
-        variant["calibration"] = CALIBRATION
-    path.write_text(json.dumps(manifest))
-    os.kill(_pids(client)[0], signal.SIGKILL)
-    eventually(lambda: len(_scores(two) | {before}) == 2 and len(_scores(two)) == 1)
-    assert _scores(two) != {before}
-
-
 def test_a_worker_serves_what_the_supervisor_has_exported(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,3 +329,18 @@ def test_workers_never_stay_mixed(
     os.kill(before, signal.SIGKILL)
     _await_successor(two, 0, before)
     eventually(lambda: _revisions(two) == {"ccccccc"})
+
+
+def test_workers_agree_after_a_recalibration(
+    two: Process, client: httpx2.Client, changing_bundle: Path
+) -> None:
+    """A worker that was replaced has read another temperature, so all load the model again."""
+    (before,) = _scores(two)
+    path = changing_bundle / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for variant in manifest["variants"].values():
+        variant["calibration"] = CALIBRATION
+    path.write_text(json.dumps(manifest))
+    os.kill(_pids(client)[0], signal.SIGKILL)
+    eventually(lambda: len(_scores(two) | {before}) == 2 and len(_scores(two)) == 1)
+    assert _scores(two) != {before}
