@@ -16,6 +16,9 @@ from app.limits import InflightBytes
 
 # The most lines that are classified together.
 GROUP_LINES = 128
+# A stream ends after so many lines in a row that are blank, or that are not valid: no client that
+# wants an answer sends them, and each takes time.
+MOST_BLANK, MOST_INVALID = 10_000, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class LineReader:
         self._kept = bytearray()  # the bytes of that line so far
         self._size = 0  # bytes of that line so far, including dropped ones
         self._error: ServiceError | None = None  # why the bytes were dropped
+        self._blank = self._invalid = 0  # lines in a row until now
         self._reserved = 0  # bytes of that line, and of lines not answered yet
 
     def feed(self, piece: bytes, group_bytes: Callable[[], int]) -> Iterator[list[Line]]:
@@ -52,6 +56,9 @@ class LineReader:
         that many bytes long. The first group is a single line, which is answered soon. Each
         further group may have twice as many lines as the one before, so that no stream gets far
         ahead when many begin at once.
+
+        Raises:
+            InvalidRequest: too many lines in a row were blank or not valid.
         """
         *ends, rest = piece.split(b"\n")
         first = 0
@@ -65,6 +72,7 @@ class LineReader:
                 end += 1
             yield [line for part in ends[first:end] for line in self._line(part)]
             first = end
+            self._check_runs()
         self._grow(len(rest))
         self._keep(rest)
 
@@ -88,9 +96,24 @@ class LineReader:
         if error is not None:
             return [Line(None, error)]
         if content:
-            return [Line(*_parsed(content, number), reserved)]
+            line = Line(*_parsed(content, number), reserved)
+            self._blank = 0
+            self._invalid = self._invalid + 1 if isinstance(line.text, ServiceError) else 0
+            return [line]
+        self._blank += 1
         self._give_back(reserved)
         return []
+
+    def _check_runs(self) -> None:
+        for count, most, what in (
+            (self._blank, MOST_BLANK, "blank"),
+            (self._invalid, MOST_INVALID, "not valid"),
+        ):
+            if count > most:
+                raise InvalidRequest(
+                    f"the stream ends before line {self._number}: more than {most} lines in a row "
+                    f"were {what}"
+                )
 
     def _grow(self, size: int) -> None:
         self._size += size

@@ -37,8 +37,10 @@ def calibrate(logits: Floats, gold: Indices, loss: CalibrationLoss, sha256: str)
             "the model was not trained on"
         )
     temperature = best_temperature(logits, gold, loss)
+    # Near the largest one, all scores are alike, and a still larger one would fit better.
     lost = LOSSES[loss]
-    if lost(logits / temperature, gold) >= lost(logits / TEMPERATURES[-1], gold):
+    best, flat = (lost(logits / divisor, gold) for divisor in (temperature, TEMPERATURES[-1]))
+    if temperature > TEMPERATURES[-2] or best >= flat:
         raise UserError(
             "no temperature fits, because the scores say nothing about the labels of these texts; "
             "check the order of the model's labels"

@@ -195,15 +195,35 @@ def test_a_bomb_is_refused_and_holds_up_nobody(
         answer = client.post("/classify/stream", content=packed, headers=headers)
         lines = answer.text.splitlines()
         assert [json.loads(line)["id"] for line in lines[:3]] == [0, 1, 2]
-        assert json.loads(lines[-1])["error"]["code"] == "payload_too_large"
+        codes = {b"\n": "invalid_request", b"x\n": "invalid_request", b"a": "payload_too_large"}
+        assert json.loads(lines[-1])["error"]["code"] == codes[filling]
+
+
+@pytest.mark.parametrize(
+    ("line", "answered", "word"),
+    [(b"\n", 1, "blank"), (b"junk\n", 501, "not valid")],
+    ids=["blank", "not valid"],
+)
+def test_a_stream_of_nothing_but_bad_lines_ends(
+    client: TestClient, line: bytes, answered: int, word: str
+) -> None:
+    """Its last line says why; what came before is answered, and a good line begins a new run."""
+    good = _lines(1)
+    mixed = (line * 300 + good) * 3
+    assert [one for one in _post(client, mixed) if one["id"] == 0 and "label" in one]
+    *before, last = _post(client, good + line * 100_000 + good)
+    assert before[0]["label"]
+    assert answered <= len(before) <= 1.5 * answered
+    assert word in last["error"]["message"]
+    assert last["id"] is None
 
 
 def test_memory_does_not_grow_with_bad_lines(process: Process) -> None:
     """Memory does not grow with bad lines, even with as many as fit into the body."""
     before = _peak_kib(process)
-    content = b"x\n" * 150_000
+    content = (b"x\n" * 400 + _lines(1)) * 375
     answer = process.client.post("/classify/stream", content=content, headers=NDJSON)
-    assert answer.text.count("\n") == 150_000
+    assert answer.text.count("\n") == 375 * 401
     assert _peak_kib(process) < before + 20_000
     labels = {"model": "tiny", "outcome": "invalid_request"}
     assert metric(process.client, "sentiment_texts_total", **labels) == 150_000

@@ -85,6 +85,14 @@ def test_figures_after_calibration_are_cross_validated() -> None:
     assert in_sample < record.log_loss.after < record.log_loss.before
 
 
+@pytest.mark.parametrize("seed", [4, 10, 39, 40])
+def test_a_temperature_at_the_edge_of_the_search_is_refused(seed: int) -> None:
+    """Logits of mere noise fit best when all scores are alike, which is no calibration."""
+    logits = np.random.default_rng(seed).normal(0, 0.01, (3, 3)).astype(np.float32)
+    with pytest.raises(UserError, match="the scores say nothing"):
+        calibrate(logits, np.arange(3), "log", "0123abc")
+
+
 @pytest.mark.parametrize(
     ("scale", "says"),
     [(5, "all predicted labels are right"), (-5, "the scores say nothing"), (0, "say nothing")],
