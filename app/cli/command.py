@@ -166,7 +166,7 @@ def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
         return run(settings, assignment)
     except (UserError, ModuleNotFoundError, OSError):
         raise
-    except (ImportError, MemoryError) as error:
+    except (ImportError, MemoryError, SystemError) as error:  # SystemError: of NumPy
         line = (str(error).strip().splitlines() or [repr(error)])[-1]
         raise UserError(
             f"a package cannot be loaded (is there too little memory?): {line}"

@@ -202,7 +202,8 @@ def test_the_log_has_only_our_lines_and_nothing_of_what_clients_send(bundle: Pat
 
 def test_calls_that_watch_are_limited(bundle: Path) -> None:
     """They need no key, so they cannot take the places of all calls; and each is told the end."""
-    small = ["--max-body-bytes", "1000", "--max-inflight-bytes", "2000"]
+    # Room for 16 calls, of which 8 may watch, and for ten messages that have not arrived yet.
+    small = ["--max-body-bytes", "1000", "--max-inflight-bytes", "20000"]
     with serving(bundle, *small) as (process, port), Connection(port) as client:
         for stream in [client.begin(WATCH) for _ in range(8)]:
             client.send(stream, message(b""), end=True)

@@ -262,4 +262,4 @@ def test_texts_beyond_the_bound_on_values_may_be_allowed(serve: Serve) -> None:
     answer = client.post("/classify", json={"inputs": ["a"] * 150_000})
     assert answer.json()["code"] != "invalid_request", answer.text
     answer = client.post("/classify", json={"inputs": [["a"]] * 190_000})
-    assert "a list of these" in answer.json()["detail"]
+    assert "the item at place 0" in answer.json()["detail"]
