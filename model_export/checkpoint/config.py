@@ -70,10 +70,10 @@ def model_config(entries: Mapping[str, Any]) -> Any:
 
 
 def check_task(config: Mapping[str, Any], where: str) -> None:
-    """Check that the config is that of a sequence classifier.
+    """Check that the config is that of a sequence classifier in floating point.
 
     Raises:
-        UserError: the model was made for another task.
+        UserError: the model was made for another task, or its weights are quantized.
     """
     classes = config.get("architectures") or ()
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
@@ -83,6 +83,13 @@ def check_task(config: Mapping[str, Any], where: str) -> None:
         raise UserError(
             f"{where} is a {other[0]}, not a sequence classifier: fine-tune it first, or give "
             "the checkpoint of a classifier"
+        )
+    if quantization := config.get("quantization_config"):
+        given = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        method = given if isinstance(given, str) else "by an unknown method"
+        raise UserError(
+            f"{where} is quantized ({method[:40]}), and its floating-point weights are lost: give "
+            "the checkpoint that it was made from; the export makes its own int8"
         )
 
 

@@ -55,10 +55,12 @@ def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
     """
     held = set(names)
     weights = next((name for name in WEIGHT_FILES if name in held), None)
-    if ADAPTER_FILE in held and (weights is None or CONFIG_FILE not in held):
+    if ADAPTER_FILE in held:
+        alone = weights is None or CONFIG_FILE not in held
         raise UserError(
-            f"{where} holds an adapter of PEFT without its model: merge the adapter first "
-            "(merge_and_unload), and save the whole model"
+            f"{where} holds an adapter of PEFT {'without' if alone else 'beside'} its model: merge "
+            "the adapter first (merge_and_unload), and save the whole model"
+            + ("" if alone else f"; to leave the adapter out, remove {ADAPTER_FILE}")
         )
     if CONFIG_FILE not in held:
         raise UserError(f"{where} has no {CONFIG_FILE}, so it is not a checkpoint")

@@ -142,6 +142,21 @@ def _config_is(text: str) -> Callable[[Path], object]:
         ),
         pytest.param(_adapter_only, "holds an adapter of PEFT.*merge the adapter first", id="PEFT"),
         pytest.param(
+            lambda p: (p / "adapter_config.json").write_text("{}"),
+            "beside its model: merge .* remove adapter_config.json",
+            id="PEFT beside a model",
+        ),
+        pytest.param(
+            lambda p: configure(p, hidden_size=96, quantization_config={"quant_method": "gptq"}),
+            r"is quantized \(gptq\)",
+            id="GPTQ",
+        ),
+        pytest.param(
+            lambda p: configure(p, quantization_config={"load_in_8bit": True}),
+            "is quantized",
+            id="bitsandbytes of old",
+        ),
+        pytest.param(
             _as_in_a_hub_cache,
             r"model\.safetensors is a link to .*blobs/0a1b, which is missing: download",
             id="a link to nothing",
