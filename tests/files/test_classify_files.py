@@ -381,6 +381,11 @@ def test_an_output_that_exists_is_kept(
         complete = _classify(*options, "--resume")
         assert complete.returncode == 0
         assert complete.stderr == f"sentiment: {target} is complete; nothing is left to do\n"
+        later = target.stat().st_mtime + 10
+        os.utime(tmp_path / "in.csv", (later, later))
+        changed = _classify(*options, "--resume")
+        assert changed.returncode == 1
+        assert f"in.csv is newer than the complete {target}" in changed.stderr
     assert target.read_text() == "precious\n"
     assert _classify(*options, "--overwrite").returncode == 0
     assert "precious" not in target.read_text()

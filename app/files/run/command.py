@@ -60,6 +60,11 @@ def _file_to_file(source: Path, target: Path, options: ClassifyOptions, settings
         if target.exists() and not (directory.is_unfinished() or options.overwrite):
             if not options.resume:
                 raise _exists(target)
+            if source.stat().st_mtime_ns > target.stat().st_mtime_ns:
+                raise UserError(
+                    f"{source} is newer than the complete {target}, so it may have changed; "
+                    "--overwrite classifies it again"
+                )
             print(f"sentiment: {target} {COMPLETE}", file=sys.stderr)
             return
         classifier = _classifier(options, settings)
