@@ -49,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # ONNX Runtime reads this when it is imported. Otherwise it writes telemetry to the home
     # directory.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    # Nothing here computes with NumPy's BLAS. Its threads cost memory, and without enough of it
+    # they crash the process.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     options = _parser().parse_args(arguments)
     flags = {name: value for name, value in vars(options).items() if name in Settings.model_fields}
     try:

@@ -34,12 +34,15 @@ def test_a_start_without_enough_memory_or_files_ends(bundle: Path, limit: str) -
 def test_memory_that_ends_between_two_imports_gives_no_traceback(
     bundle: Path, kilobytes: int
 ) -> None:
-    """Neither where a package does not fit, nor where the log's last thread does not."""
+    """Neither where a package does not fit, nor where the log's last thread does not.
+
+    The exit code is a failure's, or that of a library in C that ended the process itself.
+    """
     limited = ["bash", "-c", f'ulimit -v {kilobytes}; exec "$@"', "-", *COMMAND]
     # Nobody has this address: where so little memory does suffice, the start ends there.
     options = ["--host", "192.0.2.1", "--port", "0", "--model", str(bundle)]
     done = run_program(*limited, "serve", *options, *FLAGS)
-    assert done.returncode > 0
+    assert done.returncode != 0
     assert "Traceback" not in done.stderr
 
 
