@@ -40,6 +40,7 @@ def atomic_directory(output: Path) -> Iterator[Path]:
             directory.chmod(0o755)
         with full_disk_named(directory):
             yield directory
+            _write_back(directory)
         with _locked(output.parent):
             if output.exists():
                 old = directory.with_suffix(OLD)
@@ -48,6 +49,16 @@ def atomic_directory(output: Path) -> Iterator[Path]:
                 shutil.rmtree(old)
             else:
                 directory.rename(output)
+
+
+def _write_back(directory: Path) -> None:
+    """Write all files to the disk, so that a name that is kept never leads to half a file."""
+    for path in (*directory.rglob("*"), directory):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -71,7 +82,7 @@ def full_disk_named(directory: Path) -> Iterator[None]:
             raise
         raise UserError(
             f"there is too little room on the disk of {directory.parent} ({free / 1e6:.1f} MB are "
-            "free): free some space there, or choose an --output on another disk"
+            "free): free some space there, or choose a directory on another disk"
         ) from error
 
 

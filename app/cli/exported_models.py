@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -24,7 +25,14 @@ HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", 
 # Every checkpoint has these. A damaged bundle has no weights of its own.
 CONFIG, WEIGHTS = "config.json", (".safetensors", ".bin")
 # The module's name cannot be that of another package, as that of model_export could.
-COMMAND = (sys.executable, "-c", "import sys, sentiment_service as s; sys.exit(s.export())")
+# Linux kills it when this process ends, even by SIGKILL: option 1 of prctl is PR_SET_PDEATHSIG.
+# The next export removes what a killed one leaves.
+_EXPORT = """
+import ctypes, signal, sys, sentiment_service
+sys.platform == "linux" and ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+sys.exit(sentiment_service.export())
+"""
+COMMAND = (sys.executable, "-c", _EXPORT)
 ERROR = "sentiment-export: "  # how that command begins the line that says why it failed
 # The hub's client redraws its bars ten times a second. A line of the log tells it this seldom.
 BAR = re.compile(r"\d%\|")
@@ -117,7 +125,7 @@ def _export_once(command: Sequence[str], bundle: Path, model: str, say: Say) -> 
     """
     try:
         bundle.parent.mkdir(parents=True, exist_ok=True)
-        lock = _locked(bundle.with_name("lock"), model, say)
+        lock = _locked(bundle.with_name(".lock"), model, say)
     except OSError as error:
         raise UserError(
             f"{model} cannot be exported: {system_error(error)}; give another --cache-dir"
@@ -167,5 +175,9 @@ def _run(command: Sequence[str], lock: FileLock, model: str, say: Say) -> None:
         except BaseException:
             child.terminate()
             raise
+    if child.returncode < 0:
+        name = signal.Signals(-child.returncode).name
+        guess = "; is there too little memory?" if name == "SIGKILL" else ""
+        raise UserError(f"{model} cannot be used: its export was killed by {name}{guess}")
     if child.returncode:
         raise UserError(f"{model} cannot be used: {reason.removeprefix(ERROR)}")

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from app.engine.model.bundle import MANIFEST
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES
 
@@ -67,6 +68,8 @@ def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
     if weights is None:
         other = sorted(n for n in held if n.endswith((".h5", ".msgpack", ".ckpt.index", ".onnx")))
         instead = f"; {', '.join(other[:3])} cannot be read" if other else ""
+        if MANIFEST in held:
+            instead = "; it seems to be a bundle, which is what an export makes"
         raise UserError(
             f"{where} has no weights: one of {', '.join(WEIGHT_FILES)} is needed{instead}"
         )

@@ -2,11 +2,14 @@
 
 import json
 import os
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -150,6 +153,24 @@ def test_a_pushed_bundle_is_served_without_pytorch(
     assert "acme/other cannot be used: cannot reach http://127.0.0.1:9" in told.splitlines()[-1]
 
 
+def test_a_killed_command_leaves_no_export(checkpoint: Exported, hub: Hub, tmp_path: Path) -> None:
+    """Its export is killed with it, whatever it does at that moment."""
+    process = _classify(str(checkpoint.source), _environment(hub, tmp_path))
+    assert process.stderr
+    assert "exporting the graph" in "".join(process.stderr.readline() for _ in range(3))
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    export = os.pidfd_open(int(child))
+    signal.pidfd_send_signal(export, signal.SIGSTOP)  # it cannot end by itself
+    process.kill()
+    process.communicate()
+    try:
+        assert select.select([export], [], [], 60)[0]  # readable: it has ended
+    finally:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(export, signal.SIGKILL)
+        os.close(export)
+
+
 def test_a_local_checkpoint_asks_no_hub(hub: Hub, checkpoint: Exported, tmp_path: Path) -> None:
     """Nor does the repository that its config.json names, which may be private, reach the hub."""
     source = shutil.copytree(checkpoint.source, tmp_path / "source")
@@ -212,6 +233,22 @@ def test_paths_and_hub_ids(fake: Path, tmp_path: Path) -> None:
         "acme/gone --precision int8 --revision refs/pr/1\n"
     )
     assert len({main, old, other, *_used(fake, "acme/gone", precision="fp32")}) == 4
+
+
+def test_a_repository_may_have_any_name(fake: Path) -> None:
+    """Nothing else in the cache has that name."""
+    (bundle,) = _used(fake, "acme/lock")
+    assert bundle.name == "lock"
+
+
+def test_an_export_that_is_killed_is_called_that(
+    fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the signal, and for SIGKILL what it mostly means."""
+    kill = "import os; print('almost done', flush=True); os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", kill])
+    with pytest.raises(UserError, match="killed by SIGKILL; is there too little memory"):
+        _used(fake, "acme/tiny")
 
 
 def test_a_file_is_no_bundle(fake: Path, tmp_path: Path) -> None:

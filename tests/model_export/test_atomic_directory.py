@@ -1,5 +1,6 @@
 """Directories are written completely or not at all; remains of killed exports are removed."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,24 @@ def test_an_old_one_that_was_replaced_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".out-abcdefgh.old").mkdir()
     _fill(output, "newer")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_name_that_is_kept_leads_to_whole_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files are on the disk before the name is: a power failure leaves all or nothing."""
+    synced: list[str] = []
+    output = tmp_path / "out"
+
+    def fsync(descriptor: int) -> None:
+        assert not output.exists()
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with atomic_directory(output) as directory:
+        (directory / "onnx").mkdir()
+        (directory / "onnx" / "model.onnx").write_text("weights")
+    assert synced == ["onnx", "model.onnx", directory.name]
 
 
 @pytest.mark.parametrize("suffix", [".partial", ".old"])

@@ -140,6 +140,11 @@ def _config_is(text: str) -> Callable[[Path], object]:
         pytest.param(
             lambda p: (p / "model.safetensors").unlink(), "has no weights", id="no weights"
         ),
+        pytest.param(
+            lambda p: (p / "model.safetensors").rename(p / "manifest.json"),
+            "has no weights: .*; it seems to be a bundle, which is what an export makes",
+            id="a bundle",
+        ),
         pytest.param(_adapter_only, "holds an adapter of PEFT.*merge the adapter first", id="PEFT"),
         pytest.param(
             lambda p: (p / "adapter_config.json").write_text("{}"),
