@@ -101,13 +101,16 @@ class Classifier:
             self._cache = ResultCache(
                 settings.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
             )
-        observer.watch(
+
+    def show(self) -> None:
+        """Let the metrics of its model be its own from now on."""
+        self.observer.watch(
             queue_texts=lambda: self._batcher.queued_texts,
             queue_tokens=lambda: self._batcher.queued_tokens,
             runners_stuck=lambda: self._batcher.runners.stuck,
             device_lost=lambda: self._batcher.device_lost is not None,
             cache_bytes=lambda: self._cache.size if self._cache is not None else 0,
-            model_ready=lambda: self.health.good and not lifecycle.stopping,
+            model_ready=lambda: self.health.good and not self._lifecycle.stopping,
         )
 
     @property

@@ -71,7 +71,11 @@ class ModelRegistry:
     def start(self, loaded: Mapping[str, Loaded]) -> None:
         """Create the classifiers of the loaded models. They answer from now on."""
         for name, (model, plan) in loaded.items():
-            self.classifiers[name] = self._classifier_of(model, plan)
+            self._use(name, self._classifier_of(model, plan))
+
+    def _use(self, name: str, classifier: Classifier) -> None:
+        self.classifiers[name] = classifier
+        classifier.show()
 
     def classifier(self, name: str | None) -> Classifier:
         """The classifier of the named model, or of the first one.
@@ -188,7 +192,7 @@ class ModelRegistry:
         name = new.name
         try:
             old = self.classifiers[name]
-            self.classifiers[name] = new.classifier
+            self._use(name, new.classifier)
             logger.info("%s was loaded again: %s", name, new.classifier.plan.summary())
             # Reloads of other models need not wait until the old model has finished.
             longest_ms = max(self._settings.drain_ms, self._settings.deadline_ms)

@@ -20,9 +20,9 @@ class Observer(Protocol):
     """
 
     def watch(self, **gauges: Callable[[], float]) -> None:
-        """Keep these functions, and call them whenever their values are needed.
+        """The model answers from now on: call these functions whenever their values are needed.
 
-        They are named like the metrics that have these values.
+        They are named like the metrics that have these values, and replace earlier ones.
         """
 
     def tag(self) -> object:

@@ -45,9 +45,10 @@ class ModelObserver(Observer):
         self._cache_hits = metrics.cache_hits.labels(name)
         self._cache_misses = metrics.cache_misses.labels(name)
         self._texts_shared = metrics.texts_shared.labels(name)
-        metrics.show_model(name, model.revision or "", model.precision, model.provider, version)
+        self._facts = (model.revision or "", model.precision, model.provider, version)
 
     def watch(self, **gauges: Callable[[], float]) -> None:
+        self._metrics.show_model(self._name, *self._facts)
         for name, function in gauges.items():
             getattr(self._metrics, name).watch(function, self._name)
 

@@ -64,6 +64,23 @@ def test_a_reload_answers_with_the_new_model(serve: Serve, bundle: Path) -> None
     assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 2
 
 
+def test_a_model_that_is_prepared_and_dropped_is_not_shown(serve: Serve, bundle: Path) -> None:
+    """Another worker could not load it: /metrics shows the model that still answers."""
+    client = serve(model=(bundle,))
+    models = cast(FastAPI, client.app).state.service.models
+    release(bundle, "fedcba9")
+
+    async def refuse() -> None:
+        await models.drop(await models.prepare("tiny"))
+
+    assert client.portal is not None
+    client.portal.call(refuse)
+    scraped = client.get("/metrics").text
+    assert 'revision="0123abc"' in scraped
+    assert "fedcba9" not in scraped
+    assert metric(client, "sentiment_model_ready", model="tiny") == 1
+
+
 def test_nothing_fails_while_models_change(start: Start, bundle: Path) -> None:
     """Under load, with reloads of both kinds, every answer is valid and each model is used."""
     process = start("--admin-keys", "admin-key-1")
