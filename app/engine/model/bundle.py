@@ -130,6 +130,8 @@ class Bundle:
         self.manifest = manifest
         self.pad_token_id: int = config.get("pad_token_id") or 0
         self.multi_label = config.get("problem_type") == "multi_label_classification"
+        # A convolution of DeBERTa-v2: ONNX Runtime adds in an order that the padding changes.
+        self.convolves = bool(config.get("conv_kernel_size"))
 
     @classmethod
     def open(cls, path: Path) -> "Bundle":
