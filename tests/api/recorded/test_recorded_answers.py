@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from app.engine.machine.cpu import cpu_flags
-from checks.replay.comparison import differences
-from checks.replay.corpus import CORPUS, GUARDED
-from checks.replay.corpus.guarded import GUARDED_FLAGS
-from checks.replay.recording import read, recorded
 from tests.conftest import FLAGS
+from tests.replay.comparison import differences
+from tests.replay.corpus import CORPUS, GUARDED
+from tests.replay.corpus.guarded import GUARDED_FLAGS
+from tests.replay.recording import read, recorded
 from tests.support.machines.cpus import avx2_alone
 from tests.support.serving import Process
 

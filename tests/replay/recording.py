@@ -16,8 +16,8 @@ from typing import NotRequired
 import brotli
 from typing_extensions import TypedDict
 
-from checks.replay.raw_request import RawRequest
-from checks.replay.sending import RawAnswer, send
+from tests.replay.raw_request import RawRequest
+from tests.replay.sending import RawAnswer, send
 
 LONG = 2_000  # longer bodies are kept as digests
 MASK = "#"

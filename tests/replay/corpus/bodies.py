@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import brotli
 
-from checks.replay.raw_request import JSON, RawRequest, chunked, post, raw, request
+from tests.replay.raw_request import JSON, RawRequest, chunked, post, raw, request
 
 LOVE = b'{"inputs": "I love this!"}'
 MAX_BYTES = 2_097_152

@@ -4,8 +4,8 @@ import gzip
 import json
 from collections.abc import Sequence
 
-from checks.replay.corpus.bodies import broken_compressions, compressions
-from checks.replay.raw_request import RawRequest, chunked, raw, request
+from tests.replay.corpus.bodies import broken_compressions, compressions
+from tests.replay.raw_request import RawRequest, chunked, raw, request
 
 STREAM = "POST /classify/stream"
 MEDIA_TYPE = "content-type: application/x-ndjson"

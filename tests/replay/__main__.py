@@ -1,7 +1,7 @@
 """Records a server's answers to the corpus of requests, or compares two servers.
 
-    python -m checks.replay record URL FILE
-    python -m checks.replay compare BEFORE AFTER
+    python -m tests.replay record URL FILE
+    python -m tests.replay compare BEFORE AFTER
 
 BEFORE and AFTER are each the URL of a server or a file that ``record`` wrote. ``compare`` prints
 every difference and exits with 1 if there is one. Dates, times, made ids and other figures that
@@ -17,18 +17,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from checks.replay.comparison import differences
-from checks.replay.corpus import CORPUS, GUARDED
-from checks.replay.corpus.guarded import GUARDED_FLAGS
-from checks.replay.raw_request import RawRequest
-from checks.replay.recording import Recording, read, recorded, write
+from tests.replay.comparison import differences
+from tests.replay.corpus import CORPUS, GUARDED
+from tests.replay.corpus.guarded import GUARDED_FLAGS
+from tests.replay.raw_request import RawRequest
+from tests.replay.recording import Recording, read, recorded, write
 
 
 def main() -> int:
     """Run the command; the exit code."""
     guarded = " ".join(["sentiment serve", *GUARDED_FLAGS])
     parser = argparse.ArgumentParser(
-        "checks.replay",
+        "tests.replay",
         description=(__doc__ or "").format(guarded=guarded),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from checks.replay.raw_request import GOOD, MODEL, post, post_value, request
+from tests.replay.raw_request import GOOD, MODEL, post, post_value, request
 
 CLASSIFYING = (
     *("/", "/predict", "/v1/classify", "/explain", f"/v2/models/{MODEL}/infer"),

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from checks.replay.raw_request import GOOD, MODEL, post_value, request
+from tests.replay.raw_request import GOOD, MODEL, post_value, request
 
 LONG = "so good " * 256
 V1 = f"/v1/models/{MODEL}:predict"

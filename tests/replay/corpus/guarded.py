@@ -2,7 +2,7 @@
 
 import json
 
-from checks.replay.raw_request import MODEL, RawRequest, post, request
+from tests.replay.raw_request import MODEL, RawRequest, post, request
 
 KEY, ADMIN_KEY = "replay-key", "replay-admin-key"
 ORIGIN = "https://example.org"

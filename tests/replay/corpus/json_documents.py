@@ -1,6 +1,6 @@
 """Bodies that a JSON parser may take in another way than the present one does."""
 
-from checks.replay.raw_request import LOVE, post
+from tests.replay.raw_request import LOVE, post
 
 DEEP = 40_000  # more brackets than the parser of any version of Python takes
 

@@ -5,7 +5,7 @@
 
 from collections import Counter
 
-from checks.replay.corpus import (
+from tests.replay.corpus import (
     bodies,
     classify,
     http,
@@ -15,7 +15,7 @@ from checks.replay.corpus import (
     protocols,
     streams,
 )
-from checks.replay.corpus.guarded import GUARDED
+from tests.replay.corpus.guarded import GUARDED
 
 __all__ = ["CORPUS", "GUARDED"]
 

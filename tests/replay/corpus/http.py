@@ -1,6 +1,6 @@
 """Routes, methods, paths and headers."""
 
-from checks.replay.raw_request import JSON, LOVE, MODEL, OWN_ID, RawRequest, post, raw, request
+from tests.replay.raw_request import JSON, LOVE, MODEL, OWN_ID, RawRequest, post, raw, request
 
 VLLM = '{"input": "I love this!"}'
 ROUTES = [

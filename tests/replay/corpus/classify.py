@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from checks.replay.raw_request import GOOD, post, post_value
+from tests.replay.raw_request import GOOD, post, post_value
 
 LONG = "It was a long day and nothing went wrong. " * 54
 

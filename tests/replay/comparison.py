@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from checks.replay.recording import FRACTION, RecordedAnswer, RecordedExchange, Recording, shortened
+from tests.replay.recording import FRACTION, RecordedAnswer, RecordedExchange, Recording, shortened
 
 LENGTH = re.compile("content-length:", re.IGNORECASE)
 SHOWN = 300  # characters of a difference

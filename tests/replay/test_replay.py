@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from checks.replay.__main__ import main
-from checks.replay.comparison import differences
-from checks.replay.raw_request import request
-from checks.replay.recording import LONG, RecordedExchange, read, write
-from checks.replay.sending import send
+from tests.replay.__main__ import main
+from tests.replay.comparison import differences
+from tests.replay.raw_request import request
+from tests.replay.recording import LONG, RecordedExchange, read, write
+from tests.replay.sending import send
 
 BODY = '{"label": "positive", "score": 0.95}'
 
@@ -140,7 +140,7 @@ def test_all_that_a_server_sends_is_read(
 
 def test_a_silent_server_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that does not answer holds up the replay for a limited time only."""
-    monkeypatch.setattr("checks.replay.sending.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("tests.replay.sending.TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         assert send(url, request("a", "GET /")) == ([], "silent for 0.1 s")

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from checks.replay.raw_request import GOOD, MODEL, RawRequest, post_value, request
+from tests.replay.raw_request import GOOD, MODEL, RawRequest, post_value, request
 
 INFER = f"/v2/models/{MODEL}/infer"
 LENGTH = "inference-header-content-length"
