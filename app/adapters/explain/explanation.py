@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from app.engine.classifier import Classification, Classifier
-from app.engine.predictions import Outcome, Prediction, Span
+from app.engine.predictions import Outcome, Prediction
 from app.engine.text.encoding import DEFAULTS
 from app.errors import EmptyText, ServiceError, TextTooLong, TooManyTexts
 
@@ -21,9 +22,11 @@ MAX_CHARS = 4_000
 WORD = re.compile(r"\S+")
 
 
-class Word(Span):
+class Word(TypedDict):
     """A word of a text, and what it contributes to the text's label."""
 
+    start: Annotated[int, Field(description="position of the first character, from 0")]
+    end: Annotated[int, Field(description="position of the character after the last one")]
     word: Annotated[str, Field(description="the text between these positions")]
     contribution: Annotated[
         float, Field(description="how much lower the label's score is without this word")
