@@ -27,7 +27,6 @@ from app.errors import (
     TooManyTexts,
     forget_frames,
 )
-from app.limits import HEALTH
 from app.observability.logs import log_request, trace_id
 from app.service import Service
 
@@ -35,9 +34,6 @@ REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 TIMEOUT_MS = re.compile(rb"[1-9][0-9]*")
 TIMEOUT_DIGITS = 18  # a longer number is above any deadline, and so are its first 18 digits
 UNMATCHED = "unmatched"  # the route of requests that no route answers
-# Orchestrators, Prometheus and browsers ask for these all the time. If they succeed, they are
-# logged at debug, and so is the path of AIP_HEALTH_ROUTE.
-QUIET = HEALTH - {"/grpc.health.v1.Health/Watch"} | {"/metrics", "/web/{name}"}
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -229,7 +225,8 @@ class Exchange(ABC):
         return error
 
     def _log(self, route: str, trace: str | None, seconds: float) -> None:
-        quiet = route in QUIET or route == self.service.health_route
+        paths = self.service.paths
+        quiet = self.path in paths.probes or self.path in paths.quiet
         fields: dict[str, Any] = {"request_id": self.request_id}
         if trace:
             fields["trace_id"] = trace

@@ -3,7 +3,8 @@
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from app.config.settings import Settings
@@ -11,30 +12,51 @@ from app.errors import RateLimited, Unauthorized
 from app.shared_memory.board import Board
 from app.shared_memory.moving_window import MovingWindow
 
-# Probes, which need no key and have no rate limit. So has the path of AIP_HEALTH_ROUTE.
-HEALTH = frozenset(
-    {
-        *("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"),
-        *("/ping", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
-        *(f"/inference.GRPCInferenceService/Server{what}" for what in ("Live", "Ready")),
-    }
-)
-# What needs no key either: what describes the API, the page and the metrics. None classifies.
-OPEN = frozenset(
-    {
-        "/execution-parameters",  # SageMaker sends no key
-        *(
-            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
-            for version in ("v1", "v1alpha")
-        ),
-    }
-)
-OPEN_PAGES = frozenset({"/", "/docs", "/openapi.json", "/metrics"})
-# A POST to any path below these needs an admin key.
-ADMIN = ("/models/", "/v2/repository/models/")
 IPV4_MAPPED = "::ffff:"  # the prefix of an IPv4 address on an IPv6 socket
 PERIOD_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
 IPV6_NETWORK_BITS = 64  # one customer of a provider has at least so many addresses
+# What a probe or a page is asked with; gRPC has one verb for all.
+READING = frozenset({"GET", "HEAD", "GRPC"})
+
+
+class PathSet:
+    """Paths; ``/web/*`` stands for all paths below ``/web/``."""
+
+    def __init__(self, paths: Iterable[str] = ()) -> None:
+        self.patterns = frozenset(paths)
+        self._below = tuple(path[:-1] for path in self.patterns if path.endswith("/*"))
+
+    def __contains__(self, path: str) -> bool:
+        return path in self.patterns or path.startswith(self._below)
+
+    def __or__(self, other: "PathSet") -> "PathSet":
+        return PathSet(self.patterns | other.patterns)
+
+
+NONE = PathSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The paths, HTTP's and gRPC's, that are not treated like the others.
+
+    ``probes`` need no key, have no rate limit and begin at once; ``open`` need no key. Both are for
+    reading only. A POST to ``admin`` needs an admin key. Where ``probes`` and ``quiet`` succeed,
+    their log line has the level debug: orchestrators, Prometheus and browsers ask all the time.
+    """
+
+    probes: PathSet = NONE
+    open: PathSet = NONE
+    admin: PathSet = NONE
+    quiet: PathSet = NONE
+
+    def __or__(self, other: "Paths") -> "Paths":
+        return Paths(
+            self.probes | other.probes,
+            self.open | other.open,
+            self.admin | other.admin,
+            self.quiet | other.quiet,
+        )
 
 
 class Asked(Protocol):
@@ -47,13 +69,10 @@ class Asked(Protocol):
 
 
 class Access:
-    """Checks a request's key and its rate limit. Only digests of the keys are known here.
+    """Checks a request's key and its rate limit. Only digests of the keys are known here."""
 
-    ``health_route`` is a path of probes, too.
-    """
-
-    def __init__(self, settings: Settings, health_route: str | None, board: Board) -> None:
-        self._health_route = health_route
+    def __init__(self, settings: Settings, paths: Paths, board: Board) -> None:
+        self._paths = paths
         self._digests = settings.api_keys
         self._admin_digests = settings.admin_keys
         self._rate = settings.rate_limit
@@ -68,15 +87,18 @@ class Access:
             Unauthorized: it has no key, or an unknown one.
             RateLimited: its key has sent too many requests. Without keys, its address has.
         """
-        digests = () if _is_open(asked) else self._digests
-        if asked.verb == "POST" and asked.path.startswith(ADMIN):
+        paths, reads = self._paths, asked.verb in READING
+        if reads and asked.path in paths.probes:
+            return
+        digests = () if reads and asked.path in paths.open else self._digests
+        if asked.verb == "POST" and asked.path in paths.admin:
             digests = self._admin_digests
             if not digests:
                 raise Unauthorized(
                     "this service has no admin keys, so only the signal SIGHUP reloads models; "
                     "to allow this request, the operator must set SENTIMENT_ADMIN_KEYS"
                 )
-        if not (digests or self._rate) or self._is_health(asked):
+        if not (digests or self._rate):
             return
         who = _check_key(asked, digests) if digests else _network(asked.client)
         if self._rate and (wait_s := self._window.hit(who)):
@@ -89,10 +111,6 @@ class Access:
         """Count what other workers have accepted since the last call."""
         if self._rate:
             self._window.catch_up()
-
-    def _is_health(self, asked: Asked) -> bool:
-        path = asked.path
-        return path in HEALTH or (path == self._health_route and _reads(asked))
 
 
 class InflightBytes:
@@ -168,13 +186,3 @@ def _network(address: str) -> str:
         return str(ipaddress.ip_network((address.partition("%")[0], IPV6_NETWORK_BITS), False))
     except ValueError:  # what a proxy has put into X-Forwarded-For
         return address
-
-
-def _reads(asked: Asked) -> bool:
-    return asked.verb in ("GET", "HEAD")
-
-
-def _is_open(asked: Asked) -> bool:
-    path = asked.path
-    pages = path in OPEN_PAGES or path.startswith(("/web/", "/docs/"))
-    return path in OPEN or (pages and _reads(asked))

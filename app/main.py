@@ -1,62 +1,37 @@
-"""Build the FastAPI application from the settings."""
+"""Puts the service together: its settings, models, adapters and HTTP application."""
 
-import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import reduce
+from importlib import import_module
+from operator import or_
 
 from fastapi import FastAPI
-from fastapi.middleware.cors import CORSMiddleware
-from fastapi.routing import APIRoute
-from fastapi.telemetry import TelemetryConfig
-from starlette.types import ASGIApp
 
-from app.api.http_exchange import OTHER_METHOD, application
-from app.api.kept_answers import KeptAnswers, Scrapes
-from app.api.openapi.components import with_components
-from app.api.protocols import huggingface, tei, vllm
-from app.api.protocols.hosting import kserve, sagemaker, vertex
-from app.api.protocols.open_inference import repository
-from app.api.protocols.open_inference import routes as open_inference
-from app.api.routes import classify, operations, page, stream, tokenize
-from app.api.routing import no_route
-from app.config import platforms
-from app.config.platforms import VertexRoutes
+from app.adapter import Adapter
+from app.api.application import OWN_PATHS, Application, all_routes
 from app.config.settings import Settings
 from app.engine.loading import load_all
 from app.engine.model.bundle import bundles_to_use
-from app.errors import (
-    BadRequest,
-    ClientDisconnected,
-    DeadlineExceeded,
-    HeadersTooLarge,
-    UnsupportedTransferCoding,
-)
-from app.exchange import UNMATCHED
-from app.observability.metrics import Metrics
 from app.observability.traces import require_sdk
 from app.service import Service
 from app.shared_memory.board import Board
 
-DESCRIPTION = """
-Errors are `application/problem+json` with a stable `code`. Each answer has the request's
-`x-request-id`, or a new one. With `x-request-timeout-ms`, a request sets a deadline of its own, if
-it is shorter than `deadline_ms` of `/info`. Bodies may be compressed (gzip, br, deflate), and so
-are long answers for clients that accept it. `POST /v2/models/{name}/infer` is not listed: the Open
-Inference Protocol describes it.
-"""
-TAGS = [
-    {"name": "classification", "description": "The service's own formats."},
-    {"name": "compatibility", "description": "The formats of other servers."},
-    {"name": "operations", "description": "For operators: health, limits, models, metrics."},
-    {"name": "page", "description": "A page to try the service."},
-]
-# FastAPI's telemetry is off. The service has its own, without the paths and queries of clients.
-NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-# The names in paths of ``open_inference`` would also match those of ``repository``.
-ROUTES_OF = (
-    *(classify, stream, tokenize, huggingface, tei, vllm, sagemaker, kserve),
-    *(repository, open_inference, operations, page),
+# Each module has a function ``register``, which returns an ``Adapter``. Without its line here, an
+# adapter is not served, and nothing else names it.
+ADAPTERS = (
+    "app.adapters.explain.routes",
+    "app.adapters.huggingface",
+    "app.adapters.kserve",
+    "app.adapters.model_list",
+    "app.adapters.open_inference.routes",
+    "app.adapters.sagemaker.routes",
+    "app.adapters.stream.routes",
+    "app.adapters.tei",
+    "app.adapters.tokenize.routes",
+    "app.adapters.vllm",
+    "app.adapters.vertex",  # the last: its paths are the user's, who is told if one is taken
+    "app.grpc_api.adapter",
 )
 
 
@@ -67,105 +42,26 @@ def create_app(settings: Settings, board: Board | None = None, cpus: float = 0.0
     and ``cpus`` as its share of the CPUs.
 
     Raises:
-        UserError: a bundle cannot be served.
+        UserError: a bundle cannot be served, or an adapter cannot be set up as asked.
     """
-    chosen = platforms.vertex_routes(os.environ)
-    service = Service(settings, health_route=chosen.health, board=board, cpus=cpus)
+    adapters: list[Adapter] = [import_module(name).register(settings) for name in ADAPTERS]
+    known = reduce(or_, [adapter.paths for adapter in adapters], OWN_PATHS)
+    service = Service(settings, known, board=board, cpus=cpus)
+    routes = all_routes(service, adapters)
     if settings.otlp_endpoint:
         require_sdk()
-    paths = bundles_to_use(settings.model)
-    loaded = load_all(paths, settings, service.cpus)
+    bundles = bundles_to_use(settings.model)
+    loaded = load_all(bundles, settings, service.cpus)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # The first start uses the models that are loaded already. A restart loads them again.
-        models = loaded.copy() or load_all(paths, settings, service.cpus)
+        models = loaded.copy() or load_all(bundles, settings, service.cpus)
         loaded.clear()  # a reference here would keep a model in memory after its reload
         async with service.running(models):
             models.clear()
             yield
 
-    app = Application(
-        service,
-        title="Sentiment service",
-        description=DESCRIPTION,
-        version=service.version,
-        lifespan=lifespan,
-        redirect_slashes=False,
-        openapi_tags=TAGS,
-        openapi_url=None,  # app/api/routes/page.py has it, and Swagger UI
-    )
-    _add_routes(app, service, chosen)
+    app = Application(service, routes, lifespan=lifespan)
+    app.state.side_servers = [adapter.server for adapter in adapters if adapter.server]
     return app
-
-
-class Application(FastAPI):
-    """FastAPI's router and OpenAPI document, with our envelope in the place of its own layers."""
-
-    def __init__(self, service: Service, **options: Any) -> None:
-        super().__init__(telemetry=NO_TELEMETRY, **options)
-        self.state.service = service
-        self.state.kept = KeptAnswers()
-        self.state.scrapes = Scrapes(service.metrics)
-        self.router.default = no_route
-
-    def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document, which is made when it is first asked for."""
-        if self.openapi_schema is None:
-            self.openapi_schema = with_components(
-                super().openapi(), keys=bool(self.state.service.settings.api_keys)
-            )
-        return self.openapi_schema
-
-    def build_middleware_stack(self) -> ASGIApp:
-        """What each request passes before it reaches its route."""
-        service: Service = self.state.service
-        app = application(service, self.router)
-        if not service.settings.cors_origins:
-            return app
-        return CORSMiddleware(
-            app,
-            allow_origins=service.settings.cors_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "server-timing", "retry-after"],
-        )
-
-
-def _add_routes(app: FastAPI, service: Service, chosen: VertexRoutes) -> None:
-    routers = [module.router for module in ROUTES_OF]
-    if not service.settings.metrics_port:
-        routers.append(operations.metrics_router)
-    if service.settings.docs == "on":
-        routers.append(page.docs_router)
-    routes = [route for router in routers for route in router.routes]
-    routes += vertex.router(chosen, routes).routes
-    routes.sort(key=_classifies, reverse=True)  # the first that matches answers: the usual one
-    app.router.routes.extend(routes)
-    _expect_requests(service.metrics, filter(_classifies, routes))
-    for refusal in (BadRequest, HeadersTooLarge, UnsupportedTransferCoding):
-        service.metrics.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)
-
-
-def create_metrics_app(service: Service) -> FastAPI:
-    """An application that serves only the service's metrics, for a separate port."""
-    app = Application(service, openapi_url=None)
-    app.router.routes.extend(operations.metrics_router.routes)
-    return app
-
-
-def _classifies(route: APIRoute) -> bool:
-    """Whether a deadline can pass, as only routes that compute document it."""
-    return DeadlineExceeded.status in route.responses
-
-
-def _expect_requests(metrics: Metrics, routes: Iterable[APIRoute]) -> None:
-    """Create the metric series of requests for answers at 0, before the first request.
-
-    Alerts and dashboard read them, and a rate misses the first increase of a series that did not
-    exist before. Each route that classifies has a series for each documented status, and one for
-    clients that disconnect. The series of other routes appear with their first request.
-    """
-    for route in routes:
-        for status in (200, ClientDisconnected.status, *route.responses):
-            metrics.expect_request(route.path, "POST", int(status))

@@ -17,7 +17,7 @@ from app.engine.model_registry import ModelRegistry
 from app.engine.tuning.plan import ServingPlan
 from app.engine.worker import Worker
 from app.errors import NotReady, ShuttingDown
-from app.limits import Access, InflightBytes
+from app.limits import Access, InflightBytes, Paths
 from app.observability import logs
 from app.observability.metrics import Metrics
 from app.observability.model_observer import ModelObserver
@@ -37,22 +37,22 @@ class Service:
     def __init__(
         self,
         settings: Settings,
+        paths: Paths,
         *,
-        health_route: str | None = None,
         board: Board | None = None,
         cpus: float = 0.0,
     ) -> None:
-        """``health_route`` is a path of health checks that the platform chose.
+        """``paths`` are those of the application and its adapters.
 
         ``board`` and ``cpus``, a share of the CPUs, are given if this process is one of several
         workers.
         """
         self.settings = settings
-        self.health_route = health_route
+        self.paths = paths
         self.board = board or Board.alone()
         self.workers = statuses(self.board)
         self.status = self.workers[self.board.number or 0]
-        self.access = Access(settings, health_route, self.board)
+        self.access = Access(settings, paths, self.board)
         self.version = importlib.metadata.version("sentiment-service")
         self.cpus = cpus or available_cpus()
         self.started_at = int(time.time())  # Unix seconds

@@ -54,7 +54,11 @@ class Route(APIRoute):
         return {}
 
 
-class StreamRoute(Route):
+class TextRoute(Route):
+    """A route that takes texts. It is found first, and its metric series exist from the start."""
+
+
+class StreamRoute(TextRoute):
     """A route that reads a body of any length, without a deadline."""
 
     streams = True

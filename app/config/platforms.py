@@ -4,13 +4,10 @@ A platform gives a setting its value only if neither a flag nor ``SENTIMENT_<NAM
 else reads these variables. ``docs/platforms.md`` describes each platform.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from app.errors import UserError
 
 # In the order in which they are looked up: Vertex AI, SageMaker, Cloud Run and Knative.
 PORT_VARIABLES = ("AIP_HTTP_PORT", "SAGEMAKER_BIND_TO_PORT", "PORT")
@@ -25,7 +22,6 @@ MANIFEST, CONFIG = "manifest.json", "config.json"  # of a bundle, and of a check
 # records of tweets in the 100 MB that all its requests may have together.
 BATCH_DEADLINE_MS = 600_000
 BATCH_TEXTS = 100_000
-ROUTE = re.compile(r"/[\w.~:@/-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -36,28 +32,9 @@ class PlatformValue:
     source: str
 
 
-@dataclass(frozen=True)
-class VertexRoutes:
-    """The paths that Vertex AI calls; None where it has set none."""
-
-    health: str | None
-    predict: str | None
-
-
 def platform_settings(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
     """What the platform says, by the name of the setting. The values are not validated."""
     return _port(environment) | _model(environment) | _sagemaker(environment)
-
-
-def vertex_routes(environment: Mapping[str, str]) -> VertexRoutes:
-    """The routes of ``AIP_HEALTH_ROUTE`` and ``AIP_PREDICT_ROUTE``.
-
-    Raises:
-        UserError: one of them is not a path.
-    """
-    return VertexRoutes(
-        _route(environment, "AIP_HEALTH_ROUTE"), _route(environment, "AIP_PREDICT_ROUTE")
-    )
 
 
 def unused_mounts(environment: Mapping[str, str]) -> list[str]:
@@ -140,10 +117,3 @@ def _directories_with(file: str, mount: Path) -> tuple[Path, ...]:
         return tuple(sorted(found.parent for found in mount.glob(f"*/{file}")))
     except OSError:  # it cannot be read
         return ()
-
-
-def _route(environment: Mapping[str, str], name: str) -> str | None:
-    path = environment.get(name)
-    if path and not ROUTE.fullmatch(path):
-        raise UserError(f"{name}: must be a path such as /predict, not {path!r}")
-    return path or None

@@ -63,13 +63,6 @@ class Prediction(LabelScores):
     sentences: NotRequired[list[Sentence | FailedSentence]]
 
 
-class Word(Span):
-    """A word of a text, and what it contributes to the text's label."""
-
-    word: str  # the text between these positions
-    contribution: float  # how much lower the label's score is without the word
-
-
 # The result for one text: a prediction, or the error that says why there is none.
 Outcome = Prediction | ServiceError
 

@@ -12,8 +12,8 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError
 
+from app.adapters.stream.routes import IDLE_S
 from app.api.answers import timing
-from app.api.routes.stream import IDLE_S
 from app.engine.classifier import Classification
 from app.engine.predictions import Outcome
 from app.errors import (
@@ -29,7 +29,7 @@ from app.exchange import UNMATCHED, Exchange
 from app.grpc_api.limits import CallLimits
 from app.grpc_api.messages import METHODS, Message, Method, more_fields
 from app.grpc_api.status_codes import STATUS_CODES
-from app.limits import HEALTH, OPEN, plain_address
+from app.limits import plain_address
 from app.service import Service
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
@@ -114,7 +114,8 @@ class Call(Exchange):
         return self._failure.status if self._failure else 200
 
     async def _answer(self) -> None:
-        if self.path not in HEALTH | OPEN:
+        paths = self.service.paths
+        if self.path not in paths.probes and self.path not in paths.open:
             self.limits.check()
         if self._answer_to is None:
             raise MethodNotAllowed("no gRPC method has this name")

@@ -4,17 +4,17 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from app.api.answers import every_prediction
-from app.api.protocols.open_inference.bytes_tensor import unpack
-from app.api.protocols.open_inference.request import (
+from app.adapters.open_inference.bytes_tensor import unpack
+from app.adapters.open_inference.request import (
     ALL_OUTPUTS,
     JsonParameters,
     JsonRequest,
     OutputParameters,
     RequestParameters,
 )
-from app.api.protocols.open_inference.response import VERSION, output_tensor, packed_values
-from app.api.protocols.open_inference.routes import SERVER, metadata_of, of_version
+from app.adapters.open_inference.response import VERSION, output_tensor, packed_values
+from app.adapters.open_inference.routes import SERVER, metadata_of, of_version
+from app.api.answers import every_prediction
 from app.api.validation import checked
 from app.engine.text.encoding import TextOptions
 from app.errors import InvalidRequest, NotReady, ShuttingDown, TooManyTexts

@@ -5,8 +5,8 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from app.adapters.forms.common import ranking, tokens_computed
 from app.api.answers import every_prediction
-from app.api.protocols.common import ranking, tokens_computed
 from app.engine.text.encoding import TextOptions
 from app.errors import ServiceError
 from app.grpc_api.call import Answers, Call

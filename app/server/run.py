@@ -11,14 +11,14 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
-from importlib import import_module
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
 
 from app import main
+from app.adapter import SideServer
+from app.api.application import metrics_application
 from app.config.settings import Settings
 from app.errors import ServiceError, UserError
 from app.limits import IPV4_MAPPED
@@ -37,9 +37,6 @@ from app.server.workers.shares import take_share
 from app.server.workers.status_report import StatusReport
 from app.service import Service
 from app.shared_memory.worker_status import WorkerStage
-
-if TYPE_CHECKING:
-    from app.grpc_api.server import GrpcServer
 
 # Longer than load balancers keep idle connections (mostly 60 s): the side that sends requests must
 # close first.
@@ -75,8 +72,6 @@ def run(settings: Settings, assignment: Assignment | None = None) -> int:
     """
     hangups: list[int] = []
     signals.note_hangups(hangups)
-    if settings.grpc_port:
-        import_module("app.grpc_api.server")  # without its extra, fail before models are loaded
     with ExitStack() as sockets:
         if assignment is None:
             board, cpus = None, 0.0
@@ -89,7 +84,7 @@ def run(settings: Settings, assignment: Assignment | None = None) -> int:
         app = main.create_app(settings, board, cpus)
         service: Service = app.state.service
         lifecycle = service.lifecycle
-        apps = [app, main.create_metrics_app(service)]
+        apps = [app, metrics_application(service)]
         # The models stay in memory, so the garbage collector need not scan them again and again.
         gc.freeze()
         gc.set_threshold(*COLLECTOR_THRESHOLDS)
@@ -135,13 +130,14 @@ class Server(uvicorn.Server):
         *,
         keep_alive_s: int = KEEP_ALIVE_S,
     ) -> None:
+        self._apps = [*sites.values()]
         self._configs = {site: _config(app, keep_alive_s) for site, app in sites.items()}
         super().__init__(next(iter(self._configs.values())))
         self._service = service
         self._hangups = hangups
         self._reloading: asyncio.Future[list[None]] | None = None
         self._listeners: list[Listener] = []
-        self._grpc: GrpcServer | None = None
+        self._side_servers: list[SideServer] = []
         self._assignment = assignment
         self._member: Member | None = None
         self._report = StatusReport(service, self.server_state)
@@ -170,7 +166,7 @@ class Server(uvicorn.Server):
             except UserError:
                 await self.lifespan.shutdown()
                 raise
-        await self._start_grpc()
+        await self._start_side_servers()
         models = self._service.models.summary()
         if self._assignment is None:
             announce(models, [*self._configs], self._service.settings)
@@ -194,18 +190,15 @@ class Server(uvicorn.Server):
         """A connection has ended."""
         self._service.status.closed += 1
 
-    async def _start_grpc(self) -> None:
-        if not self._service.settings.grpc_port:
-            return
-        from app.grpc_api.server import GrpcServer
-
+    async def _start_side_servers(self) -> None:
+        (app, *_) = self._apps
         try:
-            self._grpc = GrpcServer(self._service)
+            self._side_servers = [make(self._service) for make in app.state.side_servers]
         except UserError:
             await self.lifespan.shutdown()
             raise
-        await self._grpc.start()
-        logger.info("serving gRPC at %s", self._grpc.address)
+        for server in self._side_servers:
+            await server.start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         signals.stop(self._service.lifecycle, sig)
@@ -241,7 +234,7 @@ class Server(uvicorn.Server):
         stop_by = lifecycle.stop_by
         results_by = stop_by - min(MAX_REFUSING_S, REFUSING_SHARE * drain_s)
         draining = asyncio.create_task(self._service.models.drain(results_by))
-        grpc_stopping = asyncio.create_task(self._grpc.stop(stop_by)) if self._grpc else None
+        stopping = [asyncio.create_task(side.stop(stop_by)) for side in self._side_servers]
         await self._close_what_is_quiet(stop_by - ACCEPTING_SHARE * drain_s, results_by)
         for listener in self._listeners:
             await listener.close()
@@ -254,8 +247,7 @@ class Server(uvicorn.Server):
         if tasks:
             await asyncio.wait(tasks, timeout=max(0.0, stop_by - time.monotonic()))
         await self._flush(stop_by)
-        if grpc_stopping:
-            await grpc_stopping
+        await asyncio.gather(*stopping)
         await self.lifespan.shutdown()
         logger.info("stopped")
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from app.adapters import vertex
 from app.cli.command import main
 from app.config import platforms
+from app.config.settings import Settings
 from app.config.sources import load_settings, sources
 from app.errors import UserError
 
@@ -158,8 +160,9 @@ def test_limits_follow_sagemaker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("path", ["predict", "/a b", "/{name}", "/a?b"])
-def test_a_route_that_is_no_path_is_refused(path: str) -> None:
+def test_a_route_that_is_no_path_is_refused(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """The message names the variable and says what is accepted."""
     words = f"AIP_PREDICT_ROUTE: must be a path such as /predict, not {path!r}"
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", path)
     with pytest.raises(UserError, match=f"^{re.escape(words)}$"):
-        platforms.vertex_routes({"AIP_PREDICT_ROUTE": path})
+        vertex.register(Settings())

@@ -16,6 +16,7 @@ from app.errors import OutOfMemory, ServiceError
 from app.grpc_api.messages import METHODS, POOL, SERVICES
 from app.grpc_api.server import Calls
 from app.grpc_api.status_codes import STATUS_CODES
+from app.limits import Paths
 from app.service import Service
 from tests.grpc_api.conftest import serving
 from tests.support.serving import SLOW_COMMAND, Process, metric
@@ -249,7 +250,7 @@ def test_an_unknown_method_or_message_is_refused(client: Client) -> None:
 
 def test_series_of_calls_exist_before_the_first_call() -> None:
     """As for HTTP, a rate sees the first increase, and an alert the first error."""
-    service = Service(Settings())
+    service = Service(Settings(), Paths())
     Calls(service, {})
     for path in (PREDICT, "/tei.v1.Predict/PredictStream", f"{OIP}/ModelInfer"):
         for status in (200, 401, 413, 422, 429, 499, 500, 503, 504):

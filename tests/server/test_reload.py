@@ -18,7 +18,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app.api.protocols.open_inference.request import EXAMPLE
+from app.adapters.open_inference.request import EXAMPLE
 from app.engine import loading
 from app.engine.classifier import Classifier
 from app.engine.model.load import load_model

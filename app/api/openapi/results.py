@@ -27,25 +27,7 @@ DESCRIPTIONS = {
     "FailedSentence": _SPAN | _FAILED,
     "Sentence": _SPAN | _LABEL_SCORES,
     "Prediction": _LABEL_SCORES | {"sentences": "the sentences in order, if split is set"},
-    "Word": _SPAN
-    | {
-        "word": "the text between these positions",
-        "contribution": "how much lower the label's score is without this word",
-    },
-    "Tokens": {
-        "text": "the text after the model's preprocessing",
-        "text_pair": "the second text of a pair after the preprocessing",
-        "tokens": "as the model's vocabulary spells them",
-        "ids": "their numbers in the vocabulary",
-        "offsets": "first character, and the character after the last; they count the characters "
-        "(Unicode code points) of `text` or `text_pair`; [0, 0] for special tokens",
-        "sequence_ids": "0: in `text`; 1: in `text_pair`; null: a special token",
-        "count": "tokens before truncation",
-        "truncated": "whether the end of the text was cut off",
-    },
 }
-# Generators of clients do not know the schema of tuples.
-_OFFSET = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
 
 
 def describe_results(schemas: dict[str, Any]) -> None:
@@ -54,5 +36,3 @@ def describe_results(schemas: dict[str, Any]) -> None:
         members = schemas[component]["properties"]
         for member, description in DESCRIPTIONS[component].items():
             members[member]["description"] = description
-        if component == "Tokens":
-            members["offsets"]["items"] = _OFFSET

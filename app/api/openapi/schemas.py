@@ -5,17 +5,13 @@ from typing import Annotated
 from pydantic import (
     ConfigDict,
     Field,
-    StrictBool,
-    TypeAdapter,
-    WithJsonSchema,
 )
 from typing_extensions import TypedDict
 
-from app.api.validation import LanguageTag, RequestBody, Text, Texts
+from app.api.validation import LanguageTag, RequestBody, Texts
 from app.engine.model.bundle import Calibration, Parity, Precision
-from app.engine.predictions import FailedItem, Prediction, Word
+from app.engine.predictions import FailedItem, Prediction
 from app.engine.text.encoding import Overflow, Preprocessing, Split
-from app.engine.text.tokens import Tokens
 
 
 class ClassifyRequest(RequestBody):
@@ -42,33 +38,6 @@ class ClassifyRequest(RequestBody):
     )
 
 
-class ExplainRequest(RequestBody):
-    """One text."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"inputs": "I love this, but it is expensive"}]}
-    )
-
-    inputs: Annotated[str, WithJsonSchema(TypeAdapter(Text).json_schema())] = Field(
-        description="the text"
-    )
-    model: str | None = Field(default=None, description="name of a served model")
-
-
-class TokenizeRequest(RequestBody):
-    """One text, or a list of texts."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"inputs": ["@bob I love this!", ""]}]}
-    )
-
-    inputs: Texts = Field(description="one text, or a list of texts")
-    model: str | None = Field(default=None, description="name of a served model")
-    add_special_tokens: StrictBool = Field(
-        default=True, description="false: leave out the special tokens, which the model also gets"
-    )
-
-
 class ModelVersion(TypedDict):
     """The model that answered."""
 
@@ -92,31 +61,6 @@ class ClassifyResponse(TypedDict):
     results: Annotated[
         list[Prediction | FailedItem],
         Field(description="one item for each text, in the order of the texts"),
-    ]
-
-
-class TokenizeResponse(TypedDict):
-    """The tokens of the texts, and the model that they are for."""
-
-    model: Answered
-    results: Annotated[
-        list[Tokens | FailedItem],
-        Field(description="one item for each text, in the order of the texts"),
-    ]
-
-
-class ExplainResponse(TypedDict):
-    """The result of the text, and what each of its words contributes to it."""
-
-    model: Answered
-    label: Annotated[str, Field(description="the label with the highest score")]
-    score: Annotated[float, Field(description="its score")]
-    tokens: Annotated[
-        int, Field(description="tokens of the text, special ones included, before truncation")
-    ]
-    truncated: Annotated[bool, Field(description="whether the end of the text was cut off")]
-    words: Annotated[
-        list[Word], Field(description="one item for each word, in the order of the text")
     ]
 
 

@@ -1,4 +1,4 @@
-"""POST /classify and POST /explain."""
+"""POST /classify."""
 
 from fastapi import APIRouter, Response
 
@@ -10,16 +10,13 @@ from app.api.openapi.document import ERRORS, documented, documented_body, exampl
 from app.api.openapi.schemas import (
     ClassifyRequest,
     ClassifyResponse,
-    ExplainRequest,
-    ExplainResponse,
 )
-from app.api.routing import Route
+from app.api.routing import TextRoute
 from app.api.validation import as_list
-from app.engine import explanation
 from app.engine.predictions import item
 from app.engine.text.encoding import TextOptions
 
-router = APIRouter(tags=["classification"], route_class=Route)
+router = APIRouter(tags=["classification"], route_class=TextRoute)
 
 
 @router.post(
@@ -55,38 +52,5 @@ async def answer(request: HttpRequest, body: ClassifyRequest) -> Response:
         "model": version(done.model),
         "labels": done.model.labels,
         "results": [item(outcome) for outcome in done.outcomes],
-    }
-    return JsonAnswer(response, timing(done))
-
-
-@router.post(
-    "/explain",
-    operation_id="explain",
-    response_model=ExplainResponse,
-    responses={**example(examples.EXPLAINED), **documented(*ERRORS)},
-    openapi_extra=documented_body(ExplainRequest),
-)
-async def explain(request: HttpRequest) -> Response:
-    """Explain what each word of a text contributes to its label.
-
-    The text is classified again without each word in turn. A word that speaks for the label has a
-    contribution above 0, and a word that speaks against it has one below 0. A text may have at
-    most 128 words and 4,000 characters. All copies of the text, each without one word, may
-    together have at most half of `max_queue_tokens`.
-    """
-    body = await read_body(request, ExplainRequest)
-    exchange = request.exchange
-    classifier = exchange.service.models.classifier(body.model)
-    exchange.asks(classifier.model.name, 1)
-    explaining = explanation.explain(classifier, body.inputs, deadline=exchange.deadline)
-    done, whole, words = await exchange.while_connected(explaining)
-    exchange.classified(done, [whole])
-    response: ExplainResponse = {
-        "model": version(done.model),
-        "label": whole["label"],
-        "score": whole["score"],
-        "tokens": whole["tokens"],
-        "truncated": whole["truncated"],
-        "words": words,
     }
     return JsonAnswer(response, timing(done))

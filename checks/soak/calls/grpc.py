@@ -5,7 +5,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.api.protocols.open_inference.bytes_tensor import pack, unpack
+from app.adapters.open_inference.bytes_tensor import pack, unpack
 from app.grpc_api.messages import METHODS
 from checks.soak.calls.call import Call, ranking, tensors
 from checks.soak.calls.truth import Truth

@@ -10,7 +10,7 @@ from typing import Any
 import brotli
 import numpy as np
 
-from app.api.protocols.open_inference.bytes_tensor import pack, unpack
+from app.adapters.open_inference.bytes_tensor import pack, unpack
 from app.engine.text.encoding import DEFAULTS, TextOptions
 from checks.soak.calls.call import Call, ranking, tensors
 from checks.soak.calls.grpc import GrpcCalls

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from pydantic_core import to_json
 
+from app.adapters.explain.explanation import contributions, without_each, word_spans
 from app.config.settings import Settings
-from app.engine.explanation import contributions, without_each, word_spans
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.model.load import load_model
 from app.engine.predictions import Outcome, Prediction, item, outcomes_of, score_batch

@@ -56,7 +56,7 @@ def test_vertex_may_choose_a_route_that_is_there(
 def test_a_route_with_another_purpose_is_refused(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, name: str, path: str
 ) -> None:
-    """The start fails with the variable's name and a path that can be used."""
+    """The start fails with the variable's name and the path."""
     monkeypatch.setenv(name, path)
-    with pytest.raises(UserError, match=f"^{name}: {path} is another route; use /"):
+    with pytest.raises(UserError, match=f"^{name}: {path} is another route; choose another path"):
         serve()

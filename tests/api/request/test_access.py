@@ -124,7 +124,7 @@ def test_wrong_keys_lock_nobody_out(serve: Serve, method: str, path: str) -> Non
 
 def test_an_ipv6_network_is_one_client() -> None:
     """Whoever has a network of 64 bits has one rate limit, not one for each address."""
-    limits = access.Access(Settings(rate_limit="1/minute"), None, Board.alone())
+    limits = access.Access(Settings(rate_limit="1/minute"), access.Paths(), Board.alone())
 
     def passes(address: str) -> bool:
         asked = SimpleNamespace(verb="POST", path="/classify", headers={}, client=address)

@@ -18,10 +18,10 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from app.adapters.stream.ndjson import Line, LineReader
+from app.adapters.stream.routes import StreamedAnswers
 from app.api.decoding import decoder
 from app.api.http_exchange import HttpExchange
-from app.api.ndjson import Line, LineReader
-from app.api.routes.stream import StreamedAnswers
 from app.engine.classifier import INLINE_CHARS
 from app.engine.text.encoding import DEFAULTS
 from app.errors import Overloaded, PayloadTooLarge
@@ -231,7 +231,7 @@ def test_memory_does_not_grow_with_bad_lines(process: Process) -> None:
 
 def test_a_stream_that_says_nothing_ends(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream without new lines ends with an error line, even if keep-alive is longer."""
-    monkeypatch.setattr("app.api.routes.stream.IDLE_S", 0.1)
+    monkeypatch.setattr("app.adapters.stream.routes.IDLE_S", 0.1)
     received = exchange(listen(keep_alive_s=1), STREAM_HEAD + chunk(_lines(1)))
     assert b'{"id":0,"label":"positive"' in received
     assert b'{"id":null,"error":{"code":"deadline_exceeded"' in received

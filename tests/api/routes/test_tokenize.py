@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from app.adapters.tokenize.tokens import tokens_steps
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.model.load import load_model
-from app.engine.text.tokens import tokens_steps
 from app.engine.worker import finish
 from tests.conftest import Serve
 from tests.support.checkpoints import CORPUS, exported

@@ -6,25 +6,32 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from app.api.answers import every_prediction, timing
-from app.api.http_exchange import HttpRequest
-from app.api.openapi import examples
-from app.api.openapi.document import ERRORS, documented, example, path_parameters
-from app.api.protocols.open_inference.request import ALL_OUTPUTS, read_inference_request
-from app.api.protocols.open_inference.response import (
+from app.adapter import Adapter
+from app.adapters.open_inference.request import ALL_OUTPUTS, read_inference_request
+from app.adapters.open_inference.response import (
     VERSION,
     TensorMetadata,
     infer_response,
     tensor_metadata,
 )
-from app.api.routing import Route
+from app.api.answers import every_prediction, timing
+from app.api.http_exchange import HttpRequest
+from app.api.openapi import examples
+from app.api.openapi.document import ERRORS, documented, example, path_parameters
+from app.api.routing import Route, TextRoute
+from app.config.settings import Settings
 from app.engine.classifier import Classifier
 from app.engine.model.model import Model
 from app.engine.text.encoding import TextOptions
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
+from app.limits import Paths, PathSet
 from app.service import Service
 
 router = APIRouter(prefix="/v2", tags=["compatibility"], route_class=Route)
+# Not in our OpenAPI document: JSON Schema cannot say that data must have as many texts as shape
+# says, nor that bytes may follow the JSON. The protocol has its own description.
+infer_router = APIRouter(prefix="/v2", include_in_schema=False, route_class=TextRoute)
+PATHS = Paths(probes=PathSet({"/v2/health/live", "/v2/health/ready"}))
 
 
 SERVER = "sentiment-service"
@@ -74,10 +81,28 @@ class ModelMetadata(TypedDict):
     parameters: Annotated[ModelParameters, Field(description="what the protocol has no field for")]
 
 
+SERVER_EXAMPLE = {
+    "name": "sentiment-service",
+    "version": "0.2.0",
+    "extensions": ["binary_tensor_data"],
+}
+METADATA = {
+    "name": examples.MODEL,
+    "versions": ["1"],
+    "platform": "onnxruntime_onnx",
+    "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+    "outputs": [
+        {"name": "label", "datatype": "BYTES", "shape": [-1]},
+        {"name": "score", "datatype": "FP32", "shape": [-1]},
+        {"name": "logits", "datatype": "FP32", "shape": [-1, 3]},
+        {"name": "scores", "datatype": "FP32", "shape": [-1, 3]},
+    ],
+    "parameters": {"labels": examples.LABELS},
+}
 _NAMED = path_parameters("name")
 _VERSIONED = path_parameters("name", "version")
 _METADATA = {
-    **example(examples.METADATA),
+    **example(METADATA),
     **documented(Unauthorized, ModelNotFound, RateLimited, NotReady),
 }
 _READY = {
@@ -89,15 +114,14 @@ _READY = {
 @router.get(
     "",
     operation_id="getServerV2",
-    responses={**example(examples.SERVER), **documented(Unauthorized, RateLimited)},
+    responses={**example(SERVER_EXAMPLE), **documented(Unauthorized, RateLimited)},
 )
 async def server_metadata(request: HttpRequest) -> ServerMetadata:
     """Name and version of the service, and the extensions of the protocol that it has."""
-    extensions = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
     return {
         "name": SERVER,
         "version": request.exchange.service.version,
-        "extensions": extensions,
+        "extensions": ["binary_tensor_data"],
     }
 
 
@@ -155,14 +179,8 @@ async def model_ready(request: HttpRequest) -> ModelReady:
     return {"ready": True, "name": classifier.model.name}
 
 
-# Not in our OpenAPI document: JSON Schema cannot say that data must have as many texts as shape
-# says, nor that bytes may follow the JSON. The protocol has its own description.
-@router.post(
-    "/models/{name}/versions/{version}/infer",
-    responses=documented(*ERRORS),
-    include_in_schema=False,
-)
-@router.post("/models/{name}/infer", responses=documented(*ERRORS), include_in_schema=False)
+@infer_router.post("/models/{name}/versions/{version}/infer", responses=documented(*ERRORS))
+@infer_router.post("/models/{name}/infer", responses=documented(*ERRORS))
 async def infer(request: HttpRequest) -> Response:
     """Labels, scores and logits of a tensor of texts.
 
@@ -209,3 +227,8 @@ def metadata_of(model: Model) -> ModelMetadata:
         "outputs": [tensor_metadata(output.name, -1, model.labels) for output in ALL_OUTPUTS],
         "parameters": {"labels": model.labels},
     }
+
+
+def register(settings: Settings) -> Adapter:
+    """The routes of the protocol over HTTP."""
+    return Adapter([*router.routes, *infer_router.routes], PATHS)

@@ -7,9 +7,13 @@ of a text is the same each time.
 
 import re
 from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from app.engine.classifier import Classification, Classifier
-from app.engine.predictions import Outcome, Prediction, Word
+from app.engine.predictions import Outcome, Prediction
 from app.engine.text.encoding import DEFAULTS
 from app.errors import EmptyText, ServiceError, TextTooLong, TooManyTexts
 
@@ -18,7 +22,18 @@ MAX_CHARS = 4_000
 WORD = re.compile(r"\S+")
 
 
-async def explain(
+class Word(TypedDict):
+    """A word of a text, and what it contributes to the text's label."""
+
+    start: Annotated[int, Field(description="position of the first character, from 0")]
+    end: Annotated[int, Field(description="position of the character after the last one")]
+    word: Annotated[str, Field(description="the text between these positions")]
+    contribution: Annotated[
+        float, Field(description="how much lower the label's score is without this word")
+    ]
+
+
+async def explain_text(
     classifier: Classifier, text: str, *, deadline: float
 ) -> tuple[Classification, Prediction, list[Word]]:
     """Classify one text, and compute what each of its words contributes.

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from app.api.protocols.instances import TEXT_FIELDS, InstancesParameters, InstancesRequest
+from app.adapters.forms.instances import TEXT_FIELDS, InstancesParameters, InstancesRequest
 
 
 def _column(columns: Sequence[Any]) -> Any:

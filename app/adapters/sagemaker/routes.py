@@ -9,29 +9,35 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from app.api.answers import JsonAnswer, timing
-from app.api.body import media_type, read_body
-from app.api.http_exchange import HttpRequest
-from app.api.openapi.document import ERRORS, documented
-from app.api.openapi.schemas import ClassifyRequest
-from app.api.protocols.hosting.mlflow import RecordsRequest, SplitRequest, as_instances
-from app.api.protocols.hosting.records import (
+from app.adapter import Adapter
+from app.adapters.forms.instances import InstancesRequest, answer_instances
+from app.adapters.forms.pipeline import TextClassification, best_labels
+from app.adapters.sagemaker.mlflow import RecordsRequest, SplitRequest, as_instances
+from app.adapters.sagemaker.records import (
     CsvRecords,
     Format,
     JsonLines,
     JsonList,
     answer_records,
 )
-from app.api.protocols.huggingface import TextClassification, best_labels
-from app.api.protocols.instances import InstancesRequest, answer_instances
+from app.api.answers import JsonAnswer, timing
+from app.api.body import media_type, read_body
+from app.api.http_exchange import HttpRequest
+from app.api.openapi.document import ERRORS, documented
+from app.api.openapi.schemas import ClassifyRequest
 from app.api.routes import classify
-from app.api.routing import Route
+from app.api.routing import Route, TextRoute
 from app.api.validation import ByField
+from app.config.settings import Settings
 from app.errors import UnsupportedMediaType
+from app.limits import Paths, PathSet
 
 # Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
 # The platform has its own description, and docs/platforms.md has ours.
 router = APIRouter(include_in_schema=False, route_class=Route)
+text_router = APIRouter(include_in_schema=False, route_class=TextRoute)
+# The platform sends no key with GET.
+PATHS = Paths(probes=PathSet({"/ping"}), open=PathSet({"/execution-parameters"}))
 
 # The requests of a transform job may together have at most this many megabytes.
 JOB_MEGABYTES = 100
@@ -82,7 +88,7 @@ async def execution_parameters(request: HttpRequest) -> ExecutionParameters:
     }
 
 
-@router.post("/invocations", responses=documented(*ERRORS))
+@text_router.post("/invocations", responses=documented(*ERRORS))
 async def invocations(request: HttpRequest) -> Response:
     """Classify in the formats of Amazon SageMaker, and of the containers that run there.
 
@@ -121,3 +127,8 @@ async def _as_container(request: HttpRequest, body: TextClassification) -> Respo
     if body.parameters is None or "top_k" not in body.parameters.model_fields_set:
         return JsonAnswer([labels[0] for labels in ranked], timing(done))
     return JsonAnswer(ranked if isinstance(body.inputs, list) else ranked[0], timing(done))
+
+
+def register(settings: Settings) -> Adapter:
+    """The routes of SageMaker."""
+    return Adapter([*router.routes, *text_router.routes], PATHS)

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from app.api.answers import JsonAnswer, timing, whole_failure
 from app.api.http_exchange import HttpRequest
+from app.api.openapi import examples
 from app.api.validation import NonEmpty, text_or_pair
 from app.engine.predictions import FailedItem, Prediction, item
 from app.engine.text.encoding import Overflow, TextOptions
@@ -65,6 +66,7 @@ class InstancesParameters(BaseModel):
     )
 
 
+PREDICTIONS = {"predictions": [examples.PREDICTION, examples.EMPTY]}
 EXAMPLE: JsonDict = {"instances": ["I love this!", ""]}
 
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import msgspec
 from fastapi import Response
 
+from app.adapters.forms.instances import ACCEPTED, text_of
 from app.api.answers import in_places
 from app.api.body import INLINE_BYTES, parse_steps, read_bytes
 from app.api.http_exchange import HttpRequest
-from app.api.protocols.instances import ACCEPTED, text_of
 from app.engine.predictions import Outcome, item
 from app.engine.text.pairs import Input
 from app.engine.worker import Steps, finish

@@ -7,10 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
+from app.adapters.forms.common import whole
+from app.adapters.open_inference.bytes_tensor import unpack
 from app.api.body import media_type, read_bytes, validated
 from app.api.http_exchange import HttpRequest
-from app.api.protocols.common import whole
-from app.api.protocols.open_inference.bytes_tensor import unpack
 from app.api.validation import NonEmpty, Text
 from app.engine.text.encoding import Overflow
 from app.errors import InvalidRequest, UnsupportedMediaType

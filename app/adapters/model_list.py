@@ -1,7 +1,4 @@
-"""KServe's protocol V1: GET /v1/models, GET /v1/models/{name}, POST /v1/models/{name}:predict.
-
-The answers of the first two have the fields of OpenAI as well, whose clients ask the same paths.
-"""
+"""GET /v1/models and GET /v1/models/{name}, for clients of OpenAI's API and of KServe V1."""
 
 from typing import Annotated, Literal
 
@@ -10,16 +7,25 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from app.api.body import read_body
+from app.adapter import Adapter
 from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
-from app.api.openapi.document import ERRORS, documented, example, path_parameters
-from app.api.protocols.instances import InstancesRequest, answer_instances
+from app.api.openapi.document import documented, example, path_parameters
 from app.api.routing import Route
+from app.config.settings import Settings
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 from app.service import Service
 
 router = APIRouter(prefix="/v1/models", tags=["compatibility"], route_class=Route)
+
+SERVED = {
+    "id": examples.MODEL,
+    "object": "model",
+    "created": 1_767_225_600,
+    "owned_by": "sentiment-service",
+}
+LISTED = {"object": "list", "data": [SERVED], "models": [examples.MODEL]}
+STATUS = {**SERVED, "name": examples.MODEL, "ready": True}
 
 
 class ServedModel(TypedDict):
@@ -50,7 +56,7 @@ class ModelStatus(ServedModel):
     "",
     operation_id="listModelsV1",
     response_model=ServedModels,
-    responses={**example(examples.LISTED), **documented(Unauthorized, RateLimited)},
+    responses={**example(LISTED), **documented(Unauthorized, RateLimited)},
 )
 async def models(request: HttpRequest) -> Response:
     """The served models, in the format that OpenAI's clients read."""
@@ -68,7 +74,7 @@ async def models(request: HttpRequest) -> Response:
     "/{name}",
     operation_id="getModelV1",
     responses={
-        **example(examples.STATUS),
+        **example(STATUS),
         **documented(Unauthorized, ModelNotFound, RateLimited, NotReady, ShuttingDown),
     },
     openapi_extra=path_parameters("name"),
@@ -83,18 +89,6 @@ async def model(request: HttpRequest) -> ModelStatus:
     return {**served_model(service, name), "name": name, "ready": True}
 
 
-# Not in our OpenAPI document, where the path above would match it, too: `x:predict` may be a name.
-@router.post("/{name}:predict", responses=documented(*ERRORS), include_in_schema=False)
-async def predict(request: HttpRequest) -> Response:
-    """Labels, scores and logits, in the format of KServe's protocol V1.
-
-    A bad text has its error in its place.
-    """
-    name = request.exchange.service.models.classifier(request.path_params["name"]).model.name
-    body = await read_body(request, InstancesRequest)
-    return await answer_instances(request, body, model=name)
-
-
 def served_model(service: Service, name: str) -> ServedModel:
     """The fields of a model that OpenAI's clients read."""
     return {
@@ -103,3 +97,8 @@ def served_model(service: Service, name: str) -> ServedModel:
         "created": service.started_at,
         "owned_by": "sentiment-service",
     }
+
+
+def register(settings: Settings) -> Adapter:
+    """The routes that list models."""
+    return Adapter(router.routes)

@@ -1,4 +1,4 @@
-"""POST /v1/classify, compatible with vLLM. ``kserve.py`` has GET /v1/models."""
+"""POST /v1/classify, compatible with vLLM. ``model_list.py`` has GET /v1/models."""
 
 import time
 from typing import Annotated, Literal
@@ -7,13 +7,15 @@ from fastapi import APIRouter, Response
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool
 from typing_extensions import TypedDict
 
+from app.adapter import Adapter
+from app.adapters.forms.common import INPUTS, AllTexts, tokens_computed
 from app.api.answers import JsonAnswer, every_prediction, timing
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
-from app.api.protocols.common import INPUTS, AllTexts, tokens_computed
-from app.api.routing import Route
+from app.api.routing import TextRoute
+from app.config.settings import Settings
 from app.errors import ServiceError
 
 
@@ -101,7 +103,7 @@ def _failure(kind: type[ServiceError], detail: str) -> dict[str, Failure]:
     return {"error": failure}
 
 
-class ClassifyRoute(Route):
+class ClassifyRoute(TextRoute):
     """A route whose errors have vLLM's member."""
 
     error_members = staticmethod(_failure)
@@ -109,13 +111,29 @@ class ClassifyRoute(Route):
 
 router = APIRouter(tags=["compatibility"], route_class=ClassifyRoute)
 
+EXAMPLE = {
+    "id": "classify-0a1b2c3d4e5f60718293a4b5c6d7e8f9",
+    "object": "list",
+    "created": 1_767_225_600,
+    "model": examples.MODEL,
+    "data": [
+        {"index": 0, "label": "positive", "probs": [0.061, 0.04, 0.899], "num_classes": 3},
+    ],
+    "usage": {
+        "prompt_tokens": 6,
+        "total_tokens": 6,
+        "completion_tokens": 0,
+        "prompt_tokens_details": None,
+    },
+}
+
 
 @router.post(
     "/v1/classify",
     operation_id="classifyVllm",
     response_model=ClassificationResponse,
     responses={
-        **example(examples.VLLM),
+        **example(EXAMPLE),
         **documented(*ERRORS, form=ClassificationProblem, members=_failure),
     },
     openapi_extra=documented_body(ClassificationRequest),
@@ -155,3 +173,8 @@ async def classify(request: HttpRequest) -> Response:
         },
     }
     return JsonAnswer(response, timing(done))
+
+
+def register(settings: Settings) -> Adapter:
+    """The route of vLLM."""
+    return Adapter(router.routes)

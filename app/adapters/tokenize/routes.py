@@ -1,27 +1,73 @@
 """POST /tokenize."""
 
-from fastapi import APIRouter, Response
+from typing import Annotated
 
+from fastapi import APIRouter, Response
+from pydantic import ConfigDict, Field, StrictBool
+from typing_extensions import TypedDict
+
+from app.adapter import Adapter
+from app.adapters.tokenize.tokens import Tokens, tokens_steps
 from app.api.answers import JsonAnswer, version
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
-from app.api.openapi.schemas import TokenizeRequest, TokenizeResponse
-from app.api.routing import Route
-from app.api.validation import as_list
-from app.engine.predictions import item
-from app.engine.text.tokens import tokens_steps
+from app.api.openapi.schemas import Answered
+from app.api.routing import TextRoute
+from app.api.validation import RequestBody, Texts, as_list
+from app.config.settings import Settings
+from app.engine.predictions import FailedItem, item
 from app.errors import ServiceError
 
-router = APIRouter(tags=["classification"], route_class=Route)
+router = APIRouter(tags=["classification"], route_class=TextRoute)
+
+TOKENS = {
+    "model": examples.VERSION,
+    "results": [
+        {
+            "text": "@user I love this!",
+            "tokens": ["[CLS]", "@", "user", "i", "love", "this", "!", "[SEP]"],
+            "ids": [101, 1030, 5310, 1045, 2293, 2023, 999, 102],
+            "offsets": [[0, 0], [0, 1], [1, 5], [6, 7], [8, 12], [13, 17], [17, 18], [0, 0]],
+            "sequence_ids": [None, 0, 0, 0, 0, 0, 0, None],
+            "count": 8,
+            "truncated": False,
+        },
+        examples.EMPTY,
+    ],
+}
+
+
+class TokenizeRequest(RequestBody):
+    """One text, or a list of texts."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": ["@bob I love this!", ""]}]}
+    )
+
+    inputs: Texts = Field(description="one text, or a list of texts")
+    model: str | None = Field(default=None, description="name of a served model")
+    add_special_tokens: StrictBool = Field(
+        default=True, description="false: leave out the special tokens, which the model also gets"
+    )
+
+
+class TokenizeResponse(TypedDict):
+    """The tokens of the texts, and the model that they are for."""
+
+    model: Answered
+    results: Annotated[
+        list[Tokens | FailedItem],
+        Field(description="one item for each text, in the order of the texts"),
+    ]
 
 
 @router.post(
     "/tokenize",
     operation_id="tokenize",
     response_model=TokenizeResponse,
-    responses={**example(examples.TOKENS), **documented(*ERRORS)},
+    responses={**example(TOKENS), **documented(*ERRORS)},
     openapi_extra=documented_body(TokenizeRequest),
 )
 async def tokenize(request: HttpRequest) -> Response:
@@ -57,3 +103,8 @@ async def tokenize(request: HttpRequest) -> Response:
         "results": [item(result) for result in results],
     }
     return JsonAnswer(response, {})
+
+
+def register(settings: Settings) -> Adapter:
+    """The route of tokens."""
+    return Adapter(router.routes)

@@ -8,19 +8,20 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from app.api.answers import JsonAnswer, every_prediction, timing
-from app.api.body import read_body
-from app.api.http_exchange import HttpRequest
-from app.api.openapi import examples
-from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
-from app.api.problems import Problem
-from app.api.protocols.common import LabelScore, ranking, tokens_computed
-from app.api.protocols.instances import (
+from app.adapter import Adapter
+from app.adapters.forms.common import RANKED, LabelScore, ranking, tokens_computed
+from app.adapters.forms.instances import (
+    PREDICTIONS,
     InstancesRequest,
     InstancesResponse,
     answer_instances,
 )
-from app.api.routing import Route
+from app.api.answers import JsonAnswer, every_prediction, timing
+from app.api.body import read_body
+from app.api.http_exchange import HttpRequest
+from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
+from app.api.problems import Problem
+from app.api.routing import TextRoute
 from app.api.validation import (
     ByField,
     NonEmpty,
@@ -30,6 +31,7 @@ from app.api.validation import (
     parse_texts,
     text_or_pair,
 )
+from app.config.settings import Settings
 from app.engine.classifier import Classification
 from app.engine.machine.gpu import CUDA
 from app.engine.predictions import Prediction
@@ -118,7 +120,7 @@ def _error_type(kind: type[ServiceError], detail: str) -> dict[str, ErrorType]:
     return {"error_type": _ERROR_TYPES.get(kind, "Validation")}
 
 
-class PredictRoute(Route):
+class PredictRoute(TextRoute):
     """A route whose errors have TEI's member."""
 
     error_members = staticmethod(_error_type)
@@ -132,7 +134,7 @@ router = APIRouter(tags=["compatibility"], route_class=PredictRoute)
     operation_id="predictTei",
     response_model=list[LabelScore] | list[list[LabelScore]] | InstancesResponse,
     responses={
-        **examples_of({PredictRequest: examples.RANKED, InstancesRequest: examples.PREDICTIONS}),
+        **examples_of({PredictRequest: RANKED, InstancesRequest: PREDICTIONS}),
         **documented(*ERRORS, form=PredictProblem, members=_error_type),
     },
     openapi_extra=documented_body(PredictRequest, InstancesRequest),
@@ -178,3 +180,8 @@ def _headers(
         "x-compute-characters": str(sum(map(len, texts))),
         "x-compute-tokens": str(tokens_computed(done.model, predictions)),
     } | {name: str(round(value * 1000)) for name, value in seconds.items()}
+
+
+def register(settings: Settings) -> Adapter:
+    """The route of TEI."""
+    return Adapter(router.routes)

@@ -1,25 +1,18 @@
-"""POST /, compatible with Hugging Face's clients."""
+"""{"inputs": …, "parameters": {"top_k": …}} → labels by score: Hugging Face's form."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
-from fastapi import APIRouter, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from app.api.answers import JsonAnswer, every_prediction, timing
-from app.api.body import read_body
+from app.adapters.forms.common import INPUTS, AllTexts, LabelScore, ranking, whole
+from app.api.answers import every_prediction
 from app.api.http_exchange import HttpRequest
-from app.api.openapi import examples
-from app.api.openapi.document import ERRORS, documented, documented_body, example
-from app.api.protocols.common import INPUTS, AllTexts, LabelScore, ranking, whole
-from app.api.routing import Route
 from app.api.validation import as_list
 from app.engine.classifier import Classification
 from app.engine.model.model import Model
 from app.engine.predictions import Prediction
-
-router = APIRouter(tags=["compatibility"], route_class=Route)
 
 Function = Literal["softmax", "sigmoid", "none"]
 
@@ -46,24 +39,6 @@ class TextClassification(BaseModel):
 
     inputs: AllTexts = Field(description=INPUTS)
     parameters: PipelineParameters | None = Field(default=None, description="what to answer")
-
-
-@router.post(
-    "/",
-    operation_id="classifyHuggingFace",
-    response_model=list[list[LabelScore]],
-    responses={**example([examples.RANKED[:2]]), **documented(*ERRORS)},
-    openapi_extra=documented_body(TextClassification),
-)
-async def text_classification(request: HttpRequest) -> Response:
-    """Labels and scores, in the format of Hugging Face's inference servers.
-
-    The answer has one list for each text, with the highest score first. If a text is bad, the
-    answer is the error of the first bad text.
-    """
-    body = await read_body(request, TextClassification)
-    ranked, done = await best_labels(request, body)
-    return JsonAnswer(ranked, timing(done))
 
 
 async def best_labels(

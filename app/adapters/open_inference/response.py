@@ -9,8 +9,8 @@ from fastapi import Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from app.api.protocols.open_inference.bytes_tensor import pack
-from app.api.protocols.open_inference.request import (
+from app.adapters.open_inference.bytes_tensor import pack
+from app.adapters.open_inference.request import (
     ALL_OUTPUTS,
     JSON_LENGTH,
     InferRequest,

@@ -28,6 +28,14 @@ AllTexts = Annotated[
 INPUTS = "one text, or a list of texts; a list of two strings is two separate texts"
 
 
+# What the embedded model answers to the example "I love this!".
+RANKED = [
+    {"label": "positive", "score": 0.899},
+    {"label": "negative", "score": 0.061},
+    {"label": "neutral", "score": 0.04},
+]
+
+
 class LabelScore(TypedDict):
     """A label and its score."""
 

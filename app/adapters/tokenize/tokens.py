@@ -1,8 +1,9 @@
 """What a model sees of a text: its tokens, their ids, and where they stand in the text."""
 
 from collections.abc import Sequence
-from typing import NotRequired, cast
+from typing import Annotated, NotRequired, cast
 
+from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from app.engine.text.input_tokenizer import InputTokenizer
@@ -10,18 +11,35 @@ from app.engine.text.pairs import Input, Offset, PairTokenizer, TextPair
 from app.engine.worker import Steps
 from app.errors import ServiceError, TooManyTexts
 
+_TWO = {"minItems": 2, "maxItems": 2}
+
 
 class Tokens(TypedDict):
     """The tokens of one text. The lists have one item for each token that the model sees."""
 
-    text: str  # after the model's preprocessing
-    text_pair: NotRequired[str]
-    tokens: list[str]
-    ids: list[int]
-    offsets: list[Offset]  # in characters of ``text`` or ``text_pair``; (0, 0) for special tokens
-    sequence_ids: list[int | None]  # 0: in ``text``; 1: in ``text_pair``; None: a special token
-    count: int  # of tokens before truncation
-    truncated: bool
+    text: Annotated[str, Field(description="the text after the model's preprocessing")]
+    text_pair: NotRequired[
+        Annotated[str, Field(description="the second text of a pair after the preprocessing")]
+    ]
+    tokens: Annotated[list[str], Field(description="as the model's vocabulary spells them")]
+    ids: Annotated[list[int], Field(description="their numbers in the vocabulary")]
+    offsets: Annotated[
+        list[Offset],
+        # Generators of clients do not know the schema of tuples.
+        WithJsonSchema(
+            {"type": "array", "items": {"type": "array", "items": {"type": "integer"}, **_TWO}}
+        ),
+        Field(
+            description="first character, and the character after the last; they count the "
+            "characters (Unicode code points) of `text` or `text_pair`; [0, 0] for special tokens"
+        ),
+    ]
+    sequence_ids: Annotated[
+        list[int | None],
+        Field(description="0: in `text`; 1: in `text_pair`; null: a special token"),
+    ]
+    count: Annotated[int, Field(description="tokens before truncation")]
+    truncated: Annotated[bool, Field(description="whether the end of the text was cut off")]
 
 
 def tokens_steps(

@@ -13,14 +13,15 @@ from typing import get_args
 from fastapi import APIRouter, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from app.adapter import Adapter
+from app.adapters.stream.group import StreamGroup
+from app.adapters.stream.ndjson import Line, LineReader, answer_line
 from app.api.body import media_type
 from app.api.decoding import Decoder, decoder
 from app.api.http_exchange import HttpExchange, HttpRequest
-from app.api.ndjson import Line, LineReader, answer_line
-from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, text_example
-from app.api.routes.stream_group import StreamGroup
 from app.api.routing import StreamRoute
+from app.config.settings import Settings
 from app.engine.text.encoding import Overflow, TextOptions
 from app.errors import (
     ClientDisconnected,
@@ -47,14 +48,24 @@ LAST_LINE_S = 0.1  # to send the last line to a client that may not read
 
 router = APIRouter(tags=["classification"], route_class=StreamRoute)
 
+LINES = '{"id": 1, "text": "I love this!"}\n{"id": 2, "text": ""}\n'
+ANSWERED_LINES = (
+    '{"id":1,"label":"positive","score":0.899,'
+    '"scores":{"negative":0.061,"neutral":0.04,"positive":0.899},'
+    '"logits":{"negative":-0.946,"neutral":-1.47,"positive":2.464},'
+    '"tokens":6,"truncated":false}\n'
+    '{"id":2,"error":{"code":"empty_text",'
+    '"message":"the text is empty or blank; send at least one visible character"}}\n'
+)
+
 _DOCUMENTED = {
     "requestBody": {
         "required": True,
         "content": {
-            MEDIA_TYPE: {"schema": {"type": "string"}, "example": examples.LINES},
+            MEDIA_TYPE: {"schema": {"type": "string"}, "example": LINES},
             "application/octet-stream": {
                 "schema": {"type": "string", "format": "binary"},
-                "example": examples.LINES,
+                "example": LINES,
             },
         },
     },
@@ -78,7 +89,7 @@ _DOCUMENTED = {
 @router.post(
     "/classify/stream",
     operation_id="classifyStream",
-    responses={**text_example(examples.ANSWERED_LINES, MEDIA_TYPE), **documented(*ERRORS)},
+    responses={**text_example(ANSWERED_LINES, MEDIA_TYPE), **documented(*ERRORS)},
     response_class=Response,
     openapi_extra=_DOCUMENTED,
 )
@@ -252,3 +263,8 @@ def _end(error: ServiceError) -> Message:
 
 def _shutting_down() -> ShuttingDown:
     return ShuttingDown("the service is shutting down; send the rest again")
+
+
+def register(settings: Settings) -> Adapter:
+    """The route of streams."""
+    return Adapter(router.routes)

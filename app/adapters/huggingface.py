@@ -1,0 +1,38 @@
+"""POST /, compatible with Hugging Face's clients."""
+
+from fastapi import APIRouter, Response
+
+from app.adapter import Adapter
+from app.adapters.forms.common import RANKED, LabelScore
+from app.adapters.forms.pipeline import TextClassification, best_labels
+from app.api.answers import JsonAnswer, timing
+from app.api.body import read_body
+from app.api.http_exchange import HttpRequest
+from app.api.openapi.document import ERRORS, documented, documented_body, example
+from app.api.routing import TextRoute
+from app.config.settings import Settings
+
+router = APIRouter(tags=["compatibility"], route_class=TextRoute)
+
+
+@router.post(
+    "/",
+    operation_id="classifyHuggingFace",
+    response_model=list[list[LabelScore]],
+    responses={**example([RANKED[:2]]), **documented(*ERRORS)},
+    openapi_extra=documented_body(TextClassification),
+)
+async def text_classification(request: HttpRequest) -> Response:
+    """Labels and scores, in the format of Hugging Face's inference servers.
+
+    The answer has one list for each text, with the highest score first. If a text is bad, the
+    answer is the error of the first bad text.
+    """
+    body = await read_body(request, TextClassification)
+    ranked, done = await best_labels(request, body)
+    return JsonAnswer(ranked, timing(done))
+
+
+def register(settings: Settings) -> Adapter:
+    """The route of Hugging Face's servers."""
+    return Adapter(router.routes)

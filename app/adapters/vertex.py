@@ -1,0 +1,84 @@
+"""The routes that Vertex AI chooses: ``AIP_HEALTH_ROUTE`` and ``AIP_PREDICT_ROUTE``."""
+
+import os
+import re
+
+from fastapi import APIRouter, Response
+
+from app.adapter import Adapter
+from app.adapters.forms.instances import (
+    PREDICTIONS,
+    InstancesRequest,
+    InstancesResponse,
+    answer_instances,
+)
+from app.api.application import OWN_PATHS
+from app.api.body import read_body
+from app.api.http_exchange import HttpRequest
+from app.api.openapi.document import ERRORS, documented, documented_body, example
+from app.api.routes import operations
+from app.api.routing import Route, TextRoute
+from app.config.settings import Settings
+from app.errors import NotReady, ShuttingDown, UserError
+from app.limits import Paths, PathSet
+
+ROUTE = re.compile(r"/[\w.~:@/-]*", re.ASCII)
+# Paths of other adapters that answer as Vertex AI expects: probes, and those that take instances.
+PROBES = PathSet({"/ping", "/v2/health/live", "/v2/health/ready"})
+TAKE_INSTANCES = frozenset({"/predict", "/invocations"})
+
+
+async def health(request: HttpRequest) -> Response:
+    """Succeeds while you can send traffic."""
+    await operations.ready(request)
+    return Response()
+
+
+async def predict(request: HttpRequest) -> Response:
+    """Labels, scores and logits, in the format of Vertex AI.
+
+    A bad text has its error in its place.
+    """
+    return await answer_instances(request, await read_body(request, InstancesRequest))
+
+
+def register(settings: Settings) -> Adapter:
+    """The routes that the platform has chosen, but for those that are served anyway.
+
+    Raises:
+        UserError: one of them is not a path, or both are the same.
+    """
+    health_path, predict_path = _path("AIP_HEALTH_ROUTE"), _path("AIP_PREDICT_ROUTE")
+    if health_path and health_path == predict_path:
+        raise UserError(f"AIP_PREDICT_ROUTE: {predict_path} is another route; use /predict")
+    health_router = APIRouter(tags=["compatibility"], route_class=Route)
+    predict_router = APIRouter(tags=["compatibility"], route_class=TextRoute)
+    if health_path and health_path not in OWN_PATHS.probes | PROBES:
+        health_router.add_api_route(
+            health_path,
+            health,
+            name="AIP_HEALTH_ROUTE",
+            operation_id="checkVertex",
+            responses=documented(NotReady, ShuttingDown),
+            response_class=Response,
+        )
+    if predict_path and predict_path not in TAKE_INSTANCES:
+        predict_router.add_api_route(
+            predict_path,
+            predict,
+            methods=["POST"],
+            name="AIP_PREDICT_ROUTE",
+            operation_id="predictVertex",
+            response_model=InstancesResponse,
+            responses={**example(PREDICTIONS), **documented(*ERRORS)},
+            openapi_extra=documented_body(InstancesRequest),
+        )
+    paths = Paths(probes=PathSet({health_path} if health_path else ()))
+    return Adapter([*health_router.routes, *predict_router.routes], paths)
+
+
+def _path(variable: str) -> str:
+    path = os.environ.get(variable, "")
+    if path and not ROUTE.fullmatch(path):
+        raise UserError(f"{variable}: must be a path such as /predict, not {path!r}")
+    return path

@@ -1,0 +1,138 @@
+"""The HTTP application: our own routes and those of the adapters, within one envelope."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.telemetry import TelemetryConfig
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from app.adapter import Adapter
+from app.api.http_exchange import OTHER_METHOD, application
+from app.api.kept_answers import KeptAnswers, Scrapes
+from app.api.openapi.components import with_components
+from app.api.routes import classify, operations, page
+from app.api.routing import Route, TextRoute, no_route
+from app.errors import (
+    BadRequest,
+    ClientDisconnected,
+    HeadersTooLarge,
+    UnsupportedTransferCoding,
+    UserError,
+)
+from app.exchange import UNMATCHED
+from app.limits import Paths, PathSet
+from app.observability.metrics import Metrics
+from app.service import Service
+
+DESCRIPTION = """
+Errors are `application/problem+json` with a stable `code`. Each answer has the request's
+`x-request-id`, or a new one. With `x-request-timeout-ms`, a request sets a deadline of its own, if
+it is shorter than `deadline_ms` of `/info`. Bodies may be compressed (gzip, br, deflate), and so
+are long answers for clients that accept it. `POST /v2/models/{name}/infer` is not listed: the Open
+Inference Protocol describes it.
+"""
+TAGS = [
+    {"name": "classification", "description": "The service's own formats."},
+    {"name": "compatibility", "description": "The formats of other servers."},
+    {"name": "operations", "description": "For operators: health, limits, models, metrics."},
+    {"name": "page", "description": "A page to try the service."},
+]
+# FastAPI's telemetry is off. The service has its own, without the paths and queries of clients.
+NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+OWN_PATHS = Paths(
+    probes=PathSet({"/health", "/health/live", "/health/ready"}),
+    open=PathSet({"/", "/docs", "/docs/*", "/openapi.json", "/metrics", "/web/*"}),
+    admin=PathSet({"/models/*"}),
+    quiet=PathSet({"/metrics", "/web/*"}),
+)
+
+
+class Application(FastAPI):
+    """FastAPI's router and OpenAPI document, with our envelope in the place of its own layers."""
+
+    def __init__(self, service: Service, routes: Sequence[BaseRoute], **options: Any) -> None:
+        super().__init__(
+            telemetry=NO_TELEMETRY,
+            title="Sentiment service",
+            description=DESCRIPTION,
+            version=service.version,
+            redirect_slashes=False,
+            openapi_tags=TAGS,
+            openapi_url=None,  # app/api/routes/page.py has it, and Swagger UI
+            **options,
+        )
+        self.state.service = service
+        self.state.kept = KeptAnswers()
+        self.state.scrapes = Scrapes(service.metrics)
+        self.router.default = no_route
+        self.router.routes.extend(routes)
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document, which is made when it is first asked for."""
+        if self.openapi_schema is None:
+            self.openapi_schema = with_components(
+                super().openapi(), keys=bool(self.state.service.settings.api_keys)
+            )
+        return self.openapi_schema
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """What each request passes before it reaches its route."""
+        service: Service = self.state.service
+        app = application(service, self.router)
+        if not service.settings.cors_origins:
+            return app
+        return CORSMiddleware(
+            app,
+            allow_origins=service.settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "server-timing", "retry-after"],
+        )
+
+
+def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]:
+    """Our own routes and those of the adapters, with those that take texts first.
+
+    The first route that matches a path answers. Each route that takes texts gets its metric series.
+
+    Raises:
+        UserError: two of them have the same path and method.
+    """
+    own = [*classify.router.routes, *operations.router.routes, *page.router.routes]
+    if not service.settings.metrics_port:
+        own += operations.metrics_router.routes
+    if service.settings.docs == "on":
+        own += page.docs_router.routes
+    routes = [*own, *(route for adapter in adapters for route in adapter.routes)]
+    taken = set()
+    for route in routes:
+        if isinstance(route, Route):
+            kind = (route.path, *sorted(route.methods or ()))
+            if kind in taken:
+                raise UserError(f"{route.name}: {route.path} is another route; choose another path")
+            taken.add(kind)
+    expect_requests(service.metrics, routes)
+    return sorted(routes, key=lambda route: not isinstance(route, TextRoute))
+
+
+def metrics_application(service: Service) -> FastAPI:
+    """An application that serves only the service's metrics, for a separate port."""
+    return Application(service, operations.metrics_router.routes)
+
+
+def expect_requests(metrics: Metrics, routes: Iterable[BaseRoute]) -> None:
+    """Create the metric series of requests for answers at 0, before the first request.
+
+    Alerts and dashboard read them, and a rate misses the first increase of a series that did not
+    exist before. Each route that takes texts has a series for each documented status, and one for
+    clients that disconnect. The series of other routes appear with their first request.
+    """
+    for route in routes:
+        if isinstance(route, TextRoute):
+            for status in (200, ClientDisconnected.status, *route.responses):
+                metrics.expect_request(route.path, "POST", int(status))
+    for refusal in (BadRequest, HeadersTooLarge, UnsupportedTransferCoding):
+        metrics.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)

@@ -1,0 +1,31 @@
+"""Registers gRPC: its server, and which of its methods are probes or open."""
+
+from app.adapter import Adapter
+from app.config.settings import Settings
+from app.limits import Paths, PathSet
+
+PATHS = Paths(
+    probes=PathSet(
+        {
+            *("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
+            *(f"/inference.GRPCInferenceService/Server{what}" for what in ("Live", "Ready")),
+        }
+    ),
+    open=PathSet(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+        for version in ("v1", "v1alpha")
+    ),
+)
+
+
+def register(settings: Settings) -> Adapter:
+    """gRPC's server, if a port is set.
+
+    Raises:
+        ModuleNotFoundError: the extra ``grpc`` is missing.
+    """
+    if not settings.grpc_port:
+        return Adapter(paths=PATHS)
+    from app.grpc_api.server import GrpcServer
+
+    return Adapter(paths=PATHS, server=GrpcServer)
