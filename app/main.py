@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 
-from app.api.http_exchange import OTHER_METHOD, application
+from app.api.http_exchange import application
 from app.api.kept_answers import KeptAnswers, Scrapes
 from app.api.openapi.components import with_components
 from app.api.protocols import huggingface, tei, vllm
@@ -20,6 +20,7 @@ from app.api.protocols.open_inference import repository
 from app.api.protocols.open_inference import routes as open_inference
 from app.api.routes import classify, operations, page, stream, tokenize
 from app.api.routing import no_route
+from app.arrival import OTHER_METHOD
 from app.config import platforms
 from app.config.platforms import VertexRoutes
 from app.config.settings import Settings

@@ -13,7 +13,6 @@ from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
-from app.api.problems import Problem
 from app.api.protocols.common import LabelScore, ranking, tokens_computed
 from app.api.protocols.instances import (
     InstancesRequest,
@@ -45,6 +44,7 @@ from app.errors import (
     ServiceError,
     ShuttingDown,
 )
+from app.problems import Problem
 
 ErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Empty"]
 _ERROR_TYPES: dict[type[ServiceError], ErrorType] = {
