@@ -1,6 +1,6 @@
 """Amazon SageMaker's routes: GET /ping, POST /invocations and GET /execution-parameters.
 
-The forms of Hugging Face's and MLflow's containers, which have the same route, are among them.
+The form of Hugging Face's containers, which have the same route, is among them.
 """
 
 from typing import cast
@@ -14,7 +14,6 @@ from app.api.body import media_type, read_body
 from app.api.http_exchange import HttpRequest
 from app.api.openapi.document import ERRORS, documented
 from app.api.openapi.schemas import ClassifyRequest
-from app.api.protocols.hosting.mlflow import RecordsRequest, SplitRequest, as_instances
 from app.api.protocols.hosting.records import (
     CsvRecords,
     Format,
@@ -47,8 +46,6 @@ WRITES: dict[str, Format] = {**READS, "application/json": JsonList()}
 # as by Hugging Face's containers; with one of our own fields, as by POST /classify.
 FORMS: dict[str, type[BaseModel]] = {
     "instances": InstancesRequest,
-    "dataframe_split": SplitRequest,
-    "dataframe_records": RecordsRequest,
     **{name: ClassifyRequest for name in ClassifyRequest.model_fields if name != "inputs"},
     "inputs": TextClassification,
 }
@@ -88,8 +85,7 @@ async def invocations(request: HttpRequest) -> Response:
 
     JSON Lines and CSV are answered line by line; blank and bad lines have their error in their
     place. In JSON, the fields decide: `inputs` alone is answered as by Hugging Face's containers,
-    `inputs` with a field of `POST /classify` as there, `instances`, `dataframe_split` and
-    `dataframe_records` as by MLflow.
+    `inputs` with a field of `POST /classify` as there, and `instances` as by Vertex AI.
     """
     content_type = media_type(request, b"content-type")
     if content_type in READS:
@@ -103,8 +99,6 @@ async def invocations(request: HttpRequest) -> Response:
     match body:
         case InstancesRequest():
             return await answer_instances(request, body)
-        case SplitRequest() | RecordsRequest():
-            return await answer_instances(request, as_instances(body))
         case ClassifyRequest():
             return await classify.answer(request, body)
         case _:
