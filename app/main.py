@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from app.adapter import Adapter
 from app.api.application import OWN_PATHS, Application, all_routes
+from app.api.routes import operations
 from app.config.settings import Settings
 from app.engine.loading import load_all
 from app.engine.model.bundle import bundles_to_use
@@ -65,3 +66,8 @@ def create_app(settings: Settings, board: Board | None = None, cpus: float = 0.0
     app = Application(service, routes, lifespan=lifespan)
     app.state.side_servers = [adapter.server for adapter in adapters if adapter.server]
     return app
+
+
+def create_metrics_app(service: Service) -> FastAPI:
+    """An application that serves only the service's metrics, for a separate port."""
+    return Application(service, operations.metrics_router.routes)

@@ -20,7 +20,6 @@ from app.api.answers import JsonAnswer, every_prediction, timing
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
 from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
-from app.api.problems import Problem
 from app.api.routing import TextRoute
 from app.api.validation import (
     ByField,
@@ -47,6 +46,7 @@ from app.errors import (
     ServiceError,
     ShuttingDown,
 )
+from app.problems import Problem
 
 ErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Empty"]
 _ERROR_TYPES: dict[type[ServiceError], ErrorType] = {

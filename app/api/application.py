@@ -10,11 +10,12 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from app.adapter import Adapter
-from app.api.http_exchange import OTHER_METHOD, application
+from app.api.http_exchange import application
 from app.api.kept_answers import KeptAnswers, Scrapes
 from app.api.openapi.components import with_components
 from app.api.routes import classify, operations, page
 from app.api.routing import Route, TextRoute, no_route
+from app.arrival import OTHER_METHOD
 from app.errors import (
     BadRequest,
     ClientDisconnected,
@@ -116,11 +117,6 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
             taken.add(kind)
     expect_requests(service.metrics, routes)
     return sorted(routes, key=lambda route: not isinstance(route, TextRoute))
-
-
-def metrics_application(service: Service) -> FastAPI:
-    """An application that serves only the service's metrics, for a separate port."""
-    return Application(service, operations.metrics_router.routes)
 
 
 def expect_requests(metrics: Metrics, routes: Iterable[BaseRoute]) -> None:

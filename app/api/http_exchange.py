@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar, cast
 
 from fastapi import APIRouter, Request
@@ -13,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.problems import problem
+from app.arrival import METHODS, OTHER_METHOD, Arrival
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -24,6 +23,7 @@ from app.errors import (
 )
 from app.exchange import UNMATCHED, Exchange
 from app.limits import plain_address
+from app.problems import problem
 from app.service import Service
 
 # If a body's content-length is above this, the body is read only if the queue has room. Otherwise
@@ -32,31 +32,8 @@ LONG_BYTES = 65_536
 # A path that contains one of these, decoded, matches no route. Starlette would ignore a line feed
 # at its end.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-# A client may send any word as its method, and each word would become a series in the metrics.
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-OTHER_METHOD = "other"
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Arrival:
-    """What our server knows of a request, and ASGI has no place for.
-
-    ``at`` is when the head arrived, on the event loop's clock; under load it waits before it is
-    read. ``complete`` says whether the whole body has arrived with it.
-    """
-
-    at: float
-    complete: bool = False
-    left: bool = False  # whether the client has closed the connection
-    on_leaving: Callable[[], None] | None = None
-
-    def leave(self) -> None:
-        """The client has closed the connection."""
-        self.left = True
-        if self.on_leaving is not None:
-            self.on_leaving()
 
 
 class HttpExchange(Exchange):

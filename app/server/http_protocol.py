@@ -21,7 +21,7 @@ from typing import Any, Literal, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from app.api.http_exchange import Arrival
+from app.arrival import Arrival
 from app.errors import (
     BadRequest,
     HeadersTooLarge,

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from app.api.http_exchange import OTHER_METHOD
-from app.api.problems import problem
+from app.arrival import OTHER_METHOD
 from app.errors import BadRequest, NotReady, ServiceError
 from app.exchange import UNMATCHED
 from app.observability.logs import log_request
+from app.problems import problem
 from app.service import Service
 
 

@@ -18,7 +18,6 @@ from fastapi import FastAPI
 
 from app import main
 from app.adapter import SideServer
-from app.api.application import metrics_application
 from app.config.settings import Settings
 from app.errors import ServiceError, UserError
 from app.limits import IPV4_MAPPED
@@ -84,7 +83,7 @@ def run(settings: Settings, assignment: Assignment | None = None) -> int:
         app = main.create_app(settings, board, cpus)
         service: Service = app.state.service
         lifecycle = service.lifecycle
-        apps = [app, metrics_application(service)]
+        apps = [app, main.create_metrics_app(service)]
         # The models stay in memory, so the garbage collector need not scan them again and again.
         gc.freeze()
         gc.set_threshold(*COLLECTOR_THRESHOLDS)

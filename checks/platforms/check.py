@@ -12,7 +12,7 @@ from checks.support.environments import CACHE, InstallFailed, python
 
 HERE = Path(__file__).parent
 # The name of a platform is that of its script, ``call_<name>.py``, and of its requirements.
-PLATFORMS = ("sagemaker", "vertex", "kserve", "mlflow", "triton", "azure")
+PLATFORMS = ("sagemaker", "vertex", "kserve", "triton", "azure")
 VERTEX = "/v1/endpoints/1/deployedModels/2"
 VARIABLES = {"AIP_HEALTH_ROUTE": VERTEX, "AIP_PREDICT_ROUTE": f"{VERTEX}:predict"}
 
@@ -42,7 +42,7 @@ def called(name: str, *addresses: str) -> str:
     except InstallFailed:
         return "FAILED: its client could not be installed; uv says above why"
     # Some clients choose a proxy or send telemetry by variables, so they get few.
-    variables = {"PATH": os.environ["PATH"], "HOME": str(CACHE), "MLFLOW_TRACKING_URI": ""}
+    variables = {"PATH": os.environ["PATH"], "HOME": str(CACHE)}
     command: list[str | Path] = [interpreter, "-I", HERE / f"call_{name}.py", *addresses]
     done = subprocess.run(command, env=variables, check=False)
     return "FAILED: see the traceback above" if done.returncode else ""

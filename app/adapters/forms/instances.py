@@ -1,4 +1,4 @@
-"""{"instances": […]} → {"predictions": […]}: the format of Vertex AI, KServe V1 and MLflow."""
+"""{"instances": […]} → {"predictions": […]}: the format of Vertex AI and KServe V1."""
 
 from typing import Annotated, Any, NotRequired
 

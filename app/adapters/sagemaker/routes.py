@@ -1,6 +1,6 @@
 """Amazon SageMaker's routes: GET /ping, POST /invocations and GET /execution-parameters.
 
-The forms of Hugging Face's and MLflow's containers, which have the same route, are among them.
+The form of Hugging Face's containers, which have the same route, is among them.
 """
 
 from typing import cast
@@ -12,7 +12,6 @@ from typing_extensions import TypedDict
 from app.adapter import Adapter
 from app.adapters.forms.instances import InstancesRequest, answer_instances
 from app.adapters.forms.pipeline import TextClassification, best_labels
-from app.adapters.sagemaker.mlflow import RecordsRequest, SplitRequest, as_instances
 from app.adapters.sagemaker.records import (
     CsvRecords,
     Format,
@@ -53,8 +52,6 @@ WRITES: dict[str, Format] = {**READS, "application/json": JsonList()}
 # as by Hugging Face's containers; with one of our own fields, as by POST /classify.
 FORMS: dict[str, type[BaseModel]] = {
     "instances": InstancesRequest,
-    "dataframe_split": SplitRequest,
-    "dataframe_records": RecordsRequest,
     **{name: ClassifyRequest for name in ClassifyRequest.model_fields if name != "inputs"},
     "inputs": TextClassification,
 }
@@ -94,8 +91,7 @@ async def invocations(request: HttpRequest) -> Response:
 
     JSON Lines and CSV are answered line by line; blank and bad lines have their error in their
     place. In JSON, the fields decide: `inputs` alone is answered as by Hugging Face's containers,
-    `inputs` with a field of `POST /classify` as there, `instances`, `dataframe_split` and
-    `dataframe_records` as by MLflow.
+    `inputs` with a field of `POST /classify` as there, and `instances` as by Vertex AI.
     """
     content_type = media_type(request, b"content-type")
     if content_type in READS:
@@ -109,8 +105,6 @@ async def invocations(request: HttpRequest) -> Response:
     match body:
         case InstancesRequest():
             return await answer_instances(request, body)
-        case SplitRequest() | RecordsRequest():
-            return await answer_instances(request, as_instances(body))
         case ClassifyRequest():
             return await classify.answer(request, body)
         case _:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from app.api.openapi.results import describe_results
-from app.api.problems import MEDIA_TYPE as PROBLEM
+from app.problems import MEDIA_TYPE as PROBLEM
 
 REFERENCE = "#/components/schemas/{model}"
 JSON = "application/json"

@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from app.api.openapi.components import JSON, REFERENCE, encoded
-from app.api.problems import MEDIA_TYPE, Problem, document
 from app.errors import (
     DeadlineExceeded,
     EmptyText,
@@ -29,6 +28,7 @@ from app.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
+from app.problems import MEDIA_TYPE, Problem, document
 
 # The errors of a route that classifies.
 ERRORS = (

@@ -1,4 +1,4 @@
-"""The formats of hosting platforms: SageMaker, Vertex AI, KServe V1 and MLflow."""
+"""The formats of hosting platforms: SageMaker, Vertex AI and KServe V1."""
 
 import json
 from typing import Any
@@ -36,18 +36,7 @@ INVOCATIONS: dict[str, Any] = {
     "our fields": {"inputs": [GOOD, ""], "overflow": "window"},
     "split": {"inputs": GOOD, "split": "sentences"},
     "another model": {"inputs": GOOD, "model": "other"},
-    "split table": {"dataframe_split": {"columns": ["id", "text"], "data": [[1, GOOD]]}},
-    "table of one column": {"dataframe_split": {"index": [0], "columns": ["x"], "data": [[GOOD]]}},
-    "table that is a list": {"dataframe_split": []},
-    "table without rows": {"dataframe_split": {"columns": ["a"], "data": []}},
-    "table of a number": {"dataframe_split": {"columns": ["a"], "data": [[1]]}},
-    "table with an empty row": {"dataframe_split": {"columns": ["a"], "data": [[]]}},
-    "table without a text": {"dataframe_split": {"columns": ["a", "b"], "data": [[1, 2]]}},
-    "records": {"dataframe_records": [{"text": GOOD}, {"text": ""}]},
-    "records that are no objects": {"dataframe_records": [1]},
-    "records without a text": {"dataframe_records": [{"a": "x", "b": "y"}]},
     "inputs with a number": {"inputs": [1]},
-    "records without rows": {"dataframe_records": []},
     "no known field": {"x": 1},
     "a list as body": [GOOD],
 }
