@@ -56,7 +56,8 @@ class Exchange(ABC):
     """A request and its answer. Each protocol says how it answers, and how it says an error.
 
     ``run`` is the envelope: access, deadline, counting, log, trace and errors. Times are on the
-    event loop's clock.
+    event loop's clock. ``route`` is the template of the route, never a path that the client chose;
+    ``status`` is that of the answer, by HTTP's numbers.
     """
 
     def __init__(
@@ -81,19 +82,11 @@ class Exchange(ABC):
         self.arrived = arrived
         self.request_id = request_id(headers.get(b"x-request-id"))
         self.deadline = math.inf  # the time by which it must be answered
+        self.route = UNMATCHED
+        self.status = InferenceFailed.status  # until the answer says otherwise
         self.code = ""  # of the error that was answered
         self.work: Work | None = None  # what was asked of a model
         self._held = 0  # bytes of its body
-
-    @property
-    @abstractmethod
-    def route(self) -> str:
-        """The template of the route, or UNMATCHED. It is never a path that the client chose."""
-
-    @property
-    @abstractmethod
-    def status(self) -> int:
-        """The status of the answer, by HTTP's numbers."""
 
     @abstractmethod
     async def _answer(self) -> None:
@@ -127,14 +120,14 @@ class Exchange(ABC):
             seconds = time.perf_counter() - started
             metrics.requests_in_flight.value -= 1
             self.release()
-            trace = trace_id(span, self.headers)
-            route = self.route
-            metrics.observe_request(route, self.verb, self.status, seconds, trace)
+            traced = span or b"traceparent" in self.headers
+            trace = trace_id(span, self.headers) if traced else None
+            metrics.observe_request(self.route, self.verb, self.status, seconds, trace)
             if service.logs_requests:
-                self._log(route, trace, seconds)
+                self._log(trace, seconds)
             if tracer and span and token:
                 detach(token)
-                tracer.end_request(span, method=self.verb, route=route, status=self.status)
+                tracer.end_request(span, method=self.verb, route=self.route, status=self.status)
 
     async def classify(
         self,
@@ -211,8 +204,9 @@ class Exchange(ABC):
 
     def release(self) -> None:
         """Give back the bytes that this request holds."""
-        self.service.inflight.give(self._held)
-        self._held = 0
+        if self._held:
+            self.service.inflight.give(self._held)
+            self._held = 0
 
     def no_room(self) -> Overloaded:
         """Count this request as refused, because bodies take too many bytes; its error."""
@@ -224,14 +218,14 @@ class Exchange(ABC):
         self.service.models.classifier(None).observer.failure(error, texts=0)
         return error
 
-    def _log(self, route: str, trace: str | None, seconds: float) -> None:
+    def _log(self, trace: str | None, seconds: float) -> None:
         paths = self.service.paths
         quiet = self.path in paths.probes or self.path in paths.quiet
         fields: dict[str, Any] = {"request_id": self.request_id}
         if trace:
             fields["trace_id"] = trace
         fields |= {"client": self.client, "method": self.verb}
-        fields |= {"route": route, "status": self.status}
+        fields |= {"route": self.route, "status": self.status}
         if self.code:
             fields["code"] = self.code
         work = self.work

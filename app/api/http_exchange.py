@@ -22,7 +22,7 @@ from app.errors import (
     ServiceError,
 )
 from app.exchange import UNMATCHED, Exchange
-from app.limits import plain_address
+from app.limits import IPV4_MAPPED, plain_address
 from app.problems import problem
 from app.service import Service
 
@@ -53,63 +53,56 @@ class HttpExchange(Exchange):
         headers = dict(scope["headers"])  # of several with one name, the last ...
         if b"authorization" in headers:  # ... but the first key, as proxies in front of us check it
             headers[b"authorization"] = Headers(scope=scope)["authorization"].encode("latin-1")
+        client = scope["client"][0] if scope["client"] else ""
+        if client.startswith(IPV4_MAPPED):  # from a proxy's header
+            client = plain_address(client)
         self._arrival = scope.get("arrival") or Arrival(asyncio.get_running_loop().time())
         super().__init__(
             service,
             verb=scope["method"] if scope["method"] in METHODS else OTHER_METHOD,
             path=scope["path"],
             headers=headers,
-            # It may come from a proxy's header.
-            client=plain_address(scope["client"][0]) if scope["client"] else "",
+            client=client,
             arrived=self._arrival.at,
         )
         # The server leaves out the body of an answer to HEAD.
         self._scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
-        self._scope["exchange"] = self
         self._router = router
         self._receive = receive
         self._send = send
-        self._status: int | None = None  # of the answer, once it has begun
+        self._begun = False  # whether the answer has begun
         self._received = 0  # bytes of the body
         self._received_all = False
-
-    async def run(self) -> None:
-        try:
-            await super().run()
-        finally:
-            # Each holds the other, so only the garbage collector would free them.
-            del self._scope["exchange"]
-
-    @property
-    def route(self) -> str:
-        if "route" in self._scope:
-            return str(self._scope["route"].path)
-        if CONTROL.search(self.path):
-            return UNMATCHED
-        # The request may have been refused before it was routed.
-        for route in self._router.routes:
-            if isinstance(route, APIRoute) and route.matches(self._scope)[0] is not Match.NONE:
-                return route.path
-        return UNMATCHED
-
-    @property
-    def status(self) -> int:
-        return self._status or 500
 
     async def _answer(self) -> None:
         if CONTROL.search(self.path):
             raise NotFound("no route has this path: it contains control characters")
-        await self._router(self._scope, self.receive, self.send)
+        self._scope["exchange"] = self
+        try:
+            await self._router(self._scope, self.receive, self.send)
+        finally:
+            # Each holds the other, so only the garbage collector would free them.
+            del self._scope["exchange"]
 
     async def _fail(self, error: ServiceError, cause: BaseException) -> None:
-        if self._status is not None:  # it is too late to send an error
+        if self._begun:  # it is too late to send an error
             if isinstance(cause, asyncio.CancelledError) and self.service.lifecycle.stopping:
                 return  # the client did not read its answer before the server's time was over
             raise cause
+        if self.route == UNMATCHED:  # it was refused before it was routed
+            self.route = self._route()
         members: Mapping[str, Any] = {}
         if "route" in self._scope and not isinstance(error, MethodNotAllowed):
             members = self._scope["route"].error_members(type(error), error.detail)
         await problem(error, self.request_id, **members)(self._scope, self._receive, self.send)
+
+    def _route(self) -> str:
+        if CONTROL.search(self.path):
+            return UNMATCHED
+        for route in self._router.routes:
+            if isinstance(route, APIRoute) and route.matches(self._scope)[0] is not Match.NONE:
+                return route.path
+        return UNMATCHED
 
     def _error(self, cause: BaseException) -> ServiceError:
         if isinstance(cause, HTTPException) and cause.status_code == NotFound.status:
@@ -128,7 +121,8 @@ class HttpExchange(Exchange):
         """Send a part of the answer."""
         if message["type"] == "http.response.start":
             self.release()  # the client may read the answer slowly
-            self._status = message["status"]
+            self._begun = True
+            self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode())]
             if self.service.lifecycle.stopping:
                 # The client must not send its next request on this connection.
@@ -208,10 +202,7 @@ class HttpExchange(Exchange):
 class HttpRequest(Request):
     """FastAPI's request, with the exchange that it belongs to."""
 
-    @property
-    def exchange(self) -> HttpExchange:
-        """What the service knows of this request."""
-        return cast(HttpExchange, self.scope["exchange"])
+    exchange: HttpExchange
 
 
 def application(service: Service, router: APIRouter) -> ASGIApp:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette_compress import CompressMiddleware, add_compress_type
 
 from app.api.answers import JsonAnswer
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpExchange, HttpRequest
 from app.errors import MethodNotAllowed, ServiceError
 
 # Shorter responses are not compressed, because compression takes time on the event loop.
@@ -36,12 +36,14 @@ class Route(APIRoute):
             MethodNotAllowed: the path has other methods.
             ServiceError: the endpoint's error.
         """
+        exchange: HttpExchange = scope["exchange"]
+        exchange.route = self.path
         if scope["method"] not in (self.methods or ()):
             allowed = methods_of(scope)
             raise MethodNotAllowed(f"allowed here: {', '.join(allowed)}", allowed=allowed)
-        if self.streams:
-            receive = scope["exchange"].receive_anything
-        answer = await self.endpoint(HttpRequest(scope, receive, send))
+        request = HttpRequest(scope, exchange.receive_anything if self.streams else receive, send)
+        request.exchange = exchange
+        answer = await self.endpoint(request)
         response: ASGIApp = answer if isinstance(answer, Response) else JsonAnswer(answer)
         body = getattr(response, "body", None)  # a file has none
         if self.streams or body is None or len(body) >= COMPRESS_BYTES:

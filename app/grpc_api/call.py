@@ -99,19 +99,13 @@ class Call(Exchange):
         self._answer_to = answer
         self._context = context
         self._failure: ServiceError | None = None
+        self.route = path if answer else UNMATCHED
+        self.status = 200
 
     @property
     def method(self) -> Method:
         """The method that is called, which must be known."""
         return METHODS[self.path]
-
-    @property
-    def route(self) -> str:
-        return self.path if self._answer_to else UNMATCHED
-
-    @property
-    def status(self) -> int:
-        return self._failure.status if self._failure else 200
 
     async def _answer(self) -> None:
         paths = self.service.paths
@@ -136,6 +130,7 @@ class Call(Exchange):
 
     async def _fail(self, error: ServiceError, cause: BaseException) -> None:
         self._failure = error
+        self.status = error.status
         self._context.set_code(STATUS_CODES[error.status])
         self._context.set_details(error.detail)
         self._set_trailing()

@@ -1,0 +1,73 @@
+"""Adapters register themselves: without one, the service is the same but for its paths."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import app
+from app.main import ADAPTERS
+
+APP = Path(app.__file__).parent
+# What each adapter answers: a request that gets another status than 404 with it.
+ASKED = {
+    "app.adapters.explain.routes": "POST /explain",
+    "app.adapters.huggingface": "POST /",
+    "app.adapters.kserve": "POST /v1/models/tiny:predict",
+    "app.adapters.model_list": "GET /v1/models",
+    "app.adapters.open_inference.routes": "POST /v2/models/tiny/infer",
+    "app.adapters.sagemaker.routes": "POST /invocations",
+    "app.adapters.stream.routes": "POST /classify/stream",
+    "app.adapters.tei": "POST /predict",
+    "app.adapters.tokenize.routes": "POST /tokenize",
+    "app.adapters.vllm": "POST /v1/classify",
+    "app.adapters.vertex": "POST /of/vertex",
+}
+STATUSES = """
+import json, sys
+from fastapi.testclient import TestClient
+from app.config.settings import Settings
+from app.main import create_app
+settings = Settings(model=(sys.argv[1],), runners=1, threads=1, max_batch_tokens=512)
+with TestClient(create_app(settings)) as client:
+    assert client.post("/classify", json={"inputs": "love"}).status_code == 200
+    for asked in json.loads(sys.argv[2]):
+        method, path = asked.split()
+        print(asked, client.request(method, path, json={}).status_code)
+"""
+
+
+def _without(adapter: str, tree: Path) -> None:
+    """A copy of ``app`` in ``tree`` without this adapter's files and its line of registration."""
+    shutil.copytree(APP, tree / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    module = tree / adapter.replace(".", "/")
+    if module.with_suffix(".py").is_file() and module.parent.name == "adapters":
+        module.with_suffix(".py").unlink()
+    else:
+        shutil.rmtree(module.parent)
+    main = tree / "app" / "main.py"
+    lines = main.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not re.match(rf'    "{re.escape(adapter)}",', line)]
+    assert len(kept) == len(lines) - 1
+    main.write_text("".join(kept))
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_the_service_works_without_an_adapter(adapter: str, bundle: Path, tmp_path: Path) -> None:
+    """It starts and classifies, the other adapters answer, and the adapter's path is 404 or 405."""
+    _without(adapter, tmp_path)
+    answers = subprocess.run(
+        [sys.executable, "-c", STATUSES, str(bundle), json.dumps([*ASKED.values()])],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path), "AIP_PREDICT_ROUTE": "/of/vertex"},
+        capture_output=True,
+        text=True,
+    )
+    assert answers.returncode == 0, answers.stderr
+    statuses = dict(line.rsplit(" ", 1) for line in answers.stdout.splitlines())
+    missing = [name for name, asked in ASKED.items() if statuses[asked] in ("404", "405")]
+    assert missing == [adapter] or (adapter == "app.grpc_api.adapter" and missing == [])
