@@ -23,7 +23,7 @@ set -eu
 cd "$1"; shift
 for name in proc sys dev; do mount --rbind "/$name" "$name"; done
 while [ "$1" != -- ]; do
-    if [ -d "$1" ]; then mkdir -p ".$2"; else touch ".$2"; fi
+    if [ -d "$1" ]; then mkdir -p ".$2"; else mkdir -p ".${2%/*}"; touch ".$2"; fi
     mount --bind "$1" ".$2"; shift 2
 done
 shift

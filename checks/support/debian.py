@@ -41,5 +41,5 @@ def pip_sources(file: Path) -> Iterator[tuple[str, str]]:
         found["cert"] = CERTIFICATES
     file.write_text("\n".join(["[global]", *(f"{name} = {found[name]}" for name in found)]))
     yield str(file), "/etc/pip.conf"
-    wheels = found.get("find-links", "").split()
-    yield from ((path, path) for path in wheels if Path(path).is_dir())
+    paths = f"{found.get('find-links', '')} {found.get('constraint', '')}".split()
+    yield from ((path, path) for path in paths if Path(path).exists())
