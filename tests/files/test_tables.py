@@ -307,6 +307,16 @@ def test_an_unknown_column(tmp_path: Path, name: str, content: bytes) -> None:
     assert "x" in _texts(_open(path, "tweet"))
 
 
+def test_jsonl_with_constants_that_json_lacks(tmp_path: Path) -> None:
+    """NaN and infinity become null, also in a row that fails; other lines stay unchanged."""
+    lines = ['{"text": "love", "n": [NaN, 1]}', '{"text": 7, "n": -Infinity}', '{"n":  1.10}']
+    table = _open(_file(tmp_path, "a.jsonl", "\n".join(lines).encode()))
+    written = _written(table, ".jsonl", tmp_path, [GOOD, FAILED, FAILED]).decode().splitlines()
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in written]
+    assert [row["n"] for row in rows] == [[None, 1], None, 1.1]
+    assert written[2].startswith('{"n":  1.10, ')
+
+
 def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
     """A line's members are written unchanged, with all digits; a bad line fails in its place."""
     lines = [
