@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         help="classify texts and files of texts",
     )
     classify_arguments.add_arguments(classify)
-    add_settings(classify, LOCAL, classify_arguments.DESCRIPTIONS)
+    add_settings(classify, (*LOCAL, "cache_dir"), classify_arguments.DESCRIPTIONS)
 
     doctor = commands.add_parser(
         "doctor",
@@ -136,7 +136,8 @@ def _parser() -> argparse.ArgumentParser:
         "problem.",
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
-    add_settings(doctor, LOCAL, {"model": classify_arguments.DESCRIPTIONS["model"]})
+    model = {"model": classify_arguments.DESCRIPTIONS["model"]}
+    add_settings(doctor, (*LOCAL, "cache_dir"), model)
     return parser
 
 

@@ -177,7 +177,7 @@ def test_parts_are_equal_to_the_file_of_the_command(
 def test_a_part_counts_only_if_it_is_whole_and_of_this_plan(
     classifier: LocalClassifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not done are: damaged parts, one of another plan, one that is written, one that lacks rows."""
+    """Not done are damaged parts, those of another plan, without all rows, or being written."""
     directory = LocalDirectory(tmp_path / "out")
     plan = _begun(_csv(tmp_path / "in.csv", 12_000), directory, 2_000)
     for part in plan.parts:

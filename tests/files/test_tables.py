@@ -1,5 +1,6 @@
 """How each kind of file is read, and how the results are written."""
 
+import bz2
 import csv
 import gzip
 import io
@@ -224,11 +225,13 @@ def test_text_in_another_encoding(tmp_path: Path, suffix: str, encoding: str, na
     ("content", "words"),
     [
         (gzip.compress(b"text\nlove\n"), r"compressed with gzip; .* gunzip -c '/.*/a file\.\w+' >"),
+        (bz2.compress(b"text\nlove\n"), r"bzip2; .* bunzip2 -c '/.*/a file\.\w+' > unpacked\."),
+        (b"\x28\xb5\x2f\xfd\x04\0", r"compressed with zstd; .* zstd -dc '/.*/a file\.\w+' >"),
         (b"PK\x03\x04\x14\0\0\0\x08\0[Content_Types].xml", "Excel workbook; save it as CSV"),
         (b"PK\x03\x04\x14\0\0\0\x08\0reviews.csv", "ZIP archive; unpack it"),
         (b"PAR1\x15\x04\x15", r"Parquet file; rename it so that it ends in \.parquet"),
     ],
-    ids=["gzip", "xlsx", "zip", "parquet"],
+    ids=["gzip", "bzip2", "zstd", "xlsx", "zip", "parquet"],
 )
 def test_another_kind_of_file_under_this_name(
     tmp_path: Path, suffix: str, content: bytes, words: str
