@@ -77,6 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         _report(options, missing_extra(error))
         return 1
+    except (ImportError, MemoryError, SystemError) as error:  # SystemError: of NumPy
+        line = (str(error).strip().splitlines() or [repr(error)])[-1]
+        reason = f"a package cannot be loaded (is there too little memory?): {line}"
+        _report(options, UserError(reason))
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -168,13 +173,8 @@ def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
         from app.server.run import run
 
         return run(settings, assignment)
-    except (UserError, ModuleNotFoundError, OSError):
+    except (UserError, ImportError, MemoryError, SystemError, OSError):
         raise
-    except (ImportError, MemoryError, SystemError) as error:  # SystemError: of NumPy
-        line = (str(error).strip().splitlines() or [repr(error)])[-1]
-        raise UserError(
-            f"a package cannot be loaded (is there too little memory?): {line}"
-        ) from error
     except Exception:
         logger.critical("the service failed", exc_info=True)
         return 1
