@@ -53,7 +53,7 @@ RUN $PIP --require-hashes --requirement requirements/gpu.txt --requirement requi
 
 
 FROM build AS code
-COPY pyproject.toml README.md LICENSE sentiment_client.py sentiment_service.py ./
+COPY pyproject.toml README.md LICENSE sentiment_*.py ./
 COPY app app
 COPY model_export model_export
 COPY models models

@@ -9,7 +9,8 @@
 ``AsyncClient`` has the same methods for ``async with``, ``await`` and ``async for``.
 
 If the service cannot be reached or is overloaded, the client tries again: a few times, or until
-the deadline if the service says when to come back.
+the deadline if the service says when to come back. For long jobs, ``patience_s`` lets it wait
+while the service restarts, and as long as a rate limit says.
 Texts are sent in batches, several batches at a time. The results are in the order of the texts.
 
 The file is long because users copy it, so it must not need other files of this project.
@@ -17,6 +18,7 @@ The file is long because users copy it, so it must not need other files of this 
 
 import asyncio
 import json
+import logging
 import random
 import shlex
 import sys
@@ -30,7 +32,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from math import isfinite
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 try:
     import httpx
@@ -46,6 +48,7 @@ __all__ = [
     "Client",
     "ConnectionFailed",
     "ItemError",
+    "Model",
     "ModelInfo",
     "Prediction",
     "SentimentError",
@@ -60,9 +63,16 @@ Text = str | Mapping[str, str]
 MAX_BATCH_BYTES = 1_000_000
 # Without a header Retry-After, the client stops after so many attempts.
 MAX_ATTEMPTS = 6
-# The longest pause before the second attempt; it doubles with each further attempt.
+# The longest pause before the second attempt; it doubles with each of the next MAX_ATTEMPTS.
 FIRST_BACKOFF_S = 0.1
+# Errors of a text that say nothing of the text: later, it has a result.
+PASSING = {"deadline_exceeded", "not_ready", "shutting_down"}
+# A patient client logs why it waits when the wait gets as long as this, and then once in this time.
+SHOWN_FROM_S, SHOWN_EVERY_S = 5.0, 60.0
 NOT_THE_SERVICE = "the answer is not from the sentiment service"
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +104,18 @@ class ModelInfo:
     precision: str
     labels: tuple[str, ...]
 
+    def __str__(self) -> str:
+        labels = ", ".join(self.labels)
+        return f"{self.name} (revision {self.revision}, {self.precision}, labels {labels})"
+
 
 class SentimentError(Exception):
     """A request failed: the service or a proxy answered with an error, or there was no answer.
 
     ``status`` is the HTTP status of the error, if there was one. ``code`` is the service's error
-    code, ``connection_failed`` or ``timed_out`` if there was no answer, and None if the answer
-    is not from the service. ``retry_after_s`` are the seconds of the header Retry-After.
+    code, ``connection_failed`` or ``timed_out`` if there was no answer, ``model_changed`` if it is
+    from another model than the given ``ModelInfo``, and None if it is not from the service.
+    ``retry_after_s`` are the seconds of the header Retry-After.
     """
 
     def __init__(
@@ -130,6 +145,9 @@ class ConnectionFailed(SentimentError):
 
 
 Outcome = Prediction | ItemError
+# The name of a model, or one of ``models()``: then answers of another revision, precision or other
+# labels are errors with the code ``model_changed``.
+Model = str | ModelInfo
 
 
 class _BaseClient:
@@ -141,6 +159,7 @@ class _BaseClient:
         *,
         api_key: str | None = None,
         timeout_s: float = 30.0,
+        patience_s: float = 0.0,
         batch_size: int = 100,
         concurrency: int = 4,
     ) -> None:
@@ -149,15 +168,25 @@ class _BaseClient:
         A text or a batch may take ``timeout_s`` seconds with all its attempts. A batch has at
         most ``batch_size`` texts. At most ``concurrency`` batches are sent at the same time.
 
+        With ``patience_s``, each attempt may take ``timeout_s``. Once the service has answered,
+        attempts go on while it is away for up to ``patience_s`` seconds, and as long as a rate
+        limit says; and a text of a list whose error says nothing of the text is sent again.
+
         Raises:
             ValueError: the URL, the key or a number is not valid.
         """
-        if timeout_s <= 0 or batch_size < 1 or concurrency < 1:
-            raise ValueError("timeout_s, batch_size and concurrency must be positive")
+        if timeout_s <= 0 or patience_s < 0 or batch_size < 1 or concurrency < 1:
+            raise ValueError(
+                "timeout_s, batch_size and concurrency must be positive, patience_s not negative"
+            )
         address = _address(url)
         # Without the user and the password that may be in the URL: it is shown in errors.
         self.url = f"{address.scheme}://{address.netloc.decode()}{address.path}"
         self._timeout_s = timeout_s
+        self._patience_s = patience_s
+        self._has_answered = False
+        self._shown_at = float("-inf")
+        self._showing = threading.Lock()
         self._batch_size = batch_size
         self._concurrency = concurrency
         self._open(address, {"content-type": "application/json", **_authorization(api_key)})
@@ -167,6 +196,49 @@ class _BaseClient:
 
     def _open(self, address: httpx.URL, headers: dict[str, str]) -> None:
         raise NotImplementedError
+
+    def _attempt_s(self, started: float) -> float:
+        """Seconds for the next attempt of a request that began at ``started``."""
+        waited_s = 0.0 if self._patience_s else time.monotonic() - started
+        return max(0.001, self._timeout_s - waited_s)
+
+    def _pause_s(self, error: SentimentError, attempts: int, started: float) -> float | None:
+        """Seconds to wait before the next attempt; None if there should be no other attempt."""
+        if error.code != "connection_failed" and error.status not in (429, 502, 503):
+            return None
+        # A little longer than the service says, so that not all requests return at the same moment.
+        longest_s = FIRST_BACKOFF_S * 2 ** min(attempts - 1, MAX_ATTEMPTS)
+        pause_s = (error.retry_after_s or 0.0) + random.uniform(0, longest_s)
+        waited_s = time.monotonic() - started + pause_s
+        if not (self._patience_s and self._has_answered):
+            again = attempts < MAX_ATTEMPTS or error.retry_after_s is not None
+            return pause_s if again and waited_s < self._timeout_s else None
+        if error.status != 429 and waited_s > self._patience_s:
+            return None
+        with self._showing:  # several requests wait at the same time; one of them says so
+            now = time.monotonic()
+            if waited_s >= SHOWN_FROM_S and now - self._shown_at >= SHOWN_EVERY_S:
+                self._shown_at = now
+                logger.warning("%s; trying again in %.0f s", error, pause_s)
+        return pause_s
+
+    def _outcomes(self, size: int, model: Model | None, document: Any) -> list[Outcome]:
+        """The outcomes of a batch of ``size`` texts.
+
+        Raises:
+            SentimentError: the answer is not from the service or from another model; or, if the
+                client is patient, all errors say nothing of their texts.
+        """
+        outcomes = _outcomes(document, size, model)
+        first = outcomes[0]
+        if isinstance(first, ItemError) and all(map(self._passes, outcomes)):
+            raise SentimentError(first.message, status=503, code=first.code)
+        return outcomes
+
+    def _passes(self, outcome: Outcome) -> bool:
+        """Whether a patient client sends the text again."""
+        late = isinstance(outcome, ItemError) and outcome.code in PASSING
+        return late and self._patience_s > 0
 
 
 class Client(_BaseClient):
@@ -189,17 +261,17 @@ class Client(_BaseClient):
 
     @overload
     def classify(  # type: ignore[overload-overlap]
-        self, texts: Text, *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Text, *, model: Model | None = None, overflow: Overflow = "truncate"
     ) -> Prediction: ...
     @overload
     def classify(
-        self, texts: Iterable[Text], *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Iterable[Text], *, model: Model | None = None, overflow: Overflow = "truncate"
     ) -> list[Outcome]: ...
     def classify(
         self,
         texts: Text | Iterable[Text],
         *,
-        model: str | None = None,
+        model: Model | None = None,
         overflow: Overflow = "truncate",
     ) -> Prediction | list[Outcome]:
         """Classify one text or pair of texts, or several.
@@ -212,11 +284,11 @@ class Client(_BaseClient):
         """
         if not isinstance(texts, str | Mapping):
             return list(self.classify_iter(texts, model=model, overflow=overflow))
-        document = self._request("POST", "/classify", _body(texts, model, overflow))
-        return _single_prediction(document)
+        read = partial(_prediction, model)
+        return self._request("/classify", read, _body(texts, model, overflow))
 
     def classify_iter(
-        self, texts: Iterable[Text], *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Iterable[Text], *, model: Model | None = None, overflow: Overflow = "truncate"
     ) -> Iterator[Outcome]:
         """The result of each text, in order. Later texts are read and sent in the meantime.
 
@@ -237,50 +309,53 @@ class Client(_BaseClient):
         Raises:
             SentimentError: the request failed.
         """
-        return _models(self._request("GET", "/models"))
+        return self._request("/models", _models)
 
     def _classify_batch(
-        self, batch: list[Text], model: str | None, overflow: Overflow
+        self, batch: list[Text], model: Model | None, overflow: Overflow
     ) -> list[Outcome]:
+        body, read = _body(batch, model, overflow), partial(self._outcomes, len(batch), model)
         try:
-            document = self._request("POST", "/classify", _body(batch, model, overflow))
-            return _outcomes(document, len(batch))
+            outcomes = self._request("/classify", read, body)
         except SentimentError as error:
             if not _too_large(error):
                 raise
             if len(batch) == 1:
                 return [ItemError(error.code or "payload_too_large", error.detail)]
-        first, second = _halves(batch)
-        return [
-            *self._classify_batch(first, model, overflow),
-            *self._classify_batch(second, model, overflow),
-        ]
+            first, second = _halves(batch)
+            return [
+                *self._classify_batch(first, model, overflow),
+                *self._classify_batch(second, model, overflow),
+            ]
+        late = [text for text, one in zip(batch, outcomes, strict=True) if self._passes(one)]
+        if not late:
+            return outcomes
+        again = iter(self._classify_batch(late, model, overflow))
+        return [next(again) if self._passes(one) else one for one in outcomes]
 
-    def _request(self, method: str, path: str, body: bytes | None = None) -> Any:
-        """The JSON of the answer. Failed attempts are repeated while ``_pause_s`` allows it."""
-        deadline = time.monotonic() + self._timeout_s
-        attempts = 0
-        while True:
-            attempts += 1
-            try:
-                return self._attempt(method, path, body, deadline - time.monotonic())
-            except SentimentError as error:
-                pause_s = _pause_s(error, attempts, deadline - time.monotonic())
-                if pause_s is None or self._closed.wait(pause_s):
-                    raise
-
-    def _attempt(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
-        """The JSON of the answer to a request that is sent once.
+    def _request(self, path: str, read: Callable[[Any], T], body: bytes | None = None) -> T:
+        """What ``read`` makes of the answer. Attempts are repeated while ``_pause_s`` allows it.
 
         Raises:
             SentimentError: there was no answer, or it is an error.
         """
-        limits = _time_limit(max(0.001, timeout_s))
-        try:
-            answer = self._http.request(method, path, content=body, **limits)
-        except httpx.RequestError as error:
-            raise _connection_failed(error, self.url) from None
-        return _document(answer)
+        started = time.monotonic()
+        attempts = 0
+        while True:
+            attempts += 1
+            limits = _time_limit(self._attempt_s(started))
+            try:
+                response = self._http.request(_method(body), path, content=body, **limits)
+                answer = read(_document(response))
+                self._has_answered = True
+                return answer
+            except httpx.RequestError as error:
+                failure: SentimentError = _connection_failed(error, self.url)
+            except SentimentError as error:
+                failure = error
+            pause_s = self._pause_s(failure, attempts, started)
+            if pause_s is None or self._closed.wait(pause_s):
+                raise failure
 
 
 class AsyncClient(_BaseClient):
@@ -301,17 +376,17 @@ class AsyncClient(_BaseClient):
 
     @overload
     async def classify(  # type: ignore[overload-overlap]
-        self, texts: Text, *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Text, *, model: Model | None = None, overflow: Overflow = "truncate"
     ) -> Prediction: ...
     @overload
     async def classify(
-        self, texts: Iterable[Text], *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Iterable[Text], *, model: Model | None = None, overflow: Overflow = "truncate"
     ) -> list[Outcome]: ...
     async def classify(
         self,
         texts: Text | Iterable[Text],
         *,
-        model: str | None = None,
+        model: Model | None = None,
         overflow: Overflow = "truncate",
     ) -> Prediction | list[Outcome]:
         """Classify one text or pair of texts, or several.
@@ -325,11 +400,11 @@ class AsyncClient(_BaseClient):
         if not isinstance(texts, str | Mapping):
             results = self.classify_iter(texts, model=model, overflow=overflow)
             return [outcome async for outcome in results]
-        document = await self._request("POST", "/classify", _body(texts, model, overflow))
-        return _single_prediction(document)
+        read = partial(_prediction, model)
+        return await self._request("/classify", read, _body(texts, model, overflow))
 
     async def classify_iter(
-        self, texts: Iterable[Text], *, model: str | None = None, overflow: Overflow = "truncate"
+        self, texts: Iterable[Text], *, model: Model | None = None, overflow: Overflow = "truncate"
     ) -> AsyncGenerator[Outcome, None]:
         """The result of each text, in order. Later texts are read and sent in the meantime.
 
@@ -357,43 +432,49 @@ class AsyncClient(_BaseClient):
         Raises:
             SentimentError: the request failed.
         """
-        return _models(await self._request("GET", "/models"))
+        return await self._request("/models", _models)
 
     async def _classify_batch(
-        self, batch: list[Text], model: str | None, overflow: Overflow
+        self, batch: list[Text], model: Model | None, overflow: Overflow
     ) -> list[Outcome]:
+        body, read = _body(batch, model, overflow), partial(self._outcomes, len(batch), model)
         try:
-            document = await self._request("POST", "/classify", _body(batch, model, overflow))
-            return _outcomes(document, len(batch))
+            outcomes = await self._request("/classify", read, body)
         except SentimentError as error:
             if not _too_large(error):
                 raise
             if len(batch) == 1:
                 return [ItemError(error.code or "payload_too_large", error.detail)]
-        first, second = _halves(batch)
-        return [
-            *await self._classify_batch(first, model, overflow),
-            *await self._classify_batch(second, model, overflow),
-        ]
+            first, second = _halves(batch)
+            return [
+                *await self._classify_batch(first, model, overflow),
+                *await self._classify_batch(second, model, overflow),
+            ]
+        late = [text for text, one in zip(batch, outcomes, strict=True) if self._passes(one)]
+        if not late:
+            return outcomes
+        again = iter(await self._classify_batch(late, model, overflow))
+        return [next(again) if self._passes(one) else one for one in outcomes]
 
-    async def _request(self, method: str, path: str, body: bytes | None = None) -> Any:
-        """The JSON of the answer. Failed attempts are repeated while ``_pause_s`` allows it."""
-        deadline = time.monotonic() + self._timeout_s
+    async def _request(self, path: str, read: Callable[[Any], T], body: bytes | None = None) -> T:
+        """See ``Client._request``."""
+        started = time.monotonic()
         attempts = 0
         while True:
             attempts += 1
-            remaining_s = max(0.001, deadline - time.monotonic())
+            limit_s = self._attempt_s(started)
             try:
-                async with asyncio.timeout(remaining_s):
-                    answer = await self._http.request(
-                        method, path, content=body, **_time_limit(remaining_s)
-                    )
-                return _document(answer)
+                async with asyncio.timeout(limit_s):
+                    limits = _time_limit(limit_s)
+                    response = await self._http.request(_method(body), path, content=body, **limits)
+                answer = read(_document(response))
+                self._has_answered = True
+                return answer
             except (httpx.RequestError, TimeoutError) as error:
                 failure: SentimentError = _connection_failed(error, self.url)
             except SentimentError as error:
                 failure = error
-            pause_s = _pause_s(failure, attempts, deadline - time.monotonic())
+            pause_s = self._pause_s(failure, attempts, started)
             if pause_s is None:
                 raise failure
             await asyncio.sleep(pause_s)
@@ -438,12 +519,16 @@ def _halves(batch: list[Text]) -> tuple[list[Text], list[Text]]:
     return batch[:middle], batch[middle:]
 
 
-def _body(inputs: Text | list[Text], model: str | None, overflow: Overflow) -> bytes:
+def _body(inputs: Text | list[Text], model: Model | None, overflow: Overflow) -> bytes:
     """JSON in ASCII. A lone surrogate can be sent, too; the service then refuses only its text."""
     document: dict[str, Any] = {"inputs": inputs, "overflow": overflow}
     if model is not None:
-        document["model"] = model
+        document["model"] = model if isinstance(model, str) else model.name
     return json.dumps(document).encode()
+
+
+def _method(body: bytes | None) -> str:
+    return "GET" if body is None else "POST"
 
 
 def _time_limit(remaining_s: float) -> dict[str, Any]:
@@ -496,39 +581,30 @@ def _retry_after_s(value: str) -> float | None:
     return max(0.0, (moment - datetime.now(UTC)).total_seconds())
 
 
-def _pause_s(error: SentimentError, attempts: int, remaining_s: float) -> float | None:
-    """Seconds to wait before the next attempt; None if there should be no other attempt."""
-    if error.code != "connection_failed" and error.status not in (429, 503):
-        return None
-    if error.retry_after_s is not None:
-        # A little longer, so that the refused clients do not all return at the same moment.
-        pause_s = error.retry_after_s + random.uniform(0, FIRST_BACKOFF_S)
-    elif attempts < MAX_ATTEMPTS:
-        pause_s = random.uniform(0, FIRST_BACKOFF_S * 2 ** (attempts - 1))
-    else:
-        return None
-    return pause_s if pause_s < remaining_s else None
-
-
 def _too_large(error: SentimentError) -> bool:
     """Whether the service may accept the same texts in smaller batches."""
     return error.status == 413 or error.code == "too_many_texts"
 
 
-def _single_prediction(document: Any) -> Prediction:
-    (outcome,) = _outcomes(document, 1)
+def _prediction(model: Model | None, document: Any) -> Prediction:
+    (outcome,) = _outcomes(document, 1, model)
     if isinstance(outcome, ItemError):
         raise SentimentError(outcome.message, code=outcome.code)
     return outcome
 
 
-def _outcomes(document: Any, expected: int) -> list[Outcome]:
+def _outcomes(document: Any, expected: int, model: Model | None) -> list[Outcome]:
+    served: Model | None = model
     try:
         outcomes = [_outcome(item) for item in document["results"]]
+        if isinstance(model, ModelInfo):
+            served = _model({**document["model"], "labels": document["labels"]})
     except (KeyError, TypeError):
         outcomes = []
     if len(outcomes) != expected:
         raise SentimentError(f"{NOT_THE_SERVICE}: it does not have one result for each text")
+    if served != model:
+        raise SentimentError(f"the service now serves {served}, not {model}", code="model_changed")
     return outcomes
 
 
@@ -545,12 +621,13 @@ def _outcome(item: Any) -> Outcome:
     )
 
 
+def _model(item: Any) -> ModelInfo:
+    return ModelInfo(item["name"], item["revision"], item["precision"], tuple(item["labels"]))
+
+
 def _models(document: Any) -> list[ModelInfo]:
     try:
-        return [
-            ModelInfo(item["name"], item["revision"], item["precision"], tuple(item["labels"]))
-            for item in document["models"]
-        ]
+        return [_model(item) for item in document["models"]]
     except (KeyError, TypeError):
         raise SentimentError(f"{NOT_THE_SERVICE}: it has no list of models") from None
 

@@ -1,14 +1,12 @@
 """The service by a name that no other package has: its commands, and what programs import.
 
-The package of the service is called ``app``, as many projects call their own. This module loads
-the ``app`` that lies beside it, whatever comes first on ``PYTHONPATH``.
+``sentiment_loader`` sees to it that ``app`` is ours, whatever else is called so.
 """
 
 import importlib
-import importlib.util
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import sentiment_loader  # noqa: F401 - before anything of app is imported
 
 if TYPE_CHECKING:
     from app.config.settings import Settings as Settings
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ("Settings", "classify_frame", "create_app")
 
-HERE = Path(__file__).resolve().parent
 # What programs import from this module, and where it is. Each is loaded when it is asked for.
 PUBLIC = {
     "Settings": ("app.config.settings", "Settings"),
@@ -45,46 +42,3 @@ def export() -> int:
     from model_export.cli import main as run
 
     return run()
-
-
-def on_node(function: str = "", *arguments: Any) -> Any:
-    """What the processes of Ray's nodes call; ``function`` is the name of one in ``app``.
-
-    They import this module first, so ``app`` is ours there. Their workers call it when they start,
-    with nothing, before they unpickle anything.
-    """
-    module, _, name = function.rpartition(".")
-    return getattr(importlib.import_module(module), name)(*arguments) if module else None
-
-
-def partition_classifier(*fields: Any) -> Any:
-    """What Spark's workers unpickle. They import this module first, so ``app`` is ours there."""
-    from app.files.cluster.spark import PartitionClassifier
-
-    return PartitionClassifier(*fields)
-
-
-def _load(package: str) -> None:
-    """Let ``import`` find our package of this name, and no other.
-
-    Raises:
-        ImportError: another package of this name is imported already.
-    """
-    folder = HERE / package
-    there = sys.modules.get(package)
-    if there is None:
-        spec = importlib.util.spec_from_file_location(
-            package, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        assert spec  # noqa: S101 - a path of a Python file has one
-        sys.modules[package] = importlib.util.module_from_spec(spec)  # __init__.py is empty
-    elif folder not in map(Path.resolve, map(Path, there.__path__)):
-        raise ImportError(
-            f"sentiment_service has a package named {package!r}, and this process has imported "
-            f"another one from {', '.join(there.__path__)}; use sentiment_service in a process "
-            "of its own"
-        )
-
-
-for _package in ("app", "model_export"):
-    _load(_package)

@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import get_args
 
 from app.cli.command_parser import CommandParser, add_version, local_path
@@ -125,15 +126,23 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
     options = parser.parse_args(words)
 
     check_bundle_output(options.output)
-    # Imported here because --help needs none of it, and a bundle on the hub no torch.
-    from model_export.hub_bundle import fetch_bundle, push_bundle
-
-    if not fetch_bundle(options.source, options.output, options.revision, options.precision):
+    if not _fetched(options):
         _export_checkpoint(options)
     print(f"wrote {options.output}")
     if options.push:
+        from model_export.hub_bundle import push_bundle
+
         commit = push_bundle(options.output, options.push)
         print(f"pushed to {options.push} at {commit}")
+
+
+def _fetched(options: argparse.Namespace) -> bool:
+    """Whether the source was a bundle on the hub, which needs no torch."""
+    if Path(options.source).exists():  # needs nothing of the hub
+        return False
+    from model_export.hub_bundle import fetch_bundle
+
+    return fetch_bundle(options.source, options.output, options.revision, options.precision)
 
 
 def _export_checkpoint(options: argparse.Namespace) -> None:

@@ -20,16 +20,14 @@ def fetch_bundle(
 ) -> bool:
     """Copy the bundle that a hub repository holds to ``output``; False if it holds none.
 
-    The copy has only those of the ``precisions`` that the bundle has. Nothing is asked if
-    ``source`` is a path. If the hub does not answer, and its cache has the repository, the answer
-    is False: ``find_checkpoint`` may find a checkpoint there.
+    The copy has only those of the ``precisions`` that the bundle has. If the hub does not answer,
+    and its cache has the repository, the answer is False: ``find_checkpoint`` may find a
+    checkpoint there.
 
     Raises:
         UserError: the repository cannot be read, the bundle is damaged or has none of the
             precisions, or ``output`` must not be written.
     """
-    if Path(source).exists():
-        return False
     try:
         return _fetch(source, output, revision, precisions)
     except HFValidationError:

@@ -77,6 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         _report(options, missing_extra(error))
         return 1
+    except (ImportError, MemoryError, SystemError) as error:  # SystemError: of NumPy
+        line = (str(error).strip().splitlines() or [repr(error)])[-1]
+        reason = f"a package cannot be loaded (is there too little memory?): {line}"
+        _report(options, UserError(reason))
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -125,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         help="classify texts and files of texts",
     )
     classify_arguments.add_arguments(classify)
-    add_settings(classify, LOCAL, classify_arguments.DESCRIPTIONS)
+    add_settings(classify, (*LOCAL, "cache_dir"), classify_arguments.DESCRIPTIONS)
 
     doctor = commands.add_parser(
         "doctor",
@@ -136,7 +141,8 @@ def _parser() -> argparse.ArgumentParser:
         "problem.",
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
-    add_settings(doctor, LOCAL, {"model": classify_arguments.DESCRIPTIONS["model"]})
+    model = {"model": classify_arguments.DESCRIPTIONS["model"]}
+    add_settings(doctor, (*LOCAL, "cache_dir"), model)
     return parser
 
 
@@ -167,13 +173,8 @@ def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
         from app.server.run import run
 
         return run(settings, assignment)
-    except (UserError, ModuleNotFoundError, OSError):
+    except (UserError, ImportError, MemoryError, SystemError, OSError):
         raise
-    except (ImportError, MemoryError, SystemError) as error:  # SystemError: of NumPy
-        line = (str(error).strip().splitlines() or [repr(error)])[-1]
-        raise UserError(
-            f"a package cannot be loaded (is there too little memory?): {line}"
-        ) from error
     except Exception:
         logger.critical("the service failed", exc_info=True)
         return 1

@@ -26,7 +26,7 @@ def _listed(value: str) -> tuple[str, ...]:
 
 def _paths(value: Any) -> Any:
     if "://" in str(value):
-        raise ValueError("give a model of the hub as ORG/NAME, not by its web address")
+        raise ValueError("a model of the hub is given as ORG/NAME")
     if isinstance(value, str):  # as in PATH, empty parts mean nothing
         value = [*filter(None, value.split(os.pathsep))] or [""]
     if not all(value):  # an empty variable by mistake must not serve another model

@@ -65,11 +65,14 @@ def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
         )
     if CONFIG_FILE not in held:
         raise UserError(f"{where} has no {CONFIG_FILE}, so it is not a checkpoint")
+    if weights is None and MANIFEST in held:
+        raise UserError(
+            f"{where} is a bundle, which is what an export makes: {MANIFEST} and README.md in it "
+            "say what it holds; serve it with --model"
+        )
     if weights is None:
         other = sorted(n for n in held if n.endswith((".h5", ".msgpack", ".ckpt.index", ".onnx")))
         instead = f"; {', '.join(other[:3])} cannot be read" if other else ""
-        if MANIFEST in held:
-            instead = "; it seems to be a bundle, which is what an export makes"
         raise UserError(
             f"{where} has no weights: one of {', '.join(WEIGHT_FILES)} is needed{instead}"
         )

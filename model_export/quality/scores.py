@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import sqrt
 from statistics import fmean
 from typing import Any
 
@@ -59,7 +60,9 @@ class Scores(Figures):
             f"{label:<{width}}" + "".join(f"{count:>{width}}" for count in counts)
             for label, counts in zip(self.labels, self.confusion, strict=True)
         ]
-        lines = [self.line(), "rows: gold, columns: predicted", header, *rows]
+        low, high = interval(self.accuracy, self.samples)
+        certain = f"accuracy on all texts like these, with 95 % confidence: {low:.3f} to {high:.3f}"
+        lines = [self.line(), certain, "rows: gold, columns: predicted", header, *rows]
         if len(self.groups) > 1:
             widest = max(len(name) for name in self.groups | {"mean": 0})
             lines += [f"{name:<{widest}}  {group.line()}" for name, group in self.groups.items()]
@@ -103,6 +106,13 @@ def score(
             macro_f1=fmean(part.macro_f1 for part in parts),
         ),
     )
+
+
+def interval(share: float, samples: int) -> tuple[float, float]:
+    """The 95 % interval of a share that was ``share`` among ``samples`` (Wilson 1927)."""
+    z = 1.96 / sqrt(samples)
+    middle, half = share + z * z / 2, z * sqrt(share * (1 - share) + z * z / 4)
+    return (middle - half) / (1 + z * z), (middle + half) / (1 + z * z)
 
 
 def _confusion(texts: NDArray[np.int_], labels: int) -> NDArray[np.int_]:

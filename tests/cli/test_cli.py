@@ -264,10 +264,12 @@ def test_a_wrong_word_gets_the_nearest_one(
 
 
 def test_help_offers_only_what_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
-    """`classify` takes one model, so its help does not offer several."""
+    """`classify` takes one model, so its help does not offer several; it keeps exports, too."""
     with pytest.raises(SystemExit):
         main(["classify", "--help"])
-    assert "repeat the option" not in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "repeat the option" not in shown
+    assert "--cache-dir DIR directory that keeps exported models" in shown
 
 
 @pytest.mark.parametrize("command", ["serve", "classify"])

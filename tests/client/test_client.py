@@ -20,6 +20,7 @@ from sentiment_client import (
     Client,
     ConnectionFailed,
     ItemError,
+    ModelInfo,
     Prediction,
     SentimentError,
 )
@@ -267,9 +268,9 @@ HTML = {"content-type": "text/html"}, b"<h1>Bad Gateway</h1>"
     [
         *[
             (_problem(status, "wrong", retry_after="0"), "wrong", "it is wrong")
-            for status in (400, 401, 403, 404, 422, 500, 502, 504)
+            for status in (400, 401, 403, 404, 422, 500, 504)
         ],
-        *[((status, *HTML), None, "text/html") for status in (200, 302, 502)],
+        *[((status, *HTML), None, "text/html") for status in (200, 302, 500)],
     ],
 )
 def test_other_errors_are_not_tried_again(
@@ -381,12 +382,109 @@ def test_retry_after_as_a_date() -> None:
 
 def test_backoff_doubles_with_full_jitter() -> None:
     """A pause is random between 0 and a limit that doubles with each attempt."""
-    error = ConnectionFailed("", code="connection_failed")
+    error, client = ConnectionFailed("", code="connection_failed"), Client(timeout_s=1_000)
     for attempts in range(1, sentiment_client.MAX_ATTEMPTS):
-        pauses = [sentiment_client._pause_s(error, attempts, 1_000) or 0 for _ in range(300)]
+        pauses = [client._pause_s(error, attempts, time.monotonic()) or 0 for _ in range(300)]
         most = 0.1 * 2 ** (attempts - 1)
         assert 0 <= min(pauses) < 0.1 * most
         assert 0.9 * most < max(pauses) <= most
+
+
+def _patient(*, met: bool = True) -> Client:
+    client = Client(timeout_s=5.0, patience_s=60.0)
+    client._has_answered = met
+    return client
+
+
+def test_how_long_a_patient_client_waits() -> None:
+    """``patience_s`` for a service that has answered before, a few attempts for another.
+
+    However many attempts there were, a pause is some seconds at most.
+    """
+
+    def pause_s(client: Client, error: SentimentError, waited_s: float = 0.0) -> float | None:
+        return client._pause_s(error, 2_000, time.monotonic() - waited_s)
+
+    absent = ConnectionFailed("", code="connection_failed")
+    for error in (absent, SentimentError("", status=502), SentimentError("", status=503)):
+        assert 0 <= (pause_s(_patient(), error, 50) or -1) < 7
+        assert pause_s(_patient(), error, 60) is None
+        assert pause_s(_patient(met=False), error) is None
+    assert pause_s(_patient(), SentimentError("", status=401, code="unauthorized")) is None
+    assert pause_s(_patient(), ConnectionFailed("", code="timed_out")) is None
+    limited = SentimentError("", status=429, code="rate_limited", retry_after_s=3_500)
+    assert 3_500 <= (pause_s(_patient(), limited, 7_000) or 0) < 3_510
+
+
+@pytest.mark.parametrize("patience_s", [0.0, 20.0])
+@pytest.mark.parametrize("code", sorted(sentiment_client.PASSING))
+def test_errors_that_say_nothing_of_their_texts(
+    classify: Call, monkeypatch: pytest.MonkeyPatch, code: str, patience_s: float
+) -> None:
+    """A patient client sends such texts again, alone, until they have results; others tell them."""
+    monkeypatch.setattr(sentiment_client, "FIRST_BACKOFF_S", 0.001)
+
+    class Late(Server):
+        def answer(self, body: Any) -> tuple[int, dict[str, str], bytes]:
+            status, headers, content = super().answer(body)
+            late = {"error": {"code": code, "message": "later"}}
+            results = json.loads(content)["results"]
+            if body["inputs"] == ["xxx"] and len(self.seen) < 4:
+                results = [late]
+            results[1:3] = [late for _ in results[1:3]]
+            return status, headers, json.dumps({"results": results}).encode()
+
+    server = Late([])
+    with _listening(server) as url:
+        outcomes = classify(url, ["x", "xx", "xxx", ""], {"patience_s": patience_s})
+    if patience_s:
+        assert [prediction.tokens for prediction in outcomes] == [1, 2, 3, 0]
+        sent = [body["inputs"] for _, body in server.seen]
+        assert sent == [["x", "xx", "xxx", ""], ["xx", "xxx"], ["xxx"], ["xxx"]]
+    else:
+        assert outcomes[1] == outcomes[2] == ItemError(code, "later")
+
+
+MODEL = {"name": "tiny", "revision": "abc", "precision": "int8"}
+PINNED = ModelInfo("tiny", "abc", "int8", ("negative", "positive"))
+
+
+@pytest.mark.parametrize(
+    ("served", "labels", "shown"),
+    [
+        ({}, ["negative", "positive"], None),
+        (
+            {"name": "large"},
+            ["negative", "positive"],
+            "large (revision abc, int8, labels negative, positive)",
+        ),
+        (
+            {"precision": "fp32"},
+            ["negative", "positive"],
+            "tiny (revision abc, fp32, labels negative, positive)",
+        ),
+        ({}, ["bad", "good"], "tiny (revision abc, int8, labels bad, good)"),
+    ],
+)
+@pytest.mark.parametrize("texts", ["love", ["love", "it"]])
+def test_the_answer_of_another_model(
+    texts: str | list[str], served: dict[str, str], labels: list[str], shown: str | None
+) -> None:
+    """Texts for one of ``models()`` get an error that names both, if another model answers."""
+    document = {"model": MODEL | served, "labels": labels, "results": [RESULT] * 2}
+    if isinstance(texts, str):
+        document["results"] = [RESULT]
+    answer = 200, {"content-type": "application/json"}, json.dumps(document).encode()
+    server = Server([answer])
+    with _listening(server) as url, Client(url) as client:
+        if shown is None:
+            client.classify(texts, model=PINNED)
+        else:
+            with pytest.raises(SentimentError) as raised:
+                client.classify(texts, model=PINNED)
+            assert raised.value.code == "model_changed"
+            assert raised.value.detail == f"the service now serves {shown}, not {PINNED}"
+    assert [body["model"] for _, body in server.seen] == ["tiny"]
 
 
 def _endless(taken: list[int]) -> Iterator[str]:

@@ -131,7 +131,7 @@ ORIGIN = r"--cors-origins: .*https://example.org, or '\*'"
             ({"cors_origins": origins}, ORIGIN)
             for origins in ("example.org", "https://example.org/path", "https:// x")
         ),
-        ({"model": "https://huggingface.co/acme/tiny"}, "--model: .* as ORG/NAME, not by its web"),
+        ({"model": "https://huggingface.co/acme/tiny"}, "--model: .* is given as ORG/NAME, not "),
         ({"max_inflight_bytes": 1000}, "--max-inflight-bytes: one body may have 2097152 bytes"),
         (
             {"served_name": ["a", "b"]},

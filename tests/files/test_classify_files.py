@@ -755,7 +755,7 @@ def test_a_service_that_requires_a_key(bundle: Path) -> None:
 def test_a_service_that_dies(bundle: Path, tmp_path: Path) -> None:
     """Exit code 1 and a one-line error; when the service is back, --resume continues."""
     source, target = _csv(tmp_path / "in.csv", 4_000), tmp_path / "out.csv"
-    patience = "from app.files.run import patient_client; patient_client.ABSENCE_S = 0.5\n"
+    patience = "from app.files.run import remote; remote.PATIENCE_S = 0.5\n"
     command = [*SLOW_COMMAND[:-1], patience + SLOW_COMMAND[-1]]
     with Process("--model", str(bundle)) as service:
         url, port = service.url, service.port

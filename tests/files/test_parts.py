@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,23 +177,28 @@ def test_parts_are_equal_to_the_file_of_the_command(
 def test_a_part_counts_only_if_it_is_whole_and_of_this_plan(
     classifier: LocalClassifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Damaged parts, one of another plan and one that is written at the moment are not done."""
+    """Not done are damaged parts, those of another plan, without all rows, or being written."""
     directory = LocalDirectory(tmp_path / "out")
-    plan = _begun(_csv(tmp_path / "in.csv", 10_000), directory, 2_000)
+    plan = _begun(_csv(tmp_path / "in.csv", 12_000), directory, 2_000)
     for part in plan.parts:
         write_part(part, classifier, directory, plan.digest)
-    first, second, third, fourth, fifth = (Path(directory.path / part.name) for part in plan.parts)
+    first, second, third, fourth, fifth, sixth = (
+        Path(directory.path / part.name) for part in plan.parts
+    )
     first.write_bytes(first.read_bytes()[:-10])
     whole = fifth.read_bytes()
     footer = int.from_bytes(whole[-8:-4], "little")
     fifth.write_bytes(whole[: -8 - footer] + bytes(footer) + whole[-8:])
     write_part(plan.parts[1], classifier, directory, "another plan")
+    (piece,) = plan.parts[5].pieces
+    short = Part(sixth.name, [replace(piece, rows=0)])
+    write_part(short, classifier, directory, plan.digest)
     third.rename(third.with_name(f"{third.name}.0.tmp"))
     assert list(_done(plan, directory)) == [fourth.name]
     named = {message.partition(" ")[0] for message in caplog.messages}
-    assert named == {str(first), str(second), str(fifth)}
+    assert named == {str(first), str(second), str(fifth), str(sixth)}
     directory.remove_leftovers()
-    assert directory.names() == {first.name, second.name, fourth.name, fifth.name, PLAN}
+    assert directory.names() == {*(part.name for part in plan.parts), PLAN} - {third.name}
 
 
 class _Run(ResumableRun):

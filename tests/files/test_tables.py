@@ -1,5 +1,6 @@
 """How each kind of file is read, and how the results are written."""
 
+import bz2
 import csv
 import gzip
 import io
@@ -224,11 +225,13 @@ def test_text_in_another_encoding(tmp_path: Path, suffix: str, encoding: str, na
     ("content", "words"),
     [
         (gzip.compress(b"text\nlove\n"), r"compressed with gzip; .* gunzip -c '/.*/a file\.\w+' >"),
+        (bz2.compress(b"text\nlove\n"), r"bzip2; .* bunzip2 -c '/.*/a file\.\w+' > unpacked\."),
+        (b"\x28\xb5\x2f\xfd\x04\0", r"compressed with zstd; .* zstd -dc '/.*/a file\.\w+' >"),
         (b"PK\x03\x04\x14\0\0\0\x08\0[Content_Types].xml", "Excel workbook; save it as CSV"),
         (b"PK\x03\x04\x14\0\0\0\x08\0reviews.csv", "ZIP archive; unpack it"),
         (b"PAR1\x15\x04\x15", r"Parquet file; rename it so that it ends in \.parquet"),
     ],
-    ids=["gzip", "xlsx", "zip", "parquet"],
+    ids=["gzip", "bzip2", "zstd", "xlsx", "zip", "parquet"],
 )
 def test_another_kind_of_file_under_this_name(
     tmp_path: Path, suffix: str, content: bytes, words: str
@@ -305,6 +308,16 @@ def test_an_unknown_column(tmp_path: Path, name: str, content: bytes) -> None:
     with pytest.raises(UserError, match=r"no column 'text'.*: 'id', 'tweet'"):
         _open(path)
     assert "x" in _texts(_open(path, "tweet"))
+
+
+def test_jsonl_with_constants_that_json_lacks(tmp_path: Path) -> None:
+    """NaN and infinity become null, also in a row that fails; other lines stay unchanged."""
+    lines = ['{"text": "love", "n": [NaN, 1]}', '{"text": 7, "n": -Infinity}', '{"n":  1.10}']
+    table = _open(_file(tmp_path, "a.jsonl", "\n".join(lines).encode()))
+    written = _written(table, ".jsonl", tmp_path, [GOOD, FAILED, FAILED]).decode().splitlines()
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in written]
+    assert [row["n"] for row in rows] == [[None, 1], None, 1.1]
+    assert written[2].startswith('{"n":  1.10, ')
 
 
 def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def test_what_a_start_does_not_need_is_not_loaded(code: str, loaded: str, absent
     assert not set(done.stdout.split()) & absent
 
 
-def test_the_client_is_one_file_that_can_be_copied() -> None:
-    """It imports the standard library and httpx, and nothing of ours."""
-    imported = {name.partition(".")[0] for name in _imported(ROOT / "sentiment_client.py")}
-    assert imported - sys.stdlib_module_names == {"httpx"}
+@pytest.mark.parametrize(("name", "needs"), [("client", {"httpx"}), ("loader", set())])
+def test_what_the_packages_import_imports_nothing_of_ours(name: str, needs: set[str]) -> None:
+    """The client is one file that can be copied, and what ``app`` imports leads to no circle."""
+    imported = {name.partition(".")[0] for name in _imported(ROOT / f"sentiment_{name}.py")}
+    assert imported - sys.stdlib_module_names == needs

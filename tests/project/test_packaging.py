@@ -76,6 +76,7 @@ def test_wheel_carries_nothing_else(wheel: ZipFile) -> None:
         "model_export",
         "models",
         "sentiment_client.py",
+        "sentiment_loader.py",
         "sentiment_service.py",
     }
 

@@ -56,7 +56,7 @@ def read_record(directory: RunDirectory, name: str) -> dict[str, Any] | None:
         else:
             footer = pq.read_metadata(f"{directory.address}/{name}")
         record: dict[str, Any] = json.loads((footer.metadata or {})[METADATA_KEY])
-        return record if record["rows"] == footer.num_rows else None
+        return record
     except (pa.ArrowException, ValueError, KeyError):
         return None
     except OSError as error:

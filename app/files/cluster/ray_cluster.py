@@ -24,7 +24,7 @@ CONNECT_S = 5.0
 SILENT = logging.CRITICAL + 1  # what failed is an exception as well, and becomes our one line
 # Each worker calls this first, so that ``app`` is ours there, whatever package of that name the
 # user has. The option ``worker_process_setup_hook`` sets the same variable, but not for clients.
-RUNTIME = {"env_vars": {WORKER_PROCESS_SETUP_HOOK_ENV_VAR: "sentiment_service.on_node"}}
+RUNTIME = {"env_vars": {WORKER_PROCESS_SETUP_HOOK_ENV_VAR: "sentiment_loader.on_node"}}
 VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
 
 

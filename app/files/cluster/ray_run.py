@@ -19,7 +19,7 @@ import ray
 import ray.data
 from ray.exceptions import RayError
 
-import sentiment_service
+import sentiment_loader
 from app.config.settings import Settings
 from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, sha256
 from app.errors import UserError
@@ -105,7 +105,7 @@ read = answered(read_pieces)
 
 def _parts(files: Sequence[InputFile], column: str) -> list[Part]:
     """Read all files on the nodes, and divide them."""
-    there = ray.remote(num_cpus=1)(sentiment_service.on_node)
+    there = ray.remote(num_cpus=1)(sentiment_loader.on_node)
     rows = run_parts.PART_ROWS
     answers = ray.get([there.remote(f"{__name__}.read", file, column, rows) for file in files])
     return divide([value_of(answer) for answer in answers], run_parts.PART_ROWS)
@@ -151,6 +151,6 @@ def _run(numbers: Sequence[int], task: ActorTask, share: Share) -> dict[str, Any
 
 def _run_there(numbers: Sequence[int], task: ActorTask, share: Share) -> dict[str, Any]:
     """The same in a task of the cluster: Ray Data 2.60 does not work in a Ray client."""
-    run = ray.remote(num_cpus=0, max_retries=0)(sentiment_service.on_node)
+    run = ray.remote(num_cpus=0, max_retries=0)(sentiment_loader.on_node)
     answer: dict[str, Any] = ray.get(run.remote(f"{__name__}._run", numbers, task, share))
     return answer

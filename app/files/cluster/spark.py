@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import NullType, StringType, StructType
 
-import sentiment_service
+import sentiment_loader
 from app.config.settings import Settings
 from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, bundles_to_use, sha256
 from app.errors import UserError
@@ -58,7 +58,7 @@ class PartitionClassifier:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         # By this module's own name, Spark's workers might find another package named app.
         values = (getattr(self, field.name) for field in fields(self))
-        return sentiment_service.partition_classifier, tuple(values)
+        return sentiment_loader.on_node, (f"{__name__}.{type(self).__name__}", *values)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Chunk]:
         for batch in batches:

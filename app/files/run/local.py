@@ -11,6 +11,8 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
+import numpy  # noqa: F401 - if memory is short, it says so; ONNX Runtime would print a traceback
+
 from app.config.settings import Settings
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.inference import infer_each, out_of_memory

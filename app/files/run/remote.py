@@ -6,12 +6,15 @@ from itertools import tee
 from typing import Any
 
 from app.errors import CannotContinue, ServiceError, UserError
-from app.files.run.patient_client import ModelChanged, PatientClient
 from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem, Text
-from sentiment_client import ItemError, Outcome, SentimentError
+from sentiment_client import Client, ItemError, Outcome, SentimentError
 
 BATCH_TEXTS = 32  # a service can classify so many texts within a deadline, even long ones
 CONCURRENCY = 8
+# Seconds for one attempt: enough for a busy service to answer.
+TIMEOUT_S = 60.0
+# A service that has answered before may be away for so many seconds, for example to restart.
+PATIENCE_S = 60.0
 
 
 class RemoteClassifier:
@@ -24,19 +27,23 @@ class RemoteClassifier:
             UserError: the service does not answer, or refuses the URL or the key.
         """
         try:
-            self._client = PatientClient(
-                url, api_key=api_key, batch_size=BATCH_TEXTS, concurrency=CONCURRENCY
+            self._client = Client(
+                url,
+                api_key=api_key,
+                timeout_s=TIMEOUT_S,
+                patience_s=PATIENCE_S,
+                batch_size=BATCH_TEXTS,
+                concurrency=CONCURRENCY,
             )
-            model, *_ = self._client.models()
+            self._model, *_ = self._client.models()
         except (SentimentError, ValueError) as error:
             raise UserError(str(error)) from error
-        self._client.model = model
-        self.labels = list(model.labels)
+        self.labels = list(self._model.labels)
         self.identity: dict[str, Any] = {
             "url": self._client.url,
-            "model": model.name,
-            "revision": model.revision,
-            "precision": model.precision,
+            "model": self._model.name,
+            "revision": self._model.revision,
+            "precision": self._model.precision,
         }
 
     def classify(
@@ -46,13 +53,16 @@ class RemoteClassifier:
         for group in [chunks] if read_ahead else ([chunk] for chunk in chunks):
             to_send, to_answer = tee(group)
             texts = (text for chunk in to_send for text in chunk.texts if isinstance(text, str))
-            outcomes = self._client.classify_iter(texts)
+            outcomes = self._client.classify_iter(texts, model=self._model)
             for chunk in to_answer:
                 try:
                     results = [_result(text, outcomes, advance) for text in chunk.texts]
-                except ModelChanged as error:
-                    raise CannotContinue(str(error)) from error
                 except SentimentError as error:
+                    if error.code in ("model_changed", "model_not_found"):
+                        raise CannotContinue(
+                            f"{error.detail}; serve {self._model.name} again as it was to "
+                            "continue, or start anew with the other model"
+                        ) from error
                     raise UserError(str(error)) from error
                 yield chunk, results
 

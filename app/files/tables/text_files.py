@@ -21,9 +21,12 @@ BYTE_ORDER_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+UNPACK = "unpack it, for example with:"
 # How files of other kinds begin, and what to do with them; {} is the quoted path.
 OTHER_KINDS = {
-    b"\x1f\x8b": "is compressed with gzip; unpack it, for example with: gunzip -c {} > unpacked{}",
+    b"\x1f\x8b": f"is compressed with gzip; {UNPACK} gunzip -c {{}} > unpacked{{}}",
+    b"BZh91AY&SY": f"is compressed with bzip2; {UNPACK} bunzip2 -c {{}} > unpacked{{}}",
+    b"\x28\xb5\x2f\xfd": f"is compressed with zstd; {UNPACK} zstd -dc {{}} > unpacked{{}}",
     b"PAR1": "is a Parquet file; rename it so that it ends in .parquet",
     b"PK\x03\x04": "is a ZIP archive; unpack it, and name a file that was in it",
 }

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import NoneType
 from typing import Any
 
@@ -16,6 +16,7 @@ from app.files.tables.table import (
     Text,
     check_names,
     column_index,
+    json_text,
     split_into_chunks,
 )
 from app.files.tables.text_files import (
@@ -104,8 +105,13 @@ class JsonlTable(TextTable):
         return [_json_object(line) or {} for line in rows]
 
     def json_objects(self, rows: list[str]) -> Iterator[str]:
-        """The lines unchanged, so that numbers keep all digits; {} for an invalid line."""
-        return ("{}" if _json_object(line) is None else line for line in rows)
+        """The lines unchanged, so that numbers keep all digits; {} for an invalid line.
+
+        NaN and Infinity, which Python reads and which are not JSON, become null.
+        """
+        for line in rows:
+            valid = _json_object(line, _refuse) is not None
+            yield line if valid else json_text(_json_object(line) or {})
 
     def _lines(self, file: TextFile, before: int = 0) -> Iterator[tuple[int, str]]:
         for number, line in enumerate(read_lines(file, MAX_FIELD_CHARS), start=before + 1):
@@ -148,9 +154,15 @@ def _is_json(line: str) -> bool:
     return True
 
 
-def _json_object(line: str) -> dict[str, Any] | None:
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _json_object(
+    line: str, parse_constant: Callable[[str], object] | None = None
+) -> dict[str, Any] | None:
     try:
-        value = json.loads(line)
+        value = json.loads(line, parse_constant=parse_constant)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -19,6 +19,7 @@ remain:
 """
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,12 @@ from model_export.checkpoint.architectures import ARCHITECTURES, SENTENCEPIECE
 from model_export.checkpoint.config import model_config, read_config
 from model_export.checkpoint.fast_tokenizer.bertweet_form import fast_tokenizer, unknown_pieces
 from model_export.checkpoint.fast_tokenizer.sentencepiece_form import follow_sentencepiece
+
+# The share of the embedding's rows that have a token, at least. Some checkpoints have a few rows
+# more, because a multiple of 64 is faster.
+LEAST_USED = 0.99
+
+logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
@@ -99,6 +106,8 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 def check_vocabulary(tokenizer: PreTrainedTokenizerFast, rows: int, where: str) -> None:
     """Check that the model's embedding, which has ``rows``, has one for every token.
 
+    A warning is logged if many rows are of no token.
+
     Raises:
         UserError: it has too few; the message begins with ``where``.
     """
@@ -107,6 +116,12 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerFast, rows: int, where: str) 
         raise UserError(
             f"{where}: the tokenizer's largest id is {largest}, but the model's embedding has "
             f"{rows} rows: they belong to different checkpoints"
+        )
+    if largest + 1 < LEAST_USED * rows:
+        logger.warning(
+            "%s: the tokenizer knows %d tokens, but the model has an embedding for %d: perhaps a "
+            "file of the vocabulary was cut",
+            *(where, largest + 1, rows),
         )
 
 

@@ -142,7 +142,7 @@ def _config_is(text: str) -> Callable[[Path], object]:
         ),
         pytest.param(
             lambda p: (p / "model.safetensors").rename(p / "manifest.json"),
-            "has no weights: .*; it seems to be a bundle, which is what an export makes",
+            "is a bundle, .* makes: manifest.json and README.md in it say what it holds",
             id="a bundle",
         ),
         pytest.param(_adapter_only, "holds an adapter of PEFT.*merge the adapter first", id="PEFT"),
@@ -275,3 +275,17 @@ def test_a_shorter_maximum_length_can_be_asked_for(tmp_path: Path) -> None:
     for longest in (-1, 0, 7, MAX_TOKENS + 1):
         with pytest.raises(UserError, match=f"--max-tokens is {longest}; .* from 8 to 64"):
             load_checkpoint(path, longest=longest)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.9])
+def test_a_vocabulary_that_was_cut(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, share: float
+) -> None:
+    """A line says so if a tenth of the embedding has no token; the checkpoint is loaded."""
+    path = make_checkpoint(tmp_path / "made", "bert")
+    lines = (path / "vocab.txt").read_text().splitlines(keepends=True)
+    kept = int(len(lines) * share)
+    (path / "vocab.txt").write_text("".join(lines[:kept]))
+    load_checkpoint(path)
+    says = f"{path}: the tokenizer knows {kept} tokens, but the model has an embedding for "
+    assert [message.startswith(says) for message in caplog.messages] == [True] * (share < 1)

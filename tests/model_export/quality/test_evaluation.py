@@ -46,7 +46,7 @@ def test_the_table_shows_figures_and_matrix() -> None:
     scores = score(["negative", "positive"], ["negative", "neutral"], LABELS)
     lines = scores.table().splitlines()
     assert lines[0] == "macro recall 0.5000  macro F1 0.5000  accuracy 0.5000  (2 texts)"
-    assert [line.split() for line in lines[2:]] == [
+    assert [line.split() for line in lines[3:]] == [
         LABELS,
         ["negative", "1", "0", "0"],
         ["neutral", "0", "0", "0"],
@@ -55,6 +55,17 @@ def test_the_table_shows_figures_and_matrix() -> None:
     known = replace(scores, ece=0.25, log_loss=0.5)
     assert known.table().splitlines() == [*lines, "scores: ECE 0.2500  log loss 0.5000"]
     assert "ece" not in json.loads(json.dumps(scores.as_dict()))
+
+
+@pytest.mark.parametrize(
+    ("right", "texts", "between"),
+    [(1, 1, "0.207 to 1.000"), (0, 1, "0.000 to 0.793"), (7_200, 10_000, "0.711 to 0.729")],
+)
+def test_the_table_says_how_certain_the_accuracy_is(right: int, texts: int, between: str) -> None:
+    """Of one text, nearly nothing follows; of ten thousand, two digits."""
+    predicted = [LABELS[0]] * right + [LABELS[1]] * (texts - right)
+    table = score([LABELS[0]] * texts, predicted, LABELS).table()
+    assert f"accuracy on all texts like these, with 95 % confidence: {between}\n" in table
 
 
 def _write(path: Path, content: str | bytes) -> Path:

@@ -46,6 +46,16 @@ def test_memory_that_ends_between_two_imports_gives_no_traceback(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("kilobytes", [80_000, 100_000, 120_000])
+def test_classify_without_enough_memory_gives_no_traceback(kilobytes: int) -> None:
+    """It ends with a line of its own, or that of a library in C that ended the process."""
+    limited = ["bash", "-c", f'ulimit -v {kilobytes}; exec "$@"', "-", *COMMAND]
+    done = run_program(*limited, "classify", "love")
+    assert done.returncode != 0
+    assert done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def _outcome(client: httpx2.Client, inputs: str | list[str]) -> int | None:
     """The status of the answer; None if the process ended instead."""
     try:
