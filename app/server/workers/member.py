@@ -95,15 +95,15 @@ class Member:
         """Load the model, say so, and do then what is decided. Each step that fails is answered."""
         self._decisions[number] = decision = asyncio.get_running_loop().create_future()
         try:
-            replacement = await self._models.prepare(name)
+            await self._models.prepare(name)
             self._answer(number, None)
             if self._stopping and not decision.done():
                 decision.set_result(False)
             if await decision:
-                await self._models.switch(replacement)
+                await self._models.switch(name)
                 self._answer(number, None)
             else:
-                await self._models.drop(replacement)
+                self._models.drop(name)
         except ServiceError as error:
             self._answer(number, [error.code, error.detail])
         except Exception:
