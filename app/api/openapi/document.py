@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from app.api.openapi.components import JSON, REFERENCE, encoded
-from app.api.problems import MEDIA_TYPE, Problem, document
+from app.api.problems import MEDIA_TYPE, Problem
 from app.errors import (
     DeadlineExceeded,
     EmptyText,
@@ -118,9 +118,7 @@ def documented(
     responses: dict[int | str, Any] = {}
     for status, kinds in by_status.items():
         examples = {
-            kind.code: {
-                "value": encoded({**document(kind, _DETAIL, _ID), **members(kind, _DETAIL)})
-            }
+            kind.code: {"value": encoded({**kind.document(_DETAIL, _ID), **members(kind, _DETAIL)})}
             for kind in kinds
         }
         responses[status] = {

@@ -109,7 +109,12 @@ def test_a_connection_that_is_lost_does_not_stay_counted(pair: Pair) -> None:
             losses += 1
 
         taken: list[socket.socket] = []
-        HandedOver(worker_end, lambda connection: taken.append(connection) is None, note)
+
+        def take(connection: socket.socket) -> bool:
+            taken.append(connection)
+            return True
+
+        HandedOver(worker_end, take, note)
         supervisor_end.send(MESSAGE)
         supervisor_end.close()
         await asyncio.sleep(0.01)
