@@ -86,6 +86,19 @@ class ServiceError(Exception):
         self.detail = detail
         self.retry_after_s = retry_after_s
 
+    @classmethod
+    def document(cls, detail: str, request_id: str) -> dict[str, str | int]:
+        """The JSON document of an answer to this kind of error, in the format of RFC 9457."""
+        return {
+            "type": f"urn:sentiment:{cls.code}",
+            "title": cls.title,
+            "status": cls.status,
+            "detail": detail,
+            "code": cls.code,
+            "error": detail,
+            "request_id": request_id,
+        }
+
 
 class BadRequest(ServiceError):
     """The client sent something that is not an HTTP request."""

@@ -34,18 +34,5 @@ def problem(error: ServiceError, request_id: str, /, **members: Any) -> Response
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = ", ".join(error.allowed)
-    content = json.dumps({**document(type(error), error.detail, request_id), **members})
+    content = json.dumps({**error.document(error.detail, request_id), **members})
     return Response(content, error.status, headers, media_type=MEDIA_TYPE)
-
-
-def document(kind: type[ServiceError], detail: str, request_id: str) -> Problem:
-    """The JSON document of an answer to this kind of error."""
-    return {
-        "type": f"urn:sentiment:{kind.code}",
-        "title": kind.title,
-        "status": kind.status,
-        "detail": detail,
-        "code": kind.code,
-        "error": detail,
-        "request_id": request_id,
-    }

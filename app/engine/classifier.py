@@ -101,10 +101,7 @@ class Classifier:
             self._cache = ResultCache(
                 settings.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
             )
-
-    def show(self) -> None:
-        """Let the metrics of its model be its own from now on."""
-        self.observer.watch(
+        observer.watch(
             queue_texts=lambda: self._batcher.queued_texts,
             queue_tokens=lambda: self._batcher.queued_tokens,
             runners_stuck=lambda: self._batcher.runners.stuck,

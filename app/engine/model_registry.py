@@ -7,7 +7,6 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from app.config.settings import Settings
 from app.engine.batching.stream_gate import StreamGate
@@ -36,14 +35,6 @@ FREE_AFTER_S = 0.1
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Replacement:
-    """The newly loaded classifier of the model ``name``, which does not answer yet."""
-
-    name: str
-    classifier: Classifier
-
-
 class ModelRegistry:
     """Classifiers by the names of their models. Requests that name no model go to the first.
 
@@ -66,16 +57,13 @@ class ModelRegistry:
         self._reloading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by model
         self._loading = asyncio.Lock()  # one load at a time: it takes memory and CPUs
         self._loader: Worker | None = None  # of the latest reload
+        self._prepared: dict[str, Loaded] = {}  # loaded again, and not in use yet
         self._retiring: set[Classifier] = set()  # replaced, but not finished yet
 
     def start(self, loaded: Mapping[str, Loaded]) -> None:
         """Create the classifiers of the loaded models. They answer from now on."""
         for name, (model, plan) in loaded.items():
-            self._use(name, self._classifier_of(model, plan))
-
-    def _use(self, name: str, classifier: Classifier) -> None:
-        self.classifiers[name] = classifier
-        classifier.show()
+            self.classifiers[name] = self._classifier_of(model, plan)
 
     def classifier(self, name: str | None) -> Classifier:
         """The classifier of the named model, or of the first one.
@@ -167,9 +155,10 @@ class ModelRegistry:
             InvalidBundle: the bundle's present content cannot be served; the old model stays.
             OutOfMemory: there is no memory for both models; the old one stays.
         """
-        await self.switch(await self.prepare(name))
+        await self.prepare(name)
+        await self.switch(name)
 
-    async def prepare(self, name: str) -> Replacement:
+    async def prepare(self, name: str) -> None:
         """Load the named model's bundle again, for ``switch`` or ``drop``; one of them must follow.
 
         The next reload of this model waits until then, so that at most two of its versions are in
@@ -182,18 +171,17 @@ class ModelRegistry:
         await self._reloading[name].acquire()
         try:
             async with self._loading:
-                return Replacement(name, await self._load_new(name))
+                self._prepared[name] = await self._load_again(name)
         except BaseException:
             self._reloading[name].release()
             raise
 
-    async def switch(self, new: Replacement) -> None:
+    async def switch(self, name: str) -> None:
         """Let the new model answer, and wait until the old one has finished."""
-        name = new.name
         try:
-            old = self.classifiers[name]
-            self._use(name, new.classifier)
-            logger.info("%s was loaded again: %s", name, new.classifier.plan.summary())
+            model, plan = self._prepared.pop(name)
+            old, self.classifiers[name] = self.classifiers[name], self._classifier_of(model, plan)
+            logger.info("%s was loaded again: %s", name, plan.summary())
             # Reloads of other models need not wait until the old model has finished.
             longest_ms = max(self._settings.drain_ms, self._settings.deadline_ms)
             self._retiring.add(old)
@@ -206,15 +194,14 @@ class ModelRegistry:
         finally:
             self._reloading[name].release()
 
-    async def drop(self, new: Replacement) -> None:
+    def drop(self, name: str) -> None:
         """Do not use the new model: the old one stays."""
-        try:
-            await new.classifier.retire(0)
-        finally:
-            self._reloading[new.name].release()
+        del self._prepared[name]
+        give_back_memory()
+        self._reloading[name].release()
 
-    async def _load_new(self, name: str) -> Classifier:
-        """The classifier of the named model's bundle as it is now."""
+    async def _load_again(self, name: str) -> Loaded:
+        """The named model as its bundle is now."""
         self._lifecycle.check()
         old = self.classifier(name)
         old.health.check_device()
@@ -233,12 +220,10 @@ class ModelRegistry:
             raise InvalidBundle(
                 "the new bundle cannot be served; the service's log says why"
             ) from None
-        if self._lifecycle.stopping:
-            await new.retire(0)
-            self._lifecycle.check()
+        self._lifecycle.check()
         return new
 
-    async def _load(self, old: Classifier) -> Classifier:
+    async def _load(self, old: Classifier) -> Loaded:
         # Not on one of the event loop's own threads: the loop would wait for it when it ends.
         self._loader = loader = Worker("loader")
         try:
@@ -248,7 +233,7 @@ class ModelRegistry:
             loader.close()
         if model.name != old.model.name:
             raise UserError(f"{model.path} now holds a model named {model.name}")
-        return self._classifier_of(model, plan)
+        return model, plan
 
     async def drain(self, until: float) -> bool:
         """Finish the requests in progress, until the time ``until`` of ``time.monotonic``.

@@ -31,7 +31,7 @@ class Listener:
         self,
         site: socket.socket,
         protocol: Callable[[socket.socket], asyncio.Protocol],
-        arrivals: type[Arrivals] = Arrivals,
+        arrivals: Callable[[socket.socket, Callable[[socket.socket], bool]], Arrivals] = Arrivals,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_failure = on_failure

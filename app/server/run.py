@@ -159,7 +159,7 @@ class Server(uvicorn.Server):
                 on_refusal=partial(refusals.note, self._service),
                 on_end=self._note_end,
             )
-            arrivals = HandedOver if self._assignment else Arrivals
+            arrivals = partial(HandedOver, on_loss=self._note_end) if self._assignment else Arrivals
             try:
                 self._listeners.append(Listener(site, protocol, arrivals, self._note_end))
             except UserError:

@@ -23,6 +23,7 @@ from app.engine import loading
 from app.engine.classifier import Classifier
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
+from app.engine.model_registry import ModelRegistry
 from checks.support.load import constant_load
 from tests.conftest import Listen, Serve, Start
 from tests.support.raw_http import connect, post, read_all, statuses
@@ -64,50 +65,6 @@ def test_a_reload_answers_with_the_new_model(serve: Serve, bundle: Path) -> None
     assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 2
 
 
-def test_a_model_that_is_prepared_and_dropped_is_not_shown(serve: Serve, bundle: Path) -> None:
-    """Another worker could not load it: /metrics shows the model that still answers."""
-    client = serve(model=(bundle,))
-    models = cast(FastAPI, client.app).state.service.models
-    release(bundle, "fedcba9")
-
-    async def refuse() -> None:
-        await models.drop(await models.prepare("tiny"))
-
-    assert client.portal is not None
-    client.portal.call(refuse)
-    scraped = client.get("/metrics").text
-    assert 'revision="0123abc"' in scraped
-    assert "fedcba9" not in scraped
-    assert metric(client, "sentiment_model_ready", model="tiny") == 1
-
-
-def test_nothing_fails_while_models_change(start: Start, bundle: Path) -> None:
-    """Under load, with reloads of both kinds, every answer is valid and each model is used."""
-    process = start("--admin-keys", "admin-key-1")
-    clients = (["love"], ["worst", "it"], ["love it"] * 100, ["it " * 500] * 30)
-    with constant_load(process.url, clients, revision_of) as seen:
-        eventually(lambda: seen["0123abc"] > 10)
-        for number, revision in enumerate(REVISIONS):
-            release(bundle, revision)
-            if number % 2:
-                assert reload(process.client).status_code == 200
-            else:
-                process.signal(signal.SIGHUP)
-            eventually(lambda revision=revision: seen[revision] > 10)  # type: ignore[misc]
-    process.terminate()
-    assert set(seen) == {"0123abc", *REVISIONS}
-
-
-def test_a_stream_goes_on_with_the_new_model(start: Start, bundle: Path) -> None:
-    """A stream continues with the new model; the reload does not wait for the stream's end."""
-    process = start("--admin-keys", "admin-key-1")
-    with connect(process.port, STREAM_HEAD) as connection, connection.makefile("rb") as received:
-        for number in range(4):
-            ask_line(connection, received, number)
-            release(bundle, REVISIONS[number])
-            assert reload(process.client).status_code == 200
-
-
 @dataclass
 class Stuck:
     """The model that is served first computes nothing until ``over`` is set."""
@@ -143,6 +100,104 @@ def stuck(
     yield start
     for made in all_:
         made.over.set()
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Model]]:
+    """The models that have been loaded, while they are in memory."""
+    models: list[weakref.ref[Model]] = []
+    load = load_model
+
+    def note(*arguments: Any, **options: Any) -> Model:
+        model = load(*arguments, **options)
+        models.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(loading, "load_model", note)
+    return models
+
+
+def _prepare_and_drop(client: TestClient) -> None:
+    """What happens when another worker cannot load the new model."""
+    models: ModelRegistry = cast(FastAPI, client.app).state.service.models
+
+    async def refuse() -> None:
+        await models.prepare("tiny")
+        models.drop("tiny")
+
+    assert client.portal is not None
+    client.portal.call(refuse)
+
+
+def test_a_model_that_is_prepared_and_dropped_is_not_shown(serve: Serve, bundle: Path) -> None:
+    """Another worker could not load it: /metrics shows the model that still answers."""
+    client = serve(model=(bundle,))
+    release(bundle, "fedcba9")
+    _prepare_and_drop(client)
+    _release_labels(bundle, ["bad", "so-so", "good"])
+    _prepare_and_drop(client)
+    scraped = client.get("/metrics").text
+    assert 'revision="0123abc"' in scraped
+    assert "fedcba9" not in scraped
+    assert "so-so" not in scraped
+    assert metric(client, "sentiment_model_ready", model="tiny") == 1
+
+
+def test_the_queue_is_that_of_the_model_that_answers(
+    stuck: Callable[..., Stuck], bundle: Path
+) -> None:
+    """The gauge that autoscalers read counts its waiting texts, also after a refused reload."""
+    old = stuck(runners=1)
+    with ThreadPoolExecutor(2) as pool:
+        begun = [pool.submit(_revision, old.client) for _ in range(2)]
+        assert old.reached.wait(30)
+        eventually(lambda: metric(old.client, "sentiment_queue_texts", model="tiny") == 1)
+        _prepare_and_drop(old.client)
+        assert metric(old.client, "sentiment_queue_texts", model="tiny") == 1
+        old.over.set()
+        assert {answer.result(30) for answer in begun} == {"0123abc"}
+
+
+def test_a_model_that_is_dropped_is_freed_at_once(
+    serve: Serve, bundle: Path, loaded: list[weakref.ref[Model]]
+) -> None:
+    """Otherwise the next reload would load a third one. It needs no garbage collector."""
+    client = serve(model=(bundle,))
+    served = len(loaded)
+    gc.disable()
+    try:
+        _prepare_and_drop(client)
+        assert len(loaded) > served
+        eventually(lambda: not any(model() for model in loaded[served:]))
+    finally:
+        gc.enable()
+
+
+def test_nothing_fails_while_models_change(start: Start, bundle: Path) -> None:
+    """Under load, with reloads of both kinds, every answer is valid and each model is used."""
+    process = start("--admin-keys", "admin-key-1")
+    clients = (["love"], ["worst", "it"], ["love it"] * 100, ["it " * 500] * 30)
+    with constant_load(process.url, clients, revision_of) as seen:
+        eventually(lambda: seen["0123abc"] > 10)
+        for number, revision in enumerate(REVISIONS):
+            release(bundle, revision)
+            if number % 2:
+                assert reload(process.client).status_code == 200
+            else:
+                process.signal(signal.SIGHUP)
+            eventually(lambda revision=revision: seen[revision] > 10)  # type: ignore[misc]
+    process.terminate()
+    assert set(seen) == {"0123abc", *REVISIONS}
+
+
+def test_a_stream_goes_on_with_the_new_model(start: Start, bundle: Path) -> None:
+    """A stream continues with the new model; the reload does not wait for the stream's end."""
+    process = start("--admin-keys", "admin-key-1")
+    with connect(process.port, STREAM_HEAD) as connection, connection.makefile("rb") as received:
+        for number in range(4):
+            ask_line(connection, received, number)
+            release(bundle, REVISIONS[number])
+            assert reload(process.client).status_code == 200
 
 
 def test_lines_that_a_model_leaves_undone_go_to_the_next(stuck: Callable[..., Stuck]) -> None:
@@ -302,18 +357,9 @@ def test_memory_returns_to_what_it_was(start: Start, bundle: Path) -> None:
 
 
 def test_a_model_that_was_replaced_is_freed(
-    serve: Serve, bundle: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, bundle: Path, loaded: list[weakref.ref[Model]]
 ) -> None:
     """After reloads, only the last model stays in memory; all others are freed."""
-    loaded: list[weakref.ref[Model]] = []
-    load = load_model
-
-    def note(*arguments: Any, **options: Any) -> Model:
-        model = load(*arguments, **options)
-        loaded.append(weakref.ref(model))
-        return model
-
-    monkeypatch.setattr(loading, "load_model", note)
     client = serve(model=(bundle,), admin_keys="admin-key-1")
     for _ in range(3):
         assert reload(client).status_code == 200

@@ -28,7 +28,7 @@ from app.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
-from app.problems import MEDIA_TYPE, Problem, document
+from app.problems import MEDIA_TYPE, Problem
 
 # The errors of a route that classifies.
 ERRORS = (
@@ -118,9 +118,7 @@ def documented(
     responses: dict[int | str, Any] = {}
     for status, kinds in by_status.items():
         examples = {
-            kind.code: {
-                "value": encoded({**document(kind, _DETAIL, _ID), **members(kind, _DETAIL)})
-            }
+            kind.code: {"value": encoded({**kind.document(_DETAIL, _ID), **members(kind, _DETAIL)})}
             for kind in kinds
         }
         responses[status] = {

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import count
 
 from app.server.arrivals import Arrivals
+from app.server.workers.unserved import refuse
 from app.server.workers.worker_process import WorkerProcess
 
 
@@ -15,7 +16,8 @@ class Dealer:
 
     Of the workers that are ready and answer, the one with the fewest open connections gets the
     next; if several have as many, they take turns. While no worker takes one, connections wait in
-    the kernel. Call ``look`` several times a second: it looks which workers are ready.
+    the kernel; while there is no worker, they get 503. Call ``look`` several times a second: it
+    looks which workers are ready.
     """
 
     def __init__(self, sites: Sequence[socket.socket], workers: Sequence[WorkerProcess]) -> None:
@@ -27,6 +29,7 @@ class Dealer:
         self._arrivals: list[Arrivals] = []
         self._undealt: deque[tuple[int, socket.socket]] = deque()  # with their sites
         self._closing = False
+        self._refused = 0
 
     @property
     def accepted(self) -> int:
@@ -62,6 +65,11 @@ class Dealer:
             for arrivals in self._arrivals:
                 arrivals.resume()
 
+    def forget_refused(self) -> int:
+        """The number of connections that got 503 since the last call."""
+        refused, self._refused = self._refused, 0
+        return refused
+
     async def close(self) -> None:
         """Accept every connection that the kernel has completed, then stop listening.
 
@@ -78,6 +86,7 @@ class Dealer:
         return self._closing
 
     def _try(self, site: int, connection: socket.socket) -> bool:
+        """Give the connection to a worker, or refuse it if there is none; False: it must wait."""
         if self._best:
             worker = min(self._best, key=self._burden)
             if self._give(worker, site, connection):
@@ -85,6 +94,10 @@ class Dealer:
         others = sorted(
             (worker for worker in self._workers if worker.reachable), key=lambda worker: worker.rank
         )
+        if not others:
+            self._refused += 1
+            refuse(connection)
+            return True
         return any(self._give(worker, site, connection) for worker in others)
 
     def _give(self, worker: WorkerProcess, site: int, connection: socket.socket) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from app.errors import NotReady, ShuttingDown
-from app.server.workers.worker_process import WorkerProcess
+from app.server.workers.worker_process import LOADING_S, WorkerProcess
 from app.shared_memory.worker_status import WorkerStage
 
 # The code and the detail of a ServiceError.
@@ -14,6 +14,7 @@ Fault = list[str]
 # A worker that ends does not hold up the others: the next one loads the new bundle as it starts.
 LEFT: Fault = [ShuttingDown.code, "the worker ends"]
 NONE_LEFT: Fault = [NotReady.code, "no worker could load the model"]
+LATE: Fault = [NotReady.code, "no worker loaded the model in the time allowed"]
 
 
 class GroupReload:
@@ -57,19 +58,22 @@ class GroupReload:
         self._ended.clear()
         answering = (WorkerStage.READY, WorkerStage.NOT_READY)
         workers = [worker for worker in self._workers if worker.stage in answering]
-        faults = await self._have_done(workers, kind="prepare", model=model)
-        prepared = [worker for worker in workers if faults[worker] is None]
+        faults = await self._have_done(workers, LOADING_S, kind="prepare", model=model)
         fault = _common(faults.values())
         if fault is not None:
-            for worker in prepared:
+            for worker in workers:
                 worker.send(kind="drop", reload=self._number)
             return fault
-        return _common((await self._have_done(prepared, kind="switch")).values())
+        prepared = [worker for worker in workers if faults[worker] is None]
+        return _common((await self._have_done(prepared, None, kind="switch")).values())
 
     async def _have_done(
-        self, workers: Sequence[WorkerProcess], **order: str
+        self, workers: Sequence[WorkerProcess], limit_s: float | None, **order: str
     ) -> dict[WorkerProcess, Fault | None]:
-        """Send an order to the workers; what each says when it has carried it out."""
+        """Send an order to the workers; what each says when it has carried it out.
+
+        One that is late must be replaced. But if all are late, all go on: they serve the old model.
+        """
         loop = asyncio.get_running_loop()
         self._answers = {worker: loop.create_future() for worker in workers}
         for worker in workers:
@@ -77,9 +81,16 @@ class GroupReload:
                 self._answered(worker, LEFT)
             else:
                 worker.send(reload=self._number, **order)
-        faults = [await answer for answer in self._answers.values()]
+        if workers:
+            await asyncio.wait(self._answers.values(), timeout=limit_s)
+        late = [worker for worker, answer in self._answers.items() if not answer.done()]
+        for worker in late:
+            if len(late) < len(workers):
+                worker.fault = "did not load a model in the time allowed"
+            self._answered(worker, LEFT if worker.fault else LATE)
+        faults = {worker: answer.result() for worker, answer in self._answers.items()}
         self._answers = {}
-        return dict(zip(workers, faults, strict=True))
+        return faults
 
     def _answered(self, worker: WorkerProcess, fault: Fault | None) -> None:
         answer = self._answers.get(worker)

@@ -8,6 +8,7 @@ taken.
 import logging
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 
 from app.server.arrivals import Arrivals
@@ -55,7 +56,19 @@ class Channel:
 
 
 class HandedOver(Arrivals):
-    """The connections that arrive at a worker through such a socket. The supervisor ends it."""
+    """The connections that arrive at a worker through such a socket. The supervisor ends it.
+
+    ``on_loss`` is called when one has arrived for which the process had no file descriptor.
+    """
+
+    def __init__(
+        self,
+        site: socket.socket,
+        take: Callable[[socket.socket], bool],
+        on_loss: Callable[[], None],
+    ) -> None:
+        self._on_loss = on_loss
+        super().__init__(site, take)
 
     def _listen(self) -> None:
         """Do nothing: connections come from the start."""
@@ -66,6 +79,7 @@ class HandedOver(Arrivals):
             return connections[0]
         if message:
             logger.warning("a connection was lost: no file descriptor was left for it")
+            self._on_loss()
         else:
             self._loop.remove_reader(self._site)
             self._site.close()

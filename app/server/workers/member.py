@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import socket
+import uuid
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 from app.engine.model_registry import ModelRegistry
@@ -34,8 +34,7 @@ class Member:
     ) -> None:
         self._models = models
         self._hang_up = hang_up
-        self._numbers = count()
-        self._asked: dict[int, asyncio.Future[list[str] | None]] = {}
+        self._asked: dict[str, asyncio.Future[list[str] | None]] = {}
         # By the number of a reload: whether to switch to the new model, once that is decided.
         self._decisions: dict[int, asyncio.Future[bool]] = {}
         self._preparing: set[asyncio.Task[None]] = set()
@@ -54,13 +53,14 @@ class Member:
         self._models.classifier(name)  # raises for an unknown name
         if self._stopping:
             raise ShuttingDown()
-        number = next(self._numbers)
-        self._asked[number] = asked = asyncio.get_running_loop().create_future()
-        self._control.send(kind="reload", model=name, request=number)
+        # Unique, because the answer may reach the next worker of this number.
+        request = uuid.uuid4().hex
+        self._asked[request] = asked = asyncio.get_running_loop().create_future()
+        self._control.send(kind="reload", model=name, request=request)
         try:
             fault = await asked
         finally:
-            del self._asked[number]
+            del self._asked[request]
         if fault is not None:
             raise ERRORS.get(fault[0], NotReady)(fault[1])
 
@@ -95,15 +95,15 @@ class Member:
         """Load the model, say so, and do then what is decided. Each step that fails is answered."""
         self._decisions[number] = decision = asyncio.get_running_loop().create_future()
         try:
-            replacement = await self._models.prepare(name)
+            await self._models.prepare(name)
             self._answer(number, None)
             if self._stopping and not decision.done():
                 decision.set_result(False)
             if await decision:
-                await self._models.switch(replacement)
+                await self._models.switch(name)
                 self._answer(number, None)
             else:
-                await self._models.drop(replacement)
+                self._models.drop(name)
         except ServiceError as error:
             self._answer(number, [error.code, error.detail])
         except Exception:

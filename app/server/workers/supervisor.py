@@ -24,14 +24,19 @@ from app.server.arrivals import bind
 from app.server.quiet import ACCEPTING_SHARE, QUIET_S, Quiet
 from app.server.workers.dealer import Dealer
 from app.server.workers.group_reload import GroupReload
-from app.server.workers.worker_process import HANGS_S, WorkerProcess
+from app.server.workers.worker_process import (
+    HANGS_S,
+    LEAST_PAUSE_S,
+    LOADING_S,
+    WorkerProcess,
+)
 from app.shared_memory.board import Board
 from app.shared_memory.worker_status import WorkerStage
 
 TICK_S = 0.1  # between two looks at the workers
 # Seconds beyond drain-ms after which a worker that stops is killed.
 EXIT_S = 5.0
-# The service ends when every worker has failed to start this many times in a row.
+# The service ends when nobody serves and starts have failed this many times for each worker.
 MOST_FAILED_STARTS = 3
 # Seconds in which workers may serve different models: while they switch to new ones.
 MIXED_S = 2.0
@@ -105,6 +110,8 @@ class Supervisor:
         ]
         self._dealer = Dealer(sites, self._workers)
         self._stopping = 0  # the signal that stops the service
+        self._serving = True  # some worker takes connections
+        self._failed_starts = 0  # of all workers, while none is serving
         self._hung_up = False  # by SIGHUP
         self._mixed_since = 0.0
         self._mixed: set[int] = set()  # the models when all were loaded again for the last time
@@ -146,6 +153,7 @@ class Supervisor:
                 await self._pause()
                 for worker in together:
                     worker.look()
+                    self._check(worker)
                 if self._stopping:
                     return False
                 if failed := [worker for worker in together if not worker.alive]:
@@ -169,23 +177,41 @@ class Supervisor:
                 self._check(worker)
             elif not self._stopping and time.monotonic() >= worker.start_at:
                 self._start_again(worker)
+        self._note_service()
         self._dealer.look()
         self._check_models()
         if self._hung_up:
             self._hung_up = False
             self._reload_all()
 
+    def _note_service(self) -> None:
+        """Log when the last worker has ended, and when one takes connections again."""
+        serving = any(worker.reachable for worker in self._workers)
+        if serving:
+            self._failed_starts = 0
+        if serving is self._serving or self._stopping:
+            return
+        self._serving = serving
+        if serving:
+            refused = self._dealer.forget_refused()
+            logger.info("requests are answered again; connections that got 503: %d", refused)
+        else:
+            logger.error("no worker is left: requests get 503 until one is ready")
+
     def _check(self, worker: WorkerProcess) -> None:
         """End the worker if it cannot recover, and kill it if it does not end or hangs."""
         now = time.monotonic()
         if worker.silent_s > HANGS_S and worker.stage is not WorkerStage.STOPPING:
             worker.kill(f"it was silent for {HANGS_S:g} s")
+        elif worker.stage is WorkerStage.STARTING and now > worker.started_at + LOADING_S:
+            worker.kill(f"it was not ready within {LOADING_S:g} s")
         elif now > worker.end_by:
             worker.kill("it did not end in time")
         elif self._stopping or worker.end_by < math.inf:
             pass  # it was told to end
-        elif worker.stage is WorkerStage.HOPELESS:
-            logger.error("worker %d cannot recover and is replaced", worker.number)
+        elif worker.fault or worker.stage is WorkerStage.HOPELESS:
+            what = worker.fault or "cannot recover"
+            logger.error("worker %d %s and is replaced", worker.number, what)
             worker.end_connections()
             worker.end(now + self._drain_s + EXIT_S)
         elif worker.stage is WorkerStage.STOPPING:  # someone sent it SIGTERM
@@ -203,12 +229,14 @@ class Supervisor:
     def _note_end(self, worker: WorkerProcess, how: str) -> None:
         if self._stopping:
             return
-        wait_s = worker.start_at - time.monotonic()
-        logger.warning("%s; it is started again in %.1f s", how, wait_s)
-        if all(
-            other.failed_starts >= MOST_FAILED_STARTS and not other.alive for other in self._workers
-        ):
-            raise UserError(f"no worker can start: {how}")
+        now = time.monotonic()
+        if not any(other.reachable for other in self._workers):
+            self._failed_starts += worker.failed
+            if self._failed_starts >= MOST_FAILED_STARTS * len(self._workers):
+                raise UserError(f"no worker can start: {how}")
+            for other in self._workers:
+                other.start_at = min(other.start_at, now + LEAST_PAUSE_S)
+        logger.warning("%s; it is started again in %.1f s", how, worker.start_at - now)
 
     def _check_models(self) -> None:
         """Have all workers load their models again if they serve different ones.

@@ -18,16 +18,16 @@ from app.server.workers.handover import Channel
 from app.shared_memory.board import Board
 from app.shared_memory.worker_status import WorkerStage, WorkerStatus
 
-# The pause before a worker is started again doubles each time, and begins anew after a minute in
-# which the worker was ready.
+# The pause before a worker is started again. It doubles each time that the worker was not ready.
 LEAST_PAUSE_S = 0.5
 MOST_PAUSE_S = 30.0
-HEALTHY_S = 60.0
 # A worker that was silent for longer gets no connections, and those that it has not taken are taken
 # back, ...
 SILENT_S = 2.0
 # ... and after this time it is killed.
 HANGS_S = 30.0
+# The most that a worker may take to load its models, when it starts and for a reload.
+LOADING_S = 600.0
 # The most that one look counts: if the supervisor itself was stopped, no worker is to blame.
 MOST_ELAPSED_S = 0.5
 
@@ -54,9 +54,11 @@ class WorkerProcess:
         self.status = WorkerStatus(board, number)
         self.status.end()
         self.exit_code: int | None = None  # of the latest process, when it has ended
-        self.failed_starts = 0  # in a row
-        self.start_at = 0.0  # on the clock time.monotonic: when it is to be started again
-        self.end_by = math.inf  # when it must have ended, after it was told to
+        self.failed = False  # its latest process ended before it was ready
+        self.fault = ""  # what it did, if its process must be replaced
+        # On the clock time.monotonic: when it was started or is to be started again, ...
+        self.started_at = self.start_at = 0.0
+        self.end_by = math.inf  # ... and when it must have ended, after it was told to
         self.silent_s = 0.0
         self._board = board
         self._board_descriptor = board_descriptor
@@ -71,7 +73,7 @@ class WorkerProcess:
         self._returned: list[tuple[int, socket.socket]] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._pause_s = LEAST_PAUSE_S
-        self._ready_since: float | None = None
+        self._was_ready = False
         self._beats = 0
         self._looked_at = 0.0
 
@@ -120,7 +122,7 @@ class WorkerProcess:
         self.status.begin(self._process.pid)
         self._takes_connections = True
         self.exit_code, self.end_by, self.silent_s = None, math.inf, 0.0
-        self._kill_reason = ""
+        self.started_at, self._kill_reason, self.fault = time.monotonic(), "", ""
 
     def give(self, site: int, connection: socket.socket) -> bool:
         """Give it a connection of this port; False if it cannot take it now."""
@@ -147,8 +149,8 @@ class WorkerProcess:
         now = time.monotonic()
         if self._process is not None and (code := self._process.poll()) is not None:
             self._ended(code, now)
-        elif self.stage is WorkerStage.READY and self._ready_since is None:
-            self._ready_since, self.failed_starts = now, 0
+        elif self.stage is WorkerStage.READY:
+            self._was_ready = True
         if self.status.beats != self._beats or self.stage is WorkerStage.STARTING:
             self._beats, self.silent_s = self.status.beats, 0.0
         else:
@@ -209,10 +211,8 @@ class WorkerProcess:
         )
 
     def _ended(self, code: int, now: float) -> None:
-        if self._ready_since is not None and now - self._ready_since > HEALTHY_S:
-            self._pause_s = LEAST_PAUSE_S
         self._put_off(now)
-        self._ready_since, self._process, self.exit_code = None, None, code
+        self._was_ready, self._process, self.exit_code = False, None, code
         self._take_back()
         for channel in self._channels:
             channel.close()
@@ -230,8 +230,7 @@ class WorkerProcess:
             self._returned += [(site, connection) for connection in connections]
 
     def _put_off(self, now: float) -> None:
-        """Start it again after a pause, which doubles each time."""
-        if self._ready_since is None:
-            self.failed_starts += 1
+        """Start it again after a pause."""
+        self.failed = not self._was_ready
+        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S) if self.failed else LEAST_PAUSE_S
         self.start_at = now + self._pause_s
-        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)

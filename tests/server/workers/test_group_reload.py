@@ -1,9 +1,12 @@
 """Reloads by all workers while some of them end."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+import pytest
+
+from app.server.workers import group_reload
 from app.server.workers.group_reload import GroupReload
 from app.server.workers.worker_process import WorkerProcess
 from app.shared_memory.worker_status import WorkerStage
@@ -14,6 +17,7 @@ class FakeWorker:
 
     def __init__(self, stage: WorkerStage) -> None:
         self.stage = stage
+        self.fault = ""
         self.messages: list[dict[str, Any]] = []
 
     def send(self, **message: Any) -> None:
@@ -93,3 +97,46 @@ def test_a_reload_whose_workers_all_end_has_failed() -> None:
         assert answer["error"] == ["not_ready", "no worker could load the model"]
 
     asyncio.run(reloads.meanwhile(happen()))
+
+
+def test_a_worker_that_hangs_at_a_reload_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not load the model in time: the others switch, and the next reload is not held up."""
+    monkeypatch.setattr(group_reload, "LOADING_S", 0.1)
+    reloads = Reloads()
+    first, hangs = reloads.workers
+
+    async def happen() -> None:
+        await reloads.ask()
+        await reloads.done(first)
+        await until(lambda: first.kinds == ["prepare", "switch"])
+        assert hangs.fault
+        await reloads.done(first)
+        assert [answer["error"] for answer in reloads.asker.messages] == [None]
+        await reloads.end(hangs)
+        await reloads.ask()
+        assert first.kinds == ["prepare", "switch", "prepare"]
+
+    asyncio.run(reloads.meanwhile(happen()))
+
+
+def test_workers_that_all_hang_at_a_reload_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reload fails in the end, and all keep the old model: ending all would end the service."""
+    monkeypatch.setattr(group_reload, "LOADING_S", 0.1)
+    reloads = Reloads()
+
+    async def happen() -> None:
+        await reloads.ask()
+        await until(lambda: bool(reloads.asker.messages))
+        (answer,) = reloads.asker.messages
+        assert answer["error"] == ["not_ready", "no worker loaded the model in the time allowed"]
+        for worker in reloads.workers:
+            assert (worker.kinds, worker.fault) == (["prepare", "drop"], "")
+
+    asyncio.run(reloads.meanwhile(happen()))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - the test polls
+            await asyncio.sleep(0.01)

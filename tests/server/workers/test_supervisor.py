@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -117,6 +118,57 @@ shares.take_share = take_share
     assert "Traceback" not in done.stderr
 
 
+# Worker 1 never becomes ready. From then on, the others have as long as they need no longer.
+HANGING = """
+import pathlib
+import app.server.workers.shares as shares
+import app.server.workers.supervisor as supervisor
+hanging = pathlib.Path({file!r})
+check, take_share = supervisor.Supervisor._check, shares.take_share
+def check_sooner(self, worker):
+    supervisor.LOADING_S = 0.5 if hanging.exists() else 600.0
+    check(self, worker)
+def hang(settings, number, workers):
+    if number == 1:
+        hanging.touch()
+        time.sleep(600)
+    return take_share(settings, number, workers)
+supervisor.Supervisor._check, shares.take_share = check_sooner, hang
+"""
+
+
+def test_a_worker_that_hangs_while_it_starts_is_killed(bundle: Path, tmp_path: Path) -> None:
+    """At the first start, this ends the service with one line."""
+    command = patched(HANGING.format(file=str(tmp_path / "hanging")))
+    flags = ["--port", "0", "--workers", "2", "--model", str(bundle), *FLAGS]
+    done = run_program(*command, "serve", *flags)
+    assert done.returncode == 1
+    assert "worker 1 was killed (it was not ready within 0.5 s)" in done.stderr
+
+
+def test_while_no_worker_is_left_the_supervisor_answers(start: Start) -> None:
+    """All are killed, several times: requests get 503 at once, and the pauses stay short."""
+    process = start("--workers", "2", "--log-format", "human")
+    for round_ in range(1, 4):
+        former = set(process.children())
+        for worker in former:
+            os.kill(worker, signal.SIGKILL)
+        answer = httpx2.post(f"{process.url}/classify", json={"inputs": "love"})
+        assert answer.status_code == 503
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.headers["retry-after"] == "1"
+        document = answer.json()
+        assert (document["code"], document["error"]) == ("not_ready", "no worker is ready")
+        assert document["request_id"] == answer.headers["x-request-id"]
+        log = process.read_until("requests are answered again; connections that got 503: 1")
+        assert log.count("no worker is left: requests get 503 until one is ready") == 1
+        assert log.count("(SIGKILL; out of memory?); it is started again in 0.5 s") == 2
+        assert httpx2.get(f"{process.url}/health/ready").status_code == 200
+        eventually(lambda former=former: _replaced(process, former))  # type: ignore[misc]
+        assert round_ in {worker["restarts"] for worker in _shown(process)}
+    process.terminate()
+
+
 # While the file exists, a worker ends as soon as it starts.
 FAILING = """
 import os
@@ -205,8 +257,15 @@ def test_workers_that_hang_or_cannot_recover_are_replaced(start: Start, tmp_path
 
 
 def _replaced(process: Process, former: set[int]) -> bool:
-    workers = httpx2.get(f"{process.url}/info").json()["workers"]
-    return all(worker["stage"] == "ready" and worker["pid"] not in former for worker in workers)
+    return all(
+        worker["stage"] == "ready" and worker["pid"] not in former for worker in _shown(process)
+    )
+
+
+def _shown(process: Process) -> list[dict[str, Any]]:
+    """The workers, as a new connection shows them."""
+    workers: list[dict[str, Any]] = httpx2.get(f"{process.url}/info").json()["workers"]
+    return workers
 
 
 # The first text that a worker classifies while the file exists takes more memory than there is.
