@@ -1,8 +1,11 @@
 """Build the FastAPI application from the settings."""
 
+import gzip
+import json
 import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,13 +15,12 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 
 from app.api.http_exchange import application
-from app.api.kept_answers import KeptAnswers, Scrapes
 from app.api.openapi.components import with_components
 from app.api.protocols import huggingface, tei, vllm
 from app.api.protocols.hosting import kserve, sagemaker, vertex
 from app.api.protocols.open_inference import repository
 from app.api.protocols.open_inference import routes as open_inference
-from app.api.routes import classify, operations, page, stream, tokenize
+from app.api.routes import classify, metrics, operations, page, stream, tokenize
 from app.api.routing import no_route
 from app.arrival import OTHER_METHOD
 from app.config import platforms
@@ -106,8 +108,7 @@ class Application(FastAPI):
     def __init__(self, service: Service, **options: Any) -> None:
         super().__init__(telemetry=NO_TELEMETRY, **options)
         self.state.service = service
-        self.state.kept = KeptAnswers()
-        self.state.scrapes = Scrapes(service.metrics)
+        self.state.scrapes = metrics.Scrapes(service.metrics)
         self.router.default = no_route
 
     def openapi(self) -> dict[str, Any]:
@@ -117,6 +118,11 @@ class Application(FastAPI):
                 super().openapi(), keys=bool(self.state.service.settings.api_keys)
             )
         return self.openapi_schema
+
+    @cached_property
+    def packed_openapi(self) -> bytes:
+        """The document as JSON in gzip."""
+        return gzip.compress(json.dumps(self.openapi()).encode())
 
     def build_middleware_stack(self) -> ASGIApp:
         """What each request passes before it reaches its route."""
@@ -136,7 +142,7 @@ class Application(FastAPI):
 def _add_routes(app: FastAPI, service: Service, chosen: VertexRoutes) -> None:
     routers = [module.router for module in ROUTES_OF]
     if not service.settings.metrics_port:
-        routers.append(operations.metrics_router)
+        routers.append(metrics.router)
     if service.settings.docs == "on":
         routers.append(page.docs_router)
     routes = [route for router in routers for route in router.routes]
@@ -151,7 +157,7 @@ def _add_routes(app: FastAPI, service: Service, chosen: VertexRoutes) -> None:
 def create_metrics_app(service: Service) -> FastAPI:
     """An application that serves only the service's metrics, for a separate port."""
     app = Application(service, openapi_url=None)
-    app.router.routes.extend(operations.metrics_router.routes)
+    app.router.routes.extend(metrics.router.routes)
     return app
 
 
