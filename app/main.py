@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from app.adapter import Adapter
 from app.api.application import OWN_PATHS, Application, all_routes
-from app.api.routes import operations
+from app.api.routes import metrics
 from app.config.settings import Settings
 from app.engine.loading import load_all
 from app.engine.model.bundle import bundles_to_use
@@ -70,4 +70,4 @@ def create_app(settings: Settings, board: Board | None = None, cpus: float = 0.0
 
 def create_metrics_app(service: Service) -> FastAPI:
     """An application that serves only the service's metrics, for a separate port."""
-    return Application(service, operations.metrics_router.routes)
+    return Application(service, metrics.router.routes)

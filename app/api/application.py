@@ -1,6 +1,9 @@
 """The HTTP application: our own routes and those of the adapters, within one envelope."""
 
+import gzip
+import json
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,9 +14,8 @@ from starlette.types import ASGIApp
 
 from app.adapter import Adapter
 from app.api.http_exchange import application
-from app.api.kept_answers import KeptAnswers, Scrapes
 from app.api.openapi.components import with_components
-from app.api.routes import classify, operations, page
+from app.api.routes import classify, metrics, operations, page
 from app.api.routing import Route, TextRoute, no_route
 from app.arrival import OTHER_METHOD
 from app.errors import (
@@ -66,8 +68,7 @@ class Application(FastAPI):
             **options,
         )
         self.state.service = service
-        self.state.kept = KeptAnswers()
-        self.state.scrapes = Scrapes(service.metrics)
+        self.state.scrapes = metrics.Scrapes(service.metrics)
         self.router.default = no_route
         self.router.routes.extend(routes)
 
@@ -78,6 +79,11 @@ class Application(FastAPI):
                 super().openapi(), keys=bool(self.state.service.settings.api_keys)
             )
         return self.openapi_schema
+
+    @cached_property
+    def packed_openapi(self) -> bytes:
+        """The document as JSON in gzip."""
+        return gzip.compress(json.dumps(self.openapi()).encode())
 
     def build_middleware_stack(self) -> ASGIApp:
         """What each request passes before it reaches its route."""
@@ -104,7 +110,7 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
     """
     own = [*classify.router.routes, *operations.router.routes, *page.router.routes]
     if not service.settings.metrics_port:
-        own += operations.metrics_router.routes
+        own += metrics.router.routes
     if service.settings.docs == "on":
         own += page.docs_router.routes
     routes = [*own, *(route for adapter in adapters for route in adapter.routes)]
@@ -119,7 +125,7 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
     return sorted(routes, key=lambda route: not isinstance(route, TextRoute))
 
 
-def expect_requests(metrics: Metrics, routes: Iterable[BaseRoute]) -> None:
+def expect_requests(series: Metrics, routes: Iterable[BaseRoute]) -> None:
     """Create the metric series of requests for answers at 0, before the first request.
 
     Alerts and dashboard read them, and a rate misses the first increase of a series that did not
@@ -129,6 +135,6 @@ def expect_requests(metrics: Metrics, routes: Iterable[BaseRoute]) -> None:
     for route in routes:
         if isinstance(route, TextRoute):
             for status in (200, ClientDisconnected.status, *route.responses):
-                metrics.expect_request(route.path, "POST", int(status))
+                series.expect_request(route.path, "POST", int(status))
     for refusal in (BadRequest, HeadersTooLarge, UnsupportedTransferCoding):
-        metrics.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)
+        series.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)

@@ -44,11 +44,14 @@ class Route(APIRoute):
         request = HttpRequest(scope, exchange.receive_anything if self.streams else receive, send)
         request.exchange = exchange
         answer = await self.endpoint(request)
-        response: ASGIApp = answer if isinstance(answer, Response) else JsonAnswer(answer)
+        response = answer if isinstance(answer, Response) else JsonAnswer(answer)
         body = getattr(response, "body", None)  # a file has none
-        if self.streams or body is None or len(body) >= COMPRESS_BYTES:
-            response = CompressMiddleware(response, minimum_size=COMPRESS_BYTES)
-        await response(scope, receive, send)
+        # The endpoint has chosen the encoding of an answer with Vary.
+        short = body is not None and (len(body) < COMPRESS_BYTES or "vary" in response.headers)
+        sent: ASGIApp = response
+        if self.streams or not short:
+            sent = CompressMiddleware(response, minimum_size=COMPRESS_BYTES)
+        await sent(scope, receive, send)
 
     @staticmethod
     def error_members(kind: type[ServiceError], detail: str) -> Mapping[str, Any]:

@@ -1,15 +1,13 @@
-"""Routes for operators: health, metrics, the served models, versions and hardware."""
+"""Routes for operators: health, the served models, versions and hardware."""
 
 import platform
 
 import onnxruntime
-from fastapi import APIRouter, Response
-from fastapi.responses import PlainTextResponse
+from fastapi import APIRouter
 
 from app.api.http_exchange import HttpRequest
-from app.api.kept_answers import Scrapes
 from app.api.openapi import examples
-from app.api.openapi.document import documented, example, path_parameters, text_example
+from app.api.openapi.document import documented, example, path_parameters
 from app.api.openapi.schemas import Info, ModelInfo, Models, Status
 from app.api.routing import Route
 from app.engine.machine.cpu import cpu_name, vector_flags
@@ -24,7 +22,6 @@ from app.errors import (
 )
 
 router = APIRouter(tags=["operations"], route_class=Route)
-metrics_router = APIRouter(tags=["operations"], route_class=Route)  # it may have a port of its own
 
 
 _READY = {**example({"status": "ready"}), **documented(NotReady, ShuttingDown)}
@@ -155,15 +152,3 @@ async def reload(request: HttpRequest) -> Status:
     """
     await request.exchange.service.reload(request.path_params["name"])
     return {"status": "reloaded"}
-
-
-@metrics_router.get(
-    "/metrics",
-    operation_id="getMetrics",
-    response_class=PlainTextResponse,
-    responses=text_example(examples.METRICS, "text/plain"),
-)
-async def metrics(request: HttpRequest) -> Response:
-    """Metrics as Prometheus text, or as OpenMetrics if the request asks for it."""
-    scrapes: Scrapes = request.app.state.scrapes
-    return await scrapes.answer(request)

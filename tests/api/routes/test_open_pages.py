@@ -1,6 +1,7 @@
-"""Pages, descriptions and metrics: everybody may ask for them, so they are made once."""
+"""Pages, descriptions and metrics, for which everybody may ask."""
 
 import asyncio
+import gzip
 import time
 from typing import Any
 
@@ -9,38 +10,37 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.exposition import choose_encoder
 
-from app.api import kept_answers
+from app.api.routes import metrics
 
 
-@pytest.mark.parametrize("encoding", ["br", "gzip", "zstd", "identity"])
-def test_an_answer_that_does_not_change_is_made_once(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, encoding: str
-) -> None:
-    """The second client gets the same bytes, without another compression."""
-    path, headers = "/openapi.json", {"accept-encoding": encoding}
-    first = client.get(path, headers=headers)
-    monkeypatch.setattr(kept_answers, "CompressMiddleware", None)
-    again = client.get(path, headers=headers)
-    assert again.headers.get("content-encoding", "identity") == encoding
-    assert again.content == first.content
-    assert "accept-encoding" in again.headers["vary"].lower()
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/docs/a/%2e%2e/docs.js",
+        "/docs/a/..%2fdocs.js",
+        "/docs/swagger-ui/%2e%2e/docs.js",
+        "/docs/%2e%2e/page.js",
+        "/docs/a/%2e%2e/swagger-ui/swagger-ui-bundle.js",
+        "/docs/a/%2e%2e/swagger-ui/swagger-ui-bundle.js.gz",
+        "/docs/swagger-ui/swagger-ui-bundle.js.gz",
+        "/web/%2e%2e%2fmain.py",
+    ],
+)
+def test_a_file_has_one_path(client: TestClient, path: str) -> None:
+    """A path with ``..`` leads to no file, and a packed file has only the name without .gz."""
+    assert client.get(path).status_code == 404
 
 
-def test_no_path_makes_another_copy_of_a_file(client: TestClient) -> None:
-    """However many paths lead to a file, nothing is kept for them; packed files have one name."""
-    packed = "swagger-ui/swagger-ui-bundle.js"
-    kept = client.app.state.kept._kept  # type: ignore[attr-defined]
-    before = len(kept)
-    for number in range(5):
-        assert client.get(f"/docs/a{number}/%2e%2e/{packed}.gz").status_code == 404
-        assert client.get(f"/docs/a{number}/%2e%2e/docs.js").status_code in (200, 404)
-    assert client.get(f"/docs/{packed}.gz").status_code == 404
-    assert client.get("/web/page.js").headers["content-encoding"]
-    assert len(kept) == before
-    for encoding in ("gzip", "identity"):
-        answer = client.get(f"/docs/{packed}", headers={"accept-encoding": encoding})
-        assert answer.headers.get("content-encoding", "identity") == encoding
-        assert "SwaggerUIBundle" in answer.text
+@pytest.mark.parametrize("name", ["docs.js", "swagger-ui/swagger-ui-bundle.js"])
+def test_head_has_the_headers_of_get(client: TestClient, name: str) -> None:
+    """HEAD has the same length and ETag, and GET with this ETag is answered with 304."""
+    url, headers = f"/docs/{name}", {"accept-encoding": "gzip"}
+    asked, got = client.head(url, headers=headers), client.get(url, headers=headers)
+    etag = got.headers["etag"]
+    assert (asked.status_code, asked.headers["etag"]) == (200, etag)
+    assert asked.headers["content-length"] == got.headers["content-length"]
+    again = client.get(url, headers={**headers, "if-none-match": etag})
+    assert (again.status_code, again.content) == (304, b"")
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,30 @@ def test_the_client_chooses_among_encodings(
     client: TestClient, asked: str, encoding: str | None
 ) -> None:
     """Qualities of 0 exclude an encoding, and * stands for all others."""
-    answer = client.get("/openapi.json", headers={"accept-encoding": asked})
+    answer = client.get("/web/page.js", headers={"accept-encoding": asked})
     assert answer.headers.get("content-encoding") == encoding
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/metrics"])
+def test_what_is_compressed_beforehand_is_unpacked_for_others(
+    client: TestClient, path: str
+) -> None:
+    """A client gets gzip if it accepts it, and otherwise the text."""
+    packed = client.get(path, headers={"accept-encoding": "br, gzip"})
+    assert packed.headers["content-encoding"] == "gzip"
+    plain = client.get(path, headers={"accept-encoding": "br"})
+    assert "content-encoding" not in plain.headers
+    assert plain.headers["vary"] == "accept-encoding"
+    assert plain.text[:100] == packed.text[:100]
+
+
+def test_the_openapi_document_is_made_once(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second client gets the same bytes; nothing is compressed for it."""
+    first = client.get("/openapi.json")
+    monkeypatch.setattr(gzip, "compress", None)
+    assert client.get("/openapi.json").content == first.content
 
 
 def test_scrapes_that_come_together_share_a_rendering(
@@ -78,11 +100,11 @@ def test_scrapes_that_come_together_share_a_rendering(
 
         return count, content_type
 
-    monkeypatch.setattr(kept_answers, "choose_encoder", choose)
+    monkeypatch.setattr(metrics, "choose_encoder", choose)
 
     async def scrape_fifty_times() -> list[httpx2.Response]:
         transport = httpx2.ASGITransport(client.app)
-        headers = {"accept-encoding": "br"}
+        headers = {"accept-encoding": "gzip"}
         async with httpx2.AsyncClient(
             transport=transport, base_url="http://x", headers=headers
         ) as scraper:
@@ -90,7 +112,7 @@ def test_scrapes_that_come_together_share_a_rendering(
 
     assert client.portal is not None
     answers = client.portal.call(scrape_fifty_times)
-    assert {answer.headers["content-encoding"] for answer in answers} == {"br"}
+    assert {answer.headers["content-encoding"] for answer in answers} == {"gzip"}
     assert all("sentiment_http_requests_total" in answer.text for answer in answers)
     assert 1 <= renderings <= 3
     assert client.get("/metrics").text != answers[0].text
@@ -115,7 +137,7 @@ def test_scrapes_take_a_small_share_of_the_time(
         return b"%d" % len(waits)
 
     monkeypatch.setattr(asyncio, "sleep", note)
-    monkeypatch.setattr(kept_answers, "choose_encoder", lambda accept: (render_slowly, "text/a"))
+    monkeypatch.setattr(metrics, "choose_encoder", lambda accept: (render_slowly, "text/a"))
     answers, rests = [], []
     for _ in range(6):  # on a busy machine, a part of the rest may be over when a scrape arrives
         answers.append(client.get("/metrics").content)
