@@ -1,12 +1,15 @@
-"""Runs async tests, and sets the batcher's clock and times."""
+"""Runs async tests, sets the batcher's clock and times, and holds inference up."""
 
 import asyncio
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from app.engine.model.model import Model
 from tests.support.batching import PATIENCE_S, Clock
+from tests.support.serving import Gate
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -44,3 +47,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.engine.batching.runners.RESTART_PAUSE_S", 0.01)
     monkeypatch.setattr("app.engine.batching.runners.STUCK_LEAST_S", 0.3)
     monkeypatch.setattr("app.engine.batching.runners.WATCH_S", 0.05)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """Inference goes through a gate, without a server; it opens again when the test ends."""
+    gate = Gate()
+    gate.open.set()
+    monkeypatch.setattr(Model, "infer", lambda model, encodings: gate.infer(model, encodings))
+    yield gate
+    gate.open.set()

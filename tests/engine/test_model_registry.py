@@ -1,0 +1,250 @@
+"""The registry of models, called directly: names, reloads and their end, without a server."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.engine.classifier import Classifier
+from app.engine.lifecycle import Lifecycle
+from app.engine.loading import load_all
+from app.engine.model.model import Model
+from app.engine.model_registry import ModelRegistry
+from app.engine.worker import Worker
+from app.errors import (
+    DeviceLost,
+    InvalidBundle,
+    ModelNotFound,
+    NoMemory,
+    NotReady,
+    OutOfMemory,
+    Overloaded,
+    ServiceError,
+    ShuttingDown,
+)
+from tests.support.batching import until
+from tests.support.engine import Recorder, settings_of, soon
+from tests.support.reloads import release
+from tests.support.serving import Gate
+from tests.support.tiny_bundle import make_bundle, write_manifest
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A bundle that the test may change."""
+    return make_bundle(tmp_path / "tiny")
+
+
+@asynccontextmanager
+async def _registry(*bundles: Path, **changes: Any) -> AsyncIterator[ModelRegistry]:
+    """A registry of these bundles' models, which answer. It ends with the test."""
+    settings = settings_of(bundles[0], model=bundles, **changes)
+    lifecycle, worker = Lifecycle(drain_s=30.0), Worker("tokenizer")
+
+    def classifier_of(model: Model, plan: Any) -> Classifier:
+        return Classifier(model, plan, settings, Recorder(), worker=worker, lifecycle=lifecycle)
+
+    models = ModelRegistry(settings, lifecycle, 2, classifier_of)
+    models.start(load_all(bundles, settings, 2))
+    lifecycle.started()
+    try:
+        yield models
+    finally:
+        await models.end()
+        worker.close()
+
+
+async def _revision(models: ModelRegistry, name: str | None = None) -> str | None:
+    """The revision of the model that answers a text."""
+    done = await models.classifier(name).classify(["love"], deadline=soon())
+    assert not isinstance(done.outcomes[0], ServiceError)
+    return done.model.revision
+
+
+async def test_a_request_goes_to_the_named_model_or_to_the_first(bundle: Path) -> None:
+    """An unknown name is refused, and the error lists the names that are served."""
+    other = make_bundle(bundle.parent / "other", name="other")
+    async with _registry(bundle, other) as models:
+        assert models.classifier(None) is models.classifier("tiny")
+        assert models.classifier("other").model.name == "other"
+        with pytest.raises(ModelNotFound, match="tiny, other"):
+            models.classifier("none")
+        with pytest.raises(ModelNotFound):
+            await models.reload("none")
+        assert models.summary() == (
+            "tiny (fp32, CPUExecutionProvider), other (fp32, CPUExecutionProvider)"
+        )
+
+
+async def test_without_models_the_error_says_why(bundle: Path) -> None:
+    """Before the start, the service is starting; after its end, it is shutting down."""
+    settings = settings_of(bundle)
+    lifecycle = Lifecycle(1.0)
+    models = ModelRegistry(settings, lifecycle, 2, lambda model, plan: pytest.fail("not loaded"))
+    with pytest.raises(NotReady):
+        models.classifier(None)
+    async with _registry(bundle) as models:
+        await models.end()
+        with pytest.raises(ShuttingDown):
+            models.classifier(None)
+        with pytest.raises(ShuttingDown):
+            await models.check_ready()
+
+
+async def test_a_reload_answers_with_the_new_content(bundle: Path) -> None:
+    """The old model's runners end, and a stream's gate stays the same."""
+    async with _registry(bundle) as models:
+        old, gate = models.classifier(None), models.stream_gate(None)
+        release(bundle, "fedcba9")
+        assert await _revision(models) == "0123abc"
+        await models.reload("tiny")
+        assert await _revision(models) == "fedcba9"
+        assert models.stream_gate("tiny") is gate
+        assert not old.computing
+        with pytest.raises(ShuttingDown):
+            old.check_admission(timeout_s=1)
+
+
+async def test_the_old_model_finishes_what_it_has_begun(bundle: Path, gate: Gate) -> None:
+    """New requests go to the new model meanwhile."""
+    async with _registry(bundle) as models:
+        release(bundle, "fedcba9")
+        new = await models.prepare("tiny")
+        gate.close()
+        begun = asyncio.create_task(_revision(models))
+        await until(gate.reached.is_set)
+        switching = asyncio.create_task(models.switch(new))
+        await asyncio.sleep(0)
+        assert models.classifier(None) is new.classifier
+        assert not switching.done()
+        gate.open.set()
+        await switching
+        assert await begun == "0123abc"
+        assert await _revision(models) == "fedcba9"
+
+
+async def test_a_dropped_model_never_answers_and_lets_the_next_reload_begin(bundle: Path) -> None:
+    """A reload waits for the one before it, so that at most two versions are in memory."""
+    async with _registry(bundle) as models:
+        release(bundle, "fedcba9")
+        new = await models.prepare("tiny")
+        waiting = asyncio.create_task(models.reload("tiny"))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        assert not models.loading
+        await models.drop(new)
+        assert not new.classifier.computing
+        assert await _revision(models) == "0123abc"
+        await waiting
+        assert await _revision(models) == "fedcba9"
+
+
+def _other_name(bundle: Path) -> None:
+    write_manifest(bundle, name="other")
+
+
+def _damage(bundle: Path) -> None:
+    (bundle / "onnx/model.onnx").write_bytes(b"damaged")
+
+
+@pytest.mark.parametrize("change", [_other_name, _damage, shutil.rmtree])
+async def test_content_that_cannot_be_served_changes_nothing(bundle: Path, change: Any) -> None:
+    """Another model's name, damage or no bundle: the old model stays, and can be reloaded later."""
+    async with _registry(bundle) as models:
+        old = models.classifier(None)
+        change(bundle)
+        with pytest.raises(InvalidBundle):
+            await models.reload("tiny")
+        assert models.classifier(None) is old
+        assert await _revision(models) == "0123abc"
+        shutil.rmtree(bundle, ignore_errors=True)
+        make_bundle(bundle)
+        release(bundle, "fedcba9")
+        await models.reload("tiny")
+        assert await _revision(models) == "fedcba9"
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"), [(NoMemory("full"), OutOfMemory), (DeviceLost("gone"), NotReady)]
+)
+async def test_a_device_that_cannot_hold_both_models_keeps_the_old_one(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception, error: type[ServiceError]
+) -> None:
+    """Neither a lack of memory nor a lost device during the load takes the old model away."""
+
+    def load(*_: Any) -> Any:
+        yield
+        raise fault
+
+    async with _registry(bundle) as models:
+        monkeypatch.setattr("app.engine.model_registry.load_again", load)
+        with pytest.raises(error):
+            await models.reload("tiny")
+        assert await _revision(models) == "0123abc"
+
+
+async def test_no_model_is_loaded_for_a_service_that_stops(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reload that is asked for then is refused, and the models drain."""
+    async with _registry(bundle) as models:
+        loads: list[object] = []
+        monkeypatch.setattr("app.engine.model_registry.load_again", lambda *_: loads.append(_))
+        models._lifecycle.stop()
+        with pytest.raises(ShuttingDown):
+            await models.reload("tiny")
+        assert not loads
+        assert await models.drain(models._lifecycle.stop_by)
+
+
+async def test_draining_ends_with_its_time(bundle: Path, gate: Gate) -> None:
+    """What is not finished by then is known: also that a thread still computes."""
+    async with _registry(bundle) as models:
+        gate.close()
+        begun = asyncio.create_task(models.classifier(None).classify(["love"], deadline=soon()))
+        await until(gate.reached.is_set)
+        assert not await models.drain(0.0)
+        assert models._lifecycle.computing
+        (outcome,) = (await begun).outcomes
+        assert isinstance(outcome, ShuttingDown)
+        gate.open.set()
+
+
+async def test_work_is_admitted_while_any_model_has_room(bundle: Path) -> None:
+    """The refusal of one model is none while another admits; that of all is the last one's."""
+    other = make_bundle(bundle.parent / "other", name="other")
+    async with _registry(bundle, other) as models:
+
+        def refuse(*, timeout_s: float) -> None:
+            raise Overloaded("full", reason="queue_full")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(models.classifier("tiny"), "check_admission", refuse)
+            models.check_admission(timeout_s=1)
+            patch.setattr(models.classifier("other"), "check_admission", refuse)
+            with pytest.raises(Overloaded, match="full"):
+                models.check_admission(timeout_s=1)
+
+
+async def test_one_model_that_cannot_answer_makes_the_service_unready(
+    bundle: Path, gate: Gate
+) -> None:
+    """It is live while a model fails, and ready again when the failing one answers a trial."""
+    async with _registry(bundle) as models:
+        gate.fails = True
+        for _ in range(3):
+            await models.classifier(None).classify(["love"], deadline=soon())
+        assert not models.good
+        models.check_live()
+        with pytest.raises(NotReady, match="keeps failing"):
+            await models.check_ready()
+        gate.fails = False
+        await models.check_ready()
+        assert models.good
+        models._lifecycle.failure = "a reason"
+        with pytest.raises(NotReady, match="a reason"):
+            models.check_live()

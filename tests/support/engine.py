@@ -1,0 +1,93 @@
+"""A classifier of the tiny model without a server, and an observer that records its reports."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from app.config.settings import Settings
+from app.engine.batching.inference import BatchReport
+from app.engine.classifier import Classifier
+from app.engine.lifecycle import Lifecycle
+from app.engine.loading import load
+from app.engine.predictions import Outcome
+from app.engine.worker import Worker
+from app.errors import ServiceError
+from tests.support.batching import PATIENCE_S
+
+
+class Recorder:
+    """An ``Observer`` that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.gauges: dict[str, Callable[[], float]] = {}
+        self.stage_seconds: list[dict[str, float]] = []
+        self.outcomes: list[str] = []  # labels, and the codes of errors
+        self.failures: list[tuple[type[BaseException], int]] = []
+        self.lookups: list[tuple[int, int]] = []
+        self.batches: list[int] = []  # texts
+
+    def watch(self, **gauges: Callable[[], float]) -> None:
+        self.gauges = gauges
+
+    def tag(self) -> object:
+        return None
+
+    def stages(self, stages: Mapping[str, float], *, begun_ns: int, tag: object) -> None:
+        self.stage_seconds.append(dict(stages))
+
+    def predictions(self, outcomes: Iterable[Outcome]) -> None:
+        self.outcomes += map(label_or_code, outcomes)
+
+    def failure(self, error: BaseException, texts: int) -> None:
+        self.failures.append((type(error), texts))
+
+    def cache_lookup(self, hits: int, misses: int) -> None:
+        self.lookups.append((hits, misses))
+
+    def lag(self, seconds: float) -> None:
+        pass
+
+    def runner_lost(self) -> None:
+        pass
+
+    def batch_stalled(self) -> None:
+        pass
+
+    def batch(self, report: BatchReport) -> None:
+        self.batches.append(report.texts)
+
+
+def label_or_code(outcome: Outcome) -> str:
+    """The label of a prediction, or the code of the error in its place."""
+    return outcome.code if isinstance(outcome, ServiceError) else outcome["label"]
+
+
+def settings_of(bundle: Path, **changes: Any) -> Settings:
+    """Settings with one runner, under which nothing is measured."""
+    by_hand = {"runners": 1, "threads": 1, "max_batch_tokens": 512}
+    return Settings(**{"model": (bundle,), **by_hand, **changes})
+
+
+@asynccontextmanager
+async def classifying(bundle: Path, **changes: Any) -> AsyncIterator[tuple[Classifier, Recorder]]:
+    """A classifier of the bundle that admits requests, and its observer. It is retired at the end.
+
+    ``changes`` are settings.
+    """
+    settings, observer, lifecycle = settings_of(bundle, **changes), Recorder(), Lifecycle(1.0)
+    model, plan = load(bundle, settings, cpus=2)
+    lifecycle.started()
+    worker = Worker("tokenizer")
+    classifier = Classifier(model, plan, settings, observer, worker=worker, lifecycle=lifecycle)
+    try:
+        yield classifier, observer
+    finally:
+        await classifier.retire(PATIENCE_S)
+        worker.close()
+
+
+def soon(seconds: float = PATIENCE_S) -> float:
+    """A deadline after this many seconds, on the running event loop's clock."""
+    return asyncio.get_running_loop().time() + seconds
