@@ -135,9 +135,8 @@ class Exchange(ABC):
         *,
         model: str | None,
         options: TextOptions = DEFAULTS,
-        deadline: float | None = None,
     ) -> Classification:
-        """Classify texts of the request, by its deadline or an own one.
+        """Classify texts of the request by its deadline.
 
         The work is cancelled if the client leaves.
 
@@ -148,9 +147,8 @@ class Exchange(ABC):
         self.check_number(len(texts))
         classifier = self.service.models.classifier(model)
         self.asks(classifier.model.name, len(texts))
-        answer_by = self.deadline if deadline is None else deadline
         classification = await self.while_connected(
-            classifier.classify(texts, options, deadline=answer_by)
+            classifier.classify(texts, options, deadline=self.deadline)
         )
         self.classified(classification, classification.outcomes)
         return classification

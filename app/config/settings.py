@@ -153,9 +153,8 @@ class Settings(BaseSettings):
     admin_keys: KeyDigests = Field(
         default=(),
         repr=False,
-        description="keys, separated by ',', for POST /models/{name}/reload and "
-        "/v2/repository/models/{name}/load; like --api-keys, set them in the environment; without "
-        "keys, only the signal SIGHUP reloads models",
+        description="keys, separated by ',', for POST /models/{name}/reload; like --api-keys, set "
+        "them in the environment; without keys, only the signal SIGHUP reloads models",
     )
     rate_limit: Rate = Field(
         default="",
@@ -178,7 +177,7 @@ class Settings(BaseSettings):
         default=0,
         ge=0,
         le=65535,
-        description="port for gRPC: Open Inference Protocol, TEI, health and reflection; 0 means: "
+        description="port for gRPC: Open Inference Protocol, health and reflection; 0 means: "
         "no gRPC; needs the extra 'grpc'",
     )
     otlp_endpoint: str = Field(

@@ -2,10 +2,8 @@
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -39,25 +37,8 @@ Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
 # would hold the event loop.
 FIELDS = 10_000
 GRPC = "GRPC"  # in the place of HTTP's method, in metrics and log
-
-
-@dataclass(slots=True)
-class Received:
-    """A message of the client, the time by which it must be answered, and when it came.
-
-    ``deadline`` is on the event loop's clock, ``at`` on the clock ``time.perf_counter``. Call
-    ``release`` when its bytes are no longer needed.
-    """
-
-    message: Message
-    deadline: float
-    at: float
-    size: int
-    service: Service
-
-    def release(self, done: object = None) -> None:
-        """Give back the bytes that the message holds. May be a callback of a task that is done."""
-        self.service.inflight.give(self.size)
+# A stream whose client is silent for this long is ended.
+IDLE_S = 300.0
 
 
 # What answers the methods, by their paths: with one message each way, or with streams.
@@ -69,11 +50,7 @@ Answers = Mapping[str, Answer]
 
 
 class Call(Exchange):
-    """A call: its messages are read within the service's limits, and a method answers it.
-
-    In a stream, each message has a deadline of its own, and ``ends`` is the end of the whole call,
-    on the event loop's clock.
-    """
+    """A call: its messages are read within the service's limits, and a method answers it."""
 
     def __init__(
         self, limits: CallLimits, path: str, answer: Answer | None, context: Context
@@ -92,8 +69,6 @@ class Call(Exchange):
             client=plain_address(host.strip("[]")),
             arrived=asyncio.get_running_loop().time(),
         )
-        left_s = context.time_remaining()
-        self.ends = math.inf if left_s is None else self.arrived + left_s
         self.timing = ""  # the time that each stage took, in the form of the header server-timing
         self.limits = limits
         self._answer_to = answer
@@ -113,18 +88,15 @@ class Call(Exchange):
             self.limits.check()
         if self._answer_to is None:
             raise MethodNotAllowed("no gRPC method has this name")
-        self.deadline = min(self.deadline, self.ends)
+        if (left_s := self._context.time_remaining()) is not None:
+            self.deadline = min(self.deadline, asyncio.get_running_loop().time() + left_s)
         answer: Any = self._answer_to
         if self.method.streams:
             async with aclosing(answer(self)) as responses:
                 async for response in responses:
                     await self._context.write(response.SerializeToString())
         else:
-            received = await self.read()
-            try:
-                response = await answer(self, received.message)
-            finally:
-                received.release()
+            response = await answer(self, await self.read())
             await self._context.write(response.SerializeToString())
         self._set_trailing()
 
@@ -161,8 +133,8 @@ class Call(Exchange):
                 trailing.append(("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1000))))
         self._context.set_trailing_metadata(tuple(trailing))
 
-    async def read(self) -> Received:
-        """The only message of a call that is not a stream.
+    async def read(self) -> Message:
+        """The only message of a call, or the first.
 
         Raises:
             DeadlineExceeded: it did not arrive in time.
@@ -180,23 +152,25 @@ class Call(Exchange):
             # client so. No client that is generated from a .proto file leaves out the message.
             most = self.service.settings.max_body_bytes
             raise PayloadTooLarge(f"no message arrived, or one of more than {most} bytes")
-        return self._received(content, self.deadline)
+        message = self._parsed(content)
+        if not self.method.streams:  # a stream may last for hours, and its messages are short
+            self.hold(len(content))
+        return message
 
-    async def messages(self) -> AsyncGenerator[Received, None]:
-        """The messages of a stream, each with a deadline of its own.
+    async def messages(self) -> AsyncGenerator[Message, None]:
+        """The messages of a stream.
 
         Raises:
             ShuttingDown: streams must end now.
             DeadlineExceeded: the client was silent for too long.
-            PayloadTooLarge, Overloaded, InvalidRequest: as in ``read``.
+            Overloaded, InvalidRequest: as in ``read``.
         """
         loop = asyncio.get_running_loop()
-        allowed_s = self.service.settings.deadline_ms / 1000
         while not self.service.lifecycle.stopping:
             content = await self._next(loop.time() + IDLE_S, f"nothing arrived for {IDLE_S:g} s")
             if content is grpc.aio.EOF:
                 return
-            yield self._received(content, min(loop.time() + allowed_s, self.ends))
+            yield self._parsed(content)
         raise ShuttingDown("the service is shutting down; send the rest again")
 
     async def _next(self, until: float, late: str) -> bytes:
@@ -215,22 +189,16 @@ class Call(Exchange):
         return content
 
     def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
-        """Note the time of each stage, too, unless those of several messages overlap."""
-        if not self.method.streams:
-            self.timing = timing(done)["server-timing"]
-            super().classified(done, outcomes)
-        else:
-            self.add_tokens(outcomes)
+        """Note the time of each stage for the trailing metadata, too."""
+        self.timing = timing(done)["server-timing"]
+        super().classified(done, outcomes)
 
-    def _received(self, content: bytes, deadline: float) -> Received:
+    def _parsed(self, content: bytes) -> Message:
         kind, most = self.method.request, FIELDS + self.service.settings.max_texts
         try:
             if more_fields(content, kind.DESCRIPTOR, most):
                 raise InvalidRequest(f"the message has more than {most} fields")
-            message = kind.FromString(content)
+            return kind.FromString(content)
         except DecodeError:
             name = kind.DESCRIPTOR.full_name
             raise InvalidRequest(f"the bytes of the message are no {name}") from None
-        if not self.service.inflight.take(len(content)):
-            raise self.no_room()
-        return Received(message, deadline, time.perf_counter(), len(content), self.service)

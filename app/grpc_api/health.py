@@ -49,9 +49,7 @@ class _Watched:
         Raises:
             Overloaded: too many calls watch already.
         """
-        received = await call.read()
-        known = _known(received.message.service)
-        received.release()
+        known = _known((await call.read()).service)
         call.limits.check_watching(self._watching)
         self._watching += 1
         if self._looking is None:

@@ -113,5 +113,5 @@ def _methods() -> dict[str, Method]:
 
 
 METHODS = _methods()
-# The full names of the services, such as tei.v1.Predict.
+# The full names of the services, such as inference.GRPCInferenceService.
 SERVICES = sorted({path.split("/")[1] for path in METHODS})

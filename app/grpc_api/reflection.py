@@ -11,9 +11,7 @@ from app.grpc_api.messages import POOL, SERVICES, Message
 
 async def reflect(call: Call) -> AsyncGenerator[Message, None]:
     """Answers each question about names in POOL. An unknown name is an error in its answer."""
-    async for received in call.messages():
-        question = received.message
-        received.release()
+    async for question in call.messages():
         answer = call.method.response(valid_host=question.host, original_request=question)
         try:
             _fill(answer, question)

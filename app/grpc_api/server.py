@@ -13,19 +13,15 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from app.errors import MethodNotAllowed, UserError
-from app.grpc_api import health, open_inference, reflection, tei
+from app.grpc_api import health, open_inference, reflection
 from app.grpc_api.aio_server import UNKNOWN, AioServer
 from app.grpc_api.call import GRPC, Answers, Call, Context
 from app.grpc_api.limits import WINDOW_BYTES, CallLimits
 from app.grpc_api.status_codes import STATUS_CODES
 from app.service import Service
 
-# The methods that classify. Their metric series exist before the first call, as those of HTTP's.
-CLASSIFYING = (
-    "/inference.GRPCInferenceService/ModelInfer",
-    "/tei.v1.Predict/Predict",
-    "/tei.v1.Predict/PredictStream",
-)
+# The method that classifies. Its metric series exist before the first call, as those of HTTP's.
+INFER = "/inference.GRPCInferenceService/ModelInfer"
 # A client that does nothing for this long is disconnected, as over HTTP.
 IDLE_MS = 75_000
 # Connections end after an hour, so that clients spread over replicas that came later. Calls in
@@ -48,16 +44,15 @@ logger = logging.getLogger(__name__)
 class Calls:
     """gRPC's handler of all calls of a server, those of unknown methods included.
 
-    ``answers`` maps the paths of methods such as /tei.v1.Info/Info to what answers them.
+    ``answers`` maps the paths of methods such as INFER to what answers them.
     """
 
     def __init__(self, service: Service, answers: Answers) -> None:
         self.running: set[asyncio.Task[object]] = set()  # each is a call
         self.limits = CallLimits(service, self.running)
         self._answers = answers
-        for path in CLASSIFYING:
-            for status in {200, *STATUS_CODES} - {MethodNotAllowed.status}:
-                service.metrics.expect_request(path, GRPC, status)
+        for status in {200, *STATUS_CODES} - {MethodNotAllowed.status}:
+            service.metrics.expect_request(INFER, GRPC, status)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         """The handler of each method by its path, and of all others; they get bytes.
@@ -89,7 +84,7 @@ class GrpcServer:
         # logged here and in ``Calls``.
         logging.getLogger("grpc._cython.cygrpc").disabled = True
         settings = service.settings
-        answers: Answers = {**health.answers(service), **open_inference.ANSWERS, **tei.ANSWERS}
+        answers: Answers = {**health.answers(service), **open_inference.ANSWERS}
         if settings.docs == "on":
             answers = {**answers, **reflection.ANSWERS}
         self._service = service
@@ -100,7 +95,7 @@ class GrpcServer:
         self._keeping: asyncio.Task[None] | None = None
 
     def _bound(self) -> AioServer:
-        server = AioServer(_options(self._service), self._calls.handlers(), busy=CLASSIFYING)
+        server = AioServer(_options(self._service), self._calls.handlers(), busy=[INFER])
         try:
             server.bind(self.address)
         except RuntimeError:  # gRPC does not say why

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from checks.soak.calls.call import Call
-from checks.soak.calls.grpc import PREDICT
 from checks.soak.calls.http import Calls
 from checks.soak.faults.deaths import Deaths
 from checks.soak.grpc_wire import GrpcClient
@@ -99,11 +98,11 @@ class Traffic:
         """Send a request on a free connection, or on a new one, and check its answer."""
         began, explained = time.monotonic(), self.explains_lateness()
         try:
-            answer = await (self._call(call) if call.messages else self._request(call))
+            answer = await (self._call(call) if call.is_grpc else self._request(call))
         except (Lost, OSError) as error:
             self.lost(call, error, began)
             return
-        if call.messages and answer.status == 503 and self.deaths.explain_grpc(began):
+        if call.is_grpc and answer.status == 503 and self.deaths.explain_grpc(began):
             self.tally.killed(call)
             return
         explained |= self.explains_lateness()
@@ -111,7 +110,7 @@ class Traffic:
 
     def lost(self, call: Call, error: Exception, began: float = math.inf) -> None:
         """Count an answer that did not come. The call ``began`` then, if it was one of gRPC."""
-        if self.deaths.explain(error) or (call.messages and self.deaths.explain_grpc(began)):
+        if self.deaths.explain(error) or (call.is_grpc and self.deaths.explain_grpc(began)):
             self.tally.killed(call)
         else:
             self.tally.lost(call, repr(error))
@@ -127,7 +126,7 @@ class Traffic:
 
     async def _call(self, call: Call) -> Answer:
         self._grpc = self._grpc or GrpcClient(self.grpc_port)
-        return await self._grpc.ask(call.method, call.messages)
+        return await self._grpc.ask(call)
 
     async def final_load(self, end: Coroutine[Any, Any, None]) -> None:
         """Run closed loops on kept and on new connections, while ``end`` sends the signal.
@@ -162,15 +161,16 @@ class Traffic:
         """Send gRPC calls until the server stops listening."""
         async with GrpcClient(self.grpc_port) as client:
             while True:
-                call = replace(self.calls.grpc.predict(), route=f"gRPC {PREDICT}, until the end")
+                call = self.calls.grpc.infer()
+                at_end = replace(call, route=f"{call.route}, until the end")
                 try:
-                    answer = await client.ask(PREDICT, call.messages)
+                    answer = await client.ask(call)
                 except OSError:
                     return
                 except Lost as error:
-                    self.tally.lost(call, str(error))
+                    self.tally.lost(at_end, str(error))
                     return
-                self.tally.answered(call, answer, USUAL | {503})
+                self.tally.answered(at_end, answer, USUAL | {503})
 
     async def _connection(self) -> Connection:
         while self._unused and self._unused[0][1] < time.monotonic() - UNUSED_S:

@@ -32,12 +32,11 @@ class Lost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A complete answer, decompressed. One of gRPC has ``messages`` or, in its body, an error."""
+    """A complete answer, decompressed. The body of gRPC is the message, or the error."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
-    messages: tuple[bytes, ...] = ()
 
     @property
     def late(self) -> bool:

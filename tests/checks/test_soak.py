@@ -94,25 +94,20 @@ def test_one_wrong_digit_is_found(calls: Calls, process: Process) -> None:
     """In one number of an answer, on each route that gives some."""
 
     async def answer(call: Call) -> Answer:
-        if call.messages:
+        if call.is_grpc:
             async with GrpcClient(GRPC_PORT) as client:
-                return await client.ask(call.method, call.messages)
+                return await client.ask(call)
         async with await Connection.open(process.port) as connection:
             return await connection.ask(call.request)
 
     makers = [calls.one, calls.several, calls.passage, calls.windows, calls.hugging_face]
     makers += [calls.predict, calls.infer, calls.infer_binary, calls.vllm, calls.explain]
-    makers += [
-        calls.grpc.infer,
-        calls.grpc.infer_raw,
-        calls.grpc.predict,
-        calls.grpc.predict_stream,
-    ]
+    makers += [calls.grpc.infer, calls.grpc.infer_raw]
     for make in [*makers, calls.stream]:
         call = make()
         sound = asyncio.run(answer(call))
         assert call.sound(sound)
-        if call.messages:
+        if call.is_grpc:
             assert not call.sound(_other_bit(call, sound)), call.route
             continue
         changed = bytearray(sound.body)
@@ -126,21 +121,15 @@ def test_one_wrong_digit_is_found(calls: Calls, process: Process) -> None:
 
 def _other_bit(call: Call, answer: Answer) -> Answer:
     """The gRPC answer with another lowest bit in one of its numbers."""
-    response = METHODS[call.method].response.FromString(answer.messages[-1])
-    if call.method.endswith("ModelInfer") and response.raw_output_contents:
+    response = METHODS[call.method].response.FromString(answer.body)
+    if response.raw_output_contents:
         raw = bytearray(response.raw_output_contents[-1])
         raw[-4] ^= 1
         response.raw_output_contents[-1] = bytes(raw)
     else:
-        infers = call.method.endswith("ModelInfer")
-        last = response.outputs[-1].contents.fp32_contents if infers else response.predictions
-        before = np.float32(last[-1] if infers else last[-1].score)
-        after = float(np.nextafter(before, np.float32(9)))
-        if infers:
-            last[-1] = after
-        else:
-            last[-1].score = after
-    return replace(answer, messages=(*answer.messages[:-1], response.SerializeToString()))
+        last = response.outputs[-1].contents.fp32_contents
+        last[-1] = float(np.nextafter(np.float32(last[-1]), np.float32(9)))
+    return replace(answer, body=response.SerializeToString())
 
 
 def test_what_must_not_happen_is_a_failure(calls: Calls) -> None:

@@ -23,7 +23,6 @@ from tests.support.serving import SLOW_COMMAND, Process, metric
 
 KEY = (("authorization", "Bearer the-key-of-the-tests"),)
 KEYS = {"SENTIMENT_API_KEYS": "the-key-of-the-tests"}
-PREDICT = "/tei.v1.Predict/Predict"
 LIMITS = [
     "--max-body-bytes",
     "20000",
@@ -35,6 +34,8 @@ LIMITS = [
     "4096",
 ]
 OIP = "/inference.GRPCInferenceService"
+INFER = f"{OIP}/ModelInfer"
+REFLECT = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 PROTOS = Path(__file__).parents[2] / "app/grpc_api/protos"
 
 
@@ -91,10 +92,9 @@ def client(service: tuple[Process, Client]) -> Client:
     return service[1]
 
 
-@pytest.fixture(scope="module")
-def name(client: Client) -> str:
-    """The name of the served model."""
-    return str(client.call("/tei.v1.Info/Info")[0].model_id)
+def asked(*texts: str) -> dict[str, Any]:
+    """The fields of a request for these texts."""
+    return {"model_name": "tiny", "inputs": tensor(*texts)}
 
 
 def tensor(*texts: str, **fields: Any) -> list[dict[str, Any]]:
@@ -104,21 +104,21 @@ def tensor(*texts: str, **fields: Any) -> list[dict[str, Any]]:
     return [described | fields]
 
 
-def test_the_server_and_its_model_describe_themselves(client: Client, name: str) -> None:
+def test_the_server_and_its_model_describe_themselves(client: Client) -> None:
     """Live, ready and metadata answer as the protocol says; version 1 is the only one."""
     assert client.call(f"{OIP}/ServerLive")[0].live
     assert client.call(f"{OIP}/ServerReady")[0].ready
-    assert client.call(f"{OIP}/ModelReady", name=name, version="1")[0].ready
+    assert client.call(f"{OIP}/ModelReady", name="tiny", version="1")[0].ready
     assert client.call(f"{OIP}/ServerMetadata")[0].name == "sentiment-service"
-    metadata = client.call(f"{OIP}/ModelMetadata", name=name)[0]
+    metadata = client.call(f"{OIP}/ModelMetadata", name="tiny")[0]
     assert [output.name for output in metadata.outputs] == ["label", "score", "logits", "scores"]
     assert [list(output.shape) for output in metadata.outputs][-1] == [-1, 3]
 
 
-def test_raw_texts_get_raw_outputs_and_contents_get_contents(client: Client, name: str) -> None:
+def test_raw_texts_get_raw_outputs_and_contents_get_contents(client: Client) -> None:
     """Both forms of a request have the same results, each in the form of its request."""
     texts = ["I love this", "bad"]
-    inferred, _ = client.call(f"{OIP}/ModelInfer", model_name=name, id="7", inputs=tensor(*texts))
+    inferred, _ = client.call(INFER, id="7", **asked(*texts))
     assert inferred.id == "7"
     assert not inferred.raw_output_contents
     label, score, logits, scores = inferred.outputs
@@ -132,7 +132,7 @@ def test_raw_texts_get_raw_outputs_and_contents_get_contents(client: Client, nam
         "raw_input_contents": [raw],
         "outputs": [{"name": "logits"}],
     }
-    answer, _ = client.call(f"{OIP}/ModelInfer", model_name=name, **fields)
+    answer, _ = client.call(INFER, model_name="tiny", **fields)
     assert not answer.outputs[0].HasField("contents")
     assert struct.unpack("<6f", answer.raw_output_contents[0]) == tuple(
         logits.contents.fp32_contents
@@ -160,11 +160,10 @@ def test_raw_texts_get_raw_outputs_and_contents_get_contents(client: Client, nam
     ],
 )
 def test_a_bad_request_is_an_error_that_names_the_fault(
-    client: Client, name: str, fields: dict[str, Any], code: str, words: str
+    client: Client, fields: dict[str, Any], code: str, words: str
 ) -> None:
     """Each kind of fault has its status code and says what is accepted."""
-    sent = {"model_name": name, "inputs": tensor("a"), **fields}
-    error = client.fails(f"{OIP}/ModelInfer", **sent)
+    error = client.fails(INFER, **{**asked("a"), **fields})
     assert error.code().name == code
     assert words in error.details()
 
@@ -185,52 +184,18 @@ def test_only_probes_and_reflection_need_no_key(client: Client) -> None:
 def test_request_ids_errors_and_stages_are_in_the_trailing_metadata(client: Client) -> None:
     """The client's own id comes back, with the time of each stage or the code of the error."""
     metadata = (*KEY, ("x-request-id", "mine"))
-    _, trailing = client.call(PREDICT, metadata, inputs="good")
+    _, trailing = client.call(INFER, metadata, **asked("good"))
     assert trailing["x-request-id"] == "mine"
     assert "inference;dur=" in trailing["server-timing"]
-    error = client.fails(PREDICT, metadata=metadata, inputs=" ")
+    error = client.fails(INFER, metadata=metadata, **asked(" "))
     assert dict(error.trailing_metadata())["error-code"] == "empty_text"
 
 
-def test_tei_ranks_the_labels(client: Client) -> None:
-    """The highest score comes first; raw scores are logits; a long text needs ``truncate``."""
-    predictions = client.call(PREDICT, inputs="good")[0].predictions
-    scores = [one.score for one in predictions]
-    assert scores == sorted(scores, reverse=True)
-    assert sum(scores) == pytest.approx(1)
-    raw = client.call(PREDICT, inputs="good", raw_scores=True)[0]
-    assert [one.label for one in raw.predictions] == [one.label for one in predictions]
-    assert sum(one.score for one in raw.predictions) != pytest.approx(1)
-    with pytest.raises(grpc.RpcError, match="tokens"):
-        client.call(PREDICT, inputs="good " * 2_000)
-    cut = client.call(PREDICT, inputs="good " * 2_000, truncate=True)[0]
-    assert cut.metadata.compute_chars == 10_000
-
-
-def test_a_stream_is_answered_in_its_order(client: Client) -> None:
-    """More texts than are computed at once come back in order; a bad text ends the stream."""
-    texts = [f"text {index} " + "good " * (index % 7) for index in range(80)]
-    alone = [client.call(PREDICT, inputs=text)[0] for text in texts[:10]]
-    requests = [{"inputs": text} for text in texts]
-    answers = list(client.stream("/tei.v1.Predict/PredictStream", requests))
-    assert [one.metadata.compute_chars for one in answers] == [len(text) for text in texts]
-    for one, other in zip(alone, answers, strict=False):
-        assert one.predictions[0].score == pytest.approx(other.predictions[0].score, abs=1e-5)
-    requests[2] = {"inputs": ""}
-    stream = client.stream("/tei.v1.Predict/PredictStream", requests)
-    with pytest.raises(grpc.RpcError, match="empty"):
-        assert len(list(stream)) < 3
-
-
-def test_a_broken_stream_gives_back_its_bytes(client: Client) -> None:
-    """Texts of a stream that were read but not answered no longer count as in flight."""
-    texts = ["" if index == 3 else "good " * 500 for index in range(8)]
-    requests = [{"inputs": text, "truncate": True} for text in texts]
+def test_a_call_gives_back_its_bytes_however_it_ends(client: Client) -> None:
+    """Messages that were answered with errors no longer count as in flight."""
     for _ in range(12):
-        with pytest.raises(grpc.RpcError, match="empty"):
-            list(client.stream("/tei.v1.Predict/PredictStream", requests))
-    text = "good " * 3_000
-    assert client.call(PREDICT, inputs=text, truncate=True)[0].predictions
+        client.fails(INFER, **asked("good " * 3_000, " "))
+    assert client.call(INFER, **asked("good " * 3_000))[0].outputs
 
 
 def test_every_error_of_a_text_has_a_status() -> None:
@@ -242,7 +207,8 @@ def test_every_error_of_a_text_has_a_status() -> None:
 
 def test_an_unknown_method_or_message_is_refused(client: Client) -> None:
     """Neither reaches a model, and both are counted."""
-    for path, code in (("/no.Such/Method", "UNIMPLEMENTED"), (f"{OIP}/ModelInfer", "INVALID")):
+    gone = ("/tei.v1.Predict/Predict", f"{OIP}/RepositoryIndex", f"{OIP}/ModelStatistics")
+    for path, code in (*((path, "UNIMPLEMENTED") for path in gone), (INFER, "INVALID")):
         with pytest.raises(grpc.RpcError) as failed:
             client.channel.unary_unary(path)(b"\xff\xff", metadata=KEY, timeout=20)
         assert failed.value.code().name.startswith(code)
@@ -252,20 +218,19 @@ def test_series_of_calls_exist_before_the_first_call() -> None:
     """As for HTTP, a rate sees the first increase, and an alert the first error."""
     service = Service(Settings(), Paths())
     Calls(service, {})
-    for path in (PREDICT, "/tei.v1.Predict/PredictStream", f"{OIP}/ModelInfer"):
-        for status in (200, 401, 413, 422, 429, 499, 500, 503, 504):
-            labels = {"route": path, "method": "GRPC", "status": str(status)}
-            value = service.metrics.registry.get_sample_value
-            assert value("sentiment_http_requests_total", labels) == 0
-        assert value("sentiment_http_request_duration_seconds_count", {"route": path}) == 0
+    value = service.metrics.registry.get_sample_value
+    for status in (200, 401, 413, 422, 429, 499, 500, 503, 504):
+        labels = {"route": INFER, "method": "GRPC", "status": str(status)}
+        assert value("sentiment_http_requests_total", labels) == 0
+    assert value("sentiment_http_request_duration_seconds_count", {"route": INFER}) == 0
 
 
 def test_metrics_count_calls_as_requests(service: tuple[Process, Client]) -> None:
     """A call adds to the same series as a request over HTTP, with the status of its error."""
     process, client = service
-    labels = {"route": PREDICT, "method": "GRPC", "status": "422"}
+    labels = {"route": INFER, "method": "GRPC", "status": "422"}
     before = metric(process.client, "sentiment_http_requests_total", **labels)
-    client.fails(PREDICT, inputs=" ")
+    client.fails(INFER, **asked(" "))
     assert metric(process.client, "sentiment_http_requests_total", **labels) == before + 1
     # The scrape itself: no call is left.
     assert metric(process.client, "sentiment_http_requests_in_flight") == 1
@@ -331,11 +296,11 @@ def test_rate_limit_and_deadline_are_those_of_http(bundle: Path) -> None:
             yield b""
 
         with pytest.raises(grpc.RpcError) as late:
-            client.channel.stream_unary(PREDICT)(nothing(), timeout=20)
+            client.channel.stream_unary(INFER)(nothing(), timeout=20)
         silent.set()
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "did not arrive" in late.value.details()
-        refused = client.fails(PREDICT, inputs="good")
+        refused = client.fails(INFER, **asked("good"))
         assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         trailing = dict(refused.trailing_metadata())
         assert trailing["error-code"] == "rate_limited"
@@ -348,17 +313,16 @@ def test_shutdown_finishes_calls_and_ends_streams(bundle: Path) -> None:
         watch = client.stream("/grpc.health.v1.Health/Watch", [{}])
         assert next(watch).status == 1
         silent = threading.Event()
-        method = METHODS["/tei.v1.Predict/PredictStream"]
 
-        def texts() -> Iterator[bytes]:
-            yield method.request(inputs="good").SerializeToString()
+        def questions() -> Iterator[bytes]:
+            yield METHODS[REFLECT].request(list_services="").SerializeToString()
             silent.wait()
 
-        stream = client.channel.stream_stream(method.path)(texts(), timeout=20)
+        stream = client.channel.stream_stream(REFLECT)(questions(), timeout=20)
         next(stream)
         pending = [
-            client.channel.unary_unary(PREDICT).future(
-                METHODS[PREDICT].request(inputs=f"good {index}").SerializeToString()
+            client.channel.unary_unary(INFER).future(
+                METHODS[INFER].request(**asked(f"good {index}")).SerializeToString()
             )
             for index in range(20)
         ]

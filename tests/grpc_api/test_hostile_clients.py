@@ -33,16 +33,22 @@ from checks.support.http2 import (
 from tests.grpc_api.conftest import serving
 from tests.support.serving import Process, eventually, metric
 
-PREDICT = METHODS["/tei.v1.Predict/Predict"]
 MB = 1 << 20
 KEY = b"Bearer the-key-of-the-tests"
+TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1]}
+# A message of INFER.
+ASKED = (
+    METHODS[INFER.decode()]
+    .request(model_name="tiny", inputs=[{**TENSOR, "contents": {"bytes_contents": [b"good"]}}])
+    .SerializeToString()
+)
 
 
 def predicted(port: int) -> bool:
     """Whether an ordinary client gets an answer."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        request = PREDICT.request(inputs="good").SerializeToString()
-        return bool(channel.unary_unary(PREDICT.path)(request, timeout=20, wait_for_ready=True))
+        method = channel.unary_unary(INFER.decode())
+        return bool(method(ASKED, timeout=20, wait_for_ready=True))
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +191,7 @@ def test_the_log_has_only_our_lines_and_nothing_of_what_clients_send(bundle: Pat
             (b"grpc-encoding", b"none-such"),
         ):
             with Connection(port) as hostile:
-                stream = hostile.begin(PREDICT.path.encode(), [metadata])
+                stream = hostile.begin(INFER, [metadata])
                 hostile.send(stream, message(b""), end=True)
                 status_of(hostile, stream)
         with Connection(port) as hostile:
@@ -242,17 +248,16 @@ def test_clients_that_go_on_calling_are_told_of_the_end(bundle: Path) -> None:
 
     gRPC itself cancels a call that comes at the very moment in which the connections close.
     """
-    message = PREDICT.request(inputs="good").SerializeToString()
     seen: Counter[grpc.StatusCode] = Counter()
     begun = threading.Semaphore(0)
 
     def calls(port: int) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-            call = channel.unary_unary(PREDICT.path)
+            call = channel.unary_unary(INFER.decode())
             while True:
                 try:
-                    call(message, timeout=20)
+                    call(ASKED, timeout=20)
                     seen[grpc.StatusCode.OK] += 1
                     begun.release()
                 except grpc.RpcError as error:

@@ -12,15 +12,19 @@ from checks.soak.wire import Answer
 class Call:
     """A request, its cost in tokens, and the check of its answer.
 
-    It is a gRPC call if it has ``messages``; its route is ``gRPC`` and the method's path then.
+    The route of a gRPC call is ``gRPC`` and the method's path.
     """
 
     route: str
-    request: bytes  # over HTTP
+    request: bytes  # of HTTP, or the message of gRPC
     tokens: int
     sound: Callable[[Answer], bool]  # checks an answer with status 200
     texts: int = 0  # the number of texts whose results are compared
-    messages: tuple[bytes, ...] = ()
+
+    @property
+    def is_grpc(self) -> bool:
+        """Whether it goes over gRPC."""
+        return self.route.startswith("gRPC ")
 
     @property
     def method(self) -> str:

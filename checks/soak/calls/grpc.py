@@ -7,12 +7,11 @@ from typing import Any
 
 from app.adapters.open_inference.bytes_tensor import pack, unpack
 from app.grpc_api.messages import METHODS
-from checks.soak.calls.call import Call, ranking, tensors
+from checks.soak.calls.call import Call, tensors
 from checks.soak.calls.truth import Truth
 from checks.soak.wire import Answer
 
 OIP = "/inference.GRPCInferenceService"
-PREDICT = "/tei.v1.Predict/Predict"
 # Methods without texts, with a field that their answer must have.
 READ = {
     f"{OIP}/ServerLive": "live",
@@ -20,7 +19,6 @@ READ = {
     f"{OIP}/ModelReady": "ready",
     f"{OIP}/ServerMetadata": "version",
     f"{OIP}/ModelMetadata": "inputs",
-    "/tei.v1.Info/Info": "model_id",
     "/grpc.health.v1.Health/Check": "status",
 }
 
@@ -61,21 +59,12 @@ class GrpcCalls:
 
         return self._infer(texts, {}, {"raw_input_contents": [pack(texts)]}, sound)
 
-    def predict(self) -> Call:
-        """Predict, one text."""
-        (text,) = self._texts(1)
-        return self._predict(PREDICT, [text])
-
-    def predict_stream(self) -> Call:
-        """PredictStream with all texts sent at once."""
-        return self._predict("/tei.v1.Predict/PredictStream", self._texts(30))
-
     def read(self) -> Call:
         """A method that describes the service, or a probe."""
         path, field = self._order.choice(list(READ.items()))
         request = METHODS[path].request
         name = {"name": self._truth.model.name} if path.startswith(f"{OIP}/Model") else {}
-        return self._call(path, [request(**name)], (), lambda a: bool(getattr(a[0], field)))
+        return self._call(path, request(**name), (), lambda answer: bool(getattr(answer, field)))
 
     def _infer(
         self,
@@ -88,43 +77,26 @@ class GrpcCalls:
         tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], **of_input}
         name = self._truth.model.name
         request = METHODS[path].request(model_name=name, inputs=[tensor], **of_request)
-        return self._call(path, [request], texts, lambda answers: sound(answers[0]))
-
-    def _predict(self, path: str, texts: Sequence[str]) -> Call:
-        raw = self._order.random() < 0.5
-        values = [self._truth.of(text)["logits" if raw else "scores"] for text in texts]
-        expected = [ranking(one) for one in values]
-        make = METHODS[path].request
-        requests = [make(inputs=text, raw_scores=raw, truncate=True) for text in texts]
-
-        def sound(answers: Sequence[Any]) -> bool:
-            found = [
-                [{"label": one.label, "score": one.score} for one in answer.predictions]
-                for answer in answers
-            ]
-            return found == expected
-
-        return self._call(path, requests, texts, sound)
+        return self._call(path, request, texts, sound)
 
     def _call(
         self,
         path: str,
-        requests: Sequence[Any],
+        request: Any,
         texts: Sequence[str],
-        sound: Callable[[Sequence[Any]], bool],
+        sound: Callable[[Any], bool],
     ) -> Call:
         response = METHODS[path].response
 
         def parsed_sound(answer: Answer) -> bool:
-            return sound([response.FromString(message) for message in answer.messages])
+            return sound(response.FromString(answer.body))
 
         return Call(
             f"gRPC {path}",
-            b"",
+            request.SerializeToString(),
             sum(map(self._truth.tokens, texts)) or 8,
             parsed_sound,
             len(texts),
-            tuple(request.SerializeToString() for request in requests),
         )
 
     def _texts(self, most: int) -> list[str]:

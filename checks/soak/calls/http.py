@@ -41,12 +41,6 @@ READ = {
     "/v2": b"binary_tensor_data",
     "/v2/health/live": b'"live"',
     "/v2/health/ready": b'"ready"',
-    "/v2/models": b'"models"',
-    "/v2/models/stats": b"execution_count",
-    "/v2/models/{name}/stats": b"execution_count",
-    "/v2/models/{name}/versions/{version}/stats": b"execution_count",
-    "/v2/models/{name}/config": b"type_string",
-    "/v2/models/{name}/versions/{version}/config": b"type_string",
     "/v2/models/{name}": b'"logits"',
     "/v2/models/{name}/versions/{version}": b'"logits"',
     "/v2/models/{name}/ready": b'"ready"',
@@ -79,15 +73,12 @@ class Calls:
             self.vllm: 8,
             self.instances: 6,
             self.records: 3,
-            self.index: 1,
             self.explain: 1,
             self.tokenize: 2,
             self.stream: 2,
             self.read: 15,
-            self.grpc.infer: 6,
-            self.grpc.infer_raw: 6,
-            self.grpc.predict: 8,
-            self.grpc.predict_stream: 2,
+            self.grpc.infer: 10,
+            self.grpc.infer_raw: 10,
             self.grpc.read: 4,
         }
 
@@ -215,12 +206,6 @@ class Calls:
         body = "".join(json.dumps(text) + "\n" for text in texts).encode()
         sent = self._sent("/invocations", body, "application/jsonlines")
         return Call("POST /invocations", sent, self._tokens(texts), sound, len(texts))
-
-    def index(self) -> Call:
-        """POST /v2/repository/index."""
-        route = "/v2/repository/index"
-        sent = request("POST", self._path(route), b"{}", content_type=JSON)
-        return Call(f"POST {route}", sent, 8, lambda answer: b'"reason"' in answer.body)
 
     def explain(self) -> Call:
         """POST /explain."""

@@ -43,9 +43,9 @@ def ignores_goaway(port: int) -> Iterator[None]:
 
 async def _inflict(traffic: Traffic, act: Act) -> str:
     await asyncio.to_thread(act, traffic.grpc_port)
-    call = traffic.calls.grpc.predict()
+    call = traffic.calls.grpc.infer()
     async with GrpcClient(traffic.grpc_port) as client:
-        return traffic.tally.outcome(call, await client.ask(call.method, call.messages))
+        return traffic.tally.outcome(call, await client.ask(call))
 
 
 def _bad_path(port: int) -> None:

@@ -3,7 +3,6 @@
 import random
 from functools import partial
 
-from checks.soak.calls.grpc import PREDICT
 from checks.soak.calls.http import JSON
 from checks.soak.faults.outcomes import Fault
 from checks.soak.grpc_wire import GrpcClient
@@ -17,7 +16,7 @@ REFUSED = {"401"}
 def faults(traffic: Traffic, order: random.Random) -> dict[str, Fault]:
     """Guesses over HTTP, for the routes of administrators, and over gRPC."""
     name = traffic.calls.name
-    admin = [f"/models/{name}/reload", f"/v2/repository/models/{name}/load"]
+    admin = [f"/models/{name}/reload"]
     return {
         "guesses keys": Fault(1, partial(_guess, traffic, order, ["/classify"]), REFUSED),
         "guesses admin keys": Fault(1, partial(_guess, traffic, order, admin), REFUSED),
@@ -38,12 +37,9 @@ async def _guess(traffic: Traffic, order: random.Random, paths: list[str]) -> st
 
 
 async def _guess_grpc(traffic: Traffic, order: random.Random) -> str:
-    call = traffic.calls.grpc.predict()
+    call = traffic.calls.grpc.infer()
     async with GrpcClient(traffic.grpc_port) as client:
-        answers = [
-            await client.ask(PREDICT, call.messages, key=order.randbytes(16).hex())
-            for _ in range(10)
-        ]
+        answers = [await client.ask(call, key=order.randbytes(16).hex()) for _ in range(10)]
     return _worst({str(answer.status) for answer in answers})
 
 

@@ -47,20 +47,6 @@ def test_server_and_model_are_live_and_ready(client: triton.InferenceServerClien
     assert not client.is_model_ready("other")
 
 
-def test_the_client_reads_statistics_configuration_and_index(
-    client: triton.InferenceServerClient,
-) -> None:
-    """Triton's client finds the calls beyond inference, and the model's name and tensors there."""
-    (stats,) = client.get_inference_statistics()["model_stats"]
-    assert stats == client.get_inference_statistics("tiny", "1")["model_stats"][0]
-    assert stats["name"] == "tiny"
-    config = client.get_model_config("tiny")
-    assert [tensor["dims"] for tensor in config["output"]] == [[-1], [-1], [-1, 3], [-1, 3]]
-    assert client.get_model_repository_index()[0]["state"] == "READY"
-    with pytest.raises(InferenceServerException, match="no admin keys"):
-        client.load_model("tiny")
-
-
 @pytest.mark.parametrize("binary_input", [True, False])
 @pytest.mark.parametrize("binary_output", [True, False, None])
 @pytest.mark.parametrize("column", [False, True])

@@ -80,11 +80,6 @@ REQUESTS = [
         for line in (
             "GET /ping",
             "GET /execution-parameters",
-            f"GET /v2/models/{MODEL}/config",
-            "GET /v2/models/other/stats",
-            f"GET /v2/models/{MODEL}/versions/2/config",
-            "POST /v2/repository/index",
-            f"POST /v2/repository/models/{MODEL}/load",
             "GET /v1/models/other",
         )
     ),
