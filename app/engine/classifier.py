@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 
 from app.config.settings import Settings
 from app.engine.batching.admission import REQUEST_SHARE
@@ -86,7 +85,6 @@ class Classifier:
         self._unused = asyncio.Event()
         self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
             partial(score_batch, model),
-            key=attrgetter("key"),
             runners=plan.runners,
             budget=plan.budget,
             max_queue_tokens=plan.max_queue_tokens,

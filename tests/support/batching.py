@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,11 +22,6 @@ Infer = Callable[[Sequence[str]], Sequence[str | ServiceError]]
 
 def capitals(items: Sequence[str]) -> list[str | ServiceError]:
     return [item.upper() for item in items]
-
-
-def distinct(item: str) -> Hashable:
-    """A key that is equal to no other key, so that each item is computed."""
-    return object()
 
 
 class Gate:
@@ -84,7 +79,6 @@ def jump(seconds: float) -> None:
 def batcher_of(infer: Infer = capitals, **options: Any) -> MicroBatcher[str, str]:
     """A batcher with one runner and hooks that do nothing, where ``options`` say nothing else."""
     usual: dict[str, Any] = {
-        "key": distinct,
         "runners": 1,
         "budget": TokenBudget(options.pop("max_batch_tokens", 1000)),
         "max_queue_tokens": 1000,

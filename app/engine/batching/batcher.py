@@ -2,10 +2,8 @@
 
 The items of all requests wait in one fair queue. When a runner thread is free, it forms a batch
 from the items that wait at that moment. There is no timer: an idle service sleeps, and under load
-batches fill up by themselves. Admission is decided at once. The batcher knows only two things about
-an item: its length in tokens, and a key that equal items have in common. Items with equal keys that
-wait at the same time are computed once, as one row of a batch. Each of them keeps its own request,
-turn and deadline, so if one of them leaves, nothing changes for the others.
+batches fill up by themselves. Admission is decided at once. The batcher knows only one thing about
+an item: its length in tokens.
 
 The condition's lock protects the queue and the measurements. Requests belong to the event loop.
 """
@@ -14,8 +12,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
 from typing import Generic
 
 from app.engine.batching.admission import Admission
@@ -24,13 +21,12 @@ from app.engine.batching.fair_queue import FairQueue
 from app.engine.batching.inference import BatchReport, Inference
 from app.engine.batching.pending import (
     Answer,
+    Batch,
     Computing,
     Item,
     PendingRequest,
+    QueuedItem,
     Result,
-    Row,
-    Rows,
-    Text,
     begin,
     report_of,
     settle,
@@ -60,8 +56,6 @@ class MicroBatcher(Generic[Item, Result]):
     fails only its own item. It may raise any error. ``OutOfMemory`` also lowers the budget, and
     after ``DeviceLost`` no request is admitted any more.
 
-    Items with equal ``key`` must have equal results: ``infer`` may get only one of them.
-
     ``on_batch`` is called on a runner's thread after each batch, before its results are delivered.
     ``on_lag`` is called on the event loop, with the seconds for which results waited for the loop.
     ``on_loss`` is called on the event loop when a runner's thread was lost and will be replaced,
@@ -74,7 +68,6 @@ class MicroBatcher(Generic[Item, Result]):
         self,
         infer: Callable[[Sequence[Item]], Sequence[Result | ServiceError]],
         *,
-        key: Callable[[Item], Hashable],
         runners: int,
         budget: TokenBudget,
         max_queue_tokens: int,
@@ -84,7 +77,6 @@ class MicroBatcher(Generic[Item, Result]):
         on_stall: Callable[[], None],
     ) -> None:
         self._inference = Inference(infer, budget)
-        self._key = key
         self._budget = budget
         self._on_batch = on_batch
         self._on_lag = on_lag
@@ -93,17 +85,17 @@ class MicroBatcher(Generic[Item, Result]):
         self._requests: set[PendingRequest[Result]] = set()
 
         self._condition = threading.Condition()
-        self._queue: FairQueue[Text[Item, Result]] = FairQueue()
+        self._queue: FairQueue[QueuedItem[Item, Result]] = FairQueue()
         self._closed = False
         self._failed_in_a_row = 0
         self._admission = Admission(
             runners=lambda: self.runners.working, budget=budget, max_queue_tokens=max_queue_tokens
         )
 
-        self.runners: Runners[Row[Item, Result]] = Runners(
+        self.runners: Runners[QueuedItem[Item, Result]] = Runners(
             runners,
             serve=self._serve,
-            expected_s=lambda rows: self._admission.batch_seconds(tokens_of(rows)),
+            expected_s=lambda batch: self._admission.batch_seconds(tokens_of(batch)),
             pending=lambda: bool(self._requests),
             on_failure=self._fail,
             on_loss=on_loss,
@@ -154,22 +146,22 @@ class MicroBatcher(Generic[Item, Result]):
         request: PendingRequest[Result] = PendingRequest(
             len(items), self._loop.create_future(), now, tag
         )
-        texts = [
-            Text(len(item), now + timeout_s, self._key(item), item, request, index)
+        queued = [
+            QueuedItem(len(item), now + timeout_s, item, request, index)
             for index, item in enumerate(items)
         ]
-        tokens = sum(text.tokens for text in texts)
+        tokens = sum(map(len, items))
         with self._condition:
             self.check_admission(tokens, timeout_s=timeout_s)
-            self._queue.add(texts)
-            self._condition.notify(len(texts))
+            self._queue.add(queued)
+            self._condition.notify(len(queued))
         self._requests.add(request)
         self.runners.watch()
-        expiry = self._loop.call_later(timeout_s, self._expire, request, texts, timeout_s)
+        expiry = self._loop.call_later(timeout_s, self._expire, request, queued, timeout_s)
         try:
             await request.done
         except asyncio.CancelledError:
-            self._take_back(texts)
+            self._take_back(queued)
             raise
         finally:
             expiry.cancel()
@@ -213,22 +205,22 @@ class MicroBatcher(Generic[Item, Result]):
         return not unfinished
 
     def _expire(
-        self, request: PendingRequest[Result], texts: list[Text[Item, Result]], timeout_s: float
+        self, request: PendingRequest[Result], queued: Batch[Item, Result], timeout_s: float
     ) -> None:
-        self._take_back(texts)
+        self._take_back(queued)
         request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:.3g} s"), time.monotonic())
 
-    def _take_back(self, texts: list[Text[Item, Result]]) -> None:
-        """Remove the texts that still wait from the queue, so that they are never computed."""
+    def _take_back(self, queued: Batch[Item, Result]) -> None:
+        """Remove the items that still wait from the queue, so that they are never computed."""
         with self._condition:
-            self._queue.remove(texts)
+            self._queue.remove(queued)
 
-    def _serve(self, runner: Runner[Row[Item, Result]]) -> None:
+    def _serve(self, runner: Runner[QueuedItem[Item, Result]]) -> None:
         """Compute batch after batch on a runner's thread, until no more batches will come."""
         while max_tokens := self._take_batch(runner):
             self._process(runner, max_tokens)
 
-    def _take_batch(self, runner: Runner[Row[Item, Result]]) -> int | None:
+    def _take_batch(self, runner: Runner[QueuedItem[Item, Result]]) -> int | None:
         """Wait until the runner has a batch, and return the batch's token budget.
 
         Returns None when no more batches will come.
@@ -236,7 +228,7 @@ class MicroBatcher(Generic[Item, Result]):
         with self._condition:
             while True:
                 max_tokens = self._budget.next(self._queue.tokens)
-                # Nothing may fail between the queue and the runner: each text must always be in
+                # Nothing may fail between the queue and the runner: each item must always be in
                 # one of the two.
                 runner.batch = self._queue.take_batch(
                     max_tokens=max_tokens,
@@ -251,28 +243,28 @@ class MicroBatcher(Generic[Item, Result]):
                     return None
                 self._condition.wait()
 
-    def _process(self, runner: Runner[Row[Item, Result]], max_tokens: int) -> None:
+    def _process(self, runner: Runner[QueuedItem[Item, Result]], max_tokens: int) -> None:
         """Infer the runner's batch and deliver its results."""
-        rows = runner.batch
+        batch = runner.batch
         computing = Computing(time.monotonic())
-        items = begin(rows, computing)
+        items = begin(batch, computing)
         try:
             computed = self._inference.compute(items)
         finally:
             computing.ended = time.monotonic()
         others_waited = len(self._queue) > 0
         report = report_of(
-            rows, computed, computing, max_tokens=max_tokens, others_waited=others_waited
+            batch, computed, computing, max_tokens=max_tokens, others_waited=others_waited
         )
         self._finish(runner, report)
         try:
             self._on_batch(report)
         except BaseException:  # even SystemExit: the runner must deliver results and go on
             logger.exception("on_batch raised")
-        self.runners.call_on_loop(self._deliver, rows, computed.results, computing.ended)
+        self.runners.call_on_loop(self._deliver, batch, computed.results, computing.ended)
         runner.batch = ()
 
-    def _finish(self, runner: Runner[Row[Item, Result]], report: BatchReport) -> None:
+    def _finish(self, runner: Runner[QueuedItem[Item, Result]], report: BatchReport) -> None:
         """Mark the runner as free, and update the measurements with its finished batch."""
         with self._condition:
             self.runners.done(runner)
@@ -285,26 +277,26 @@ class MicroBatcher(Generic[Item, Result]):
                 self._admission.learn(tokens=report.tokens, seconds=report.inference_seconds)
 
     def _deliver(
-        self, rows: Rows[Item, Result], results: list[Result | ServiceError], done_at: float
+        self, batch: Batch[Item, Result], results: list[Result | ServiceError], done_at: float
     ) -> None:
         """On the event loop: give each request its results."""
         self._on_lag(time.monotonic() - done_at)
-        settle(rows, results, done_at)
+        settle(batch, results, done_at)
 
-    def _fail(self, rows: Rows[Item, Result]) -> None:
-        """On the event loop: fail the texts of a batch whose runner hangs or was lost."""
+    def _fail(self, batch: Batch[Item, Result]) -> None:
+        """On the event loop: fail the items of a batch whose runner hangs or was lost."""
         now = time.monotonic()
-        for text in chain.from_iterable(rows):
+        for queued in batch:
             error = InferenceFailed(
                 "inference did not end for this text, or for another text in its batch"
             )
-            text.request.settle(text.index, error, now)
+            queued.request.settle(queued.index, error, now)
         with self._condition:
-            # Wake another runner: the lost one may have received the wake-up for waiting texts.
+            # Wake another runner: the lost one may have received the wake-up for waiting items.
             self._condition.notify()
             waiting = self._queue.clear() if self.runners.hopeless else ()
-        for text in waiting:
-            text.request.settle(text.index, _not_ready(), now)
+        for queued in waiting:
+            queued.request.settle(queued.index, _not_ready(), now)
 
 
 def _not_ready() -> NotReady:

@@ -4,16 +4,13 @@ The order is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each request
 In virtual time, an entry starts when the earlier entries of its own request would have ended. So
 the hundredth text of a list waits for as many tokens of newcomers as of its own list. Requests of
 a single text are served in the order in which they arrived.
-
-Equal entries that wait at the same time need only one result. When one of them is taken for a
-batch, the others are taken with it.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from math import inf
 from operator import attrgetter
 from typing import Generic, TypeVar
@@ -25,14 +22,10 @@ LOOK_AHEAD = 4
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One waiting text: its length in tokens, and its deadline on the caller's clock.
-
-    Entries with equal keys have equal results.
-    """
+    """One waiting text: its length in tokens, and its deadline on the caller's clock."""
 
     tokens: int
     deadline: float
-    key: Hashable
     turn: tuple[int, int] = field(init=False)  # virtual start, then order of arrival
     waiting: bool = field(init=False, default=False)
 
@@ -51,11 +44,9 @@ class FairQueue(Generic[E]):
 
     def __init__(self) -> None:
         self._order: list[E] = []  # sorted by turn
-        # The same by length, each sorted by turn, and by key. After an error such as MemoryError, a
-        # waiting entry may be missing in these two; it is then computed by itself. No entry is in
-        # ``_equals`` that does not wait.
+        # The same by length, each sorted by turn. After an error such as MemoryError, a waiting
+        # entry may be missing here; it is then computed by itself.
         self._lengths: dict[int, list[E]] = {}
-        self._equals: dict[Hashable, dict[E, None]] = {}
         self._places = 0  # in ``_order`` and ``_lengths``, with those of entries that have left
         self._count = 0
         self._tokens = 0
@@ -92,14 +83,10 @@ class FairQueue(Generic[E]):
             self._arrivals += 1
             self._places += 2
             _insert(self._lengths.setdefault(entry.tokens, []), entry)
-            self._equals.setdefault(entry.key, {})[entry] = None
 
     def remove(self, entries: Iterable[E]) -> None:
         """Remove those of the entries that still wait."""
-        leaving = [entry for entry in entries if entry.waiting]
-        for entry in leaving:
-            self._forget_equal(entry)
-        self._leave(leaving, self._virtual_time)
+        self._leave([entry for entry in entries if entry.waiting], self._virtual_time)
         self._tidy()
 
     def clear(self) -> list[E]:
@@ -110,34 +97,29 @@ class FairQueue(Generic[E]):
 
     def take_batch(
         self, *, max_tokens: int, max_padding: float, share: float, now: float
-    ) -> list[list[E]]:
+    ) -> list[E]:
         """Remove and return the next batch: the entry whose turn it is, and others of like length.
 
-        The batch is a list of rows. A row has an entry and all waiting entries that equal it, so
-        it is computed once. Number of rows × longest stays within ``max_tokens``, of which
-        ``max_padding``, as a share, may be padding; a longer entry goes alone. A batch takes no
-        more rows once they have ``share`` tokens: the rest is for other idle runners. Entries that
-        are found to have a deadline of ``now`` or earlier are dropped. The batch is empty if no
-        entry is left.
+        Number of entries × longest stays within ``max_tokens``, of which ``max_padding``, as a
+        share, may be padding; a longer entry goes alone. A batch takes no more entries once they
+        have ``share`` tokens: the rest is for other idle runners. Entries that are found to have a
+        deadline of ``now`` or earlier are dropped. The batch is empty if no entry is left.
 
         If an error is raised, such as MemoryError, no entry is lost and the counts stay correct.
         """
         expired: set[E] = set()
         leader = next(self._live(self._order, now, expired), None)
-        rows: list[list[E]] = []
+        batch: list[E] = []
         virtual_time = self._virtual_time
         if leader is not None:
-            chosen = self._fill(leader, max_tokens, max_padding, share, now, expired)
-            rows = [self._row(entry, now, expired) for entry in chosen]
+            batch = self._fill(leader, max_tokens, max_padding, share, now, expired)
             # Virtual time moves to the leader's end, not to its start. Every request is a new
             # flow. If time stood still while newcomers lead, they could block a long list forever.
             virtual_time = max(virtual_time, leader.turn[0] + leader.tokens)
-        for entry in expired:
-            self._forget_equal(entry)
-        self._leave([*chain.from_iterable(rows), *expired], virtual_time)
-        with suppress(MemoryError):  # there is a next time, but these rows come only once
+        self._leave([*batch, *expired], virtual_time)
+        with suppress(MemoryError):  # there is a next time, but this batch comes only once
             self._tidy()
-        return rows
+        return batch
 
     def _fill(
         self,
@@ -150,9 +132,9 @@ class FairQueue(Generic[E]):
     ) -> list[E]:
         """The leader, and those nearest to it in length that fit in its batch.
 
-        No two of them are equal. Entries of equal length keep their order.
+        Entries of equal length keep their order.
         """
-        batch, keys = [leader], {leader.key}
+        batch = [leader]
         tokens = longest = leader.tokens
         horizon = self._horizon(max_tokens)
         for length in sorted(self._lengths, key=lambda one: (abs(one - leader.tokens), one)):
@@ -164,9 +146,8 @@ class FairQueue(Generic[E]):
                     break
                 if entry.turn >= horizon:
                     break
-                if entry.key not in keys:
+                if entry is not leader:
                     batch.append(entry)
-                    keys.add(entry.key)
                     tokens, longest = tokens + length, new_longest
             if tokens >= share or longest * (len(batch) + 1) > max_tokens:
                 break
@@ -198,25 +179,6 @@ class FairQueue(Generic[E]):
                     yield entry
                 else:
                     expired.add(entry)
-
-    def _row(self, entry: E, now: float, expired: set[E]) -> list[E]:
-        """The entry and all that equal it."""
-        equals = self._equals.pop(entry.key, {})
-        if len(equals) < 2:
-            return [entry]
-        equals.pop(entry, None)
-        late = [one for one in equals if one.deadline <= now]
-        expired.update(late)
-        for one in late:
-            del equals[one]
-        return [entry, *equals]
-
-    def _forget_equal(self, entry: E) -> None:
-        """Do not take the entry together with others any more."""
-        equals = self._equals.get(entry.key, {})
-        equals.pop(entry, None)
-        if not equals:
-            self._equals.pop(entry.key, None)
 
     def _leave(self, entries: Sequence[E], virtual_time: int) -> None:
         """Count the entries as taken or removed, all of them or, after an error, none."""

@@ -1,10 +1,9 @@
-"""Requests between admission and answer: their texts, and the batches that compute these."""
+"""Requests between admission and answer: their items, and the batches that compute these."""
 
 import asyncio
 import math
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Generic, TypeVar
 
 from app.engine.batching.fair_queue import Entry
@@ -87,7 +86,7 @@ class PendingRequest(Generic[Result]):
 
 
 @dataclass(slots=True, eq=False)
-class Text(Entry, Generic[Item, Result]):
+class QueuedItem(Entry, Generic[Item, Result]):
     """One item in the queue. ``index`` is the place of its result in the request."""
 
     item: Item
@@ -95,20 +94,18 @@ class Text(Entry, Generic[Item, Result]):
     index: int
 
 
-# Equal texts. The first is computed for all of them.
-Row = list[Text[Item, Result]]
-Rows = Sequence[Row[Item, Result]]
+Batch = Sequence[QueuedItem[Item, Result]]
 
 
-def begin(rows: Rows[Item, Result], computing: Computing) -> list[Item]:
-    """Tell the requests that a batch of these rows is computed; returns the items to compute."""
-    for request in _requests(rows):
+def begin(batch: Batch[Item, Result], computing: Computing) -> list[Item]:
+    """Tell the requests that the batch is computed; returns the items to compute."""
+    for request in _requests(batch):
         request.batches.append(computing)
-    return [row[0].item for row in rows]
+    return [queued.item for queued in batch]
 
 
 def report_of(
-    rows: Rows[Item, Result],
+    batch: Batch[Item, Result],
     computed: Computed[Result],
     computing: Computing,
     *,
@@ -116,36 +113,34 @@ def report_of(
     others_waited: bool,
 ) -> BatchReport:
     """The report of the batch, whose budget was ``max_tokens``."""
-    lengths = [row[0].tokens for row in rows]
+    lengths = [queued.tokens for queued in batch]
     return BatchReport(
-        texts=len(rows),
+        texts=len(batch),
         tokens=sum(lengths),
-        padded_tokens=len(rows) * max(lengths),
+        padded_tokens=len(batch) * max(lengths),
         max_tokens=max_tokens,
         inference_seconds=computing.ended - computing.started,
         failed=sum(isinstance(result, ServiceError) for result in computed.results),
         others_waited=others_waited,
-        tags=tuple(request.tag for request in _requests(rows) if request.tag is not None),
-        shared=sum(map(len, rows)) - len(rows),
+        tags=tuple(request.tag for request in _requests(batch) if request.tag is not None),
         retried=bool(computed.raised),
         out_of_memory=OutOfMemory in computed.raised,
     )
 
 
 def settle(
-    rows: Rows[Item, Result], results: Iterable[Result | ServiceError], done_at: float
+    batch: Batch[Item, Result], results: Iterable[Result | ServiceError], done_at: float
 ) -> None:
-    """On the event loop: give each request its results, one for each row."""
-    for row, result in zip(rows, results, strict=True):
-        for text in row:
-            text.request.settle(text.index, result, done_at)
+    """On the event loop: give each request its results, one for each item of the batch."""
+    for queued, result in zip(batch, results, strict=True):
+        queued.request.settle(queued.index, result, done_at)
 
 
-def tokens_of(rows: Rows[Item, Result]) -> int:
-    """The number of tokens that are computed, without padding."""
-    return sum(row[0].tokens for row in rows)
+def tokens_of(batch: Batch[Item, Result]) -> int:
+    """The number of tokens of the batch, without padding."""
+    return sum(queued.tokens for queued in batch)
 
 
-def _requests(rows: Rows[Item, Result]) -> Iterable[PendingRequest[Result]]:
-    """The requests that have texts in these rows, each once."""
-    return {id(text.request): text.request for text in chain.from_iterable(rows)}.values()
+def _requests(batch: Batch[Item, Result]) -> Iterable[PendingRequest[Result]]:
+    """The requests that have items in this batch, each once."""
+    return {id(queued.request): queued.request for queued in batch}.values()

@@ -67,11 +67,6 @@ class Text:
     def __len__(self) -> int:
         return self.tokens
 
-    @property
-    def kind(self) -> tuple[int, Fate]:
-        """What equal texts have in common in scenarios in which texts repeat."""
-        return self.tokens, self.fate
-
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -103,7 +98,6 @@ class Scenario:
     lost_batches: frozenset[int] = frozenset()  # and after it has computed
     memory: float = math.inf  # padded tokens for which it suffices
     device_lost_at: float = math.inf  # no call that ends then or later succeeds
-    repeats: bool = False  # texts of one kind are equal
     eager: bool = True
     work_first: bool = True
 
@@ -152,7 +146,6 @@ def scenarios(
     losses: st.SearchStrategy[frozenset[int]] = no_losses,
     memories: st.SearchStrategy[float] = endless,
     device_losses: st.SearchStrategy[float] = endless,
-    repeats: bool = False,
 ) -> Scenario:
     asks = []
     now = 0.0
@@ -177,7 +170,6 @@ def scenarios(
         lost_batches=draw(losses),
         memory=draw(memories),
         device_lost_at=draw(device_losses),
-        repeats=repeats,
         eager=draw(st.booleans()),
         work_first=draw(st.booleans()),
     )
@@ -350,7 +342,6 @@ class Record:
         scenario = self.scenario
         batcher: MicroBatcher[Text, Done] = MicroBatcher(
             self._infer,
-            key=(lambda text: text.kind) if scenario.repeats else (lambda text: text),
             runners=scenario.runners,
             budget=self.budget,
             max_queue_tokens=scenario.max_queue_tokens,
@@ -470,10 +461,7 @@ def silence() -> Iterator[None]:
 
 
 def check_every_item_gets_its_own_answer(record: Record) -> None:
-    """An admitted request whose client stays gets one result or error per item, in order.
-
-    If texts repeat, the result may be that of an equal text.
-    """
+    """An admitted request whose client stays gets one result or error per item, in order."""
     for visit in record.admitted:
         if visit.answer is None:
             assert visit.left.time == visit.ask.at + visit.ask.goes_after_s
@@ -482,8 +470,7 @@ def check_every_item_gets_its_own_answer(record: Record) -> None:
         for text, result in zip(visit.ask.texts, visit.answer.results, strict=True):
             if isinstance(result, Done):
                 assert text.fate != "culprit"
-                assert result.text == text or record.scenario.repeats
-                assert result.text.kind == text.kind
+                assert result.text == text
 
 
 def check_submit_returns_the_moment_it_can(record: Record) -> None:
@@ -907,19 +894,6 @@ def check_what_the_device_computed_is_kept(record: Record) -> None:
             assert isinstance(result, NotReady) == (not computed and not failed_alone)
 
 
-# Where texts repeat
-
-
-def check_what_waits_at_once_is_computed_once(record: Record) -> None:
-    """After a batch has begun, only texts that came later need a row of the same kind."""
-    begun: dict[tuple[int, Fate], Moment] = {}
-    for batch in record.batches:
-        assert len({text.kind for text in batch.texts}) == len(batch.texts)
-        for text in batch.texts:
-            assert begun.get(text.kind, Moment(-1, 0.0)) < record.visit_of[text].asked
-            begun[text.kind] = batch.started
-
-
 EVERYWHERE = (
     check_nothing_is_raised_where_nobody_looks,
     check_each_text_is_computed_once,
@@ -971,7 +945,6 @@ faulty_runners: dict[str, Any] = {
     "losses": st.frozensets(st.integers(0, 20), max_size=8),
     "drains": st.just([]),
 }
-few_lengths = st.lists(st.sampled_from([1, 2, 10]), max_size=20)
 ordinary = settings(deadline=None)
 
 
@@ -1042,14 +1015,11 @@ def test_shutdown(scenario: Scenario) -> None:
 
 
 @settings(deadline=None, max_examples=200)
-@given(
-    scenarios(**faulty_runners)
-    | scenarios(**{**faulty_runners, "lengths": few_lengths}, repeats=True)
-)
+@given(scenarios(**faulty_runners))
 def test_runners_that_hang_or_are_lost(scenario: Scenario) -> None:
     """Whatever happens to the runners, no client without a deadline waits for ever."""
     own = (check_every_item_gets_its_own_answer, check_each_text_is_answered_or_told_why)
-    check_all(scenario, (*CHECKS_OF_RUNNERS, *(own[:1] if scenario.repeats else own)))
+    check_all(scenario, (*CHECKS_OF_RUNNERS, *own))
 
 
 @ordinary
@@ -1101,24 +1071,3 @@ def test_a_device_that_is_lost(scenario: Scenario) -> None:
         check_what_the_device_computed_is_kept,
     )
     check_all(scenario, checks)
-
-
-@settings(deadline=None, max_examples=200)
-@given(
-    scenarios(
-        lengths=few_lengths,
-        fates=st.sampled_from([*["good"] * 6, "culprit", "refused"]),
-        repeats=True,
-    )
-)
-def test_equal_texts(scenario: Scenario) -> None:
-    """With many equal texts, each is answered at the right moment, and none is computed twice."""
-    checks = (
-        check_every_item_gets_its_own_answer,
-        check_what_waits_at_once_is_computed_once,
-        check_nothing_is_computed_in_vain,
-        check_no_runner_idles_while_a_text_waits,
-        check_only_culprits_fail,
-        check_drain,
-    )
-    check_all(scenario, (*EVERYWHERE, *checks))

@@ -66,7 +66,6 @@ def test_many_connections_with_lists_keep_a_gpu_busy() -> None:
     async def play() -> None:
         batcher = MicroBatcher(
             _Gpu(simulation).infer,
-            key=id,
             runners=RUNNERS_PER_GPU,
             budget=budget,
             max_queue_tokens=queue_tokens(cost, MEMORY_BYTES),
