@@ -12,7 +12,6 @@ from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.cache import ResultCache
 from app.engine.batching.fair_queue import LOOK_AHEAD
-from app.engine.batching.inference import BatchReport
 from app.engine.batching.pending import Answer
 from app.engine.health import Health
 from app.engine.lifecycle import Lifecycle
@@ -88,7 +87,7 @@ class Classifier:
             runners=plan.runners,
             budget=plan.budget,
             max_queue_tokens=plan.max_queue_tokens,
-            on_batch=self._on_batch,
+            on_batch=observer.batch,
             on_lag=observer.lag,
             on_loss=observer.runner_lost,
             on_stall=observer.batch_stalled,
@@ -247,14 +246,3 @@ class Classifier:
         if self._cache is None:
             return await compute(items)
         return await self._cache.answer(items, compute)
-
-    def _on_batch(self, report: BatchReport) -> None:
-        self.observer.batch(report)
-        if report.others_waited and not (report.failed or report.retried):
-            self.plan.budget.learn(
-                report.max_tokens,
-                texts=report.texts,
-                longest=report.padded_tokens // report.texts,
-                tokens=report.tokens,
-                seconds=report.inference_seconds,
-            )

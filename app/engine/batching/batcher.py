@@ -217,33 +217,29 @@ class MicroBatcher(Generic[Item, Result]):
 
     def _serve(self, runner: Runner[QueuedItem[Item, Result]]) -> None:
         """Compute batch after batch on a runner's thread, until no more batches will come."""
-        while max_tokens := self._take_batch(runner):
-            self._process(runner, max_tokens)
+        while self._take_batch(runner):
+            self._process(runner)
 
-    def _take_batch(self, runner: Runner[QueuedItem[Item, Result]]) -> int | None:
-        """Wait until the runner has a batch, and return the batch's token budget.
-
-        Returns None when no more batches will come.
-        """
+    def _take_batch(self, runner: Runner[QueuedItem[Item, Result]]) -> bool:
+        """Wait until the runner has a batch. Returns False when no more batches will come."""
         with self._condition:
             while True:
-                max_tokens = self._budget.next(self._queue.tokens)
                 # Nothing may fail between the queue and the runner: each item must always be in
                 # one of the two.
                 runner.batch = self._queue.take_batch(
-                    max_tokens=max_tokens,
+                    max_tokens=self._budget.tokens,
                     max_padding=self._budget.max_padding,
                     share=self._queue.tokens / self.runners.idle,
                     now=time.monotonic(),
                 )
                 if runner.batch:
                     runner.idle = False
-                    return max_tokens
+                    return True
                 if self._closed:
-                    return None
+                    return False
                 self._condition.wait()
 
-    def _process(self, runner: Runner[QueuedItem[Item, Result]], max_tokens: int) -> None:
+    def _process(self, runner: Runner[QueuedItem[Item, Result]]) -> None:
         """Infer the runner's batch and deliver its results."""
         batch = runner.batch
         computing = Computing(time.monotonic())
@@ -252,10 +248,7 @@ class MicroBatcher(Generic[Item, Result]):
             computed = self._inference.compute(items)
         finally:
             computing.ended = time.monotonic()
-        others_waited = len(self._queue) > 0
-        report = report_of(
-            batch, computed, computing, max_tokens=max_tokens, others_waited=others_waited
-        )
+        report = report_of(batch, computed, computing)
         self._finish(runner, report)
         try:
             self._on_batch(report)

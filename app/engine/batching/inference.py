@@ -30,10 +30,8 @@ class BatchReport:
     texts: int
     tokens: int
     padded_tokens: int  # texts × longest
-    max_tokens: int  # the budget, in padded tokens
     inference_seconds: float
     failed: int  # number of texts that failed
-    others_waited: bool  # whether other texts waited when the batch was done
     tags: tuple[object, ...] = ()  # of the requests in the batch
     retried: bool = False  # whether it was computed again in parts, after an error
     out_of_memory: bool = False  # whether memory ran out

@@ -108,20 +108,15 @@ def report_of(
     batch: Batch[Item, Result],
     computed: Computed[Result],
     computing: Computing,
-    *,
-    max_tokens: int,
-    others_waited: bool,
 ) -> BatchReport:
-    """The report of the batch, whose budget was ``max_tokens``."""
+    """The report of the batch."""
     lengths = [queued.tokens for queued in batch]
     return BatchReport(
         texts=len(batch),
         tokens=sum(lengths),
         padded_tokens=len(batch) * max(lengths),
-        max_tokens=max_tokens,
         inference_seconds=computing.ended - computing.started,
         failed=sum(isinstance(result, ServiceError) for result in computed.results),
-        others_waited=others_waited,
         tags=tuple(request.tag for request in _requests(batch) if request.tag is not None),
         retried=bool(computed.raised),
         out_of_memory=OutOfMemory in computed.raised,

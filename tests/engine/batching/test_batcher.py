@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from app.engine.batching.budget import TokenBudget
 from app.engine.batching.inference import BatchReport
 from tests.support.batching import (
     Clock,
@@ -17,7 +16,7 @@ from tests.support.batching import (
 
 
 async def test_a_batch_is_reported(clock: Clock) -> None:
-    """The hook gets the batch's sizes and cost, and whether others waited for its end."""
+    """The hook gets the batch's sizes and cost."""
     reports: list[BatchReport] = []
     gate = Gate(clock.ten_tokens_a_second)
     async with batching(gate, on_batch=reports.append) as batcher:
@@ -29,27 +28,9 @@ async def test_a_batch_is_reported(clock: Clock) -> None:
         gate.open()
         await asyncio.gather(*tasks)
     assert reports == [
-        BatchReport(1, 10, 10, 1000, inference_seconds=4.0, failed=0, others_waited=True),
-        BatchReport(2, 40, 42, 1000, inference_seconds=4.0, failed=0, others_waited=False),
+        BatchReport(1, 10, 10, inference_seconds=4.0, failed=0),
+        BatchReport(2, 40, 42, inference_seconds=4.0, failed=0),
     ]
-
-
-async def test_batches_follow_the_budget(clock: Clock) -> None:
-    """While much waits, one batch in eight has half or twice the current budget, and says so."""
-    reports: list[BatchReport] = []
-    budget = TokenBudget(20, fixed=False, least=10, most=40)
-    gate = Gate()
-    async with batching(
-        gate, budget=budget, max_queue_tokens=10**6, on_batch=reports.append
-    ) as batcher:
-        first = await begun(batcher, gate, "a")
-        tasks = [await queued(batcher, "x" * 5) for _ in range(200)]
-        gate.open()
-        await asyncio.gather(first, *tasks)
-    full = [report for report in reports if report.others_waited]
-    assert {report.max_tokens for report in full} == {10, 20, 40}
-    assert all(report.padded_tokens <= report.max_tokens for report in reports)
-    assert {report.padded_tokens for report in full[1:]} == {10, 20, 40}
 
 
 @pytest.mark.parametrize("error", [ValueError("hook"), SystemExit(1)])

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from app.engine.batching.admission import CAUTION, REQUEST_SHARE, SPEED_DECAY
 from app.engine.batching.batcher import FAILING_AFTER, MicroBatcher
 from app.engine.batching.budget import TokenBudget
-from app.engine.batching.fair_queue import LOOK_AHEAD
+from app.engine.batching.fair_queue import LOOK_AHEAD, FairQueue
 from app.engine.batching.inference import BatchReport
 from app.engine.batching.pending import Answer
 from app.engine.batching.runners import HOPELESS_AFTER
@@ -268,20 +268,20 @@ class Pause:
     queued_tokens: int
 
 
-class FaultyBudget(TokenBudget):
-    """A budget that raises MemoryError at some of the takes."""
+class FaultyQueue(FairQueue[Any]):
+    """A queue that raises MemoryError at some of the takes."""
 
-    def __init__(self, tokens: int, faults: frozenset[int]) -> None:
-        super().__init__(tokens)
+    def __init__(self, faults: frozenset[int]) -> None:
+        super().__init__()
         self._faults = faults
         self._takes = count()
         self.raised = 0
 
-    def next(self, waiting: int) -> int:
+    def take_batch(self, **options: Any) -> list[Any]:
         if next(self._takes) in self._faults:
             self.raised += 1
             raise MemoryError
-        return super().next(waiting)
+        return super().take_batch(**options)
 
 
 class Record:
@@ -293,7 +293,8 @@ class Record:
         self.visits: list[Visit] = []
         self.drains: list[Drain] = []
         self.pauses: list[Pause] = []
-        self.budget = FaultyBudget(scenario.max_batch_tokens, scenario.lost_takes)
+        self.budget = TokenBudget(scenario.max_batch_tokens)
+        self.queue = FaultyQueue(scenario.lost_takes)
         self.losses = 0
         self._orders = count()
         self._running: dict[threading.Thread, Batch] = {}
@@ -302,6 +303,7 @@ class Record:
             patch.multiple(
                 "app.engine.batching.runners", WATCH_S=LOOKS_EVERY_S, STUCK_LEAST_S=HANGS_AFTER_S
             ),
+            patch("app.engine.batching.batcher.FairQueue", lambda: self.queue),
             patch("app.engine.batching.pending.BatchReport", self._report),
         ):
             self.simulation.run(self._play())
@@ -365,7 +367,7 @@ class Record:
         self.stuck, self.complete = batcher.runners.stuck, batcher.runners.complete
         self.hanging = len(self._running)
         self.replaced = self.losses
-        self.faults = self.budget.raised + sum(batch.lost for batch in self.batches)
+        self.faults = self.queue.raised + sum(batch.lost for batch in self.batches)
         await self._drain(loop.time(), ENOUGH_S)
         await self._visit(Ask(loop.time(), (Text(-1, 0, 1, "good"),), ENOUGH_S, math.inf))
 
@@ -754,14 +756,12 @@ def check_the_reports(record: Record) -> None:
         outcomes = batch.outcomes.values()
         failed = sum(not isinstance(outcome, Done) for outcome in outcomes)
         assert batch.report is not None
-        assert replace(batch.report, others_waited=False, retried=False) == BatchReport(
+        assert replace(batch.report, retried=False) == BatchReport(
             texts=len(batch.texts),
             tokens=sum(map(len, batch.texts)),
             padded_tokens=len(batch.texts) * max(map(len, batch.texts)),
-            max_tokens=record.scenario.max_batch_tokens,
             inference_seconds=batch.finished.time - batch.started.time,
             failed=failed,
-            others_waited=False,
         )
         assert batch.report.retried == any(call.results is None for call in batch.calls)
         fruitless = fruitless + 1 if failed == len(batch.texts) else 0
