@@ -84,13 +84,10 @@ class Classifier:
         self._unused = asyncio.Event()
         self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
             partial(score_batch, model),
+            observer,
             runners=plan.runners,
             budget=plan.budget,
             max_queue_tokens=plan.max_queue_tokens,
-            on_batch=observer.batch,
-            on_lag=observer.lag,
-            on_loss=observer.runner_lost,
-            on_stall=observer.batch_stalled,
         )
         self.health = Health(model, self._batcher)
         self._cache: ResultCache | None = None

@@ -13,30 +13,29 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic
 
 from app.engine.batching.admission import Admission
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.fair_queue import FairQueue
-from app.engine.batching.inference import BatchReport, Inference
+from app.engine.batching.inference import BatchObserver, BatchReport, infer_each, out_of_memory
 from app.engine.batching.pending import (
     Answer,
     Batch,
-    Computing,
+    ComputeTime,
     Item,
     PendingRequest,
     QueuedItem,
     Result,
-    begin,
-    report_of,
-    settle,
-    tokens_of,
 )
 from app.engine.batching.runners import Runner, Runners
 from app.errors import (
     DeadlineExceeded,
+    DeviceLost,
     InferenceFailed,
     NotReady,
+    OutOfMemory,
     ServiceError,
     ShuttingDown,
 )
@@ -54,12 +53,7 @@ class MicroBatcher(Generic[Item, Result]):
     Runner threads call ``infer``, with at most ``budget`` padded tokens at a time, or with one
     longer item. It returns one result per item, in order. A result that is a ``ServiceError``
     fails only its own item. It may raise any error. ``OutOfMemory`` also lowers the budget, and
-    after ``DeviceLost`` no request is admitted any more.
-
-    ``on_batch`` is called on a runner's thread after each batch, before its results are delivered.
-    ``on_lag`` is called on the event loop, with the seconds for which results waited for the loop.
-    ``on_loss`` is called on the event loop when a runner's thread was lost and will be replaced,
-    and ``on_stall`` when a batch was found to hang.
+    after ``DeviceLost`` no request is admitted any more; ``device_lost`` then says why.
 
     Create it on the event loop that submits. The runners then wait for batches until ``drain``.
     """
@@ -67,19 +61,16 @@ class MicroBatcher(Generic[Item, Result]):
     def __init__(
         self,
         infer: Callable[[Sequence[Item]], Sequence[Result | ServiceError]],
+        observer: BatchObserver,
         *,
         runners: int,
         budget: TokenBudget,
         max_queue_tokens: int,
-        on_batch: Callable[[BatchReport], None],
-        on_lag: Callable[[float], None],
-        on_loss: Callable[[], None],
-        on_stall: Callable[[], None],
     ) -> None:
-        self._inference = Inference(infer, budget)
+        self.device_lost: str | None = None
+        self._infer = infer
+        self._observer = observer
         self._budget = budget
-        self._on_batch = on_batch
-        self._on_lag = on_lag
 
         self._loop = asyncio.get_running_loop()
         self._requests: set[PendingRequest[Result]] = set()
@@ -92,14 +83,12 @@ class MicroBatcher(Generic[Item, Result]):
             runners=lambda: self.runners.working, budget=budget, max_queue_tokens=max_queue_tokens
         )
 
-        self.runners: Runners[QueuedItem[Item, Result]] = Runners(
+        self.runners: Runners[Item, Result] = Runners(
             runners,
             serve=self._serve,
-            expected_s=lambda batch: self._admission.batch_seconds(tokens_of(batch)),
             pending=lambda: bool(self._requests),
             on_failure=self._fail,
-            on_loss=on_loss,
-            on_stall=on_stall,
+            observer=observer,
         )
         self.runners.start()
 
@@ -112,11 +101,6 @@ class MicroBatcher(Generic[Item, Result]):
     def queued_tokens(self) -> int:
         """The number of tokens of the waiting texts, without padding."""
         return self._queue.tokens
-
-    @property
-    def device_lost(self) -> str | None:
-        """Why no further batch can be computed; None while the device works."""
-        return self._inference.device_lost
 
     @property
     def failing(self) -> bool:
@@ -146,13 +130,13 @@ class MicroBatcher(Generic[Item, Result]):
         request: PendingRequest[Result] = PendingRequest(
             len(items), self._loop.create_future(), now, tag
         )
+        lengths = [*map(len, items)]
         queued = [
-            QueuedItem(len(item), now + timeout_s, item, request, index)
-            for index, item in enumerate(items)
+            QueuedItem(tokens, now + timeout_s, item, request, index)
+            for index, (item, tokens) in enumerate(zip(items, lengths, strict=True))
         ]
-        tokens = sum(map(len, items))
         with self._condition:
-            self.check_admission(tokens, timeout_s=timeout_s)
+            self.check_admission(sum(lengths), timeout_s=timeout_s)
             self._queue.add(queued)
             self._condition.notify(len(queued))
         self._requests.add(request)
@@ -172,8 +156,8 @@ class MicroBatcher(Generic[Item, Result]):
         """Raise the error that ``submit`` would raise now for a request of ``tokens`` tokens."""
         if self._closed:
             raise ShuttingDown()
-        if (reason := self.device_lost) is not None:
-            raise NotReady(reason)
+        if self.device_lost is not None:
+            raise NotReady(self.device_lost)
         if self.runners.all_stuck:
             raise _not_ready()
         with self._condition:  # reentrant: submit already holds it
@@ -205,7 +189,10 @@ class MicroBatcher(Generic[Item, Result]):
         return not unfinished
 
     def _expire(
-        self, request: PendingRequest[Result], queued: Batch[Item, Result], timeout_s: float
+        self,
+        request: PendingRequest[Result],
+        queued: Batch[Item, Result],
+        timeout_s: float,
     ) -> None:
         self._take_back(queued)
         request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:.3g} s"), time.monotonic())
@@ -215,12 +202,12 @@ class MicroBatcher(Generic[Item, Result]):
         with self._condition:
             self._queue.remove(queued)
 
-    def _serve(self, runner: Runner[QueuedItem[Item, Result]]) -> None:
+    def _serve(self, runner: Runner[Item, Result]) -> None:
         """Compute batch after batch on a runner's thread, until no more batches will come."""
         while self._take_batch(runner):
-            self._process(runner)
+            self._compute(runner)
 
-    def _take_batch(self, runner: Runner[QueuedItem[Item, Result]]) -> bool:
+    def _take_batch(self, runner: Runner[Item, Result]) -> bool:
         """Wait until the runner has a batch. Returns False when no more batches will come."""
         with self._condition:
             while True:
@@ -239,25 +226,58 @@ class MicroBatcher(Generic[Item, Result]):
                     return False
                 self._condition.wait()
 
-    def _process(self, runner: Runner[QueuedItem[Item, Result]]) -> None:
+    def _compute(self, runner: Runner[Item, Result]) -> None:
         """Infer the runner's batch and deliver its results."""
         batch = runner.batch
-        computing = Computing(time.monotonic())
-        items = begin(batch, computing)
+        lengths = [queued.tokens for queued in batch]
+        runner.expected_s = self._admission.batch_seconds(sum(lengths))
+        requests = {id(queued.request): queued.request for queued in batch}.values()
+        took = ComputeTime(time.monotonic())
+        for request in requests:
+            request.batches.append(took)
+        raised: list[type[BaseException]] = []  # by the whole batch first, then by its parts
         try:
-            computed = self._inference.compute(items)
+            results = infer_each(
+                self._infer,
+                [queued.item for queued in batch],
+                on_failure=partial(self._on_failure, raised),
+            )
         finally:
-            computing.ended = time.monotonic()
-        report = report_of(batch, computed, computing)
+            took.ended = time.monotonic()
+        report = BatchReport(
+            texts=len(batch),
+            tokens=sum(lengths),
+            padded_tokens=len(batch) * max(lengths),
+            inference_seconds=took.ended - took.started,
+            failed=sum(isinstance(result, ServiceError) for result in results),
+            tags=tuple(request.tag for request in requests if request.tag is not None),
+            retried=bool(raised),
+            out_of_memory=OutOfMemory in raised,
+        )
         self._finish(runner, report)
         try:
-            self._on_batch(report)
+            self._observer.batch(report)
         except BaseException:  # even SystemExit: the runner must deliver results and go on
-            logger.exception("on_batch raised")
-        self.runners.call_on_loop(self._deliver, batch, computed.results, computing.ended)
+            logger.exception("the report of a batch raised")
+        self.runners.call_on_loop(self._deliver, batch, results, took.ended)
         runner.batch = ()
 
-    def _finish(self, runner: Runner[QueuedItem[Item, Result]], report: BatchReport) -> None:
+    def _on_failure(
+        self, raised: list[type[BaseException]], items: Sequence[Item], error: BaseException
+    ) -> None:
+        """On a runner's thread: ``infer`` raised on a batch or on a part of it."""
+        if isinstance(error, DeviceLost):
+            with self._condition:
+                known, self.device_lost = self.device_lost, str(error)
+            if known is None:  # only one runner logs it
+                logger.critical("%s; liveness and readiness fail until then", error, exc_info=error)
+        elif isinstance(error, OutOfMemory):
+            out_of_memory(items, self._budget, error)
+        elif not raised:  # one line with a traceback is enough for a batch and its parts
+            logger.error("inference raised on a batch of %d", len(items), exc_info=error)
+        raised.append(type(error))
+
+    def _finish(self, runner: Runner[Item, Result], report: BatchReport) -> None:
         """Mark the runner as free, and update the measurements with its finished batch."""
         with self._condition:
             self.runners.done(runner)
@@ -270,11 +290,15 @@ class MicroBatcher(Generic[Item, Result]):
                 self._admission.learn(tokens=report.tokens, seconds=report.inference_seconds)
 
     def _deliver(
-        self, batch: Batch[Item, Result], results: list[Result | ServiceError], done_at: float
+        self,
+        batch: Batch[Item, Result],
+        results: list[Result | ServiceError],
+        done_at: float,
     ) -> None:
         """On the event loop: give each request its results."""
-        self._on_lag(time.monotonic() - done_at)
-        settle(batch, results, done_at)
+        self._observer.lag(time.monotonic() - done_at)
+        for queued, result in zip(batch, results, strict=True):
+            queued.request.settle(queued.index, result, done_at)
 
     def _fail(self, batch: Batch[Item, Result]) -> None:
         """On the event loop: fail the items of a batch whose runner hangs or was lost."""

@@ -1,14 +1,13 @@
-"""Requests between admission and answer: their items, and the batches that compute these."""
+"""Requests between admission and answer, and their items in the queue."""
 
 import asyncio
 import math
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from app.engine.batching.fair_queue import Entry
-from app.engine.batching.inference import BatchReport, Computed
-from app.errors import OutOfMemory, ServiceError
+from app.errors import ServiceError
 
 Item = TypeVar("Item", bound=Sized)
 Result = TypeVar("Result")
@@ -28,7 +27,7 @@ class Answer(Generic[Result]):
 
 
 @dataclass(slots=True, eq=False)
-class Computing:
+class ComputeTime:
     """When the computation of a batch started and ended."""
 
     started: float
@@ -42,12 +41,12 @@ class PendingRequest(Generic[Result]):
     Only the event loop uses it, except that the runners append to ``batches``.
     """
 
-    texts: int
+    size: int  # number of items
     done: asyncio.Future[None]
     queued_at: float
     tag: object = None
     results: dict[int, Result | ServiceError] = field(default_factory=dict)
-    batches: list[Computing] = field(default_factory=list)
+    batches: list[ComputeTime] = field(default_factory=list)
     ended_at: float = 0.0
 
     def settle(self, index: int, result: Result | ServiceError, at: float) -> None:
@@ -56,38 +55,30 @@ class PendingRequest(Generic[Result]):
             return
         self.results.setdefault(index, result)
         self.ended_at = max(self.ended_at, at)
-        if len(self.results) == self.texts:
+        if len(self.results) == self.size:
             self.done.set_result(None)
 
     def fail_rest(self, error: ServiceError, at: float) -> None:
         """Give the error to the items that have no result."""
-        for index in range(self.texts):
+        for index in range(self.size):
             self.settle(index, error, at)
 
     def answer(self) -> Answer[Result]:
         """The results in the order of the items. Every item must have one."""
-        results = [self.results[index] for index in range(self.texts)]
-        inference_seconds = self._inference_seconds()
-        waited = self.ended_at - self.queued_at - inference_seconds
-        return Answer(results, max(0.0, waited), inference_seconds)
-
-    def _inference_seconds(self) -> float:
-        """The time that the batches cover. Time in which they overlap counts once."""
+        results = [self.results[index] for index in range(self.size)]
+        # The time that the batches cover. Time in which they overlap counts once.
         seconds, covered = 0.0, self.queued_at
-        batches = self.batches
-        if len(batches) > 1:
-            batches = sorted(batches, key=lambda batch: batch.started)
-        for batch in batches:
+        for batch in sorted(self.batches, key=lambda batch: batch.started):
             # A batch may still run when its request has expired.
             ended = min(batch.ended, self.ended_at)
             seconds += max(0.0, ended - max(covered, batch.started))
             covered = max(covered, ended)
-        return seconds
+        return Answer(results, max(0.0, self.ended_at - self.queued_at - seconds), seconds)
 
 
 @dataclass(slots=True, eq=False)
 class QueuedItem(Entry, Generic[Item, Result]):
-    """One item in the queue. ``index`` is the place of its result in the request."""
+    """An item in the queue. ``index`` is the place of its result in the request."""
 
     item: Item
     request: PendingRequest[Result]
@@ -95,47 +86,3 @@ class QueuedItem(Entry, Generic[Item, Result]):
 
 
 Batch = Sequence[QueuedItem[Item, Result]]
-
-
-def begin(batch: Batch[Item, Result], computing: Computing) -> list[Item]:
-    """Tell the requests that the batch is computed; returns the items to compute."""
-    for request in _requests(batch):
-        request.batches.append(computing)
-    return [queued.item for queued in batch]
-
-
-def report_of(
-    batch: Batch[Item, Result],
-    computed: Computed[Result],
-    computing: Computing,
-) -> BatchReport:
-    """The report of the batch."""
-    lengths = [queued.tokens for queued in batch]
-    return BatchReport(
-        texts=len(batch),
-        tokens=sum(lengths),
-        padded_tokens=len(batch) * max(lengths),
-        inference_seconds=computing.ended - computing.started,
-        failed=sum(isinstance(result, ServiceError) for result in computed.results),
-        tags=tuple(request.tag for request in _requests(batch) if request.tag is not None),
-        retried=bool(computed.raised),
-        out_of_memory=OutOfMemory in computed.raised,
-    )
-
-
-def settle(
-    batch: Batch[Item, Result], results: Iterable[Result | ServiceError], done_at: float
-) -> None:
-    """On the event loop: give each request its results, one for each item of the batch."""
-    for queued, result in zip(batch, results, strict=True):
-        queued.request.settle(queued.index, result, done_at)
-
-
-def tokens_of(batch: Batch[Item, Result]) -> int:
-    """The number of tokens of the batch, without padding."""
-    return sum(queued.tokens for queued in batch)
-
-
-def _requests(batch: Batch[Item, Result]) -> Iterable[PendingRequest[Result]]:
-    """The requests that have items in this batch, each once."""
-    return {id(queued.request): queued.request for queued in batch}.values()

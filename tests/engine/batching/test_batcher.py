@@ -19,7 +19,7 @@ async def test_a_batch_is_reported(clock: Clock) -> None:
     """The hook gets the batch's sizes and cost."""
     reports: list[BatchReport] = []
     gate = Gate(clock.ten_tokens_a_second)
-    async with batching(gate, on_batch=reports.append) as batcher:
+    async with batching(gate, batch=reports.append) as batcher:
         tasks = [await begun(batcher, gate, "x" * 10)]
         clock.now += 1
         tasks += [await queued(batcher, "x" * 19)]
@@ -37,12 +37,12 @@ async def test_a_batch_is_reported(clock: Clock) -> None:
 async def test_a_raising_hook_costs_nobody_an_answer(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error raised by on_batch is logged; this batch and the next one are still answered."""
+    """An error raised by the observer is logged; this batch and the next one are still answered."""
 
     def on_batch(report: BatchReport) -> None:
         raise error
 
-    async with batching(on_batch=on_batch) as batcher:
+    async with batching(batch=on_batch) as batcher:
         assert await ask(batcher, "a") == ["A"]
         assert await ask(batcher, "b") == ["B"]
     assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error] * 2

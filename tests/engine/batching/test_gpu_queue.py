@@ -8,6 +8,7 @@ from app.engine.batching.budget import TokenBudget
 from app.engine.tuning.costs import CUDA_BATCHES, TEXT_TOKENS, Cost
 from app.engine.tuning.plan import CUDA_MAX_PADDING, RUNNERS_PER_GPU, choose, queue_tokens
 from benchmarks.texts import tweet_lengths
+from tests.support.batching import Hooks
 from tests.support.virtual_time import Simulation
 
 # RoBERTa-base on an H200: 170 MFLOP a token (the layers' weights, twice), at a fifth of the dense
@@ -58,13 +59,10 @@ def test_many_connections_with_lists_keep_a_gpu_busy() -> None:
     async def play() -> None:
         batcher = MicroBatcher(
             _Gpu(simulation).infer,
+            Hooks(),
             runners=RUNNERS_PER_GPU,
             budget=budget,
             max_queue_tokens=queue_tokens(cost, MEMORY_BYTES),
-            on_batch=lambda report: None,
-            on_lag=lambda seconds: None,
-            on_loss=lambda: None,
-            on_stall=lambda: None,
         )
         await asyncio.gather(*(connection(batcher, number) for number in range(CONNECTIONS)))
         await batcher.drain(DEADLINE_S)

@@ -18,6 +18,7 @@ from app.engine.batching.fair_queue import FairQueue
 from app.engine.batching.inference import BatchReport
 from app.engine.batching.pending import Answer
 from app.errors import DeviceLost, OutOfMemory, ServiceError
+from tests.support.batching import Hooks
 from tests.support.virtual_time import Simulation
 
 # Virtual seconds in which everything that was admitted is done many times over.
@@ -204,7 +205,7 @@ class Record:
                 "app.engine.batching.runners", WATCH_S=LOOKS_EVERY_S, STUCK_LEAST_S=HANGS_AFTER_S
             ),
             patch("app.engine.batching.batcher.FairQueue", lambda: self.queue),
-            patch("app.engine.batching.pending.BatchReport", self._report),
+            patch("app.engine.batching.batcher.BatchReport", self._report),
         ):
             self.simulation.run(self._play())
 
@@ -244,13 +245,10 @@ class Record:
         scenario = self.scenario
         batcher: MicroBatcher[Text, Done] = MicroBatcher(
             self._infer,
+            Hooks(batch=self._on_batch, runner_lost=self._on_loss),
             runners=scenario.runners,
             budget=self.budget,
             max_queue_tokens=scenario.max_queue_tokens,
-            on_batch=self._on_batch,
-            on_lag=lambda seconds: None,
-            on_loss=self._on_loss,
-            on_stall=lambda: None,
         )
         self._batcher = batcher
         self.simulation.before_advance = self._pause
