@@ -87,7 +87,7 @@ class Settings(BaseSettings):
         default=0,
         ge=0,
         description="maximum tokens in one batch, padding included (texts x longest text); "
-        "0 means: measured at start and, if no target latency is set, corrected under load",
+        "0 means: measured at start",
     )
     cache_dir: Directory = Field(
         default=None,

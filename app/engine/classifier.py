@@ -6,14 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 
 from app.config.settings import Settings
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.cache import ResultCache
 from app.engine.batching.fair_queue import LOOK_AHEAD
-from app.engine.batching.inference import BatchReport
 from app.engine.batching.pending import Answer
 from app.engine.health import Health
 from app.engine.lifecycle import Lifecycle
@@ -86,14 +84,10 @@ class Classifier:
         self._unused = asyncio.Event()
         self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
             partial(score_batch, model),
-            key=attrgetter("key"),
+            observer,
             runners=plan.runners,
             budget=plan.budget,
             max_queue_tokens=plan.max_queue_tokens,
-            on_batch=self._on_batch,
-            on_lag=observer.lag,
-            on_loss=observer.runner_lost,
-            on_stall=observer.batch_stalled,
         )
         self.health = Health(model, self._batcher)
         self._cache: ResultCache | None = None
@@ -246,14 +240,3 @@ class Classifier:
         if self._cache is None:
             return await compute(items)
         return await self._cache.answer(items, compute)
-
-    def _on_batch(self, report: BatchReport) -> None:
-        self.observer.batch(report)
-        if report.others_waited and not (report.failed or report.retried):
-            self.plan.budget.learn(
-                report.max_tokens,
-                texts=report.texts,
-                longest=report.padded_tokens // report.texts,
-                tokens=report.tokens,
-                seconds=report.inference_seconds,
-            )

@@ -6,17 +6,17 @@ The engine itself does not depend on metrics or traces.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from app.engine.batching.inference import BatchReport
+from app.engine.batching.inference import BatchObserver
 from app.engine.predictions import Outcome
 
 # The stages of a request in the engine, in their order.
 STAGES = ("tokenize", "queue", "inference")
 
 
-class Observer(Protocol):
+class Observer(BatchObserver, Protocol):
     """Gets the reports of a classifier.
 
-    All methods are called on the event loop, except ``batch``: a runner's thread calls it.
+    All methods are called on the event loop, except ``batch``.
     """
 
     def watch(self, **gauges: Callable[[], float]) -> None:
@@ -42,15 +42,3 @@ class Observer(Protocol):
 
     def cache_lookup(self, hits: int, misses: int) -> None:
         """A request was looked up in the cache. Windows and sentences count as texts."""
-
-    def lag(self, seconds: float) -> None:
-        """The results of a batch waited this many seconds for the event loop."""
-
-    def runner_lost(self) -> None:
-        """A runner's thread was lost and will be replaced."""
-
-    def batch_stalled(self) -> None:
-        """A batch takes far longer than predicted."""
-
-    def batch(self, report: BatchReport) -> None:
-        """A batch is done."""

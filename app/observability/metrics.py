@@ -98,9 +98,6 @@ class Metrics:
         self.padding_ratio = self._histogram(
             "batch_padding_ratio", "Share of a batch that is padding.", ["model"], PADDING
         )
-        self.texts_shared = self._counter(
-            "texts_shared", "Texts answered by the result of an equal text's row.", ["model"]
-        )
         self.cache_hits = self._counter(
             "cache_hits", "Texts whose result was in the cache (--cache-mb).", ["model"]
         )

@@ -44,7 +44,6 @@ class ModelObserver(Observer):
         self._out_of_memory = metrics.out_of_memory.labels(name)
         self._cache_hits = metrics.cache_hits.labels(name)
         self._cache_misses = metrics.cache_misses.labels(name)
-        self._texts_shared = metrics.texts_shared.labels(name)
         self._facts = (model.revision or "", model.precision, model.provider, version)
 
     def watch(self, **gauges: Callable[[], float]) -> None:
@@ -104,7 +103,6 @@ class ModelObserver(Observer):
             self._batch_texts.observe(report.texts)
             self._batch_tokens.observe(report.padded_tokens)
             self._padding_ratio.observe(1 - report.tokens / report.padded_tokens)
-            self._texts_shared.value += report.shared
             self._out_of_memory.value += report.out_of_memory
         if self._tracer is not None:
             self._tracer.batch(self._name, report)

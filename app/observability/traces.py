@@ -88,7 +88,6 @@ class Tracer:
             attributes={
                 "sentiment.model": model,
                 "sentiment.texts": report.texts,
-                "sentiment.shared_texts": report.shared,
                 "sentiment.padded_tokens": report.padded_tokens,
             },
         )

@@ -26,7 +26,7 @@ from benchmarks.subject import Goal, Subject
 from benchmarks.tables import Row
 from benchmarks.texts import texts_of, tweet_lengths
 
-# More than wait at the same time, and each request has others: equal ones would be computed once.
+# More than wait at the same time, and each request has others.
 TEXTS = 6_000
 PASSES = 3  # of ONNX Runtime alone with each batch size, to find the cheapest
 

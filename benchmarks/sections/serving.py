@@ -55,7 +55,6 @@ def against_ideal(subject: Subject, rounds: int, goals: dict[int, float]) -> Ite
 
 def sweep(subject: Subject) -> Iterator[Row | Goal]:
     """Throughput and latency by the number of connections, with one text per request."""
-    # More texts than wait at the same time: equal ones would be computed once.
     texts = texts_of(subject.model.tokenizer.library, tweet_lengths(8 * max(CONCURRENCIES)))
     with subject.serve() as service:
         for connections in CONCURRENCIES:
@@ -134,7 +133,6 @@ def growth(subject: Subject) -> Iterator[Row | Goal]:
 
 def depth(subject: Subject) -> Iterator[Row | Goal]:
     """Latency and memory by the depth of the queue."""
-    # More texts than wait at the same time: equal ones would be computed once.
     texts = texts_of(subject.model.tokenizer.library, tweet_lengths(2 * max(DEPTHS)))
     with subject.serve() as service:
         for connections in DEPTHS:

@@ -21,8 +21,6 @@ class Size:
     parity_texts: int = 100
     new_shapes: int = 2_000
     new_shape_tokens: int = 16_384  # in a batch at most
-    # More different texts than wait at the same time would need minutes to make. Equal texts that
-    # wait are computed once; the step `service` shows their share.
     service_texts: int = 8_192
     request_texts: tuple[int, ...] = (1, 16, 64)
     connections: tuple[int, ...] = (64, 256)

@@ -265,12 +265,6 @@ def repeats() -> Panels:
                 "{{model}} {{instance}}",
             ),
         ).span(THIRD),
-        graph(
-            "Shared texts",
-            "Texts that waited with an equal text and were answered by its result.",
-            "suffix: texts/s",
-            (rate("sentiment_texts_shared_total", MODEL, "model"), "{{model}}"),
-        ).span(THIRD),
     ]
 
 

@@ -30,7 +30,6 @@ CONTRACT = {
     "rejections_total": {"model", "reason"},
     "model_info": {"model", "revision", "precision", "provider", "version"},
     "model_ready": {"model"},
-    "texts_shared_total": {"model"},
     "cache_hits_total": {"model"},
     "cache_misses_total": {"model"},
     "cache_bytes": {"model"},

@@ -3,8 +3,9 @@
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
@@ -22,11 +23,6 @@ Infer = Callable[[Sequence[str]], Sequence[str | ServiceError]]
 
 def capitals(items: Sequence[str]) -> list[str | ServiceError]:
     return [item.upper() for item in items]
-
-
-def distinct(item: str) -> Hashable:
-    """A key that is equal to no other key, so that each item is computed."""
-    return object()
 
 
 class Gate:
@@ -81,19 +77,25 @@ def jump(seconds: float) -> None:
     loop.time = lambda: before() + seconds  # type: ignore[method-assign]
 
 
+@dataclass
+class Hooks:
+    """An observer of a batcher, made of functions."""
+
+    batch: Callable[..., Any] = lambda report: None
+    lag: Callable[..., Any] = lambda seconds: None
+    runner_lost: Callable[..., Any] = lambda: None
+    batch_stalled: Callable[..., Any] = lambda: None
+
+
 def batcher_of(infer: Infer = capitals, **options: Any) -> MicroBatcher[str, str]:
     """A batcher with one runner and hooks that do nothing, where ``options`` say nothing else."""
+    hooks = {one.name: options.pop(one.name) for one in fields(Hooks) if one.name in options}
     usual: dict[str, Any] = {
-        "key": distinct,
         "runners": 1,
         "budget": TokenBudget(options.pop("max_batch_tokens", 1000)),
         "max_queue_tokens": 1000,
-        "on_batch": lambda report: None,
-        "on_lag": lambda seconds: None,
-        "on_loss": lambda: None,
-        "on_stall": lambda: None,
     }
-    return MicroBatcher(infer, **usual | options)
+    return MicroBatcher(infer, Hooks(**hooks), **usual | options)
 
 
 @asynccontextmanager

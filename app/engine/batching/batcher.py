@@ -2,10 +2,8 @@
 
 The items of all requests wait in one fair queue. When a runner thread is free, it forms a batch
 from the items that wait at that moment. There is no timer: an idle service sleeps, and under load
-batches fill up by themselves. Admission is decided at once. The batcher knows only two things about
-an item: its length in tokens, and a key that equal items have in common. Items with equal keys that
-wait at the same time are computed once, as one row of a batch. Each of them keeps its own request,
-turn and deadline, so if one of them leaves, nothing changes for the others.
+batches fill up by themselves. Admission is decided at once. The batcher knows only one thing about
+an item: its length in tokens.
 
 The condition's lock protects the queue and the measurements. Requests belong to the event loop.
 """
@@ -14,33 +12,30 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic
 
 from app.engine.batching.admission import Admission
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.fair_queue import FairQueue
-from app.engine.batching.inference import BatchReport, Inference
+from app.engine.batching.inference import BatchObserver, BatchReport, infer_each, out_of_memory
 from app.engine.batching.pending import (
     Answer,
-    Computing,
+    Batch,
+    ComputeTime,
     Item,
     PendingRequest,
+    QueuedItem,
     Result,
-    Row,
-    Rows,
-    Text,
-    begin,
-    report_of,
-    settle,
-    tokens_of,
 )
 from app.engine.batching.runners import Runner, Runners
 from app.errors import (
     DeadlineExceeded,
+    DeviceLost,
     InferenceFailed,
     NotReady,
+    OutOfMemory,
     ServiceError,
     ShuttingDown,
 )
@@ -58,14 +53,7 @@ class MicroBatcher(Generic[Item, Result]):
     Runner threads call ``infer``, with at most ``budget`` padded tokens at a time, or with one
     longer item. It returns one result per item, in order. A result that is a ``ServiceError``
     fails only its own item. It may raise any error. ``OutOfMemory`` also lowers the budget, and
-    after ``DeviceLost`` no request is admitted any more.
-
-    Items with equal ``key`` must have equal results: ``infer`` may get only one of them.
-
-    ``on_batch`` is called on a runner's thread after each batch, before its results are delivered.
-    ``on_lag`` is called on the event loop, with the seconds for which results waited for the loop.
-    ``on_loss`` is called on the event loop when a runner's thread was lost and will be replaced,
-    and ``on_stall`` when a batch was found to hang.
+    after ``DeviceLost`` no request is admitted any more; ``device_lost`` then says why.
 
     Create it on the event loop that submits. The runners then wait for batches until ``drain``.
     """
@@ -73,41 +61,34 @@ class MicroBatcher(Generic[Item, Result]):
     def __init__(
         self,
         infer: Callable[[Sequence[Item]], Sequence[Result | ServiceError]],
+        observer: BatchObserver,
         *,
-        key: Callable[[Item], Hashable],
         runners: int,
         budget: TokenBudget,
         max_queue_tokens: int,
-        on_batch: Callable[[BatchReport], None],
-        on_lag: Callable[[float], None],
-        on_loss: Callable[[], None],
-        on_stall: Callable[[], None],
     ) -> None:
-        self._inference = Inference(infer, budget)
-        self._key = key
+        self.device_lost: str | None = None
+        self._infer = infer
+        self._observer = observer
         self._budget = budget
-        self._on_batch = on_batch
-        self._on_lag = on_lag
 
         self._loop = asyncio.get_running_loop()
         self._requests: set[PendingRequest[Result]] = set()
 
         self._condition = threading.Condition()
-        self._queue: FairQueue[Text[Item, Result]] = FairQueue()
+        self._queue: FairQueue[QueuedItem[Item, Result]] = FairQueue()
         self._closed = False
         self._failed_in_a_row = 0
         self._admission = Admission(
             runners=lambda: self.runners.working, budget=budget, max_queue_tokens=max_queue_tokens
         )
 
-        self.runners: Runners[Row[Item, Result]] = Runners(
+        self.runners: Runners[Item, Result] = Runners(
             runners,
             serve=self._serve,
-            expected_s=lambda rows: self._admission.batch_seconds(tokens_of(rows)),
             pending=lambda: bool(self._requests),
             on_failure=self._fail,
-            on_loss=on_loss,
-            on_stall=on_stall,
+            observer=observer,
         )
         self.runners.start()
 
@@ -120,11 +101,6 @@ class MicroBatcher(Generic[Item, Result]):
     def queued_tokens(self) -> int:
         """The number of tokens of the waiting texts, without padding."""
         return self._queue.tokens
-
-    @property
-    def device_lost(self) -> str | None:
-        """Why no further batch can be computed; None while the device works."""
-        return self._inference.device_lost
 
     @property
     def failing(self) -> bool:
@@ -154,22 +130,22 @@ class MicroBatcher(Generic[Item, Result]):
         request: PendingRequest[Result] = PendingRequest(
             len(items), self._loop.create_future(), now, tag
         )
-        texts = [
-            Text(len(item), now + timeout_s, self._key(item), item, request, index)
-            for index, item in enumerate(items)
+        lengths = [*map(len, items)]
+        queued = [
+            QueuedItem(tokens, now + timeout_s, item, request, index)
+            for index, (item, tokens) in enumerate(zip(items, lengths, strict=True))
         ]
-        tokens = sum(text.tokens for text in texts)
         with self._condition:
-            self.check_admission(tokens, timeout_s=timeout_s)
-            self._queue.add(texts)
-            self._condition.notify(len(texts))
+            self.check_admission(sum(lengths), timeout_s=timeout_s)
+            self._queue.add(queued)
+            self._condition.notify(len(queued))
         self._requests.add(request)
         self.runners.watch()
-        expiry = self._loop.call_later(timeout_s, self._expire, request, texts, timeout_s)
+        expiry = self._loop.call_later(timeout_s, self._expire, request, queued, timeout_s)
         try:
             await request.done
         except asyncio.CancelledError:
-            self._take_back(texts)
+            self._take_back(queued)
             raise
         finally:
             expiry.cancel()
@@ -180,8 +156,8 @@ class MicroBatcher(Generic[Item, Result]):
         """Raise the error that ``submit`` would raise now for a request of ``tokens`` tokens."""
         if self._closed:
             raise ShuttingDown()
-        if (reason := self.device_lost) is not None:
-            raise NotReady(reason)
+        if self.device_lost is not None:
+            raise NotReady(self.device_lost)
         if self.runners.all_stuck:
             raise _not_ready()
         with self._condition:  # reentrant: submit already holds it
@@ -213,66 +189,95 @@ class MicroBatcher(Generic[Item, Result]):
         return not unfinished
 
     def _expire(
-        self, request: PendingRequest[Result], texts: list[Text[Item, Result]], timeout_s: float
+        self,
+        request: PendingRequest[Result],
+        queued: Batch[Item, Result],
+        timeout_s: float,
     ) -> None:
-        self._take_back(texts)
+        self._take_back(queued)
         request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:.3g} s"), time.monotonic())
 
-    def _take_back(self, texts: list[Text[Item, Result]]) -> None:
-        """Remove the texts that still wait from the queue, so that they are never computed."""
+    def _take_back(self, queued: Batch[Item, Result]) -> None:
+        """Remove the items that still wait from the queue, so that they are never computed."""
         with self._condition:
-            self._queue.remove(texts)
+            self._queue.remove(queued)
 
-    def _serve(self, runner: Runner[Row[Item, Result]]) -> None:
+    def _serve(self, runner: Runner[Item, Result]) -> None:
         """Compute batch after batch on a runner's thread, until no more batches will come."""
-        while max_tokens := self._take_batch(runner):
-            self._process(runner, max_tokens)
+        while self._take_batch(runner):
+            self._compute(runner)
 
-    def _take_batch(self, runner: Runner[Row[Item, Result]]) -> int | None:
-        """Wait until the runner has a batch, and return the batch's token budget.
-
-        Returns None when no more batches will come.
-        """
+    def _take_batch(self, runner: Runner[Item, Result]) -> bool:
+        """Wait until the runner has a batch. Returns False when no more batches will come."""
         with self._condition:
             while True:
-                max_tokens = self._budget.next(self._queue.tokens)
-                # Nothing may fail between the queue and the runner: each text must always be in
+                # Nothing may fail between the queue and the runner: each item must always be in
                 # one of the two.
                 runner.batch = self._queue.take_batch(
-                    max_tokens=max_tokens,
+                    max_tokens=self._budget.tokens,
                     max_padding=self._budget.max_padding,
                     share=self._queue.tokens / self.runners.idle,
                     now=time.monotonic(),
                 )
                 if runner.batch:
                     runner.idle = False
-                    return max_tokens
+                    return True
                 if self._closed:
-                    return None
+                    return False
                 self._condition.wait()
 
-    def _process(self, runner: Runner[Row[Item, Result]], max_tokens: int) -> None:
+    def _compute(self, runner: Runner[Item, Result]) -> None:
         """Infer the runner's batch and deliver its results."""
-        rows = runner.batch
-        computing = Computing(time.monotonic())
-        items = begin(rows, computing)
+        batch = runner.batch
+        lengths = [queued.tokens for queued in batch]
+        runner.expected_s = self._admission.batch_seconds(sum(lengths))
+        requests = {id(queued.request): queued.request for queued in batch}.values()
+        took = ComputeTime(time.monotonic())
+        for request in requests:
+            request.batches.append(took)
+        raised: list[type[BaseException]] = []  # by the whole batch first, then by its parts
         try:
-            computed = self._inference.compute(items)
+            results = infer_each(
+                self._infer,
+                [queued.item for queued in batch],
+                on_failure=partial(self._on_failure, raised),
+            )
         finally:
-            computing.ended = time.monotonic()
-        others_waited = len(self._queue) > 0
-        report = report_of(
-            rows, computed, computing, max_tokens=max_tokens, others_waited=others_waited
+            took.ended = time.monotonic()
+        report = BatchReport(
+            texts=len(batch),
+            tokens=sum(lengths),
+            padded_tokens=len(batch) * max(lengths),
+            inference_seconds=took.ended - took.started,
+            failed=sum(isinstance(result, ServiceError) for result in results),
+            tags=tuple(request.tag for request in requests if request.tag is not None),
+            retried=bool(raised),
+            out_of_memory=OutOfMemory in raised,
         )
         self._finish(runner, report)
         try:
-            self._on_batch(report)
+            self._observer.batch(report)
         except BaseException:  # even SystemExit: the runner must deliver results and go on
-            logger.exception("on_batch raised")
-        self.runners.call_on_loop(self._deliver, rows, computed.results, computing.ended)
+            logger.exception("the report of a batch raised")
+        self.runners.call_on_loop(self._deliver, batch, results, took.ended)
         runner.batch = ()
 
-    def _finish(self, runner: Runner[Row[Item, Result]], report: BatchReport) -> None:
+    def _on_failure(
+        self, raised: list[type[BaseException]], items: Sequence[Item], error: BaseException
+    ) -> None:
+        """On a runner's thread: ``infer`` raised on a batch or on a part of it."""
+        if isinstance(error, DeviceLost):
+            with self._condition:
+                known, self.device_lost = self.device_lost, str(error)
+            if known is None:  # only one runner logs it
+                logger.critical("%s; liveness and readiness fail until then", error, exc_info=error)
+        elif isinstance(error, OutOfMemory):
+            out_of_memory(items, self._budget, error)
+        elif not raised:  # one line with a traceback is enough for a batch and its parts
+            logger.error("inference raised on a batch of %d", len(items), exc_info=error)
+        raised.append(type(error))
+
+    def _finish(self, runner: Runner[Item, Result], report: BatchReport) -> None:
         """Mark the runner as free, and update the measurements with its finished batch."""
         with self._condition:
             self.runners.done(runner)
@@ -285,26 +290,30 @@ class MicroBatcher(Generic[Item, Result]):
                 self._admission.learn(tokens=report.tokens, seconds=report.inference_seconds)
 
     def _deliver(
-        self, rows: Rows[Item, Result], results: list[Result | ServiceError], done_at: float
+        self,
+        batch: Batch[Item, Result],
+        results: list[Result | ServiceError],
+        done_at: float,
     ) -> None:
         """On the event loop: give each request its results."""
-        self._on_lag(time.monotonic() - done_at)
-        settle(rows, results, done_at)
+        self._observer.lag(time.monotonic() - done_at)
+        for queued, result in zip(batch, results, strict=True):
+            queued.request.settle(queued.index, result, done_at)
 
-    def _fail(self, rows: Rows[Item, Result]) -> None:
-        """On the event loop: fail the texts of a batch whose runner hangs or was lost."""
+    def _fail(self, batch: Batch[Item, Result]) -> None:
+        """On the event loop: fail the items of a batch whose runner hangs or was lost."""
         now = time.monotonic()
-        for text in chain.from_iterable(rows):
+        for queued in batch:
             error = InferenceFailed(
                 "inference did not end for this text, or for another text in its batch"
             )
-            text.request.settle(text.index, error, now)
+            queued.request.settle(queued.index, error, now)
         with self._condition:
-            # Wake another runner: the lost one may have received the wake-up for waiting texts.
+            # Wake another runner: the lost one may have received the wake-up for waiting items.
             self._condition.notify()
             waiting = self._queue.clear() if self.runners.hopeless else ()
-        for text in waiting:
-            text.request.settle(text.index, _not_ready(), now)
+        for queued in waiting:
+            queued.request.settle(queued.index, _not_ready(), now)
 
 
 def _not_ready() -> NotReady:

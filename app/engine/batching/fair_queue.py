@@ -4,35 +4,27 @@ The order is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each request
 In virtual time, an entry starts when the earlier entries of its own request would have ended. So
 the hundredth text of a list waits for as many tokens of newcomers as of its own list. Requests of
 a single text are served in the order in which they arrived.
-
-Equal entries that wait at the same time need only one result. When one of them is taken for a
-batch, the others are taken with it.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
-from math import inf
+from itertools import islice
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-# How many tokens are considered for a batch, as a multiple of its budget. This is enough to find
-# tweets of similar length, and so few that texts taken out of turn do not delay others for long.
+# How many tokens are considered for a batch, as a multiple of those that it may take. This is
+# enough to find tweets of similar length, and so few that texts taken out of turn do not delay
+# others for long.
 LOOK_AHEAD = 4
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One waiting text: its length in tokens, and its deadline on the caller's clock.
-
-    Entries with equal keys have equal results.
-    """
+    """One waiting text: its length in tokens, and its deadline on the caller's clock."""
 
     tokens: int
     deadline: float
-    key: Hashable
     turn: tuple[int, int] = field(init=False)  # virtual start, then order of arrival
     waiting: bool = field(init=False, default=False)
 
@@ -42,33 +34,19 @@ E = TypeVar("E", bound=Entry)
 
 
 class FairQueue(Generic[E]):
-    """Entries in the order of their turns. Batches are taken from the front.
+    """Entries in the order of their turns. Batches are taken from near the front.
 
-    Taking a batch reads the entries that it takes and a few others, however many entries wait. The
-    waiting entries are in several lists. What has left the queue stays in them until it is at the
-    front of a list that is read, or until the lists have as many such entries as waiting ones.
+    ``tokens`` is the number of tokens of the waiting entries, without padding.
     """
 
     def __init__(self) -> None:
+        self.tokens = 0
         self._order: list[E] = []  # sorted by turn
-        # The same by length, each sorted by turn, and by key. After an error such as MemoryError, a
-        # waiting entry may be missing in these two; it is then computed by itself. No entry is in
-        # ``_equals`` that does not wait.
-        self._lengths: dict[int, list[E]] = {}
-        self._equals: dict[Hashable, dict[E, None]] = {}
-        self._places = 0  # in ``_order`` and ``_lengths``, with those of entries that have left
-        self._count = 0
-        self._tokens = 0
         self._virtual_time = 0
         self._arrivals = 0
 
     def __len__(self) -> int:
-        return self._count
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens of the waiting entries, without padding."""
-        return self._tokens
+        return len(self._order)
 
     def tokens_before(self, tokens: int) -> int:
         """Tokens that are served before a new request of ``tokens`` tokens has its last turn."""
@@ -76,177 +54,105 @@ class FairQueue(Generic[E]):
         ahead = bisect_left(order, (self._virtual_time + tokens, 0), key=_turn)
         # When a long list waits, few entries are ahead; else, few or none are behind.
         if ahead <= len(order) // 2:
-            return _waiting_tokens(islice(order, ahead))
-        return self._tokens - _waiting_tokens(islice(order, ahead, None))
+            return _tokens_of(islice(order, ahead))
+        return self.tokens - _tokens_of(islice(order, ahead, None))
 
     def add(self, request: Iterable[E]) -> None:
         """Queue the entries of one request, in their order."""
         start = self._virtual_time
+        order = self._order
         for entry in request:
             entry.turn = (start, self._arrivals)
-            _insert(self._order, entry)
+            if order and entry.turn < order[-1].turn:
+                insort(order, entry, key=_turn)
+            else:  # most come last
+                order.append(entry)
             entry.waiting = True
             start += entry.tokens
-            self._count += 1
-            self._tokens += entry.tokens
+            self.tokens += entry.tokens
             self._arrivals += 1
-            self._places += 2
-            _insert(self._lengths.setdefault(entry.tokens, []), entry)
-            self._equals.setdefault(entry.key, {})[entry] = None
 
     def remove(self, entries: Iterable[E]) -> None:
         """Remove those of the entries that still wait."""
-        leaving = [entry for entry in entries if entry.waiting]
-        for entry in leaving:
-            self._forget_equal(entry)
-        self._leave(leaving, self._virtual_time)
-        self._tidy()
+        for entry in entries:
+            if entry.waiting:
+                del self._order[bisect_left(self._order, entry.turn, key=_turn)]
+                entry.waiting = False
+                self.tokens -= entry.tokens
 
     def clear(self) -> list[E]:
         """Remove all waiting entries and return them."""
-        cleared = [entry for entry in self._order if entry.waiting]
-        self.remove(cleared)
+        cleared = [*self._order]
+        self.remove(reversed(cleared))
         return cleared
 
     def take_batch(
         self, *, max_tokens: int, max_padding: float, share: float, now: float
-    ) -> list[list[E]]:
+    ) -> list[E]:
         """Remove and return the next batch: the entry whose turn it is, and others of like length.
 
-        The batch is a list of rows. A row has an entry and all waiting entries that equal it, so
-        it is computed once. Number of rows × longest stays within ``max_tokens``, of which
-        ``max_padding``, as a share, may be padding; a longer entry goes alone. A batch takes no
-        more rows once they have ``share`` tokens: the rest is for other idle runners. Entries that
-        are found to have a deadline of ``now`` or earlier are dropped. The batch is empty if no
-        entry is left.
+        Number of entries × longest stays within ``max_tokens``, of which ``max_padding``, as a
+        share, may be padding; a longer entry goes alone. A batch takes no more entries once they
+        have ``share`` tokens: the rest is for other idle runners. Entries that are found to have a
+        deadline of ``now`` or earlier are dropped. The batch is empty if no entry is left.
 
         If an error is raised, such as MemoryError, no entry is lost and the counts stay correct.
         """
-        expired: set[E] = set()
-        leader = next(self._live(self._order, now, expired), None)
-        rows: list[list[E]] = []
+        near: dict[int, list[E]] = {}  # the next entries, by length
+        leader: E | None = None
+        leaving: set[E] = set()
+        considered, unseen = 0, LOOK_AHEAD * min(max_tokens, share)
+        for entry in self._order:
+            if unseen <= 0:
+                break
+            considered += 1
+            if now < entry.deadline:
+                leader = leader or entry
+                near.setdefault(entry.tokens, []).append(entry)
+                unseen -= entry.tokens
+            else:
+                leaving.add(entry)
+        batch: list[E] = []
         virtual_time = self._virtual_time
         if leader is not None:
-            chosen = self._fill(leader, max_tokens, max_padding, share, now, expired)
-            rows = [self._row(entry, now, expired) for entry in chosen]
+            batch = _fill(leader, near, max_tokens, max_padding, share)
+            leaving.update(batch)
             # Virtual time moves to the leader's end, not to its start. Every request is a new
             # flow. If time stood still while newcomers lead, they could block a long list forever.
             virtual_time = max(virtual_time, leader.turn[0] + leader.tokens)
-        for entry in expired:
-            self._forget_equal(entry)
-        self._leave([*chain.from_iterable(rows), *expired], virtual_time)
-        with suppress(MemoryError):  # there is a next time, but these rows come only once
-            self._tidy()
-        return rows
-
-    def _fill(
-        self,
-        leader: E,
-        max_tokens: int,
-        max_padding: float,
-        share: float,
-        now: float,
-        expired: set[E],
-    ) -> list[E]:
-        """The leader, and those nearest to it in length that fit in its batch.
-
-        No two of them are equal. Entries of equal length keep their order.
-        """
-        batch, keys = [leader], {leader.key}
-        tokens = longest = leader.tokens
-        horizon = self._horizon(max_tokens)
-        for length in sorted(self._lengths, key=lambda one: (abs(one - leader.tokens), one)):
-            new_longest = max(longest, length)
-            for entry in self._live(self._lengths[length], now, expired):
-                padded_tokens = new_longest * (len(batch) + 1)
-                least = (1 - max_padding) * padded_tokens
-                if tokens >= share or padded_tokens > max_tokens or tokens + length < least:
-                    break
-                if entry.turn >= horizon:
-                    break
-                if entry.key not in keys:
-                    batch.append(entry)
-                    keys.add(entry.key)
-                    tokens, longest = tokens + length, new_longest
-            if tokens >= share or longest * (len(batch) + 1) > max_tokens:
-                break
+        tokens = self.tokens - _tokens_of(leaving)
+        self._order[:considered] = [e for e in self._order[:considered] if e not in leaving]
+        # Everything before this line may fail, and changes nothing then; what follows cannot.
+        for entry in leaving:
+            entry.waiting = False
+        self.tokens, self._virtual_time = tokens, virtual_time
         return batch
 
-    def _horizon(self, max_tokens: int) -> tuple[float, int]:
-        """The first turn that is too far behind to be considered for a batch of ``max_tokens``."""
-        mean = self._tokens / self._count
-        # Those that were taken out of turn are in front of it, too.
-        index = len(self._order) - self._count + int(LOOK_AHEAD * max_tokens / mean)
-        return self._order[index].turn if index < len(self._order) else (inf, 0)
 
-    def _live(self, entries: list[E], now: float, expired: set[E]) -> Iterator[E]:
-        """Those of the entries that wait; those with a deadline that has passed go to ``expired``.
+def _fill(
+    leader: E, near: Mapping[int, Sequence[E]], max_tokens: int, max_padding: float, share: float
+) -> list[E]:
+    """The leader, and those nearest to it in length that fit in its batch.
 
-        Entries that have left are deleted from the front of the list.
-        """
-        left = 0
-        for entry in entries:
-            if entry.waiting:
+    Entries of equal length keep their order.
+    """
+    batch = [leader]
+    tokens = longest = leader.tokens
+    for length in sorted(near, key=lambda one: (abs(one - leader.tokens), one)):
+        new_longest = max(longest, length)
+        for entry in near[length]:
+            if entry is leader:
+                continue
+            padded_tokens = new_longest * (len(batch) + 1)
+            least = (1 - max_padding) * padded_tokens
+            if tokens >= share or padded_tokens > max_tokens or tokens + length < least:
                 break
-            left += 1
-        if left:
-            del entries[:left]
-            self._places -= left
-        for entry in entries:
-            if entry.waiting:
-                if now < entry.deadline:
-                    yield entry
-                else:
-                    expired.add(entry)
-
-    def _row(self, entry: E, now: float, expired: set[E]) -> list[E]:
-        """The entry and all that equal it."""
-        equals = self._equals.pop(entry.key, {})
-        if len(equals) < 2:
-            return [entry]
-        equals.pop(entry, None)
-        late = [one for one in equals if one.deadline <= now]
-        expired.update(late)
-        for one in late:
-            del equals[one]
-        return [entry, *equals]
-
-    def _forget_equal(self, entry: E) -> None:
-        """Do not take the entry together with others any more."""
-        equals = self._equals.get(entry.key, {})
-        equals.pop(entry, None)
-        if not equals:
-            self._equals.pop(entry.key, None)
-
-    def _leave(self, entries: Sequence[E], virtual_time: int) -> None:
-        """Count the entries as taken or removed, all of them or, after an error, none."""
-        count, tokens = self._count - len(entries), self._tokens - _waiting_tokens(entries)
-        # Everything before this line may fail; these assignments cannot.
-        for entry in entries:
-            entry.waiting = False
-        self._count, self._tokens, self._virtual_time = count, tokens, virtual_time
-
-    def _tidy(self) -> None:
-        """Delete the entries that have left from all lists, if they have more places than others.
-
-        So each entry is deleted in constant time on average.
-        """
-        if self._places <= 4 * self._count:
-            return
-        order = [entry for entry in self._order if entry.waiting]
-        lengths: dict[int, list[E]] = {}
-        for entry in order:
-            lengths.setdefault(entry.tokens, []).append(entry)
-        self._order, self._lengths, self._places = order, lengths, 2 * len(order)
+            batch.append(entry)
+            tokens, longest = tokens + length, new_longest
+        if tokens >= share or longest * (len(batch) + 1) > max_tokens:
+            break
+    return batch
 
 
-def _waiting_tokens(entries: Iterable[Entry]) -> int:
-    return sum(entry.tokens for entry in entries if entry.waiting)
-
-
-def _insert(entries: list[E], entry: E) -> None:
-    """Insert the entry into a list that is sorted by turn; most come last."""
-    if entries and entry.turn < entries[-1].turn:
-        insort(entries, entry, key=_turn)
-    else:
-        entries.append(entry)
+def _tokens_of(entries: Iterable[Entry]) -> int:
+    return sum(entry.tokens for entry in entries)

@@ -1,11 +1,9 @@
-"""Compute batches. If one fails, it is computed again in parts, so that only bad items fail."""
+"""Reports of batches, and how a batch that fails is computed again in parts."""
 
 import logging
-import threading
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
-from functools import partial
-from typing import Generic, TypeVar
+from typing import Protocol, TypeVar
 
 from app.engine.batching.budget import TokenBudget
 from app.errors import (
@@ -27,66 +25,30 @@ Result = TypeVar("Result")
 class BatchReport:
     """What one batch contained, and how long it took."""
 
-    texts: int  # number of rows; equal texts share one
+    texts: int
     tokens: int
     padded_tokens: int  # texts × longest
-    max_tokens: int  # the budget, in padded tokens
     inference_seconds: float
     failed: int  # number of texts that failed
-    others_waited: bool  # whether other texts waited when the batch was done
     tags: tuple[object, ...] = ()  # of the requests in the batch
-    shared: int = 0  # number of texts that got the result of an equal text's row
     retried: bool = False  # whether it was computed again in parts, after an error
     out_of_memory: bool = False  # whether memory ran out
 
 
-@dataclass(slots=True)
-class Computed(Generic[Result]):
-    """A result or an error for each item of a batch, and what was raised on the way to them."""
+class BatchObserver(Protocol):
+    """Gets the reports of a batcher, on its event loop unless they say otherwise."""
 
-    results: list[Result | ServiceError]
-    raised: list[type[BaseException]]  # by the whole batch first, then by its parts
+    def batch(self, report: BatchReport) -> None:
+        """A batch is done. Its runner's thread calls this before the results are delivered."""
 
+    def lag(self, seconds: float) -> None:
+        """The results of a batch waited this many seconds for the event loop."""
 
-class Inference(Generic[Item, Result]):
-    """Calls ``infer`` for the runners' threads. Errors that it raises are isolated and logged.
+    def runner_lost(self) -> None:
+        """A runner's thread was lost and will be replaced."""
 
-    If memory runs out in a batch, the budget is lowered. ``device_lost`` says why no further batch
-    can be computed; it is None while the device works.
-    """
-
-    def __init__(
-        self,
-        infer: Callable[[Sequence[Item]], Sequence[Result | ServiceError]],
-        budget: TokenBudget,
-    ) -> None:
-        self._infer = infer
-        self._budget = budget
-        self.device_lost: str | None = None
-        self._lock = threading.Lock()  # only one runner logs that the device is lost
-
-    def compute(self, items: Sequence[Item]) -> Computed[Result]:
-        """Infer the items as one batch, and again in parts if that fails."""
-        raised: list[type[BaseException]] = []
-        on_failure = partial(self._on_failure, raised)
-        return Computed(infer_each(self._infer, items, on_failure=on_failure), raised)
-
-    def _on_failure(
-        self, raised: list[type[BaseException]], items: Sequence[Item], error: BaseException
-    ) -> None:
-        if isinstance(error, DeviceLost):
-            self._lose_device(error)
-        elif isinstance(error, OutOfMemory):
-            out_of_memory(items, self._budget, error)
-        elif not raised:  # one line with a traceback is enough for a batch and its parts
-            logger.error("inference raised on a batch of %d", len(items), exc_info=error)
-        raised.append(type(error))
-
-    def _lose_device(self, error: DeviceLost) -> None:
-        with self._lock:
-            known, self.device_lost = self.device_lost, str(error)
-        if known is None:
-            logger.critical("%s; liveness and readiness fail until then", error, exc_info=error)
+    def batch_stalled(self) -> None:
+        """A batch takes far longer than predicted."""
 
 
 def out_of_memory(items: Sequence[Sized], budget: TokenBudget, error: OutOfMemory) -> None:

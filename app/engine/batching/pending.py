@@ -1,15 +1,13 @@
-"""Requests between admission and answer: their texts, and the batches that compute these."""
+"""Requests between admission and answer, and their items in the queue."""
 
 import asyncio
 import math
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Generic, TypeVar
 
 from app.engine.batching.fair_queue import Entry
-from app.engine.batching.inference import BatchReport, Computed
-from app.errors import OutOfMemory, ServiceError
+from app.errors import ServiceError
 
 Item = TypeVar("Item", bound=Sized)
 Result = TypeVar("Result")
@@ -29,7 +27,7 @@ class Answer(Generic[Result]):
 
 
 @dataclass(slots=True, eq=False)
-class Computing:
+class ComputeTime:
     """When the computation of a batch started and ended."""
 
     started: float
@@ -43,12 +41,12 @@ class PendingRequest(Generic[Result]):
     Only the event loop uses it, except that the runners append to ``batches``.
     """
 
-    texts: int
+    size: int  # number of items
     done: asyncio.Future[None]
     queued_at: float
     tag: object = None
     results: dict[int, Result | ServiceError] = field(default_factory=dict)
-    batches: list[Computing] = field(default_factory=list)
+    batches: list[ComputeTime] = field(default_factory=list)
     ended_at: float = 0.0
 
     def settle(self, index: int, result: Result | ServiceError, at: float) -> None:
@@ -57,95 +55,34 @@ class PendingRequest(Generic[Result]):
             return
         self.results.setdefault(index, result)
         self.ended_at = max(self.ended_at, at)
-        if len(self.results) == self.texts:
+        if len(self.results) == self.size:
             self.done.set_result(None)
 
     def fail_rest(self, error: ServiceError, at: float) -> None:
         """Give the error to the items that have no result."""
-        for index in range(self.texts):
+        for index in range(self.size):
             self.settle(index, error, at)
 
     def answer(self) -> Answer[Result]:
         """The results in the order of the items. Every item must have one."""
-        results = [self.results[index] for index in range(self.texts)]
-        inference_seconds = self._inference_seconds()
-        waited = self.ended_at - self.queued_at - inference_seconds
-        return Answer(results, max(0.0, waited), inference_seconds)
-
-    def _inference_seconds(self) -> float:
-        """The time that the batches cover. Time in which they overlap counts once."""
+        results = [self.results[index] for index in range(self.size)]
+        # The time that the batches cover. Time in which they overlap counts once.
         seconds, covered = 0.0, self.queued_at
-        batches = self.batches
-        if len(batches) > 1:
-            batches = sorted(batches, key=lambda batch: batch.started)
-        for batch in batches:
+        for batch in sorted(self.batches, key=lambda batch: batch.started):
             # A batch may still run when its request has expired.
             ended = min(batch.ended, self.ended_at)
             seconds += max(0.0, ended - max(covered, batch.started))
             covered = max(covered, ended)
-        return seconds
+        return Answer(results, max(0.0, self.ended_at - self.queued_at - seconds), seconds)
 
 
 @dataclass(slots=True, eq=False)
-class Text(Entry, Generic[Item, Result]):
-    """One item in the queue. ``index`` is the place of its result in the request."""
+class QueuedItem(Entry, Generic[Item, Result]):
+    """An item in the queue. ``index`` is the place of its result in the request."""
 
     item: Item
     request: PendingRequest[Result]
     index: int
 
 
-# Equal texts. The first is computed for all of them.
-Row = list[Text[Item, Result]]
-Rows = Sequence[Row[Item, Result]]
-
-
-def begin(rows: Rows[Item, Result], computing: Computing) -> list[Item]:
-    """Tell the requests that a batch of these rows is computed; returns the items to compute."""
-    for request in _requests(rows):
-        request.batches.append(computing)
-    return [row[0].item for row in rows]
-
-
-def report_of(
-    rows: Rows[Item, Result],
-    computed: Computed[Result],
-    computing: Computing,
-    *,
-    max_tokens: int,
-    others_waited: bool,
-) -> BatchReport:
-    """The report of the batch, whose budget was ``max_tokens``."""
-    lengths = [row[0].tokens for row in rows]
-    return BatchReport(
-        texts=len(rows),
-        tokens=sum(lengths),
-        padded_tokens=len(rows) * max(lengths),
-        max_tokens=max_tokens,
-        inference_seconds=computing.ended - computing.started,
-        failed=sum(isinstance(result, ServiceError) for result in computed.results),
-        others_waited=others_waited,
-        tags=tuple(request.tag for request in _requests(rows) if request.tag is not None),
-        shared=sum(map(len, rows)) - len(rows),
-        retried=bool(computed.raised),
-        out_of_memory=OutOfMemory in computed.raised,
-    )
-
-
-def settle(
-    rows: Rows[Item, Result], results: Iterable[Result | ServiceError], done_at: float
-) -> None:
-    """On the event loop: give each request its results, one for each row."""
-    for row, result in zip(rows, results, strict=True):
-        for text in row:
-            text.request.settle(text.index, result, done_at)
-
-
-def tokens_of(rows: Rows[Item, Result]) -> int:
-    """The number of tokens that are computed, without padding."""
-    return sum(row[0].tokens for row in rows)
-
-
-def _requests(rows: Rows[Item, Result]) -> Iterable[PendingRequest[Result]]:
-    """The requests that have texts in these rows, each once."""
-    return {id(text.request): text.request for text in chain.from_iterable(rows)}.values()
+Batch = Sequence[QueuedItem[Item, Result]]

@@ -9,10 +9,13 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
+
+from app.engine.batching.inference import BatchObserver
+from app.engine.batching.pending import Batch, Item, Result
 
 # Seconds between the end of a thread and the start of the next. Without the pause, a fault that
 # comes back at once would keep a CPU and the log busy.
@@ -38,60 +41,52 @@ WATCH_S = 0.5
 
 logger = logging.getLogger(__name__)
 
-Text = TypeVar("Text")
-
 
 @dataclass(slots=True, eq=False)
-class Runner(Generic[Text]):
+class Runner(Generic[Item, Result]):
     """Computes batches on one thread at a time. If the thread is lost, a new one follows."""
 
     name: str
     end: asyncio.Future[None]  # done when its last thread has ended
     # Written by its thread, and by the event loop while it has no thread:
-    batch: Sequence[Text] = ()  # the batch that it has taken, until its results are sent
+    batch: Batch[Item, Result] = ()  # the items that it has taken, until their results are sent
+    expected_s: float = 0.0  # the seconds that the batch should take
     idle: bool = False  # it can take a batch
     running: bool = False  # the thread has not ended
     dismissed: bool = False  # the thread ended normally, and needs no successor
     # Written by the event loop:
     restart: asyncio.TimerHandle | None = None
-    watched: Sequence[Text] = ()  # the batch at the latest look ...
+    watched: Batch[Item, Result] = ()  # the batch at the latest look ...
     looks: int = 0  # ... and how many looks ago it was first seen
     stuck: bool = False
 
 
-class Runners(Generic[Text]):
+class Runners(Generic[Item, Result]):
     """``count`` runners. The thread of each calls ``serve``, which returns when it should end.
 
-    ``expected_s`` predicts the seconds that a runner needs for a batch. ``pending`` says whether
-    there are requests without an answer. The runners are watched only then, and while a batch is
-    computed.
-
-    The callbacks are called on the event loop. ``on_failure`` gets the batch of a thread that has
-    ended or hangs: the batch will have no results, or may have none. It is empty if the thread had
-    no batch. ``on_loss`` is called when a thread ended with an exception or could not be started,
-    and ``on_stall`` when a batch was found to hang.
+    ``pending`` says whether there are requests without an answer. The runners are watched only
+    then, and while a batch is computed. ``on_failure`` is called on the event loop with the batch
+    of a thread that has ended or hangs: the batch will have no results, or may have none. It is
+    empty if the thread had no batch.
     """
 
     def __init__(
         self,
         count: int,
         *,
-        serve: Callable[[Runner[Text]], None],
-        expected_s: Callable[[Sequence[Text]], float],
+        serve: Callable[[Runner[Item, Result]], None],
         pending: Callable[[], bool],
-        on_failure: Callable[[Sequence[Text]], None],
-        on_loss: Callable[[], None],
-        on_stall: Callable[[], None],
+        on_failure: Callable[[Batch[Item, Result]], None],
+        observer: BatchObserver,
     ) -> None:
         self._serve = serve
-        self._expected_s = expected_s
         self._pending = pending
         self._on_failure = on_failure
-        self._on_loss = on_loss
-        self._on_stall = on_stall
+        self._observer = observer
         self._loop = asyncio.get_running_loop()
         self._all = [
-            Runner[Text](f"runner-{number}", self._loop.create_future()) for number in range(count)
+            Runner[Item, Result](f"runner-{number}", self._loop.create_future())
+            for number in range(count)
         ]
         self.stuck = 0  # number of runners that hang
         self._losses = 0  # threads lost since the last finished batch
@@ -133,7 +128,7 @@ class Runners(Generic[Text]):
         for runner in self._all:
             self._start(runner)
 
-    def done(self, runner: Runner[Text]) -> None:
+    def done(self, runner: Runner[Item, Result]) -> None:
         """Called on the runner's thread: it has computed a batch and can take another."""
         runner.idle = True
         self._losses = 0
@@ -161,7 +156,7 @@ class Runners(Generic[Text]):
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
 
-    def _start(self, runner: Runner[Text]) -> None:
+    def _start(self, runner: Runner[Item, Result]) -> None:
         runner.restart = None
         runner.running = runner.idle = True
         try:
@@ -173,7 +168,7 @@ class Runners(Generic[Text]):
             runner.running = runner.idle = False
             self._replace(runner)
 
-    def _run(self, runner: Runner[Text]) -> None:
+    def _run(self, runner: Runner[Item, Result]) -> None:
         """What each thread runs, from its start to its end."""
         try:
             if sys.platform == "linux":  # elsewhere, the whole process would be nicer
@@ -187,7 +182,7 @@ class Runners(Generic[Text]):
             runner.running = runner.idle = False
             self.call_on_loop(self._replace, runner)
 
-    def _replace(self, runner: Runner[Text]) -> None:
+    def _replace(self, runner: Runner[Item, Result]) -> None:
         """Start another thread soon if the runner lost its thread. May be called repeatedly."""
         if runner.running or runner.restart is not None:
             return
@@ -195,12 +190,12 @@ class Runners(Generic[Text]):
             self._end(runner)
             return
         self._losses += 1
-        self._on_loss()
+        self._observer.runner_lost()
         runner.restart = self._loop.call_later(RESTART_PAUSE_S, self._start, runner)
         batch, runner.batch = runner.batch, ()
         self._on_failure(batch)
 
-    def _end(self, runner: Runner[Text]) -> None:
+    def _end(self, runner: Runner[Item, Result]) -> None:
         if not runner.end.done():
             runner.end.set_result(None)
 
@@ -214,7 +209,7 @@ class Runners(Generic[Text]):
         if self._pending() or any(runner.batch for runner in self._all):
             self.watch()
 
-    def _look_at(self, runner: Runner[Text]) -> None:
+    def _look_at(self, runner: Runner[Item, Result]) -> None:
         batch = runner.batch
         if not batch or batch is not runner.watched:
             if runner.stuck:
@@ -226,8 +221,8 @@ class Runners(Generic[Text]):
         # count for the batch.
         runner.looks += 1
         seconds = runner.looks * WATCH_S
-        expected_s = self._expected_s(batch)
-        if not runner.stuck and seconds > max(STUCK_LEAST_S, STUCK_FACTOR * expected_s):
+        limit = max(STUCK_LEAST_S, STUCK_FACTOR * runner.expected_s)
+        if not runner.stuck and seconds > limit:
             runner.stuck = True
             self.stuck += 1
             logger.error(
@@ -236,7 +231,7 @@ class Runners(Generic[Text]):
                 runner.name,
                 len(batch),
                 seconds,
-                expected_s,
+                runner.expected_s,
             )
-            self._on_stall()
+            self._observer.batch_stalled()
             self._on_failure(batch)

@@ -3,21 +3,18 @@
 More runners answer more texts per second. More threads per runner answer a single text sooner. The
 size of both effects depends on the model, the CPU and the other processes. So the service measures
 the costs of a few batches before it is ready, in bounded time, and keeps them in a cache directory
-for the next start. Under load, the costs of live batches correct the budget. Values that the
-operator sets are used as they are.
+for the next start. Values that the operator sets are used as they are.
 """
 
 import hashlib
 import logging
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import onnxruntime
-from pydantic import BaseModel, Field, PositiveInt
+from pydantic import BaseModel, Field
 
 from app.atomic_files import write_text_atomically
 from app.config.settings import Settings, cache_directory
@@ -72,24 +69,20 @@ class ServingPlan:
     def summary(self) -> str:
         """The plan with its reason, in one line."""
         now, before = self.budget.tokens, self.max_batch_tokens
-        live = f" (live batches were better than with {before})" if now != before else ""
+        lowered = ""
         if self.budget.lowered:
-            live = f" (lowered from {before}, because the memory ran out)"
+            lowered = f" (lowered from {before}, because the memory ran out)"
         return (
-            f"runners {self.runners} x threads {self.threads}, at most {now} tokens a batch{live}, "
-            f"{self.reason}"
+            f"runners {self.runners} x threads {self.threads}, at most {now} tokens a "
+            f"batch{lowered}, {self.reason}"
         )
 
 
 class _Kept(BaseModel):
-    """The content of the cache file. The costs are valid for ``key`` only.
-
-    ``max_batch_tokens`` is the budget after its correction by live batches.
-    """
+    """The content of the cache file. The costs are valid for ``key`` only."""
 
     key: str
     costs: list[Cost] = Field(min_length=1)
-    max_batch_tokens: PositiveInt | None = None
 
 
 def tune(model: Model, settings: Settings, cpus: float) -> ServingPlan:
@@ -97,10 +90,10 @@ def tune(model: Model, settings: Settings, cpus: float) -> ServingPlan:
     if model.provider == CUDA:
         runners = settings.runners or RUNNERS_PER_GPU * model.device.copies
         ways = [(runners, settings.threads or 1)]
-        padding, largest, most = CUDA_MAX_PADDING, max(CUDA_BATCHES), max(CUDA_BATCHES)
+        padding, largest = CUDA_MAX_PADDING, max(CUDA_BATCHES)
     else:
         ways = ways_to_share(cpus, runners=settings.runners, threads=settings.threads)
-        padding, largest, most = MAX_PADDING, 1, 2 * max(BATCHES)
+        padding, largest = MAX_PADDING, 1
     if len(ways) == 1 and settings.max_batch_tokens:
         tokens = settings.max_batch_tokens
         budget = TokenBudget(tokens, max_padding=padding)
@@ -121,15 +114,6 @@ def tune(model: Model, settings: Settings, cpus: float) -> ServingPlan:
     reason = f"measured {measured} on texts of {TEXT_TOKENS} tokens: {figures}"
     tokens = settings.max_batch_tokens or texts * TEXT_TOKENS
     budget = TokenBudget(tokens, max_padding=padding)
-    if not (settings.max_batch_tokens or settings.target_latency_ms):
-        budget = TokenBudget(
-            min(kept.max_batch_tokens or tokens, TEXT_TOKENS * most),
-            max_padding=padding,
-            fixed=False,
-            least=TEXT_TOKENS,
-            most=TEXT_TOKENS * most,
-            on_change=partial(_correct, file, kept),
-        )
     workers = 1 if settings.workers == "auto" else settings.workers
     queue = settings.max_queue_tokens or queue_tokens(cost, available_memory() // workers)
     return ServingPlan(cost.runners, cost.threads, tokens, queue, budget, reason)
@@ -223,10 +207,3 @@ def _write(file: Path | None, kept: _Kept) -> bool:
         logger.info("what was measured is not kept: %s", error)
         return False
     return True
-
-
-def _correct(file: Path | None, kept: _Kept, tokens: int) -> None:
-    """Save the budget that live batches have found, so that the next start begins with it."""
-    corrected = kept.model_copy(update={"max_batch_tokens": tokens})
-    # A slow disk must not hold up the runner, which has results to deliver.
-    threading.Thread(target=_write, args=(file, corrected), daemon=True).start()

@@ -42,7 +42,6 @@ def _loaded(service: Service, texts: list[str], connections: int, count: int, se
         "p99 ms": seen.outcome.percentile_ms(99),
         "not 200": sum(map(len, seen.outcome.latencies.values())) - seen.outcome.ok(),
         "texts a batch": seen.mean("batch_texts"),
-        "computed once": seen.grown("texts_shared_total") / max(1, texts_done),
         "CPUs": seen.cpu_seconds / seen.seconds,
     }
     if "gpu_utilization_ratio" in seen.after:

@@ -13,7 +13,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.config.settings import Settings
-from app.engine.batching.budget import TokenBudget
 from app.engine.model.model import Model
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.main import create_app
@@ -184,27 +183,3 @@ def test_a_lists_own_computing_is_no_waiting(serve: Serve, monkeypatch: pytest.M
         labels = {"model": "tiny", "stage": stage}
         seconds = metric(client, "sentiment_stage_duration_seconds_sum", **labels)
         assert seconds * 1000 == pytest.approx(float(stages[stage]), abs=0.01)
-
-
-def test_the_budget_learns_from_batches_for_which_others_waited(
-    serve: Serve, gate: Gate, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A batch that failed, or that no request waited for, does not change the budget."""
-    learned: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        TokenBudget, "learn", lambda budget, size, **report: learned.append(report | {"size": size})
-    )
-    client = serve(runners=1, max_batch_tokens=16)
-    assert _post(client, "love").status_code == 200
-    assert learned == []
-
-    for fails, expected in ((False, 1), (True, 0)):
-        learned.clear()
-        gate.fails = fails
-        running = _occupy(client, gate, pool)
-        waiting = pool.submit(_post, client, "worst")
-        eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 1)
-        gate.open.set()
-        running.result()
-        waiting.result()
-        assert [batch["size"] for batch in learned] == [16] * expected

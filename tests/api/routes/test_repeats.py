@@ -1,9 +1,8 @@
-"""Texts that come again: in the cache (--cache-mb), and while an equal text waits."""
+"""Texts that come again, with the cache (--cache-mb)."""
 
 import gc
 import json
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -177,23 +176,3 @@ def test_lookups_are_counted(serve: Serve) -> None:
     size = metric(client, "sentiment_cache_bytes", model="tiny")
     assert 0 < size < 3_000
     assert client.get("/info").json()["limits"]["cache_mb"] == 2
-
-
-def test_equal_texts_of_several_clients_are_computed_once(
-    serve: Serve, gate: Gate, pool: ThreadPoolExecutor
-) -> None:
-    """Equal texts that wait together are one row; their answers have the same bytes."""
-    client = serve(runners=1)
-    expected = _post(client, "love it").content
-    gate.close()
-    running = pool.submit(_post, client, "worst")
-    assert gate.reached.wait(30)
-    before = len(gate.seen)
-    requests = [pool.submit(_post, client, "love it") for _ in range(5)]
-    eventually(lambda: metric(client, "sentiment_queue_texts", model="tiny") == 5)
-    gate.open.set()
-    assert [request.result().content for request in requests] == [expected] * 5
-    assert running.result().status_code == 200
-    assert [len(batch) for batch in gate.seen[before:]] == [1, 1]
-    assert metric(client, "sentiment_texts_shared_total", model="tiny") == 4
-    assert metric(client, "sentiment_texts_total", model="tiny", outcome="ok") == 7

@@ -90,7 +90,7 @@ async def test_a_batch_that_does_not_fit_is_computed_in_parts(
     reports: list[BatchReport] = []
 
     budget = TokenBudget(160)
-    async with batching(infer, budget=budget, on_batch=reports.append) as batcher:
+    async with batching(infer, budget=budget, batch=reports.append) as batcher:
         assert await ask(batcher, *["xxxx"] * 40) == ["XXXX"] * 40
         assert budget.tokens == 40
         assert not batcher.failing

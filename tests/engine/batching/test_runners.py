@@ -61,7 +61,7 @@ async def test_a_runner_that_is_lost_while_it_waits_is_replaced(
     """The lost runner is counted and logged with its traceback; a later one answers the text."""
     lost: list[None] = []
 
-    async with batching(runners=runners, on_loss=lambda: lost.append(None)) as batcher:
+    async with batching(runners=runners, runner_lost=lambda: lost.append(None)) as batcher:
         assert await ask(batcher, "before") == ["BEFORE"]
         raising(monkeypatch, FairQueue, "take_batch", error, 2)
         assert await ask(batcher, "a", "b") == ["A", "B"]
@@ -145,7 +145,7 @@ async def test_a_batch_that_hangs_fails_before_its_deadline(
     stalls: list[None] = []
 
     gate = Gate()
-    async with batching(gate, on_stall=lambda: stalls.append(None)) as batcher:
+    async with batching(gate, batch_stalled=lambda: stalls.append(None)) as batcher:
         assert not stalls
         stuck = await begun(batcher, gate, "a", "b", timeout_s=10**6)
         waiting = await queued(batcher, "c", timeout_s=10**6)

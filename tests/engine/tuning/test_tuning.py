@@ -33,7 +33,6 @@ from app.engine.tuning.plan import (
 )
 from app.errors import UserError
 from app.server.workers.shares import take_share
-from tests.support.serving import eventually
 from tests.support.tiny_bundle import load, make_bundle
 
 # Two runners answer more, one runner of two threads answers sooner.
@@ -121,11 +120,10 @@ def test_one_thread_a_runner_unless_another_way_is_clearly_better(
 
 
 def test_what_is_set_is_not_measured(model: Model, settings: Settings, batches: list[int]) -> None:
-    """With all three settings set, nothing is measured and nothing is corrected."""
+    """With all three settings set, nothing is measured."""
     as_set = settings.model_copy(update={"runners": 3, "threads": 1, "max_batch_tokens": 100})
     plan = tune(model, as_set, cpus=2)
     assert plan.summary() == "runners 3 x threads 1, at most 100 tokens a batch, as set"
-    assert plan.budget.fixed
     assert batches == []
     assert settings.cache_dir is not None
     assert not settings.cache_dir.exists()
@@ -142,28 +140,8 @@ def test_a_single_setting_is_kept_and_the_rest_measured(
     found = {"runners": plan.runners, "threads": plan.threads}
     assert (found | {"max_batch_tokens": plan.budget.tokens})[field] == value
     assert plan.runners * plan.threads == 2
-    assert plan.budget.fixed == (field == "max_batch_tokens")
     assert batches
     assert "measured in" in plan.reason
-
-
-@pytest.mark.parametrize(("provider", "most"), [(CPU, 16), (CUDA, 1_024)])
-def test_live_batches_may_be_larger_than_measured(
-    model: Model,
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
-    provider: str,
-    most: int,
-) -> None:
-    """A search that ended early does not bind for ever: live batches try larger sizes."""
-    monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
-    model.provider = provider
-    plan = tune(model, settings, cpus=1)
-    assert plan.budget.tokens == TEXT_TOKENS
-    for texts in (1, most // 2, most):
-        plan.budget.tokens = TEXT_TOKENS * texts
-        tried = max(plan.budget.next(waiting=10**6) for _ in range(100))
-        assert tried == TEXT_TOKENS * min(2 * texts, most)
 
 
 def test_loading_the_kernels_of_a_size_does_not_end_the_search(
@@ -356,9 +334,7 @@ def test_a_budget_lowered_for_want_of_memory_is_not_kept(model: Model, settings:
     start, plan.budget.tokens = plan.budget.tokens, 256
     plan.budget.lower(200, "out of memory")
     assert f"at most 128 tokens a batch (lowered from {start}, because" in plan.summary()
-    _prove_another_better(plan)
     assert tune(model, settings, cpus=2).budget.tokens == start
-    assert json.loads(_kept(settings).read_text())["max_batch_tokens"] is None
 
 
 def test_no_more_than_two_sessions_are_open_at_once(
@@ -403,26 +379,6 @@ def test_the_next_start_reads_what_was_measured(
     assert "measured earlier" in again.reason
     assert (again.runners, again.threads) == (first.runners, first.threads)
     assert again.budget.tokens == first.budget.tokens
-
-
-def test_the_next_start_begins_with_the_corrected_budget(model: Model, settings: Settings) -> None:
-    """What live batches have learned survives a restart; a latency target keeps its own."""
-    plan = tune(model, settings, cpus=2)
-    start = plan.budget.tokens
-    _prove_another_better(plan)
-    assert f"(live batches were better than with {start})" in plan.summary()
-    eventually(lambda: tune(model, settings, cpus=2).budget.tokens == plan.budget.tokens)
-    within = tune(model, settings.model_copy(update={"target_latency_ms": 60_000}), cpus=2)
-    assert within.budget.fixed
-
-
-def _prove_another_better(plan: tuning.ServingPlan) -> None:
-    before = plan.budget.tokens
-    other = before // 2 if before > TEXT_TOKENS else before * 2
-    for _ in range(40):
-        for size, seconds in ((before, 1.0), (other, 0.1)):
-            plan.budget.learn(size, texts=8, longest=size // 8, tokens=size, seconds=seconds)
-    assert plan.budget.tokens == other
 
 
 ODD_COSTS: list[object] = [

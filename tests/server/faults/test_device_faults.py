@@ -4,7 +4,6 @@ import json
 import math
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -14,7 +13,6 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app.engine.batching.inference import BatchReport
 from app.engine.model.model import Model
 from app.grpc_api.messages import METHODS
 from benchmarks.service import free_port
@@ -94,19 +92,6 @@ def test_memory_that_runs_out_costs_no_text(serve: Serve) -> None:
     assert client.get("/info").json()["limits"]["max_batch_tokens"] == 80
     tuning = client.get("/models").json()["models"][0]["tuning"]
     assert "at most 80 tokens a batch (lowered from 320, because the memory ran out)" in tuning
-
-
-def test_a_batch_computed_in_parts_does_not_correct_the_budget(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Failed attempts take time, which says nothing of the speed of batches of that size."""
-    classifier = cast(FastAPI, serve().app).state.service.models.classifier(None)
-    learned: list[int] = []
-    monkeypatch.setattr(classifier.plan.budget, "learn", lambda size, **facts: learned.append(size))
-    report = BatchReport(8, 256, 256, 256, inference_seconds=1.0, failed=0, others_waited=True)
-    classifier._on_batch(report)
-    classifier._on_batch(replace(report, max_tokens=512, retried=True))
-    assert learned == [256]
 
 
 def test_a_text_too_long_for_the_memory_fails_alone(serve: Serve) -> None:
