@@ -134,14 +134,12 @@ async def test_repeated_texts_come_from_the_cache(bundle: Path) -> None:
         assert sum(observer.batches) == 3
         assert (again.stages["queue"], again.stages["inference"]) == (0.0, 0.0)
         assert classifier._cache is not None
-        classifier.show()
         assert observer.gauges["cache_bytes"]() == classifier._cache.size > 0
 
 
 async def test_only_a_service_that_is_ready_admits(bundle: Path) -> None:
     """Before the start and after the stop of the service, the error says which."""
     async with classifying(bundle) as (classifier, observer):
-        classifier.show()
         lifecycle = classifier._lifecycle
         lifecycle.stop()
         with pytest.raises(ShuttingDown):
