@@ -102,7 +102,7 @@ ENV PATH=/opt/sentiment/bin:$PATH \
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-P", "-m", "app.server.health_check"]
+    CMD ["python", "-P", "-m", "app.cli.health_check"]
 ENTRYPOINT ["sentiment"]
 CMD ["serve"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from app.cli.command_parser import CommandParser, add_version, local_path
-from app.config.sources import nearest
+from app.cli.sources import nearest
 from app.engine.model.bundle import Precision
 from app.engine.text.encoding import Preprocessing
 from model_export.output import check_bundle_output

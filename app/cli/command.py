@@ -7,16 +7,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from app.cli import platforms
 from app.cli.command_parser import CommandParser, add_settings, add_settings_in_groups, add_version
-from app.config import platforms
-from app.config.extras import missing_extra
-from app.config.settings import Settings
-from app.config.sources import (
+from app.cli.sources import (
     check_key_variables,
     load_settings,
     sources,
     unknown_variables,
 )
+from app.config.extras import missing_extra
+from app.config.settings import Settings
 from app.errors import UserError, system_error
 from app.files.run import arguments as classify_arguments
 from app.files.run.arguments import LOCAL, ClassifyOptions

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
+from app.cli.sources import nearest
 from app.config.settings import Settings, flag
-from app.config.sources import nearest
 
 # What `serve --help` shows, in this order. Each setting is in one of the groups.
 GROUPS = {

@@ -17,8 +17,8 @@ import pytest
 from app.cli import exported_models
 from app.cli.command import main
 from app.cli.exported_models import with_bundles
+from app.cli.sources import load_settings
 from app.config.settings import Settings
-from app.config.sources import load_settings
 from app.engine.model.bundle import Bundle
 from app.errors import UserError
 from tests.support.checkpoints import Exported, configure, exported

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from app.cli.sources import check_key_variables, load_settings, unknown_variables
 from app.config.settings import Settings
-from app.config.sources import check_key_variables, load_settings, unknown_variables
 from tests.support.serving import COMMAND, run_program
 
 DEVICES = (

@@ -11,10 +11,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.config import platforms
+from app.cli import health_check, platforms
 from app.config.settings import Settings
 from app.engine.tuning.plan import LEAST_QUEUE_TOKENS
-from app.server import health_check
 from checks.support.manifests import OVERLAYS, Object, containers, kubectl, load, only, render
 from deploy.prometheus import operator
 from tests.support.serving import ROOT, Process

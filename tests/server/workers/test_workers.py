@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from app.cli import exported_models
-from app.config.sources import load_settings
+from app.cli.sources import load_settings
 from benchmarks.service import free_port
 from checks.support.load import constant_load
 from tests.conftest import FLAGS

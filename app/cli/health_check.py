@@ -6,7 +6,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from app.config.sources import load_settings
+from app.cli.sources import load_settings
 
 # The command of the container: the service, or an init that was given the service's command.
 COMMAND = Path("/proc/1/cmdline")

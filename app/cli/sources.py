@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from app.config import platforms
-from app.config.platforms import PlatformValue
+from app.cli import platforms
+from app.cli.platforms import PlatformValue
 from app.config.settings import Settings, flag
 from app.errors import plain_words
 

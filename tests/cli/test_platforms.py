@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from app.adapters import vertex
+from app.cli import platforms
 from app.cli.command import main
-from app.config import platforms
+from app.cli.sources import load_settings, sources
 from app.config.settings import Settings
-from app.config.sources import load_settings, sources
 from app.errors import UserError
 
 PORTS = ["AIP_HTTP_PORT", "SAGEMAKER_BIND_TO_PORT", "PORT"]
