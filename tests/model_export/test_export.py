@@ -12,11 +12,19 @@ from typing import get_args
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from optimum.onnxruntime import ORTModelForSequenceClassification
 from transformers import AutoTokenizer
 
-from app.engine.model.bundle import FORMAT_VERSION, Bundle, Manifest, Precision, sha256
+from app.engine.model.bundle import (
+    EMBEDDED_BUNDLE,
+    FORMAT_VERSION,
+    Bundle,
+    Manifest,
+    Precision,
+    sha256,
+)
 from app.engine.model.model import Logits, Model
 from app.engine.text.encoding import Encoding
 from app.errors import InferenceFailed, UserError
@@ -442,19 +450,31 @@ def test_weights_beyond_one_file_go_into_another(
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model_int8.onnx"])
-def test_optimum_and_transformers_load_the_bundle(made: Exported, name: str) -> None:
-    """ORTModelForSequenceClassification and AutoTokenizer give the answers that we serve."""
-    tokenizer = AutoTokenizer.from_pretrained(made.bundle)
-    assert tokenizer.model_max_length == MAX_TOKENS
-    other = ORTModelForSequenceClassification.from_pretrained(
-        made.bundle, subfolder="onnx", file_name=name
-    )
+def test_others_load_the_bundle(made: Exported, name: str) -> None:
+    """Optimum, transformers and ONNX Runtime, with default options, give the answers we serve."""
     model = made.model("fp32" if name == "model.onnx" else "int8")
-    for text in CORPUS[:4]:
-        expected = other(**tokenizer(text, return_tensors="np")).logits[0]
+    _assert_others_agree(model, name, CORPUS[:4])
+
+
+def test_others_load_the_embedded_bundle() -> None:
+    """So they do with the model that is included in the service."""
+    texts = ["I love this!", "worst service ever", "The meeting is at 3pm."]
+    _assert_others_agree(load(EMBEDDED_BUNDLE, "int8"), "model_int8.onnx", texts)
+
+
+def _assert_others_agree(model: Model, name: str, texts: Sequence[str]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model.path)
+    assert tokenizer.model_max_length == model.max_tokens
+    optimum = ORTModelForSequenceClassification.from_pretrained(
+        model.path, subfolder="onnx", file_name=name
+    )
+    plain = ort.InferenceSession(model.path / "onnx" / name)
+    for text in texts:
         encoding = model.tokenizer.encode(text)
         assert encoding.ids == tokenizer(text)["input_ids"]
         (found,) = model.infer([encoding])
         assert not isinstance(found, InferenceFailed)
+        expected = optimum(**tokenizer(text, return_tensors="np")).logits[0]
         np.testing.assert_allclose(found, expected, atol=1e-5)
-        assert other.config.id2label[int(expected.argmax())] == LABELS[int(found.argmax())]
+        np.testing.assert_allclose(found, plain.run(None, model.feeds([encoding]))[0][0], atol=1e-5)
+        assert optimum.config.id2label[int(expected.argmax())] == LABELS[int(found.argmax())]
