@@ -51,6 +51,23 @@ check: install-dev ## Check formatting, lint, types and import rules
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo
 
+# The tests that need neither a server nor PyTorch, by folder and file, and what is slow among them.
+UNIT_TESTS := tests/engine tests/config tests/replay tests/observability/test_series.py \
+	tests/api/request/test_body_parsing.py tests/api/openapi/test_openapi_document.py \
+	tests/files/test_parts.py tests/files/test_tables.py tests/project/test_links.py
+NO_UNIT_TESTS := tests/engine/model/test_every_cpu.py tests/engine/model/test_batch_invariance.py \
+	tests/engine/text/test_pairs.py tests/engine/text/test_bertweet_normalisation.py
+UNIT_TEST := .venv/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile \
+	$(addprefix --ignore=,$(NO_UNIT_TESTS)) $(UNIT_TESTS)
+
+.PHONY: quick
+quick: check ## Do what check does, then run the tests that need neither a server nor PyTorch: under a minute
+	$(UNIT_TEST)
+
+.PHONY: coverage
+coverage: install-dev ## Show which lines of the engine the tests of quick do not run
+	$(UNIT_TEST) --cov=app.engine --cov-report=term-missing:skip-covered
+
 .PHONY: deploy-check
 deploy-check: install-dev ## Lint the Dockerfile and the Helm chart, check Compose and Kubernetes files against their schemas
 	.venv/bin/python -m checks.deploy.check
