@@ -25,7 +25,7 @@ the same weights (ALBERT) share one int8 matrix. Padding must be left out before
 have two axes.
 
 The word embedding takes most of the bytes of a small or multilingual model. It has one scale per
-row, which is converted back to floats when it is looked up; that costs almost nothing.
+row. A row becomes floats again when it is looked up, which costs almost nothing.
 """
 
 from collections.abc import Sequence
