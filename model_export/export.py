@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from app.atomic_files import atomic_directory, full_disk_named
 from app.engine.model.bundle import (
     FORMAT_VERSION,
     MANIFEST,
@@ -22,7 +23,6 @@ from app.engine.model.bundle import (
 )
 from app.engine.model.load import load_model
 from app.errors import ServiceError, UserError
-from model_export.atomic_directory import atomic_directory, full_disk_named
 from model_export.bundle_calibration import CalibrationTexts, calibrated
 from model_export.checkpoint.checkpoint import Checkpoint
 from model_export.checkpoint.source import origin

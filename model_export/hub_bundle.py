@@ -8,9 +8,9 @@ from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 
+from app.atomic_files import atomic_directory
 from app.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, Precision
 from app.errors import UserError
-from model_export.atomic_directory import atomic_directory
 from model_export.checkpoint.hub import FAILURES, explain, is_outage, with_retries
 from model_export.output import BUNDLE_FILES, check_bundle_output, is_bundle
 

@@ -1,202 +1,150 @@
-"""Describes a checkpoint and what the export would change, without loading the weights."""
+"""Describes a checkpoint and what an export would do, without loading the weights."""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from app.engine.text.encoding import Preprocessing
 from app.errors import UserError
 from model_export.checkpoint.architectures import ARCHITECTURES
-from model_export.checkpoint.checkpoint import (
-    empty_classifier,
-    max_tokens,
-    trained_preprocessing,
-)
+from model_export.checkpoint.checkpoint import empty_classifier, max_tokens, trained_preprocessing
 from model_export.checkpoint.config import check_task, read_config
-from model_export.checkpoint.description import Description, length_limit, shortened
 from model_export.checkpoint.fast_tokenizer.tokenizer import check_vocabulary, load_tokenizer
 from model_export.checkpoint.labels import canonical_labels, output_names, read_labels
 from model_export.checkpoint.layout import check_directory, choose_local_files
-from model_export.checkpoint.metadata import (
-    TensorInfo,
-    list_tensors,
-    read_files,
-    read_tokenizer,
-)
-from model_export.checkpoint.weights import Fit, Shape, check_dtypes, check_fit, fit
+from model_export.checkpoint.weights import Fit, check_dtypes, check_fit, fit, read_tensors
 
-T = TypeVar("T")
-NORMALISED = {
-    "tweet": "texts are normalised as tweets: user names become @user, links become http",
-    "bertweet": "texts are normalised as for BERTweet: words are cut apart, user names become "
-    "@USER, links HTTPURL, emoji words",
-}
-NUMBERED_LAYER = re.compile(r"(?P<stack>.+?)\.(?P<number>\d+)\.(?P<weight>.+)")
+LISTED = 10  # names that one line or section of the text shows
+NUMBERED_LAYER = re.compile(r"(.+?)\.(\d+)\.(.+)")
 
 
-def describe(path: Path, preprocessing: Preprocessing | None = None) -> Description:
-    """Read a local checkpoint's config, tensor names and shapes, and tokenizer files.
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Facts about a checkpoint; their names are those of the JSON."""
 
-    ``preprocessing`` overrides the checkpoint's own, as in the export.
+    architecture: str  # class of the model
+    parameters: int
+    labels: list[str]  # as config.json spells them
+    tokenizer: str | None  # its kind; None if its files are missing
+    max_tokens: int | None  # None if config.json leaves no position for a text
+    # The weights that config.json asks for: name -> shape. Those of alike layers are one entry,
+    # such as "bert.encoder.layer.0-11.output.dense.bias".
+    layers: dict[str, list[int]]
+    weights: list[dict[str, Any]]  # in the files, by name: name, shape, dtype
+    files: dict[str, int]  # name -> bytes
+    changes: list[str]  # what an export would change, in sentences
+    problems: list[str]  # why it would fail, in sentences
+
+    def text(self) -> str:
+        """The facts for a terminal, with long lists cut."""
+        tensors = [f"{w['name']} {w['shape']} {w['dtype']}" for w in self.weights]
+        sections = {
+            "checkpoint": [
+                f"{self.architecture}, {self.parameters:,} parameters",
+                f"labels: {_few(self.labels)}",
+                f"tokenizer: {self.tokenizer or 'none'}",
+                f"at most {self.max_tokens or 'no'} tokens",
+            ],
+            "layers": [f"{name} {shape}" for name, shape in self.layers.items()],
+            f"weights in the files: {len(tensors)}, of which the first": tensors[:LISTED],
+            "files": [f"{name}  {size:,} bytes" for name, size in self.files.items()],
+            "an export would change": self.changes,
+            "why an export would fail": self.problems,
+        }
+        return "\n\n".join("\n  ".join([title, *of]) for title, of in sections.items() if of)
+
+
+def describe(path: Path) -> Description:
+    """Read a local checkpoint's config, the names and shapes of its weights, and its tokenizer.
 
     Raises:
         UserError: a needed file is missing or damaged, or the architecture is not exported.
     """
     check_directory(path)
-    present = sorted(file.name for file in path.iterdir() if file.is_file())
+    files = {file.name: file.stat().st_size for file in sorted(path.iterdir()) if file.is_file()}
     _, weights = choose_local_files(path)
     entries = read_config(path, str(path))
     problems: list[str] = []
-    labels = _labels(entries, str(path), problems)
+
+    def tried(step: Callable[[], Any]) -> Any:
+        """Try a step of the export; if it fails, note the reason and go on."""
+        try:
+            return step()
+        except UserError as error:
+            problems.append(str(error))
+            return None
+
+    labels = [str(name) for _, name in sorted(output_names(entries, str(path)).items())]
+    usable = tried(lambda: read_labels(entries, str(path)))
     with torch.device("meta"):  # its weights use no memory
         model = empty_classifier(path, entries)
-    config = model.config
-    architecture = ARCHITECTURES[config.model_type]
-    tensors = list_tensors(path / weights)
+    architecture = ARCHITECTURES[model.config.model_type]
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    in_files = {tensor.name: tensor.shape for tensor in tensors}
+    tensors = {name: tensor for _, name, tensor in read_tensors(path / weights, device="meta")}
+    in_files = {name: tuple(tensor.shape) for name, tensor in sorted(tensors.items())}
+    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
     fitted = fit(expected, in_files, model.base_model_prefix)
-    read_as = {key: name for name, key in fitted.names.items()}
-    made_from = architecture.tokenizer_files(present)
-    tokenizer = read_tokenizer(path, present, made_from)
-    limit = _attempt(problems, lambda: max_tokens(config))
-    _attempt(problems, lambda: check_task(entries, str(path)))
-    _attempt(problems, lambda: check_fit(fitted, expected, in_files, weights))
-    dtypes = {tensor.name: tensor.dtype for tensor in tensors}
-    _attempt(problems, lambda: check_dtypes(fitted, dtypes, weights))
-    loaded = _attempt(problems, lambda: load_tokenizer(path))
+    made_from = architecture.tokenizer_files(files)
+    limit = tried(lambda: max_tokens(model.config))
+    tried(lambda: check_task(entries, str(path)))
+    tried(lambda: check_fit(fitted, expected, in_files, weights))
+    tried(lambda: check_dtypes(fitted, dtypes, weights))
+    loaded = tried(lambda: load_tokenizer(path))
     if loaded is not None and not problems:  # vocab_size is that of the weights
-        _attempt(problems, lambda: check_vocabulary(loaded, config.vocab_size, str(path)))
-    chosen = preprocessing or trained_preprocessing(path)
-    layers = _layers(expected)
-    changes = _changes(fitted, tensors, labels)
-    if made_from is not None and "tokenizer.json" not in present:
+        tried(lambda: check_vocabulary(loaded, model.config.vocab_size, str(path)))
+    made = type(loaded.backend_tokenizer.model).__name__ if loaded else None
+    changes = [f"the graph: {architecture.passes}"]
+    if usable and (exported := canonical_labels(usable)) != labels:
+        changes.append(f"labels {_few(labels)} become {_few(exported)}")
+    changes += _changed_weights(fitted, dtypes)
+    if made_from is not None and "tokenizer.json" not in files:
         changes.append(f"tokenizer.json is made from {' and '.join(made_from.names)}")
-    if limit is not None and tokenizer["max_tokens"] != limit:
-        own = length_limit(tokenizer["max_tokens"])
-        changes.append(f"the maximum length becomes {limit} (the tokenizer's own limit: {own})")
-    if chosen != "none":
-        changes.append(NORMALISED[chosen])
+    if (preprocessing := trained_preprocessing(path)) != "none":
+        changes.append(f"texts are normalised: preprocessing {preprocessing}")
     return Description(
-        path=str(path),
         architecture=type(model).__name__,
-        model_type=config.model_type,
-        problem_type=_problem_type(config),
+        parameters=sum(map(prod, expected.values())),
         labels=labels,
-        passes=architecture.passes,
+        tokenizer=made_from.kind if made_from else made,
         max_tokens=limit,
-        tokenizer=tokenizer,
-        preprocessing=chosen,
-        parameters=_parameters(expected, tensors, layers, model.base_model_prefix),
-        layers=layers,
-        weights=[
-            asdict(tensor) | {"shape": list(tensor.shape), "read_as": read_as.get(tensor.name)}
-            for tensor in tensors
-        ],
-        missing=fitted.missing,
-        not_read=fitted.unused,
-        files=read_files(path, present, weights),
+        layers=_layers(expected),
+        weights=[{"name": n, "shape": [*s], "dtype": dtypes[n]} for n, s in in_files.items()],
+        files=files,
         changes=changes,
         problems=problems,
     )
 
 
-def _attempt(problems: list[str], step: Callable[[], T]) -> T | None:
-    """Try a step of the export; if it fails, note the reason and go on."""
-    try:
-        return step()
-    except UserError as error:
-        problems.append(str(error))
-        return None
+def _changed_weights(fitted: Fit, dtypes: Mapping[str, str]) -> Iterator[str]:
+    if fitted.renamed:
+        key, name = next(iter(fitted.renamed.items()))
+        yield f"{len(fitted.renamed)} weights are renamed, such as {key} to {name}"
+    if fitted.unused:
+        yield f"{len(fitted.unused)} weights are not read: {_few(fitted.unused)}"
+    other = Counter(dtypes[key] for key in fitted.names.values() if dtypes[key] != "float32")
+    yield from (f"{count} weights in {dtype} become float32" for dtype, count in other.items())
 
 
-def _labels(entries: Mapping[str, Any], where: str, problems: list[str]) -> dict[str, list[str]]:
-    """The labels as in config.json, and those of the bundle: none if they are unusable."""
-    names = output_names(entries, where)
-    usable = _attempt(problems, lambda: read_labels(entries, where)) or []
-    return {
-        "as_spelled": [str(names[index]) for index in sorted(names)],
-        "exported": canonical_labels(usable),
-    }
-
-
-def _problem_type(config: Any) -> str:
-    given = config.problem_type or ("regression" if config.num_labels == 1 else "single_label")
-    return str(given).removesuffix("_classification")
-
-
-def _layers(expected: Mapping[str, Shape]) -> list[dict[str, Any]]:
-    """The weights by module, in the model's order; equal numbered layers are grouped."""
-    blocks: dict[tuple[str, int | None], list[tuple[str, Shape]]] = {}
+def _layers(expected: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
+    """The weights in the model's order, those of alike numbered layers together."""
+    numbers: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
     for name, shape in expected.items():
         numbered = NUMBERED_LAYER.fullmatch(name)
-        if numbered:
-            key, weight = (numbered["stack"], int(numbered["number"])), numbered["weight"]
-            blocks.setdefault(key, []).append((weight, shape))
-        else:
-            module, _, weight = name.rpartition(".")
-            blocks.setdefault((module, None), []).append((weight, shape))
-    layers = []
-    alike = groupby(blocks.items(), lambda b: (b[0][0], b[0][1] is None, tuple(b[1])))
-    for (name, _, block), members in alike:
-        numbers = [number for (_, number), _ in members]
-        held = [{"name": weight, "shape": list(shape)} for weight, shape in block]
-        layers.append({"name": name, "first": numbers[0], "count": len(numbers), "weights": held})
+        stack, number, weight = numbered.groups() if numbered else (name, -1, "")
+        numbers.setdefault((stack, weight, shape), []).append(int(number))
+    layers = {}
+    for (stack, weight, shape), (first, *more) in numbers.items():
+        together = more == [*range(first + 1, first + 1 + len(more))]
+        which = f"{first}-{more[-1]}" if more and together else ",".join(map(str, [first, *more]))
+        layers[f"{stack}.{which}.{weight}" if weight else stack] = list(shape)
     return layers
 
 
-def _parameters(
-    expected: Mapping[str, Shape],
-    tensors: Iterable[TensorInfo],
-    layers: Iterable[Mapping[str, Any]],
-    base_prefix: str,
-) -> dict[str, int]:
-    stacks = [
-        (layer["count"], sum(prod(weight["shape"]) for weight in layer["weights"]))
-        for layer in layers
-        if layer["first"] is not None
-    ]
-    total = sum(prod(shape) for shape in expected.values())
-    start = f"{base_prefix}.embeddings."
-    embeddings = sum(prod(shape) for name, shape in expected.items() if name.startswith(start))
-    encoder = sum(count * each for count, each in stacks)
-    return {
-        "in_files": sum(tensor.parameters for tensor in tensors),
-        "total": total,
-        "embeddings": embeddings,
-        "encoder": encoder,
-        "per_layer": max((each for _, each in stacks), default=0),
-        "classifier": total - embeddings - encoder,
-    }
-
-
-def _changes(
-    fitted: Fit,
-    tensors: list[TensorInfo],
-    labels: Mapping[str, list[str]],
-) -> list[str]:
-    """What the export changes in labels and weights, as sentences."""
-    changes = []
-    if labels["exported"] not in ([], labels["as_spelled"]):
-        changes.append(
-            f"labels {shortened(labels['as_spelled'])} become {shortened(labels['exported'])}"
-        )
-    if fitted.renamed:
-        key, name = next(iter(fitted.renamed.items()))
-        changes.append(f"{len(fitted.renamed)} weights are renamed, such as {key} to {name}")
-    if fitted.unused:
-        changes.append(f"{len(fitted.unused)} tensors are not read: {shortened(fitted.unused)}")
-    read = set(fitted.names.values())
-    dtypes = Counter(tensor.dtype for tensor in tensors if tensor.name in read)
-    other = sorted(dtypes.keys() - {"float32"})
-    changes += [f"{dtypes[dtype]} weights in {dtype} become float32" for dtype in other]
-    if any(not tensor.file.endswith(".safetensors") for tensor in tensors):
-        changes.append("the pickled weights are read as plain tensors; the pickle is not copied")
-    return changes
+def _few(items: list[str]) -> str:
+    """The first items in one line, and whether there are more."""
+    return ", ".join([*items[:LISTED], "..."] if len(items) > LISTED else items)

@@ -1,7 +1,8 @@
 """Classifies labelled texts with a bundle and scores the predictions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,11 +10,11 @@ from tqdm import tqdm
 
 from app.engine.model.model import Model
 from app.errors import ServiceError, UserError
-from model_export.batches import batches
 from model_export.quality.calibration import expected_calibration_error, log_loss
 from model_export.quality.labelled import Example
 from model_export.quality.scores import Scores, score
 
+T = TypeVar("T")
 TEXTS_PER_BATCH = 16
 NO_SINGLE_LABEL = "is multi-label and cannot be scored with one label per text"
 
@@ -74,6 +75,14 @@ def logits_of_examples(model: Model, examples: Sequence[Example]) -> NDArray[np.
                 logits[row] = answer
             progress.update(len(rows))
     return logits
+
+
+def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Consecutive batches of ``size`` items, the last one perhaps smaller.
+
+    ``itertools.batched`` needs Python 3.12.
+    """
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def _names(model: Model, logits: NDArray[np.float32]) -> list[str]:

@@ -12,8 +12,8 @@ from app.engine.model.parity import DECIDED_BY, decided, tolerance
 from app.engine.text.encoding import Encoding
 from app.engine.text.pairs import TextPair
 from app.errors import InferenceFailed, UserError
-from model_export.batches import batches
 from model_export.checkpoint.checkpoint import Checkpoint
+from model_export.quality.evaluation import batches
 
 # The share of decisions that must agree. Decisions count only where PyTorch is decided.
 LABEL_AGREEMENT: dict[Precision, float] = {"fp32": 1.0, "fp16": 1.0, "int8": 0.95}

@@ -12,9 +12,9 @@ from typing import Any, get_args
 import torch
 from transformers import AutoTokenizer, BertweetTokenizer
 
+from app.atomic_files import atomic_directory, full_disk_named
 from app.engine.text.encoding import Preprocessing
 from app.errors import UserError
-from model_export.atomic_directory import atomic_directory, full_disk_named
 from model_export.checkpoint.checkpoint import max_tokens
 from model_export.checkpoint.config import model_config, read_config
 from model_export.checkpoint.labels import SENTIMENTS

@@ -10,9 +10,9 @@ from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 
 from app.atomic_files import write_atomically
-from model_export.batches import batches
 from model_export.checkpoint.config import model_config, read_config
 from model_export.checkpoint.labels import SENTIMENTS
+from model_export.quality.evaluation import batches
 from model_export.quality.scores import Scores, score
 from model_export.training.recipe import LABEL_SMOOTHING, WARMUP_SHARE, Recipe
 from model_export.training.training_data import (

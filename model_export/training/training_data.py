@@ -12,7 +12,7 @@ import torch
 
 from app.engine.text.encoding import Preprocessing
 from app.engine.text.input_tokenizer import preprocess
-from model_export.batches import batches
+from model_export.quality.evaluation import batches
 from model_export.quality.labelled import Example
 
 # This many shuffled batches are sorted by length together. Batches then need nearly no

@@ -29,7 +29,7 @@ from app.engine.text.encoding import Encoding
 from app.errors import CannotContinue
 from app.files.run import command
 from app.files.run.file_run import FileRun
-from app.files.run.progress_bar import Warnings
+from app.files.run.report import Warnings
 from app.files.tables import table as tables
 from app.files.tables.csv_table import CsvTable
 from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem

@@ -29,8 +29,8 @@ from app.files.run.directory import LocalDirectory, RunDirectory
 from app.files.run.local import LocalClassifier
 from app.files.run.parts import InputFile, Part, divide, read_pieces
 from app.files.run.plan import PLAN, SUCCESS, RunPlan, check_output
+from app.files.run.report import Tally
 from app.files.run.resumable_run import ResumableRun
-from app.files.run.tally import Tally
 from app.files.tables.formats import table_opener
 from app.files.tables.table import Table, TableSource
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from app.files.cluster.object_store import StoreDirectory
 from app.files.run.directory import RunDirectory
 from app.files.run.parts import Part
+from app.files.run.report import Tally, counted
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
-from app.files.run.tally import Tally, counted
 from app.files.tables.parquet import ParquetOutput
 
 # The key of a part's record in the footer.

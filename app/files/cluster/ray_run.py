@@ -37,7 +37,7 @@ from app.files.run.arguments import ClassifyOptions
 from app.files.run.directory import RunDirectory
 from app.files.run.parts import InputFile, Part, divide, read_pieces
 from app.files.run.plan import SUCCESS, RunPlan, check_output
-from app.files.run.progress_bar import Warnings
+from app.files.run.report import Warnings
 from app.files.run.resumable_run import ResumableRun
 
 

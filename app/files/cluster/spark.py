@@ -19,7 +19,7 @@ from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, bundles_t
 from app.errors import UserError
 from app.files.run.local import LocalClassifier
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, with_reasons
-from app.files.tables.arrow import result_arrays, result_schema, texts
+from app.files.tables.parquet import result_arrays, result_schema, texts
 from app.files.tables.table import CHUNK_ROWS, Chunk
 
 # The directory inside of the archive that Spark copies to the nodes.

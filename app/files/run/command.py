@@ -15,9 +15,8 @@ from app.files.run.arguments import ClassifyOptions
 from app.files.run.file_run import FileRun, PartialDirectory
 from app.files.run.parts import InputFile, divide, pieces_of
 from app.files.run.plan import COMPLETE, RunPlan
-from app.files.run.progress_bar import Warnings, progress_bar
+from app.files.run.report import Tally, Warnings, counted, progress_bar, summary
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
-from app.files.run.tally import Tally, counted, summary
 from app.files.tables.formats import output_format, table_opener
 from app.files.tables.outputs import LinesOutput, ResultsOutput
 from app.files.tables.table import ClassifiedChunk, Table, check_is_file

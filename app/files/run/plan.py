@@ -10,7 +10,7 @@ from typing import Any
 from app.errors import UserError
 from app.files.run.directory import RunDirectory
 from app.files.run.parts import Part
-from app.files.run.tally import Tally
+from app.files.run.report import Tally
 
 PLAN, SUCCESS = "_plan.json", "_SUCCESS"
 COMPLETE = "is complete; nothing is left to do"  # what --resume says of a finished output

@@ -10,7 +10,7 @@ from app.errors import CannotContinue, UserError, system_error
 from app.files.run.directory import RunDirectory
 from app.files.run.parts import Part
 from app.files.run.plan import COMPLETE, SUCCESS, RunPlan
-from app.files.run.tally import Tally, summary
+from app.files.run.report import Tally, summary
 
 
 class ResumableRun(ABC):

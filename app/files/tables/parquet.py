@@ -1,4 +1,4 @@
-"""Parquet files. They need pyarrow, from the extra ``files``."""
+"""Parquet files, and columns of Arrow. They need pyarrow, from the extra ``files``."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -7,17 +7,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from app.errors import CannotContinue, UserError, first_line
-from app.files.tables.arrow import result_arrays, result_schema, texts
-from app.files.tables.outputs import OutputFormat
+from app.errors import CannotContinue, EmptyText, UserError, first_line
+from app.files.tables.outputs import OutputFormat, result_columns, result_values
 from app.files.tables.table import (
     CHUNK_ROWS,
     START,
     Chunk,
     ClassifiedChunk,
     Place,
+    ResultItem,
     Table,
     TableSource,
+    Text,
     check_names,
     column_index,
     json_text,
@@ -153,6 +154,33 @@ class ParquetOutput(OutputFormat):
                 self._table_schema, self._table.types.items(), strict=True
             )
         ]
+
+
+def texts(column: pa.Array) -> list[Text]:
+    """The texts of a column of strings; an error for a row without a text.
+
+    Decoded here and not by pyarrow, so that bytes that are not UTF-8 fail only their text.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return [
+        EmptyText("the row has no text") if raw is None else raw.decode("utf-8", "surrogateescape")
+        for raw in column.cast(pa.large_binary()).to_pylist()
+    ]
+
+
+def result_schema(columns: Sequence[str], labels: Sequence[str]) -> pa.Schema:
+    """The columns of results for a table that has ``columns``."""
+    types = [pa.string(), pa.float32(), *[pa.float32()] * len(labels), pa.string()]
+    return pa.schema(zip(result_columns(columns, labels), types, strict=True))
+
+
+def result_arrays(
+    results: Sequence[ResultItem], labels: Sequence[str], schema: pa.Schema
+) -> list[pa.Array]:
+    """The results, of which there must be one at least, as columns of ``schema``."""
+    columns = zip(*(result_values(result, labels) for result in results), strict=True)
+    return [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
 
 
 def _opened(source: TableSource) -> pq.ParquetFile:

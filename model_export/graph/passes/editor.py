@@ -1,7 +1,8 @@
-"""Adds constants and nodes to a graph, named in the style of the exporter."""
+"""Adds constants and nodes to a graph, and tells which values have an axis of tokens."""
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
 from onnx_ir.tape import Tape
 
 from model_export.graph.linear import producer
@@ -64,3 +65,28 @@ def scope_of(value: ir.Value) -> str:
     """The module that computes ``value``, in the exporter's form ``/encoder/layer.0/...``."""
     name = value.name or ""
     return name.rpartition("/")[0] or name
+
+
+def hidden_states(model: ir.Model) -> dict[ir.Value, int | None]:
+    """The computed values [batch, sequence, features], with the number of features if known.
+
+    The size of the batch is unknown before the graph runs. That distinguishes these values from
+    tables with three axes, such as DeBERTa's relative positions [1, positions, features].
+    """
+    ShapeInferencePass()(model)
+    states = {
+        value: size if isinstance(size := value.shape[2], int) else None
+        for node in model.graph
+        for value in node.outputs
+        if value.shape is not None and len(value.shape) == 3 and not isinstance(value.shape[0], int)
+    }
+    forget_shapes(model)
+    return states
+
+
+def forget_shapes(model: ir.Model) -> None:
+    """Clear what was inferred, because a pass makes it wrong."""
+    for node in model.graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = value.type = None

@@ -12,7 +12,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 from onnx_ir.tape import Tape
 
 from model_export.graph.linear import consumers, producer
-from model_export.graph.shapes import forget_shapes
+from model_export.graph.passes.editor import forget_shapes
 
 # The last three are the parts of a layer norm that is not a single operator (DeBERTa).
 IN_FLOAT32 = {"LayerNormalization", "Softmax", "If", "Pow", "ReduceMean", "Sqrt"}

@@ -23,6 +23,9 @@ Models", S8S8 and U8S8). These cannot: 2 * 255 * 64 < 2**15. So the sums are exa
 Layers that read the same value, such as query, key and value, share one quantization. Layers with
 the same weights (ALBERT) share one int8 matrix. Padding must be left out before, because ``x`` must
 have two axes.
+
+The word embedding takes most of the bytes of a small or multilingual model. It has one scale per
+row. A row becomes floats again when it is looked up, which costs almost nothing.
 """
 
 from collections.abc import Sequence
@@ -33,6 +36,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
+from app.errors import UserError
 from model_export.graph.encoder_layers import EncoderLayer
 from model_export.graph.linear import Linear, array_of, is_exact_gelu, producer
 from model_export.graph.passes.editor import Editor, scope_of
@@ -181,3 +185,35 @@ class _Int8Pass:
             self._edit.insert_after(x, tape, f"{parent}/quantize")
             self._activations[x] = _Quantized(values, scale, levels.zero_point)
         return self._activations[x]
+
+
+def quantize_word_embedding(model: ir.Model) -> None:
+    """Replace the largest embedding table [vocabulary, hidden] by int8 rows, in place.
+
+    Raises:
+        UserError: the graph has no embedding table.
+    """
+    lookups = [(node, array) for node in model.graph if (array := _table(node)) is not None]
+    if not lookups:
+        raise UserError("unsupported architecture: the graph has no embedding table")
+    lookup, largest = max(lookups, key=lambda pair: pair[1].size)
+    weight, scale = quantize_matrix(largest, axis=1)
+
+    edit, tape = Editor(model.graph, "int8"), Tape()
+    table = edit.constant("word_embedding", weight)
+    scales = edit.constant("word_embedding_scale", scale[:, np.newaxis])
+    ids = lookup.inputs[1]
+    values = tape.op("Cast", [tape.op("Gather", [table, ids])], {"to": ir.DataType.FLOAT})
+    rows = tape.op("Mul", [values, tape.op("Gather", [scales, ids])])
+    edit.insert_before(lookup, tape, str(lookup.name).rpartition("/")[0])
+    edit.replace(lookup, rows)
+    RemoveUnusedNodesPass()(model)
+
+
+def _table(node: ir.Node) -> np.ndarray | None:
+    """The float matrix from which the node reads rows; None if it is no such Gather."""
+    source = node.inputs[0] if node.op_type == "Gather" else None
+    if source is None or source.const_value is None:
+        return None
+    array = array_of(source)
+    return array if array.dtype == np.float32 and array.ndim == 2 else None

@@ -10,8 +10,7 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from model_export.graph.linear import array_of, input_of
-from model_export.graph.passes.editor import Editor, scope_of
-from model_export.graph.shapes import hidden_states
+from model_export.graph.passes.editor import Editor, hidden_states, scope_of
 
 
 def sum_tokens_in_order(model: ir.Model) -> None:

@@ -6,7 +6,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from app.errors import UserError
-from model_export.graph.passes.int8_embedding import quantize_word_embedding
+from model_export.graph.passes.int8 import quantize_word_embedding
 from tests.support.checkpoints import Exported
 from tests.support.model_export.graphs import random_encodings, run, session
 

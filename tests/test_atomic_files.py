@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from app.atomic_files import atomic_directory
 from app.errors import UserError
-from model_export.atomic_directory import atomic_directory
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 _HOLDS = """
 import sys
 from pathlib import Path
-from model_export.atomic_directory import atomic_directory
+from app.atomic_files import atomic_directory
 with atomic_directory(Path(sys.argv[1])) as directory:
     (directory / "half").write_text("written")
     print(directory.name, flush=True)

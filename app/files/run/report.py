@@ -1,8 +1,12 @@
-"""Counts of what a run has classified."""
+"""What a run shows on standard error: a progress bar, warnings, and counts at the end."""
 
+import logging
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Self
 
 from app.files.tables.table import ClassifiedChunk, ResultItem
@@ -64,3 +68,34 @@ def summary(tally: Tally, rows: int, seconds: float) -> str:
     for label, count in sorted(tally.labels.items()):
         lines.append(f"{label:{width}}  {count:>11,}  {count / predictions:6.1%}")
     return "\n".join([*lines, f"errors {tally.errors:,}, truncated {tally.truncated:,}"])
+
+
+@contextmanager
+def progress_bar(
+    *, shown: bool, total: int | None, done: int = 0
+) -> Iterator[Callable[[int], object]]:
+    """A bar on standard error with the texts per second and, of ``total``, the time that remains.
+
+    ``done`` of them were done before. Yields a function that counts more texts as done.
+    """
+    if not (shown and find_spec("tqdm")):  # the extra `files` has it
+        yield lambda _: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, initial=done, unit=" texts", leave=False, file=sys.stderr) as bar:
+        yield bar.update
+
+
+class Warnings(logging.Handler):
+    """Writes each warning of the log as one line, above the progress bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the message without the traceback of an exception."""
+        line = f"sentiment: {record.getMessage()}"
+        try:
+            from tqdm import tqdm
+        except ImportError:  # then there is no bar
+            print(line, file=sys.stderr)
+        else:
+            tqdm.write(line, file=sys.stderr)
