@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from app.errors import UserError
+from app.errors import OTHER_DISK, UserError
 
 PARTIAL, OLD = ".partial", ".old"
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -103,7 +103,7 @@ def full_disk_named(directory: Path) -> Iterator[None]:
             raise
         raise UserError(
             f"there is too little room on the disk of {directory.parent} ({free / 1e6:.1f} MB are "
-            "free): free some space there, or choose a directory on another disk"
+            f"free): free some space there, or {OTHER_DISK}"
         ) from error
 
 

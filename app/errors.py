@@ -7,6 +7,10 @@ from typing import ClassVar, Literal, get_args
 RETRY_AFTER_S = 1.0
 
 
+# What helps when a disk is full. Commands that write elsewhere put their own option in its place.
+OTHER_DISK = "choose a directory on another disk"
+
+
 class UserError(Exception):
     """A command failed. The user sees the message as one line, and the exit code is 1."""
 

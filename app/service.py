@@ -52,6 +52,8 @@ class Service:
         self.board = board or Board.alone()
         self.workers = statuses(self.board)
         self.status = self.workers[self.board.number or 0]
+        # Writes this process's status on the board; the server sets it.
+        self.show_status: Callable[[], None] = lambda: None
         self.access = Access(settings, paths, self.board)
         self.version = importlib.metadata.version("sentiment-service")
         self.cpus = cpus or available_cpus()

@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from app.cli import platforms
 from app.cli.command_parser import CommandParser, add_settings, add_settings_in_groups, add_version
@@ -168,8 +167,7 @@ def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
 
                 return supervisor.run(settings, workers)
         else:
-            models = tuple(map(Path, assignment.models))
-            settings = settings.model_copy(update={"model": models})
+            settings = assignment.applied_to(settings)
         from app.server.run import run
 
         return run(settings, assignment)

@@ -13,13 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from app.atomic_files import FileLock
 from app.config.settings import Settings, cache_directory
 from app.engine.model.bundle import FORMAT_VERSION, MANIFEST, Precision
-from app.errors import UserError, system_error
+from app.errors import OTHER_DISK, UserError, system_error
 
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
 # Every checkpoint has these. A damaged bundle has no weights of its own.
@@ -37,6 +37,7 @@ ERROR = "sentiment-export: "  # how that command begins the line that says why i
 # The hub's client redraws its bars ten times a second. A line of the log tells it this seldom.
 BAR = re.compile(r"\d%\|")
 BAR_EVERY_S = 5.0
+CLEANS_UP_S = 5.0
 UP = "\x1b[A"  # which moves a terminal's cursor before the next bar
 SHOW_BARS = {"TQDM_POSITION": "-1"}  # the hub's client: also where no terminal is
 
@@ -173,11 +174,15 @@ def _run(command: Sequence[str], lock: FileLock, model: str, say: Say) -> None:
                 if line and not line.startswith(ERROR):
                     say(line)
         except BaseException:
-            child.terminate()
+            child.terminate()  # it removes what it has written ...
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(CLEANS_UP_S)
+            child.kill()  # ... or else the next export does
             raise
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name
         guess = "; is there too little memory?" if name == "SIGKILL" else ""
         raise UserError(f"{model} cannot be used: its export was killed by {name}{guess}")
     if child.returncode:
-        raise UserError(f"{model} cannot be used: {reason.removeprefix(ERROR)}")
+        reason = reason.removeprefix(ERROR).replace(OTHER_DISK, "give a --cache-dir on another one")
+        raise UserError(f"{model} cannot be used: {reason}")

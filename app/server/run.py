@@ -53,7 +53,7 @@ COLLECTOR_THRESHOLDS = (100_000, 5, 10)
 OVERRIDDEN = {
     "startup": "our listeners, which accept many connections in a turn",
     "handle_exit": "the service knows of a signal at once; the exit code is ours",
-    "on_tick": "SIGHUP reloads; the status is written",
+    "on_tick": "SIGHUP reloads; a worker's status is written",
     "shutdown": "connections end after their answers, within drain-ms",
 }
 
@@ -139,7 +139,9 @@ class Server(uvicorn.Server):
         self._side_servers: list[SideServer] = []
         self._assignment = assignment
         self._member: Member | None = None
-        self._report = StatusReport(service, self.server_state)
+        service.show_status = StatusReport(service, self.server_state).write
+        # The supervisor and other workers look at any time, but at a single process only /info.
+        self._tick = service.show_status if assignment else lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -172,7 +174,7 @@ class Server(uvicorn.Server):
         else:
             logger.info("ready to serve %s", models)
             self._join(self._assignment)
-        self._report.write()
+        self._tick()
         self.started = True
 
     def _join(self, assignment: Assignment) -> None:
@@ -211,7 +213,7 @@ class Server(uvicorn.Server):
         if self._hangups and (self._reloading is None or self._reloading.done()):
             self._hangups.clear()
             self._reloading = asyncio.gather(*map(self._reload, self._service.models.classifiers))
-        self._report.write()
+        self._tick()
         return await super().on_tick(counter)
 
     async def _reload(self, name: str) -> None:
@@ -260,7 +262,7 @@ class Server(uvicorn.Server):
         listening = True
         connections = self.server_state.connections
         while (connections or listening) and time.monotonic() < until:
-            self._report.write()
+            self._tick()
             quiet_s = quiet.seconds(self._heard())
             if listening and self._may_close(quiet_s, accept_until):
                 listening = False

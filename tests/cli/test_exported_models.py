@@ -62,8 +62,14 @@ def _environment(hub: Hub, tmp_path: Path, **more: str) -> dict[str, str]:
 
 
 def _classify(model: str, variables: dict[str, str], cwd: Path = ROOT) -> "subprocess.Popen[str]":
+    return _started(["classify", "--model", model, "love"], variables, cwd)
+
+
+def _started(
+    words: list[str], variables: dict[str, str], cwd: Path = ROOT
+) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [*COMMAND, "classify", "--model", model, "love"],
+        [*COMMAND, *words],
         cwd=cwd,
         env=variables,
         stdin=subprocess.DEVNULL,
@@ -153,21 +159,35 @@ def test_a_pushed_bundle_is_served_without_pytorch(
     assert "acme/other cannot be used: cannot reach http://127.0.0.1:9" in told.splitlines()[-1]
 
 
-def test_a_killed_command_leaves_no_export(checkpoint: Exported, hub: Hub, tmp_path: Path) -> None:
-    """Its export is killed with it, whatever it does at that moment."""
-    process = _classify(str(checkpoint.source), _environment(hub, tmp_path))
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        (["classify", "love"], signal.SIGKILL),
+        (["serve", "--port", "0", "--workers", "2"], signal.SIGINT),
+        (["serve", "--port", "0", "--workers", "2"], signal.SIGTERM),
+    ],
+)
+def test_a_command_that_ends_leaves_no_export(
+    checkpoint: Exported, hub: Hub, tmp_path: Path, words: list[str], number: int
+) -> None:
+    """Its export ends with it, whatever it does at that moment."""
+    command, *rest = words
+    command_line = [command, "--model", str(checkpoint.source), *rest]
+    process = _started(command_line, _environment(hub, tmp_path))
     assert process.stderr
-    assert "exporting the graph" in "".join(process.stderr.readline() for _ in range(3))
+    assert any("exporting the graph" in line for line in process.stderr)
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     export = os.pidfd_open(int(child))
     signal.pidfd_send_signal(export, signal.SIGSTOP)  # it cannot end by itself
-    process.kill()
-    process.communicate()
+    process.send_signal(number)
     try:
+        process.communicate(timeout=60)
         assert select.select([export], [], [], 60)[0]  # readable: it has ended
     finally:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(export, signal.SIGKILL)
+        process.kill()
+        process.communicate()
         os.close(export)
 
 
@@ -248,6 +268,23 @@ def test_an_export_that_is_killed_is_called_that(
     kill = "import os; print('almost done', flush=True); os.kill(os.getpid(), 9)"
     monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", kill])
     with pytest.raises(UserError, match="killed by SIGKILL; is there too little memory"):
+        _used(fake, "acme/tiny")
+
+
+def test_a_full_cache_names_its_option(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exporter says that the disk is full; what helps is --cache-dir, not its --output."""
+    full = f"""
+import errno, pathlib, sys
+from app.errors import UserError
+from model_export.atomic_directory import full_disk_named
+try:
+    with full_disk_named(pathlib.Path({str(fake.parent)!r})):
+        raise OSError(errno.ENOSPC, "No space left on device")
+except UserError as error:
+    sys.exit(f"sentiment-export: {{error}}")
+"""
+    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", full])
+    with pytest.raises(UserError, match="free some space there, or give a --cache-dir on another"):
         _used(fake, "acme/tiny")
 
 

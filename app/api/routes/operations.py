@@ -61,6 +61,7 @@ async def ready(request: HttpRequest) -> Status:
 async def info(request: HttpRequest) -> Info:
     """Versions, the device that is really in use, and the limits."""
     service = request.exchange.service
+    service.show_status()
     settings = service.settings
     default = service.models.classifier(None)
     return {

@@ -4,8 +4,10 @@ import json
 import os
 import socket
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Self
 
+from app.config.settings import Settings
 from app.shared_memory.board import Board
 
 VARIABLE = "_SENTIMENT_WORKER"
@@ -23,12 +25,19 @@ class Assignment:
     # Paths of bundles. A checkpoint may have changed since the supervisor exported it, and then
     # this worker would serve another model than the others.
     models: list[str]
+    cache: str  # the directory for caches; "" for the usual one
 
     @classmethod
     def of_this_process(cls) -> Self | None:
         """What the supervisor has told this process; None if no supervisor has started it."""
         told = os.environ.pop(VARIABLE, None)
         return cls(**json.loads(told)) if told else None
+
+    def applied_to(self, settings: Settings) -> Settings:
+        """The settings with what the supervisor has found out once for all workers."""
+        cache = Path(self.cache) if self.cache else settings.cache_dir
+        models = tuple(map(Path, self.models))
+        return settings.model_copy(update={"model": models, "cache_dir": cache})
 
     def environment(self) -> dict[str, str]:
         """The environment of the worker."""

@@ -13,6 +13,7 @@ import socket
 import tempfile
 import time
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import FrameType
 
 import uvloop
@@ -57,24 +58,25 @@ def run(settings: Settings, workers: int) -> int:
         sites = [stack.enter_context(bind(settings.host, port)) for port in ports]
         if settings.grpc_port:
             stack.enter_context(_held(settings.host, settings.grpc_port))
-        _provide_cache(settings, stack)
+        settings = _with_cache(settings, stack)
         return uvloop.run(Supervisor(settings, workers, sites).run())
 
 
-def _provide_cache(settings: Settings, stack: ExitStack) -> None:
-    """Make a directory for what the first worker measures if the usual one cannot be written.
+def _with_cache(settings: Settings, stack: ExitStack) -> Settings:
+    """The settings with another directory for caches if the usual one cannot be written.
 
-    Otherwise each worker would measure while others serve. The directory ends with the ``stack``.
+    Otherwise each worker would measure while others serve. That directory ends with the ``stack``.
     """
     usual = cache_directory(settings)
     with suppress(OSError):
         if usual is not None:
             usual.mkdir(parents=True, exist_ok=True)
             if os.access(usual, os.W_OK):
-                return
+                return settings
     with suppress(OSError):  # no directory at all can be written
         made = stack.enter_context(tempfile.TemporaryDirectory(prefix="sentiment-"))
-        os.environ["SENTIMENT_CACHE_DIR"] = made  # the workers inherit it
+        return settings.model_copy(update={"cache_dir": Path(made)})
+    return settings
 
 
 def _held(host: str, port: int) -> socket.socket:
@@ -102,7 +104,7 @@ class Supervisor:
                 self._board,
                 descriptor,
                 len(sites),
-                [str(path.absolute()) for path in settings.model],
+                settings,
                 self._reloads.told,
                 self._woken.set,
             )
@@ -247,6 +249,8 @@ class Supervisor:
         now = time.monotonic()
         models = {worker.status.models for worker in self._workers}
         ready = all(worker.stage is WorkerStage.READY for worker in self._workers)
+        if ready and len(models) == 1:
+            self._mixed = set()
         if len(models) == 1 or not ready or not self._reloads.idle:
             self._mixed_since = now
         elif now - self._mixed_since > MIXED_S and models != self._mixed:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
+from app.config.settings import Settings
 from app.errors import UserError, system_error
 from app.server.workers.assignment import Assignment
 from app.server.workers.control import Control
@@ -35,7 +36,7 @@ MOST_ELAPSED_S = 0.5
 class WorkerProcess:
     """Worker ``number`` of a service with ``sites`` ports. It has a process after ``start``.
 
-    ``models`` are the paths of the bundles that it serves; none means: the embedded one.
+    Its settings are those of its command, but bundles and cache are those of ``settings``.
 
     ``on_message`` gets each message of its process, and ``on_end`` is called when it ends.
     """
@@ -46,7 +47,7 @@ class WorkerProcess:
         board: Board,
         board_descriptor: int,
         sites: int,
-        models: list[str],
+        settings: Settings,
         on_message: Callable[["WorkerProcess", dict[str, Any]], None],
         on_end: Callable[[], None],
     ) -> None:
@@ -63,7 +64,7 @@ class WorkerProcess:
         self._board = board
         self._board_descriptor = board_descriptor
         self._sites = sites
-        self._models = models
+        self._settings = settings
         self._on_message = on_message
         self._on_end = on_end
         self._kill_reason = ""
@@ -201,7 +202,8 @@ class WorkerProcess:
             self._board_descriptor,
             control.fileno(),
             [channel.worker_end.fileno() for channel in channels],
-            self._models,
+            [str(path.absolute()) for path in self._settings.model],
+            str(cache.absolute()) if (cache := self._settings.cache_dir) else "",
         )
         return subprocess.Popen(  # noqa: S603 - our own command
             [sys.executable, *sys.orig_argv[1:]],

@@ -17,6 +17,8 @@ import pytest
 from app.cli.command import main
 from app.config.settings import Settings
 from app.server.workers.shares import part, take_share, worker_count
+from app.server.workers.supervisor import Supervisor
+from app.shared_memory.worker_status import WorkerStage
 from tests.conftest import FLAGS, Start
 from tests.support.raw_http import BODY, HEAD, HEALTH, connect, post, read_answer
 from tests.support.reloads import reload
@@ -409,3 +411,25 @@ def test_four_workers_share_connections_evenly(start: Start) -> None:
         eventually(lambda: sum(spread()) == 65)
         assert max(spread()) - min(spread()) <= 1
     process.terminate()
+
+
+def test_models_that_still_differ_are_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each set of models; if all had the same in between, that set is tried again."""
+    monkeypatch.setattr("app.server.workers.supervisor.MIXED_S", -1.0)
+    loads = 0
+
+    def note(self: Supervisor) -> None:
+        nonlocal loads
+        loads += 1
+
+    monkeypatch.setattr(Supervisor, "_reload_all", note)
+    supervisor = Supervisor(Settings(), 2, [])
+    for worker in supervisor._workers:
+        worker.status.stage_number = WorkerStage.READY
+    expected = {(1, 2): 1, (2, 1): 1, (1, 3): 2, (3, 3): 2, (1, 1): 2, (3, 1): 3}
+    for models, so_far in expected.items():
+        for worker, model in zip(supervisor._workers, models, strict=True):
+            worker.status.models = model
+        for _ in range(3):
+            supervisor._check_models()
+        assert loads == so_far, models

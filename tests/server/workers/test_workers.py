@@ -22,7 +22,7 @@ from checks.support.load import constant_load
 from tests.conftest import FLAGS
 from tests.support.raw_http import HEALTH, connect, post, read_answer
 from tests.support.reloads import release, reload, revision_of
-from tests.support.serving import Process, eventually, metric
+from tests.support.serving import COMMAND, Process, eventually, installed, metric
 from tests.support.tiny_bundle import make_bundle
 
 CONNECTIONS = 64
@@ -152,10 +152,9 @@ def _scores(two: Process) -> set[float]:
     return seen
 
 
-def test_a_worker_serves_what_the_supervisor_has_exported(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A checkpoint that changes while it is served is not exported anew by a replaced worker."""
+@pytest.fixture
+def exported(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """A checkpoint, and a cache that has its bundle."""
     checkpoint = tmp_path / "mine"
     checkpoint.mkdir()
     (checkpoint / "config.json").write_text("{}")
@@ -165,11 +164,32 @@ def test_a_worker_serves_what_the_supervisor_has_exported(
         shutil.copytree(bundle, target)
 
     monkeypatch.setattr(exported_models, "_export_once", export)
-    flags = ["--model", str(checkpoint), "--cache-dir", str(tmp_path / "cache"), *FLAGS]
-    exported_models.with_bundles(
-        load_settings({"model": str(checkpoint), "cache_dir": str(tmp_path / "cache")})
-    )
-    with Process(*flags, "--workers", "2") as process:
+    paths = {"model": checkpoint, "cache_dir": tmp_path / "cache"}
+    exported_models.with_bundles(load_settings({name: str(path) for name, path in paths.items()}))
+    return paths
+
+
+def _two_of(exported: dict[str, Path]) -> list[str]:
+    paths = {"--model": exported["model"], "--cache-dir": exported["cache_dir"]}
+    return ["--workers", "2", *(str(word) for pair in paths.items() for word in pair)]
+
+
+def test_a_cache_that_cannot_be_written_is_enough_to_start(exported: dict[str, Path]) -> None:
+    """With the finished export in it, two workers serve, and the first measures for both."""
+    for path in (exported["cache_dir"], *exported["cache_dir"].rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o222)
+    # Without this capability, the modes of files hold for root, too.
+    less = [installed("setpriv", "util-linux"), "--bounding-set", "-dac_override"]
+    command = [*(less if os.geteuid() == 0 else []), *COMMAND]
+    with Process(*_two_of(exported), command=command) as process:
+        assert _stages(process.client) == ["ready"] * 2
+        assert "what was measured is not kept" not in process.first_lines
+
+
+def test_a_worker_serves_what_the_supervisor_has_exported(exported: dict[str, Path]) -> None:
+    """A checkpoint that changes while it is served is not exported anew by a replaced worker."""
+    checkpoint = exported["model"]
+    with Process(*_two_of(exported), *FLAGS) as process:
 
         def workers() -> dict[int, str]:  # on a new connection: a killed worker closes its own
             told = httpx2.get(f"{process.url}/info").json()["workers"]
