@@ -44,11 +44,19 @@ async function showCut(text, model, place, signal) {
     "To classify all of it, choose “Read long texts in windows”.";
   try {
     const { answer } = await call("tokenize", { inputs: text, model: model.name }, signal);
-    place.replaceChildren(cutOff(answer.results[0]), note);
+    const whole = cutOff(answer.results[0]);
+    place.replaceChildren(whole, note);
+    showBegin(whole, whole.lastElementChild);
     note.prepend("The grey part was not read. ");
   } catch {
     // The note still says what happened.
   }
+}
+
+// Scrolls a long text to where the grey part begins.
+function showBegin(whole, part) {
+  const below = part.getBoundingClientRect().top - whole.getBoundingClientRect().bottom;
+  if (part.textContent && below > 0) whole.scrollTop = below + whole.clientHeight / 2;
 }
 
 // The tokens of a text. They are requested when the user opens the list.

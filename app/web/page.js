@@ -4,7 +4,7 @@ import { apiKey, call, requests } from "./api.js";
 import { code } from "./code.js";
 import { EMBEDDED_MODEL, details, hint, isForeign } from "./details.js";
 import { Table } from "./table.js";
-import { count, element, facts, milliseconds, number, percent, verdict } from "./view.js";
+import { MANY, count, element, facts, milliseconds, number, percent, verdict } from "./view.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -20,6 +20,7 @@ const EXAMPLES = {
     "Two hours on hold, and then they hung up on me.\nI wouldn't recommend it.\n" +
     "The parcel arrived today.",
 };
+const EMPTY = $("result").firstElementChild; // what stands there without an answer
 const STAGES = {
   tokenize: "Tokenizing",
   queue: "Waiting for a batch",
@@ -43,11 +44,17 @@ const choices = () => ({
   split: $("sentences").checked ? "sentences" : undefined,
 });
 
-async function classify() {
+// Forgets the last answer, and ends what is under way.
+function begin() {
   run.abort();
   run = new AbortController();
-  const { signal } = run;
   $("problem").replaceChildren();
+  say("");
+}
+
+async function classify() {
+  begin();
+  const { signal } = run;
   $("answer").ariaBusy = "true";
   $("cancel").hidden = false;
   try {
@@ -218,7 +225,7 @@ async function load() {
 function describe() {
   const model = models[Math.max(0, $("model").selectedIndex)];
   const { name, precision, labels, max_tokens: most } = model;
-  const classes = labels.length > 6 ? count(labels.length, "label") : labels.join(", ");
+  const classes = labels.length > MANY ? count(labels.length, "label") : labels.join(", ");
   $("served").textContent = `${name}, ${precision} · ${classes} · up to ${count(most, "token")}`;
   $("english-only").hidden = name !== EMBEDDED_MODEL;
   refresh();
@@ -237,8 +244,14 @@ function example([title, text]) {
 
 function submit(event) {
   event.preventDefault();
-  if (texts().length) classify();
-  else $("texts").focus();
+  if (texts().length) {
+    classify();
+    return;
+  }
+  begin();
+  rest();
+  $("result").replaceChildren(EMPTY);
+  $("texts").focus();
 }
 
 $("examples").append(...Object.entries(EXAMPLES).map(example));

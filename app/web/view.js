@@ -2,6 +2,7 @@
 
 const PALETTE = 8; // colours in style.css for labels other than the sentiments
 const SENTIMENTS = ["negative", "neutral", "positive"];
+export const MANY = 6; // labels; more are not listed in the header
 const WORTH_A_NUMBER = 0.1; // share of the strongest word; weaker words show no number
 
 export const number = new Intl.NumberFormat("en");
@@ -47,9 +48,11 @@ export function verdict({ label, score }, labels) {
   );
 }
 
-// A bar for the score of each class.
+// A bar for the score of each class. If there are many, the highest scores come first.
 export function bars({ label: best, scores }, labels) {
-  const items = labels.map((label) =>
+  const order = [...labels];
+  if (labels.length > MANY) order.sort((a, b) => scores[b] - scores[a]);
+  const items = order.map((label) =>
     toned(
       element(
         "li",

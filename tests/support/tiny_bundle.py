@@ -131,7 +131,8 @@ def _tokenizer() -> Tokenizer:
 
 
 def _write_model(path: Path, outputs: int, additions: int) -> None:
-    table = np.array([[*logits, 0.0][:outputs] for logits in WORDS.values()], dtype=np.float32)
+    rows = [np.resize([*logits, 0.0], outputs) for logits in WORDS.values()]
+    table = np.array(rows, dtype=np.float32)
     constants: dict[str, np.ndarray[Any, np.dtype[Any]]] = {
         "table": table,
         "zero": np.zeros(1, dtype=np.float32),

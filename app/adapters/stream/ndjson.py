@@ -16,8 +16,8 @@ from app.limits import InflightBytes
 
 # The most lines that are classified together.
 GROUP_LINES = 128
-# A stream ends after so many lines in a row that are blank, or that are not valid: no client that
-# wants an answer sends them, and each takes time.
+# A stream ends when it has so many more blank lines than others, or so many in a row that are not
+# valid: no client that wants an answer sends them, and each takes time.
 MOST_BLANK, MOST_INVALID = 10_000, 500
 
 
@@ -46,7 +46,8 @@ class LineReader:
         self._kept = bytearray()  # the bytes of that line so far
         self._size = 0  # bytes of that line so far, including dropped ones
         self._error: ServiceError | None = None  # why the bytes were dropped
-        self._blank = self._invalid = 0  # lines in a row until now
+        self._blank = 0  # how many more lines were blank than not
+        self._invalid = 0  # lines in a row until now
         self._reserved = 0  # bytes of that line, and of lines not answered yet
 
     def feed(self, piece: bytes, group_bytes: Callable[[], int]) -> Iterator[list[Line]]:
@@ -58,7 +59,7 @@ class LineReader:
         ahead when many begin at once.
 
         Raises:
-            InvalidRequest: too many lines in a row were blank or not valid.
+            InvalidRequest: too many lines were blank or not valid.
         """
         *ends, rest = piece.split(b"\n")
         first = 0
@@ -97,7 +98,7 @@ class LineReader:
             return [Line(None, error)]
         if content:
             line = Line(*_parsed(content, number), reserved)
-            self._blank = 0
+            self._blank -= 1
             self._invalid = self._invalid + 1 if isinstance(line.text, ServiceError) else 0
             return [line]
         self._blank += 1
@@ -105,15 +106,13 @@ class LineReader:
         return []
 
     def _check_runs(self) -> None:
-        for count, most, what in (
-            (self._blank, MOST_BLANK, "blank"),
-            (self._invalid, MOST_INVALID, "not valid"),
-        ):
-            if count > most:
-                raise InvalidRequest(
-                    f"the stream ends before line {self._number}: more than {most} lines in a row "
-                    f"were {what}"
-                )
+        why = ""
+        if self._blank > MOST_BLANK:
+            why = f"it has more than {MOST_BLANK} blank lines beyond the number of others"
+        elif self._invalid > MOST_INVALID:
+            why = f"more than {MOST_INVALID} lines in a row were not valid"
+        if why:
+            raise InvalidRequest(f"the stream ends before line {self._number}: {why}")
 
     def _grow(self, size: int) -> None:
         self._size += size

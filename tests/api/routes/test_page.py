@@ -224,6 +224,31 @@ def test_a_request_that_fails(page: Page) -> None:
     expect(alert).to_be_empty()
 
 
+def test_an_error_is_not_announced_as_the_last_label(page: Page) -> None:
+    """Screen readers hear the label of an answer, and no longer when the next request fails."""
+    classify(page, "love")
+    status = page.get_by_role("status")
+    expect(status).to_have_text(re.compile("positive"))
+    classify(page, TOO_LONG)
+    expect(page.get_by_role("alert")).to_contain_text("at most 50000")
+    expect(status).to_be_empty()
+
+
+def test_an_emptied_box_has_no_answer(page: Page) -> None:
+    """Ctrl+Enter without a text shows the page as it was before the first answer."""
+    for text in ("love", TOO_LONG):
+        classify(page, text)
+        expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
+        box = page.get_by_role("textbox", name="Your text")
+        box.fill("")
+        box.press("Control+Enter")
+        expect(page.get_by_role("heading", name="No text classified yet")).to_be_visible()
+        expect(page.get_by_role("heading", name="positive")).to_have_count(0)
+        expect(page.get_by_role("alert")).to_be_empty()
+        expect(page.get_by_role("status")).to_be_empty()
+        expect(box).to_be_focused()
+
+
 def test_the_server_is_gone(bundle: Path, visits: Visits) -> None:
     """If the server has ended, the page says that it cannot be reached."""
     with Process("--model", str(bundle), *FLAGS) as process:
@@ -417,6 +442,21 @@ def test_what_was_cut_off_is_grey(page: Page) -> None:
     assert cut.evaluate("cut => getComputedStyle(cut).color") != page.locator(
         "#result .words"
     ).evaluate("words => getComputedStyle(words).color")
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_the_grey_part_of_a_long_text_is_in_sight(page: Page, width: int) -> None:
+    """The text is scrolled to where the grey part begins."""
+    page.set_viewport_size({"width": width, "height": 740})
+    classify(page, f"{'x' * 400} " * 13 + "day worst " * 100)
+    expect(page.locator("#result .note")).to_contain_text("The grey part was not read.")
+    begins, top, bottom = page.locator("#result .words").evaluate(
+        """words => {
+          const { top, bottom } = words.getBoundingClientRect();
+          return [words.querySelector(".cut:last-child").getClientRects()[0].top, top, bottom];
+        }"""
+    )
+    assert top < begins < bottom - 20
 
 
 def test_sentences(page: Page) -> None:
@@ -618,6 +658,23 @@ def test_several_models(bundle: Path, tmp_path: Path, visits: Visits) -> None:
             "return text.getClientRects()[0].top - cell.getBoundingClientRect().top }"
         )
         assert text_below_top < 15  # beside the dot, whose line is 20 pixels high
+
+
+def test_many_labels_are_sorted_by_score(tmp_path: Path, visits: Visits) -> None:
+    """Of 19 labels the likely ones come first, in the colours that they have everywhere."""
+    labels = [f"mood {number}" for number in range(19)]
+    bundle = make_bundle(tmp_path / "moods", outputs=19, labels=labels)
+    with Process("--model", str(bundle), *FLAGS) as process:
+        page = visits.open(process.url)
+        classify(page, "love")
+        bars = page.get_by_role("list", name="Scores").get_by_role("listitem")
+        expect(bars).to_have_count(19)
+        shown = [float(text.removesuffix("%")) for text in bars.locator(".score").all_inner_texts()]
+        assert shown == sorted(shown, reverse=True)
+        assert len({*shown}) > 1
+        expect(bars.first).to_have_class("best")
+        tones = bars.evaluate_all("bars => bars.map(bar => [bar.innerText, bar.dataset.tone])")
+        assert all(int(text.split()[1]) % 8 == int(tone) for text, tone in tones)
 
 
 def test_an_answer_of_a_proxy(page: Page) -> None:

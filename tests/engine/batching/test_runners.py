@@ -245,8 +245,9 @@ async def test_drain_ends_with_a_lost_runner(
     """The replacement thread computes the waiting texts, or they fail when drain's time is over."""
     monkeypatch.setattr("app.engine.batching.runners.RESTART_PAUSE_S", pause_s)
     raising(monkeypatch, FairQueue, "take_batch", MemoryError, 1)
-    async with batching() as batcher:
-        await until(lambda: not batcher.runners.complete)
+    lost = asyncio.Event()
+    async with batching(on_loss=lost.set) as batcher:
+        await lost.wait()
         task = await queued(batcher, "a")
         in_time = pause_s < 1
         assert await batcher.drain(PATIENCE_S if in_time else 0.1) == in_time
