@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from app.config.settings import Settings
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.cache import ResultCache
 from app.engine.batching.fair_queue import LOOK_AHEAD
 from app.engine.batching.pending import Answer
+from app.engine.config import EngineConfig
 from app.engine.health import Health
 from app.engine.lifecycle import Lifecycle
 from app.engine.model.model import Model, Scored
@@ -66,7 +66,7 @@ class Classifier:
         self,
         model: Model,
         plan: ServingPlan,
-        settings: Settings,
+        config: EngineConfig,
         observer: Observer,
         *,
         worker: Worker,
@@ -74,7 +74,7 @@ class Classifier:
     ) -> None:
         self.model = model
         self.plan = plan
-        self._settings = settings
+        self._config = config
         self.observer = observer
         self._worker = worker
         self._lifecycle = lifecycle
@@ -90,9 +90,9 @@ class Classifier:
         )
         self.health = Health(model, self._batcher)
         self._cache: ResultCache | None = None
-        if settings.cache_mb:
+        if config.cache_mb:
             self._cache = ResultCache(
-                settings.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
+                config.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
             )
         observer.watch(
             queue_texts=lambda: self._batcher.queued_texts,
@@ -213,7 +213,7 @@ class Classifier:
         """Tokenise the texts; with ``refuse``, long ones only while the queue has room for them."""
         if (left_s := deadline - self._loop.time()) <= 0:
             raise DeadlineExceeded("the time allowed was over when the request was read")
-        tokenizer, max_chars = self.model.tokenizer, self._settings.max_text_chars
+        tokenizer, max_chars = self.model.tokenizer, self._config.max_text_chars
         cost = sum(map(len, texts)) + CHARS_PER_TEXT * len(texts)
         if cost <= INLINE_CHARS and not options.split:
             return tokenizer.encode_texts(texts, options, max_chars=max_chars)

@@ -60,16 +60,16 @@ class LocalClassifier:
             UserError: the bundle or the device cannot be used.
         """
         path = bundles_to_use(settings.model)[0]
-        cpus = available_cpus()
+        cpus, config = available_cpus(), settings.engine_config()
         *_, (runners, threads) = ways_to_share(
             cpus, runners=settings.runners, threads=settings.threads
         )
-        model = load_as_set(path, settings, threads=threads)
+        model = load_as_set(path, config, threads=threads)
         if model.provider == CUDA:
             runners = settings.runners or RUNNERS_PER_GPU * model.device.copies
         max_tokens = settings.max_batch_tokens or MIN_BATCH_TOKENS
         if measure:
-            plan = tune(model, settings, cpus)
+            plan = tune(model, config, cpus)
             runners, threads = plan.runners, plan.threads
             max_tokens = settings.max_batch_tokens or max(MIN_BATCH_TOKENS, plan.budget.tokens)
         self._model = model.with_threads(threads)
