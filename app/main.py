@@ -52,12 +52,12 @@ def create_app(settings: Settings, board: Board | None = None, cpus: float = 0.0
     if settings.otlp_endpoint:
         require_sdk()
     bundles = bundles_to_use(settings.model)
-    loaded = load_all(bundles, settings, service.cpus)
+    loaded = load_all(bundles, service.config, service.cpus)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # The first start uses the models that are loaded already. A restart loads them again.
-        models = loaded.copy() or load_all(bundles, settings, service.cpus)
+        models = loaded.copy() or load_all(bundles, service.config, service.cpus)
         loaded.clear()  # a reference here would keep a model in memory after its reload
         async with service.running(models):
             models.clear()

@@ -60,7 +60,8 @@ class Service:
         self.started_at = int(time.time())  # Unix seconds
         self.metrics = Metrics(self.board)
         self.lifecycle = Lifecycle(settings.drain_ms / 1000)
-        self.models = ModelRegistry(settings, self.lifecycle, self.cpus, self._classifier_of)
+        self.config = settings.engine_config()
+        self.models = ModelRegistry(self.config, self.lifecycle, self.cpus, self._classifier_of)
         # Loads a model again, at all workers of the service. A worker among several replaces it.
         self.reload: Callable[[str], Awaitable[None]] = self.models.reload
         self.worker: Worker  # for work that would block the event loop; set by running()
@@ -133,5 +134,5 @@ class Service:
     def _classifier_of(self, model: Model, plan: ServingPlan) -> Classifier:
         observer = ModelObserver(self.metrics, self.tracer, model, version=self.version)
         return Classifier(
-            model, plan, self.settings, observer, worker=self.worker, lifecycle=self.lifecycle
+            model, plan, self.config, observer, worker=self.worker, lifecycle=self.lifecycle
         )

@@ -124,7 +124,7 @@ def _model(path: Path, settings: Settings) -> Iterator[Finding]:
     """Load the model, compute a batch, and compare a GPU with the CPU."""
     try:
         started = time.perf_counter()
-        model = load_as_set(path, settings, threads=1)
+        model = load_as_set(path, settings.engine_config(), threads=1)
         loaded = time.perf_counter()
         # By each copy of the model: they take turns.
         logits = np.stack([_logits(model) for _ in range(model.device.copies)])

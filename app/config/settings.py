@@ -18,6 +18,7 @@ from app.config.formats import (
     Rate,
     Workers,
 )
+from app.engine.config import EngineConfig
 
 
 class Settings(BaseSettings):
@@ -239,6 +240,25 @@ class Settings(BaseSettings):
         if len(set(names)) < len(names):
             raise ValueError("give each model another name")
         return names
+
+    def engine_config(self) -> EngineConfig:
+        """What the engine needs of these settings."""
+        return EngineConfig(
+            served_name=self.served_name,
+            device=self.device,
+            precision=self.precision,
+            gpu_memory_mb=self.gpu_memory_mb,
+            runners=self.runners,
+            threads=self.threads,
+            max_batch_tokens=self.max_batch_tokens,
+            max_queue_tokens=self.max_queue_tokens,
+            target_latency_ms=self.target_latency_ms,
+            cache_mb=self.cache_mb,
+            max_text_chars=self.max_text_chars,
+            workers=1 if self.workers == "auto" else self.workers,
+            cache_dir=cache_directory(self),
+            retire_ms=max(self.drain_ms, self.deadline_ms),
+        )
 
 
 def cache_directory(settings: Settings) -> Path | None:

@@ -5,19 +5,18 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
-from app.config.settings import Settings
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.cache import ResultCache
 from app.engine.batching.fair_queue import LOOK_AHEAD
 from app.engine.batching.pending import Answer
+from app.engine.config import EngineConfig
 from app.engine.health import Health
 from app.engine.lifecycle import Lifecycle
-from app.engine.model.model import Model
+from app.engine.model.model import Model, Scored
 from app.engine.observer import STAGES, Observer
-from app.engine.predictions import Outcome, Scored, outcomes_of, score_batch
+from app.engine.predictions import Outcome, outcomes_of
 from app.engine.text.encoding import (
     DEFAULTS,
     EncodedText,
@@ -67,7 +66,7 @@ class Classifier:
         self,
         model: Model,
         plan: ServingPlan,
-        settings: Settings,
+        config: EngineConfig,
         observer: Observer,
         *,
         worker: Worker,
@@ -75,7 +74,7 @@ class Classifier:
     ) -> None:
         self.model = model
         self.plan = plan
-        self._settings = settings
+        self._config = config
         self.observer = observer
         self._worker = worker
         self._lifecycle = lifecycle
@@ -83,7 +82,7 @@ class Classifier:
         self._attempts = 0  # number in progress
         self._unused = asyncio.Event()
         self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
-            partial(score_batch, model),
+            model.compute,
             observer,
             runners=plan.runners,
             budget=plan.budget,
@@ -91,9 +90,9 @@ class Classifier:
         )
         self.health = Health(model, self._batcher)
         self._cache: ResultCache | None = None
-        if settings.cache_mb:
+        if config.cache_mb:
             self._cache = ResultCache(
-                settings.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
+                config.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
             )
         observer.watch(
             queue_texts=lambda: self._batcher.queued_texts,
@@ -187,7 +186,17 @@ class Classifier:
             encoded = await self._encode(texts, options, deadline, refuse=submit is None)
             tokenize_s = time.perf_counter() - started
             tag = self.observer.tag()
-            answer = await self._infer(encodings(encoded), deadline, tag, submit)
+
+            def compute(items: Sequence[Encoding]) -> Awaitable[Answer[Scored]]:
+                if submit is not None:
+                    return submit(self._batcher, items, tag)
+                timeout_s = max(0.0, deadline - self._loop.time())
+                return self._batcher.submit(items, timeout_s=timeout_s, tag=tag)
+
+            items = encodings(encoded)
+            # Results that are in the cache are not computed again.
+            computing = self._cache.answer(items, compute) if self._cache else compute(items)
+            answer = await computing
             seconds = (tokenize_s, answer.queue_seconds, answer.inference_seconds)
             stages = dict(zip(STAGES, seconds, strict=True))
             self.observer.stages(stages, begun_ns=begun_ns, tag=tag)
@@ -201,16 +210,16 @@ class Classifier:
     async def _encode(
         self, texts: Sequence[Input], options: TextOptions, deadline: float, *, refuse: bool
     ) -> list[EncodedText | ServiceError]:
-        """Tokenise the texts; with ``refuse``, only while the queue has room for their tokens."""
+        """Tokenise the texts; with ``refuse``, long ones only while the queue has room for them."""
         if (left_s := deadline - self._loop.time()) <= 0:
             raise DeadlineExceeded("the time allowed was over when the request was read")
-        if refuse and self._cache is None:
-            # With a cache, a full queue need not refuse: only the token ids tell what is missing.
-            self._batcher.check_admission(len(texts), timeout_s=left_s)
-        tokenizer, max_chars = self.model.tokenizer, self._settings.max_text_chars
+        tokenizer, max_chars = self.model.tokenizer, self._config.max_text_chars
         cost = sum(map(len, texts)) + CHARS_PER_TEXT * len(texts)
         if cost <= INLINE_CHARS and not options.split:
             return tokenizer.encode_texts(texts, options, max_chars=max_chars)
+        if refuse and self._cache is None:
+            # With a cache, a full queue need not refuse: only the token ids tell what is missing.
+            self._batcher.check_admission(len(texts), timeout_s=left_s)
         tokens = 0
 
         def check(latest: Sequence[Encoding]) -> None:
@@ -225,18 +234,3 @@ class Classifier:
 
         steps = encode_steps(tokenizer, texts, options, max_chars=max_chars, check=check)
         return await self._worker.run(steps, deadline=deadline)
-
-    async def _infer(
-        self, items: Sequence[Encoding], deadline: float, tag: object, submit: Submit | None
-    ) -> Answer[Scored]:
-        """The results of the items, from the cache where it has them, else from the batcher."""
-
-        def compute(items: Sequence[Encoding]) -> Awaitable[Answer[Scored]]:
-            if submit is not None:
-                return submit(self._batcher, items, tag)
-            timeout_s = max(0.0, deadline - self._loop.time())
-            return self._batcher.submit(items, timeout_s=timeout_s, tag=tag)
-
-        if self._cache is None:
-            return await compute(items)
-        return await self._cache.answer(items, compute)

@@ -1,8 +1,7 @@
 """Whether one model can answer: its runners, its device, and what its latest batches gave."""
 
 from app.engine.batching.batcher import MicroBatcher
-from app.engine.model.model import Model
-from app.engine.predictions import Scored
+from app.engine.model.model import Model, Scored
 from app.engine.text.encoding import Encoding
 from app.errors import NotReady, Overloaded, ServiceError
 

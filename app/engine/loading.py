@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
-from app.config.settings import Settings
+from app.engine.config import EngineConfig
 from app.engine.machine.gpu import CUDA
 from app.engine.model.bundle import Bundle
 from app.engine.model.device_errors import loading_error
@@ -27,15 +27,15 @@ Loaded = tuple[Model, ServingPlan]
 logger = logging.getLogger(__name__)
 
 
-def load_all(paths: Iterable[Path], settings: Settings, cpus: float) -> dict[str, Loaded]:
+def load_all(paths: Iterable[Path], config: EngineConfig, cpus: float) -> dict[str, Loaded]:
     """Load all bundles and return their models by name, in the order of ``paths``.
 
     Raises:
         UserError: a bundle cannot be served, or two models have the same name.
     """
     loaded: dict[str, Loaded] = {}
-    for path, name in zip_longest(paths, settings.served_name):
-        model, plan = load(path, settings, cpus, name=name)
+    for path, name in zip_longest(paths, config.served_name):
+        model, plan = load(path, config, cpus, name=name)
         if model.name in loaded:
             raise UserError(
                 f"two bundles hold a model named {model.name}; give each a --served-name"
@@ -44,25 +44,27 @@ def load_all(paths: Iterable[Path], settings: Settings, cpus: float) -> dict[str
     return loaded
 
 
-def load_as_set(path: Path, settings: Settings, *, threads: int, name: str | None = None) -> Model:
-    """Open the bundle's model on the device and in the precision of the settings.
+def load_as_set(
+    path: Path, config: EngineConfig, *, threads: int, name: str | None = None
+) -> Model:
+    """Open the bundle's model on the device and in the precision of the config.
 
     Raises:
         UserError: the bundle or the device cannot be used.
     """
     return load_model(
         Bundle.open(path),
-        device=settings.device,
-        precision=settings.precision,
+        device=config.device,
+        precision=config.precision,
         threads=threads,
-        gpu_memory_mb=settings.gpu_memory_mb,
+        gpu_memory_mb=config.gpu_memory_mb,
         name=name,
     )
 
 
 def load(
     path: Path,
-    settings: Settings,
+    config: EngineConfig,
     cpus: float,
     plan: ServingPlan | None = None,
     *,
@@ -78,7 +80,7 @@ def load(
         UserError: the bundle cannot be served.
     """
     threads = plan.threads if plan is not None else 1
-    model = load_as_set(path, settings, threads=threads, name=name)
+    model = load_as_set(path, config, threads=threads, name=name)
     encoding = model.tokenizer.encode(WARM_UP_TEXT)
     with _computing(path):
         # Each size once on each copy of the model, which take turns.
@@ -88,7 +90,7 @@ def load(
         raise UserError(f"{path}: the model gives no finite logits")
     if plan is None:
         with _computing(path):
-            plan = tune(model, settings, cpus)
+            plan = tune(model, config, cpus)
         logger.info("%s: %s", model.name, plan.sharing())
     else:
         plan = replace(plan, budget=plan.budget.again())
@@ -110,10 +112,10 @@ def _computing(path: Path) -> Iterator[None]:
         raise loading_error(error, f"{path}: ONNX Runtime cannot compute the model") from error
 
 
-def load_again(old: Model, settings: Settings, cpus: float, plan: ServingPlan) -> Steps[Loaded]:
+def load_again(old: Model, config: EngineConfig, cpus: float, plan: ServingPlan) -> Steps[Loaded]:
     """Load the bundle of ``old``, as a job for a worker. The whole load is one step."""
     yield
-    name = old.name if old.name in settings.served_name else None
+    name = old.name if old.name in config.served_name else None
     # With `auto`, a GPU that has no room for a moment must not move the model to the CPU.
-    settings = settings.model_copy(update={"device": str(old.device)})
-    return load(old.path, settings, cpus, plan, name=name)
+    config = replace(config, device=str(old.device))
+    return load(old.path, config, cpus, plan, name=name)

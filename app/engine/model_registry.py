@@ -8,9 +8,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from app.config.settings import Settings
 from app.engine.batching.stream_gate import StreamGate
 from app.engine.classifier import Classifier
+from app.engine.config import EngineConfig
 from app.engine.lifecycle import Lifecycle
 from app.engine.loading import Loaded, load_again
 from app.engine.machine.memory import give_back_memory
@@ -43,12 +43,12 @@ class ModelRegistry:
 
     def __init__(
         self,
-        settings: Settings,
+        config: EngineConfig,
         lifecycle: Lifecycle,
         cpus: float,
         classifier_of: Callable[[Model, ServingPlan], Classifier],
     ) -> None:
-        self._settings = settings
+        self._config = config
         self._lifecycle = lifecycle
         self._cpus = cpus
         self._classifier_of = classifier_of
@@ -183,7 +183,7 @@ class ModelRegistry:
             old, self.classifiers[name] = self.classifiers[name], self._classifier_of(model, plan)
             logger.info("%s was loaded again: %s", name, plan.summary())
             # Reloads of other models need not wait until the old model has finished.
-            longest_ms = max(self._settings.drain_ms, self._settings.deadline_ms)
+            longest_ms = self._config.retire_ms
             self._retiring.add(old)
             await old.retire(longest_ms / 1000)
             self._retiring.discard(old)
@@ -227,7 +227,7 @@ class ModelRegistry:
         # Not on one of the event loop's own threads: the loop would wait for it when it ends.
         self._loader = loader = Worker("loader")
         try:
-            steps = load_again(old.model, self._settings, self._cpus, old.plan)
+            steps = load_again(old.model, self._config, self._cpus, old.plan)
             model, plan = await loader.run(steps, deadline=math.inf)
         finally:
             loader.close()

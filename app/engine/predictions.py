@@ -7,14 +7,11 @@ from typing import NotRequired, TypeVar, cast
 import numpy as np
 from typing_extensions import TypedDict
 
-from app.engine.model.device_errors import device_error
-from app.engine.model.model import Model
+from app.engine.model.model import Model, Scored
 from app.engine.text.encoding import EncodedSentence, EncodedText, Encoding
 from app.errors import ServiceError
 
 Result = TypeVar("Result")
-
-Scored = tuple[list[float], list[float]]  # logits and scores, in the order of the labels
 
 
 class ItemError(TypedDict):
@@ -72,27 +69,6 @@ def item(outcome: Result | ServiceError) -> Result | FailedItem:
     if isinstance(outcome, ServiceError):
         return {"error": {"code": outcome.code, "message": outcome.detail}}
     return outcome
-
-
-def score_batch(model: Model, encodings: Sequence[Encoding]) -> list[Scored | ServiceError]:
-    """Logits and scores of each encoding, computed as one batch.
-
-    Raises:
-        OutOfMemory: the batch needs more memory than there is.
-        DeviceLost: no further batch can be computed.
-    """
-    try:
-        logits = model.infer(encodings)
-    except Exception as error:
-        if (known := device_error(error)) is not None:
-            raise known from error
-        raise
-    rows = [row for row in logits if not isinstance(row, ServiceError)]
-    # Compute all scores at once. One at a time, they would take longer than the rest of a short
-    # answer.
-    values = np.array(rows, dtype=np.float32).reshape(-1, len(model.labels))
-    scored = zip(values.tolist(), model.scores(values).tolist(), strict=True)
-    return [row if isinstance(row, ServiceError) else next(scored) for row in logits]
 
 
 def outcomes_of(

@@ -27,7 +27,7 @@ from app.errors import (
     ShuttingDown,
 )
 from tests.support.batching import until
-from tests.support.engine import Recorder, settings_of, soon
+from tests.support.engine import Recorder, config_of, soon
 from tests.support.reloads import release
 from tests.support.serving import Gate
 from tests.support.tiny_bundle import make_bundle, write_manifest
@@ -42,14 +42,14 @@ def bundle(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def _registry(*bundles: Path, **changes: Any) -> AsyncIterator[ModelRegistry]:
     """A registry of these bundles' models, which answer. It ends with the test."""
-    settings = settings_of(bundles[0], model=bundles, **changes)
+    config = config_of(bundles[0], model=bundles, **changes)
     lifecycle, worker = Lifecycle(drain_s=30.0), Worker("tokenizer")
 
     def classifier_of(model: Model, plan: Any) -> Classifier:
-        return Classifier(model, plan, settings, Recorder(), worker=worker, lifecycle=lifecycle)
+        return Classifier(model, plan, config, Recorder(), worker=worker, lifecycle=lifecycle)
 
-    models = ModelRegistry(settings, lifecycle, 2, classifier_of)
-    models.start(load_all(bundles, settings, 2))
+    models = ModelRegistry(config, lifecycle, 2, classifier_of)
+    models.start(load_all(bundles, config, 2))
     lifecycle.started()
     try:
         yield models
@@ -82,9 +82,9 @@ async def test_a_request_goes_to_the_named_model_or_to_the_first(bundle: Path) -
 
 async def test_without_models_the_error_says_why(bundle: Path) -> None:
     """Before the start, the service is starting; after its end, it is shutting down."""
-    settings = settings_of(bundle)
+    config = config_of(bundle)
     lifecycle = Lifecycle(1.0)
-    models = ModelRegistry(settings, lifecycle, 2, lambda model, plan: pytest.fail("not loaded"))
+    models = ModelRegistry(config, lifecycle, 2, lambda model, plan: pytest.fail("not loaded"))
     with pytest.raises(NotReady):
         models.classifier(None)
     async with _registry(bundle) as models:

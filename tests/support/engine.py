@@ -9,6 +9,7 @@ from typing import Any
 from app.config.settings import Settings
 from app.engine.batching.inference import BatchReport
 from app.engine.classifier import Classifier
+from app.engine.config import EngineConfig
 from app.engine.lifecycle import Lifecycle
 from app.engine.loading import load
 from app.engine.predictions import Outcome
@@ -64,10 +65,10 @@ def label_or_code(outcome: Outcome) -> str:
     return outcome.code if isinstance(outcome, ServiceError) else outcome["label"]
 
 
-def settings_of(bundle: Path, **changes: Any) -> Settings:
-    """Settings with one runner, under which nothing is measured."""
+def config_of(bundle: Path, **changes: Any) -> EngineConfig:
+    """A config with one runner, under which nothing is measured."""
     by_hand = {"runners": 1, "threads": 1, "max_batch_tokens": 512}
-    return Settings(**{"model": (bundle,), **by_hand, **changes})
+    return Settings(**{"model": (bundle,), **by_hand, **changes}).engine_config()
 
 
 @asynccontextmanager
@@ -76,11 +77,11 @@ async def classifying(bundle: Path, **changes: Any) -> AsyncIterator[tuple[Class
 
     ``changes`` are settings.
     """
-    settings, observer, lifecycle = settings_of(bundle, **changes), Recorder(), Lifecycle(1.0)
-    model, plan = load(bundle, settings, cpus=2)
+    config, observer, lifecycle = config_of(bundle, **changes), Recorder(), Lifecycle(1.0)
+    model, plan = load(bundle, config, cpus=2)
     lifecycle.started()
     worker = Worker("tokenizer")
-    classifier = Classifier(model, plan, settings, observer, worker=worker, lifecycle=lifecycle)
+    classifier = Classifier(model, plan, config, observer, worker=worker, lifecycle=lifecycle)
     try:
         yield classifier, observer
     finally:

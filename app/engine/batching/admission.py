@@ -1,9 +1,9 @@
 """Decide which requests enter the queue, by its limit and by the predicted wait.
 
-``MicroBatcher.submit`` decides. The same question is asked before that, to save work that would be
-in vain: before a long body is read, before texts are tokenised, and after each step of tokenising
-a long list. Without these checks, refusing a request would cost a third more, or far more for a
-long one. None of them can stand for another, because meanwhile other requests fill the queue.
+``MicroBatcher.submit`` decides. For long requests, the same question is asked before that, to save
+work that would be in vain: before a long body is read, before its texts are tokenised, and after
+each step of tokenising them. None of these checks can stand for another, because meanwhile other
+requests fill the queue.
 """
 
 from collections.abc import Callable
@@ -38,6 +38,7 @@ class Admission:
         self._runners = runners
         self._budget = budget
         self._max_queue_tokens = max_queue_tokens
+        self.seconds_per_token = 0.0  # of one runner; 0 before the first batch
         self._batches = 0.0  # these three decay together; only their ratios matter
         self._tokens = 0.0
         self._seconds = 0.0
@@ -47,6 +48,7 @@ class Admission:
         self._batches = SPEED_DECAY * self._batches + 1
         self._tokens = SPEED_DECAY * self._tokens + tokens
         self._seconds = SPEED_DECAY * self._seconds + seconds
+        self.seconds_per_token = self._seconds / self._tokens
 
     def check(self, tokens: int, *, queued: int, ahead: int, timeout_s: float) -> None:
         """Return if a request of ``tokens`` tokens may enter the queue.
@@ -92,10 +94,6 @@ class Admission:
         batch_s = self._seconds / self._batches
         return CAUTION * (self._seconds_for(ahead + overtaking + tokens) + batch_s)
 
-    def batch_seconds(self, tokens: int) -> float:
-        """Seconds that a runner needs for a batch of ``tokens``; 0 before the first batch."""
-        return tokens * self._seconds / self._tokens if self._tokens else 0.0
-
     def _seconds_for(self, tokens: int) -> float:
         """Seconds that all runners together need for ``tokens``; 0 before the first batch."""
-        return self.batch_seconds(tokens) / self._runners()
+        return tokens * self.seconds_per_token / self._runners()

@@ -230,7 +230,7 @@ class MicroBatcher(Generic[Item, Result]):
         """Infer the runner's batch and deliver its results."""
         batch = runner.batch
         lengths = [queued.tokens for queued in batch]
-        runner.expected_s = self._admission.batch_seconds(sum(lengths))
+        runner.expected_s = sum(lengths) * self._admission.seconds_per_token
         requests = {id(queued.request): queued.request for queued in batch}.values()
         took = ComputeTime(time.monotonic())
         for request in requests:

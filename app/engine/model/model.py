@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from app.engine.model.bundle import Bundle, Precision
 from app.engine.model.device import CPU, Device
+from app.engine.model.device_errors import device_error
 from app.engine.model.replicas import Replicas
 from app.engine.model.session import open_session
-from app.engine.text.encoding import Encoding
+from app.engine.text.encoding import ID_BYTES, Encoding
 from app.engine.text.input_tokenizer import InputTokenizer
-from app.errors import InferenceFailed, UserError
+from app.errors import InferenceFailed, ServiceError, UserError
 
 # A failed inference raises an error. By default ONNX Runtime also writes the error to standard
 # error, outside the service's log and without its format. If nothing reads standard error any
@@ -30,6 +31,7 @@ INPUT_TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 Ids = NDArray[np.int64] | NDArray[np.int32]
 Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
+Scored = tuple[list[float], list[float]]  # logits and scores, in the order of the labels
 
 ScoreFunction = Literal["softmax", "sigmoid"]
 
@@ -128,6 +130,26 @@ class Model:
         self.session = sessions[0]
         self._replicas = Replicas(sessions) if len(sessions) > 1 else None
 
+    def compute(self, encodings: Sequence[Encoding]) -> list[Scored | ServiceError]:
+        """Logits and scores of each encoding, computed as one batch.
+
+        Raises:
+            OutOfMemory: the batch needs more memory than there is.
+            DeviceLost: no further batch can be computed.
+        """
+        try:
+            logits = self.infer(encodings)
+        except Exception as error:
+            if (known := device_error(error)) is not None:
+                raise known from error
+            raise
+        rows = [row for row in logits if not isinstance(row, ServiceError)]
+        # Compute all scores at once. One at a time, they would take longer than the rest of a short
+        # answer.
+        values = np.array(rows, dtype=np.float32).reshape(-1, len(self.labels))
+        scored = zip(values.tolist(), self.scores(values).tolist(), strict=True)
+        return [row if isinstance(row, ServiceError) else next(scored) for row in logits]
+
     def infer(self, encodings: Sequence[Encoding]) -> list[Logits | InferenceFailed]:
         """Logits [labels] for each encoding, computed as one padded batch.
 
@@ -149,10 +171,11 @@ class Model:
     def feeds(self, encodings: Sequence[Encoding]) -> dict[str, Ids]:
         """The session's inputs, each of shape [texts, tokens of the longest text]."""
         # All ids at once: one text after the other would take ten times as long.
-        lengths = np.array([len(encoding) for encoding in encodings])[:, np.newaxis]
+        packed = [encoding.packed_ids for encoding in encodings]
+        lengths = np.array([len(ids) for ids in packed])[:, np.newaxis] // ID_BYTES
         columns = np.arange(lengths.max())
         real = columns < lengths
-        joined = b"".join([encoding.packed_ids for encoding in encodings])
+        joined = b"".join(packed)
         feeds: dict[str, Ids] = {}
         for name, dtype in self._inputs.items():
             if name == "input_ids":

@@ -23,15 +23,17 @@ class Encoding:
     """The token ids of a text, as the model gets them. Do not change it.
 
     ``packed_ids`` has them as the bytes of int32. ``tokens`` is the number of tokens before
-    truncation. ``overflow`` has the ids of the following windows, packed as well. Each window
-    overlaps the one before. The last ``typed`` ids have the token type 1, the others 0. A pair of
-    texts has no ``overflow``, and a single text has no ``typed`` ids.
+    truncation, and ``truncated`` says whether there were more than ids: the text's end was cut off,
+    or its start if tokenizer.json says so. ``overflow`` has the ids of the following windows,
+    packed as well. Each window overlaps the one before. The last ``typed`` ids have the token type
+    1, the others 0. A pair of texts has no ``overflow``, and a single text has no ``typed`` ids.
     """
 
     packed_ids: bytes
     tokens: int
     overflow: tuple[bytes, ...] = ()
     typed: int = 0
+    truncated: bool = False
 
     @classmethod
     def of(cls, ids: Sequence[int]) -> "Encoding":
@@ -45,11 +47,6 @@ class Encoding:
     def ids(self) -> list[int]:
         """The token ids."""
         return memoryview(self.packed_ids).cast("i").tolist()
-
-    @property
-    def truncated(self) -> bool:
-        """Whether the text was cut: its end, or its start if tokenizer.json says so."""
-        return self.tokens > len(self)
 
     @property
     def key(self) -> bytes:
@@ -99,16 +96,15 @@ class EncodedSentence:
 
 @dataclass(slots=True)
 class EncodedText:
-    """A tokenised text: the whole text in ``windows``, and each of its sentences separately."""
+    """A tokenised text: the whole text in ``windows``, and each of its sentences separately.
+
+    ``windows`` are the encodings that are classified: the text's own, or those of its parts.
+    """
 
     encoding: Encoding
     options: TextOptions
+    windows: Sequence[Encoding]
     sentences: Sequence[EncodedSentence] = ()
-
-    @property
-    def windows(self) -> list[Encoding]:
-        """The encodings of the whole text that are classified."""
-        return self.encoding.windows if self.options.overflow == "window" else [self.encoding]
 
 
 def encodings(texts: Sequence[EncodedText | ServiceError]) -> list[Encoding]:

@@ -142,14 +142,15 @@ class InputTokenizer:
             return encoding
         if options.split and isinstance(text, TextPair):
             return InvalidRequest('a pair of texts is not split; leave out "split" or text_pair')
-        if encoding.truncated and options.overflow != "truncate":
+        if options.overflow != "truncate" and encoding.truncated:
             too_long = f"the text has {encoding.tokens} tokens; the model takes at most "
             too_long += str(self.max_tokens)
             if options.overflow == "error":
                 return TextTooLong(f'{too_long} and "overflow" is "error"')
             if isinstance(text, TextPair):
                 return TextTooLong(f"{too_long}, and a pair of texts is not cut into windows")
-        return EncodedText(encoding, options)
+        windowed = options.overflow == "window"
+        return EncodedText(encoding, options, encoding.windows if windowed else [encoding])
 
 
 def normalise_tweet(text: str) -> str:

@@ -68,7 +68,8 @@ class PairTokenizer:
         kept = longest_first(first, second, self._room)
         ids = self._joined(self._sample.ids, [part.ids for part in parts], kept)
         typed = kept[1] + len(self._sample.ids[self._after]) if self._has_types else 0
-        return Encoding(packed(ids), first + second + self._special, typed=typed)
+        tokens = first + second + self._special
+        return Encoding(packed(ids), tokens, typed=typed, truncated=tokens > len(ids))
 
     def offsets(self, pair: TextPair) -> tuple[list[Offset], list[int | None]]:
         """For each id of ``encode``: its characters, and in which text they are.

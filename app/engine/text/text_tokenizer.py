@@ -75,7 +75,9 @@ class TextTokenizer:
             ids = [*ids[:1], self._unknown_id, *ids[1:]]
         overflow = [part.ids for part in encoding.overflowing]
         tokens = len(ids) + sum(len(part) - self._repeated for part in overflow)
-        return Encoding(packed(ids), tokens, tuple(map(packed, overflow)))
+        return Encoding(
+            packed(ids), tokens, tuple(map(packed, overflow)), truncated=tokens > len(ids)
+        )
 
 
 class WordCache:

@@ -17,8 +17,8 @@ import onnxruntime
 from pydantic import BaseModel, Field
 
 from app.atomic_files import write_text_atomically
-from app.config.settings import Settings, cache_directory
 from app.engine.batching.budget import MAX_PADDING, TokenBudget
+from app.engine.config import EngineConfig
 from app.engine.machine.cpu import cpu_flags, cpu_name, ways_to_share
 from app.engine.machine.gpu import CUDA
 from app.engine.machine.memory import available_memory
@@ -85,22 +85,22 @@ class _Kept(BaseModel):
     costs: list[Cost] = Field(min_length=1)
 
 
-def tune(model: Model, settings: Settings, cpus: float) -> ServingPlan:
-    """The plan with the settings' runners, threads and budget. What is not set is measured."""
+def tune(model: Model, config: EngineConfig, cpus: float) -> ServingPlan:
+    """The plan with the config's runners, threads and budget. What is not set is measured."""
     if model.provider == CUDA:
-        runners = settings.runners or RUNNERS_PER_GPU * model.device.copies
-        ways = [(runners, settings.threads or 1)]
+        runners = config.runners or RUNNERS_PER_GPU * model.device.copies
+        ways = [(runners, config.threads or 1)]
         padding, largest = CUDA_MAX_PADDING, max(CUDA_BATCHES)
     else:
-        ways = ways_to_share(cpus, runners=settings.runners, threads=settings.threads)
+        ways = ways_to_share(cpus, runners=config.runners, threads=config.threads)
         padding, largest = MAX_PADDING, 1
-    if len(ways) == 1 and settings.max_batch_tokens:
-        tokens = settings.max_batch_tokens
+    if len(ways) == 1 and config.max_batch_tokens:
+        tokens = config.max_batch_tokens
         budget = TokenBudget(tokens, max_padding=padding)
-        queue = settings.max_queue_tokens or LEAST_QUEUE_TOKENS
+        queue = config.max_queue_tokens or LEAST_QUEUE_TOKENS
         return ServingPlan(*ways[0], tokens, queue, budget, "as set")
     key = _key(model, cpus, ways)
-    file = _file(settings, key)
+    file = _file(config, key)
     kept = _read(file, key, largest)
     measured = "earlier"
     if kept is None:
@@ -109,13 +109,12 @@ def tune(model: Model, settings: Settings, cpus: float) -> ServingPlan:
         measured = f"in {perf_counter() - started:.1f} s"
         if _write(file, kept):
             logger.info("%s: measured %s, kept in %s", model.name, measured, file)
-    cost, texts = choose(kept.costs, settings.target_latency_ms / 1000)
+    cost, texts = choose(kept.costs, config.target_latency_ms / 1000)
     figures = "; ".join([_figures(cost, texts), *(_figures(c) for c in kept.costs if c != cost)])
     reason = f"measured {measured} on texts of {TEXT_TOKENS} tokens: {figures}"
-    tokens = settings.max_batch_tokens or texts * TEXT_TOKENS
+    tokens = config.max_batch_tokens or texts * TEXT_TOKENS
     budget = TokenBudget(tokens, max_padding=padding)
-    workers = 1 if settings.workers == "auto" else settings.workers
-    queue = settings.max_queue_tokens or queue_tokens(cost, available_memory() // workers)
+    queue = config.max_queue_tokens or queue_tokens(cost, available_memory() // config.workers)
     return ServingPlan(cost.runners, cost.threads, tokens, queue, budget, reason)
 
 
@@ -174,11 +173,10 @@ def _key(model: Model, cpus: float, ways: Sequence[tuple[int, int]]) -> str:
     return key
 
 
-def _file(settings: Settings, key: str) -> Path | None:
+def _file(config: EngineConfig, key: str) -> Path | None:
     """The cache file for the costs; None if the system has no place for caches."""
-    directory = cache_directory(settings)
     name = f"tuning-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    return directory / name if directory else None
+    return config.cache_dir / name if config.cache_dir else None
 
 
 def _read(file: Path | None, key: str, largest: int) -> _Kept | None:

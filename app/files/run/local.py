@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -20,7 +19,8 @@ from app.engine.loading import load_as_set
 from app.engine.machine.cpu import available_cpus, ways_to_share
 from app.engine.machine.gpu import CUDA
 from app.engine.model.bundle import MANIFEST, bundles_to_use, sha256
-from app.engine.predictions import Scored, item, outcomes_of, score_batch
+from app.engine.model.model import Scored
+from app.engine.predictions import item, outcomes_of
 from app.engine.text.encoding import EncodedText, Encoding, encodings
 from app.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from app.errors import OutOfMemory, ServiceError, UserError, first_line
@@ -60,16 +60,16 @@ class LocalClassifier:
             UserError: the bundle or the device cannot be used.
         """
         path = bundles_to_use(settings.model)[0]
-        cpus = available_cpus()
+        cpus, config = available_cpus(), settings.engine_config()
         *_, (runners, threads) = ways_to_share(
             cpus, runners=settings.runners, threads=settings.threads
         )
-        model = load_as_set(path, settings, threads=threads)
+        model = load_as_set(path, config, threads=threads)
         if model.provider == CUDA:
             runners = settings.runners or RUNNERS_PER_GPU * model.device.copies
         max_tokens = settings.max_batch_tokens or MIN_BATCH_TOKENS
         if measure:
-            plan = tune(model, settings, cpus)
+            plan = tune(model, config, cpus)
             runners, threads = plan.runners, plan.threads
             max_tokens = settings.max_batch_tokens or max(MIN_BATCH_TOKENS, plan.budget.tokens)
         self._model = model.with_threads(threads)
@@ -121,7 +121,7 @@ class LocalClassifier:
             if part is batch:
                 self._check_model()
 
-        return infer_each(partial(score_batch, self._model), batch, on_failure=on_failure)
+        return infer_each(self._model.compute, batch, on_failure=on_failure)
 
     def _check_model(self) -> None:
         """Stop the run if the model fails on a plain text too. Else only some texts are at fault.
@@ -130,7 +130,7 @@ class LocalClassifier:
             UserError: the model failed.
         """
         try:
-            score_batch(self._model, [self._model.tokenizer.encode("a")])
+            self._model.compute([self._model.tokenizer.encode("a")])
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise UserError(f"the model fails on every text: {first_line(error)}") from error
 

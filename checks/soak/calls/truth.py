@@ -11,7 +11,7 @@ from app.adapters.explain.explanation import contributions, without_each, word_s
 from app.config.settings import Settings
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.model.load import load_model
-from app.engine.predictions import Outcome, Prediction, item, outcomes_of, score_batch
+from app.engine.predictions import Outcome, Prediction, item, outcomes_of
 from app.engine.text.encoding import DEFAULTS, TextOptions, encodings
 from app.engine.text.steps import encode_steps
 from app.engine.worker import finish
@@ -90,7 +90,7 @@ class Truth:
     def _outcome(self, text: str, options: TextOptions = DEFAULTS) -> Outcome:
         tokenizer = self.model.tokenizer
         encoded = finish(encode_steps(tokenizer, [text], options, max_chars=self._max_chars))
-        results = [score_batch(self.model, [one])[0] for one in encodings(encoded)]
+        results = [self.model.compute([one])[0] for one in encodings(encoded)]
         (outcome,) = outcomes_of(self.model, encoded, results)
         return outcome
 

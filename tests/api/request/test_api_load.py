@@ -13,6 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.config.settings import Settings
+from app.engine.classifier import INLINE_CHARS
 from app.engine.model.model import Model
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.main import create_app
@@ -39,22 +40,24 @@ def test_what_the_queue_does_not_hold_is_turned_away(
 ) -> None:
     """A full queue gives 429 at once, with Retry-After in seconds; admitted ones are answered.
 
-    What is refused is not tokenised: that would be a third of the cost of every refusal.
+    A long request is refused before it is tokenised.
     """
     client = serve(runners=1, max_queue_tokens=12)
     running = _occupy(client, gate, pool)
     waiting = [pool.submit(_post, client, ["worst", "worst"]) for _ in range(2)]
     eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 12)
 
+    refused = [_post(client, ["love", "love"])]
     with monkeypatch.context() as patch:
         patch.setattr(InputTokenizer, "encode_batch", lambda *_, **__: pytest.fail("tokenised"))
-        refused = _post(client, ["love", "love"])
-    assert (refused.status_code, refused.json()["code"]) == (429, "overloaded")
-    assert int(refused.headers["retry-after"]) >= 1
+        refused.append(_post(client, ["love " * INLINE_CHARS, "love"]))
+    for answer in refused:
+        assert (answer.status_code, answer.json()["code"]) == (429, "overloaded")
+        assert int(answer.headers["retry-after"]) >= 1
     reasons = {"model": "tiny", "reason": "queue_full"}
-    assert metric(client, "sentiment_rejections_total", **reasons) == 1
+    assert metric(client, "sentiment_rejections_total", **reasons) == 2
     refused_texts = {"model": "tiny", "outcome": "overloaded"}
-    assert metric(client, "sentiment_texts_total", **refused_texts) == 2
+    assert metric(client, "sentiment_texts_total", **refused_texts) == 4
 
     gate.open.set()
     assert running.result().status_code == 200

@@ -8,7 +8,7 @@ import pytest
 
 from app.engine.batching.cache import ResultCache
 from app.engine.batching.pending import Answer
-from app.engine.predictions import Scored
+from app.engine.model.model import Scored
 from app.engine.text.encoding import Encoding
 from app.errors import InferenceFailed, Overloaded, ServiceError
 

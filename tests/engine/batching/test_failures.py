@@ -114,7 +114,7 @@ async def test_a_batch_computed_in_parts_tells_nothing_of_the_speed(clock: Clock
     async with batching(infer) as batcher:
         await ask(batcher, "x" * 10, "x" * 10)
         await ask(batcher, "x" * 10)
-        assert batcher._admission.batch_seconds(10) == pytest.approx(1.0)
+        assert batcher._admission.seconds_per_token == pytest.approx(0.1)
 
 
 async def test_on_a_lost_device_nothing_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -168,13 +168,13 @@ def test_reload_stays_on_the_device(
     bundle: Path, opened: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that auto has put on the first GPU stays there, though CUDA fails for a moment."""
-    settings = Settings(device="auto", runners=1, threads=1, max_batch_tokens=64)
+    config = Settings(runners=1, threads=1, max_batch_tokens=64).engine_config()
     monkeypatch.setattr(Model, "infer", lambda model, encodings: [0.0] * len(encodings))
-    old, plan = load(bundle, settings, 1)
+    old, plan = load(bundle, config, 1)
     assert (str(old.device), len(opened)) == ("cuda:0", 1)
     monkeypatch.setattr(device_module, "cuda_state", lambda: NO_DRIVER)
     with pytest.raises(UserError, match="CUDA cannot be used"):
-        list(load_again(old, settings, 1, plan))
+        list(load_again(old, config, 1, plan))
 
 
 def test_files_have_two_runners_on_each_gpu(bundle: Path, opened: list[dict[str, Any]]) -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.model.bundle import Bundle
-from app.engine.model.model import Model
-from app.engine.predictions import Scored, outcomes_of, score_batch
+from app.engine.model.model import Model, Scored
+from app.engine.predictions import outcomes_of
 from app.engine.text.encoding import DEFAULTS, EncodedText, Encoding
 from app.errors import ServiceError, UserError
 from tests.support.tiny_bundle import LABELS, calibrate, load, make_bundle
@@ -51,7 +51,8 @@ def test_temperature_one_changes_no_bit(
 
 def _label(model: Model, logits: list[float]) -> str:
     scored: Scored = (logits, model.scores(np.array(logits, np.float32)).tolist())
-    (prediction,) = outcomes_of(model, [EncodedText(Encoding.of([1, 2]), DEFAULTS)], [scored])
+    encoding = Encoding.of([1, 2])
+    (prediction,) = outcomes_of(model, [EncodedText(encoding, DEFAULTS, [encoding])], [scored])
     assert not isinstance(prediction, ServiceError)
     assert sum(prediction["scores"].values()) == pytest.approx(1)
     assert prediction["score"] == prediction["scores"][prediction["label"]]
@@ -79,7 +80,7 @@ def test_scores_that_round_to_the_same_number_do_not_change_the_label(
 def test_logits_stay_as_they_are(plain: Model, models: dict[float, Model]) -> None:
     """What the model computed is the same to the bit with and without a temperature."""
     encodings = [plain.tokenizer.encode(text) for text in ("love", "worst of all", "love it")]
-    before, after = score_batch(plain, encodings), score_batch(models[2.0], encodings)
+    before, after = plain.compute(encodings), models[2.0].compute(encodings)
     for one, other in zip(before, after, strict=True):
         assert not isinstance(one, ServiceError)
         assert not isinstance(other, ServiceError)

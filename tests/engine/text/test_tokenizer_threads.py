@@ -64,7 +64,7 @@ def _load(monkeypatch: pytest.MonkeyPatch, provider: str, cpus: float, path: Pat
 
     monkeypatch.setattr(loading, "load_model", named)
     settings = Settings.model_validate({"model": (path,), **SET_BY_HAND})
-    return loading.load(path, settings, cpus)[0]
+    return loading.load(path, settings.engine_config(), cpus)[0]
 
 
 @pytest.mark.parametrize(

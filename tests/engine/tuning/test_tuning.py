@@ -4,6 +4,7 @@ import json
 import os
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import sleep, thread_time
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import pytest
 
 from app.config.settings import Settings
 from app.engine import loading
+from app.engine.config import EngineConfig
 from app.engine.machine import cpu
 from app.engine.machine.gpu import CUDA, CudaGpu, CudaState
 from app.engine.model import device
@@ -47,9 +49,9 @@ def model(tmp_path: Path) -> Model:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    """Settings with nothing set, and with a cache directory that does not exist yet."""
-    return Settings(cache_dir=tmp_path / "cache" / "sentiment")
+def config(tmp_path: Path) -> EngineConfig:
+    """A config with nothing set, and with a cache directory that does not exist yet."""
+    return Settings(cache_dir=tmp_path / "cache" / "sentiment").engine_config()
 
 
 @pytest.fixture
@@ -66,15 +68,15 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def _kept(settings: Settings) -> Path:
-    assert settings.cache_dir is not None
-    (file,) = settings.cache_dir.iterdir()
+def _kept(config: EngineConfig) -> Path:
+    assert config.cache_dir is not None
+    (file,) = config.cache_dir.iterdir()
     return file
 
 
-def _costs(settings: Settings) -> Any:
+def _costs(config: EngineConfig) -> Any:
     """The costs that were measured for each way to share the CPUs."""
-    return json.loads(_kept(settings).read_text())["costs"]
+    return json.loads(_kept(config).read_text())["costs"]
 
 
 @pytest.mark.parametrize(
@@ -119,24 +121,26 @@ def test_one_thread_a_runner_unless_another_way_is_clearly_better(
     assert choose([other, last], 0.0)[0].threads == threads
 
 
-def test_what_is_set_is_not_measured(model: Model, settings: Settings, batches: list[int]) -> None:
+def test_what_is_set_is_not_measured(
+    model: Model, config: EngineConfig, batches: list[int]
+) -> None:
     """With all three settings set, nothing is measured."""
-    as_set = settings.model_copy(update={"runners": 3, "threads": 1, "max_batch_tokens": 100})
+    as_set = replace(config, runners=3, threads=1, max_batch_tokens=100)
     plan = tune(model, as_set, cpus=2)
     assert plan.summary() == "runners 3 x threads 1, at most 100 tokens a batch, as set"
     assert batches == []
-    assert settings.cache_dir is not None
-    assert not settings.cache_dir.exists()
+    assert config.cache_dir is not None
+    assert not config.cache_dir.exists()
 
 
 @pytest.mark.parametrize(
     ("field", "value"), [("runners", 1), ("threads", 2), ("max_batch_tokens", 77)]
 )
 def test_a_single_setting_is_kept_and_the_rest_measured(
-    model: Model, settings: Settings, batches: list[int], field: str, value: int
+    model: Model, config: EngineConfig, batches: list[int], field: str, value: Any
 ) -> None:
     """A single setting is kept, and the other two are chosen to fit it."""
-    plan = tune(model, settings.model_copy(update={field: value}), cpus=2)
+    plan = tune(model, replace(config, **{field: value}), cpus=2)
     found = {"runners": plan.runners, "threads": plan.threads}
     assert (found | {"max_batch_tokens": plan.budget.tokens})[field] == value
     assert plan.runners * plan.threads == 2
@@ -145,7 +149,7 @@ def test_a_single_setting_is_kept_and_the_rest_measured(
 
 
 def test_loading_the_kernels_of_a_size_does_not_end_the_search(
-    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU, the first batch of a size takes 300 ms, and all sizes are measured all the same."""
     clock = SimpleNamespace(now=0.0)
@@ -159,8 +163,8 @@ def test_loading_the_kernels_of_a_size_does_not_end_the_search(
     monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     monkeypatch.setattr(Model, "infer", infer)
     model.provider = CUDA
-    tune(model, settings, cpus=2)
-    (cost,) = _costs(settings)
+    tune(model, config, cpus=2)
+    (cost,) = _costs(config)
     assert [*map(int, cost["seconds"])] == [*CUDA_BATCHES]
     assert max(cost["seconds"].values()) < 0.1
 
@@ -168,7 +172,7 @@ def test_loading_the_kernels_of_a_size_does_not_end_the_search(
 @pytest.mark.parametrize(("provider", "again"), [(CPU, False), (CUDA, True)])
 def test_a_measurement_without_the_largest_size_is_repeated(
     model: Model,
-    settings: Settings,
+    config: EngineConfig,
     batches: list[int],
     monkeypatch: pytest.MonkeyPatch,
     provider: str,
@@ -177,9 +181,9 @@ def test_a_measurement_without_the_largest_size_is_repeated(
     """On a GPU, it may have been a bad moment; on a CPU, a slow model always ends the search."""
     monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
     model.provider = provider
-    tune(model, settings, cpus=2)
+    tune(model, config, cpus=2)
     batches.clear()
-    tune(model, settings, cpus=2)
+    tune(model, config, cpus=2)
     assert bool(batches) == again
 
 
@@ -195,28 +199,29 @@ def test_the_queue_holds_a_second(texts_per_second: int, memory_gb: int, tokens:
 
 
 def test_workers_share_the_memory_for_queues(
-    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queues of four workers together take no more than that of one process."""
     monkeypatch.setattr(tuning, "measure", lambda *_: [Cost(2, 1, {64: 128 / 36_000}, alone=0.01)])
     monkeypatch.setattr(tuning, "available_memory", lambda: 8 * 2**30)
+    settings = Settings(cache_dir=tmp_path)
     one, _ = take_share(settings, 0, 1)
     worker, _ = take_share(settings, 0, 4)
-    assert tune(model, one, cpus=2).max_queue_tokens == 894_784
-    assert tune(model, worker, cpus=2).max_queue_tokens == 894_784 // 4
+    assert tune(model, one.engine_config(), cpus=2).max_queue_tokens == 894_784
+    assert tune(model, worker.engine_config(), cpus=2).max_queue_tokens == 894_784 // 4
 
 
-def test_a_queue_that_is_set_is_kept(model: Model, settings: Settings) -> None:
+def test_a_queue_that_is_set_is_kept(model: Model, config: EngineConfig) -> None:
     """The setting decides, measured or not; without a measurement, the default is the least."""
-    by_hand = settings.model_copy(update={"runners": 2, "threads": 1, "max_batch_tokens": 99})
+    by_hand = replace(config, runners=2, threads=1, max_batch_tokens=99)
     assert tune(model, by_hand, cpus=2).max_queue_tokens == LEAST_QUEUE_TOKENS
-    for one in (settings, by_hand):
-        set_too = one.model_copy(update={"max_queue_tokens": 500})
+    for one in (config, by_hand):
+        set_too = replace(one, max_queue_tokens=500)
         assert tune(model, set_too, cpus=2).max_queue_tokens == 500
 
 
 def test_another_gpu_is_measured_again(
-    model: Model, settings: Settings, batches: list[int], monkeypatch: pytest.MonkeyPatch
+    model: Model, config: EngineConfig, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was measured on one GPU, with one limit of memory, is not used on another."""
     for module in (costs, tuning):
@@ -226,15 +231,15 @@ def test_another_gpu_is_measured_again(
         gpu = CudaGpu(name, 1 << 30, (9, 0))
         monkeypatch.setattr(device, "cuda_state", lambda gpu=gpu: CudaState(gpus=(gpu,)))
         model.provider_options = {"gpu_mem_limit": limit}
-        assert tune(model, settings, cpus=2).runners == 2
+        assert tune(model, config, cpus=2).runners == 2
         assert batches
         batches.clear()
-        tune(model, settings, cpus=2)
+        tune(model, config, cpus=2)
         assert not batches
 
 
 def test_time_that_others_had_does_not_count(
-    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cost of a batch on one thread is the thread's CPU time, not the elapsed time."""
     infer = Model.infer
@@ -244,13 +249,13 @@ def test_time_that_others_had_does_not_count(
         return infer(model, encodings)
 
     monkeypatch.setattr(Model, "infer", interrupted)
-    tune(model, settings, cpus=1)
-    (cost,) = _costs(settings)
+    tune(model, config, cpus=1)
+    (cost,) = _costs(config)
     assert max(cost["seconds"].values()) < 0.05
 
 
 def test_a_coarse_clock_is_not_trusted(
-    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a thread's CPU time moves in steps, as on Windows, elapsed time is used."""
 
@@ -258,26 +263,26 @@ def test_a_coarse_clock_is_not_trusted(
         return thread_time() // 0.015 * 0.015
 
     monkeypatch.setattr("app.engine.tuning.costs.time.thread_time", coarse)
-    tune(model, settings, cpus=1)
-    (cost,) = _costs(settings)
+    tune(model, config, cpus=1)
+    (cost,) = _costs(config)
     assert 0 < min(cost["seconds"].values()) < 0.015
 
 
 def test_few_rounds_leave_much_in_doubt(
-    model: Model, settings: Settings, batches: list[int], monkeypatch: pytest.MonkeyPatch
+    model: Model, config: EngineConfig, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow model is measured once, with as few texts as fit into the time.
 
     One round shows no spread, so a large spread is assumed, and the rule for noise decides.
     """
     monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
-    assert tune(model, settings, cpus=2).budget.tokens == TEXT_TOKENS
+    assert tune(model, config, cpus=2).budget.tokens == TEXT_TOKENS
     assert {*batches} == {1}
-    assert [cost["spread"] for cost in _costs(settings)] == [costs.UNKNOWN_SPREAD] * 2
+    assert [cost["spread"] for cost in _costs(config)] == [costs.UNKNOWN_SPREAD] * 2
 
 
 def test_ways_are_measured_in_turns(
-    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each size of each way is measured once per round, so a busy neighbour affects all alike."""
     order: list[tuple[int, int]] = []
@@ -289,7 +294,7 @@ def test_ways_are_measured_in_turns(
 
     monkeypatch.setattr(Model, "infer", noted)
     monkeypatch.setattr(costs, "LEAST_SECONDS", 0.0)  # each batch once
-    tune(model, settings, cpus=2)
+    tune(model, config, cpus=2)
     # After the first two of each size: one batch of two threads, two of one.
     rounds = order[2 * 3 * len(BATCHES) :]
     assert [threads for threads, _ in rounds[:2]] == [2, 1]  # a text alone
@@ -298,7 +303,7 @@ def test_ways_are_measured_in_turns(
 
 
 def test_sizes_that_do_not_fit_into_the_memory_are_left_out(
-    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The service starts on a GPU with too little memory for the largest measured batches."""
     infer = Model.infer
@@ -309,14 +314,14 @@ def test_sizes_that_do_not_fit_into_the_memory_are_left_out(
         return infer(model, encodings)
 
     monkeypatch.setattr(Model, "infer", limited)
-    plan = tune(model, settings, cpus=2)
+    plan = tune(model, config, cpus=2)
     assert plan.budget.tokens <= 2 * TEXT_TOKENS
-    for cost in _costs(settings):
+    for cost in _costs(config):
         assert set(cost["seconds"]) == {"1", "2"}
 
 
 def test_a_failure_while_measuring_is_one_line(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If inference fails while batches are measured, the start says why, without a traceback."""
 
@@ -325,20 +330,22 @@ def test_a_failure_while_measuring_is_one_line(
 
     monkeypatch.setattr(loading, "tune", failing)
     with pytest.raises(UserError, match="cannot compute the model: CUDA failure 701"):
-        loading.load(make_bundle(tmp_path / "tiny"), settings, 2)
+        loading.load(make_bundle(tmp_path / "tiny"), config, 2)
 
 
-def test_a_budget_lowered_for_want_of_memory_is_not_kept(model: Model, settings: Settings) -> None:
+def test_a_budget_lowered_for_want_of_memory_is_not_kept(
+    model: Model, config: EngineConfig
+) -> None:
     """The summary says why the budget is lower; the next start begins with what was measured."""
-    plan = tune(model, settings, cpus=2)
+    plan = tune(model, config, cpus=2)
     start, plan.budget.tokens = plan.budget.tokens, 256
     plan.budget.lower(200, "out of memory")
     assert f"at most 128 tokens a batch (lowered from {start}, because" in plan.summary()
-    assert tune(model, settings, cpus=2).budget.tokens == start
+    assert tune(model, config, cpus=2).budget.tokens == start
 
 
 def test_no_more_than_two_sessions_are_open_at_once(
-    model: Model, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most two sessions are open at once, because each holds its own copy of the weights."""
     open_at_once: list[int] = []
@@ -353,27 +360,27 @@ def test_no_more_than_two_sessions_are_open_at_once(
         return other
 
     monkeypatch.setattr(Model, "with_threads", counted)
-    tune(model, settings, cpus=8)
+    tune(model, config, cpus=8)
     assert len(alive) == 3
     assert max(open_at_once) == 2
 
 
 def test_the_next_start_reads_what_was_measured(
-    model: Model, settings: Settings, batches: list[int], caplog: pytest.LogCaptureFixture
+    model: Model, config: EngineConfig, batches: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first start logs one line that names the file; the next one measures and logs nothing.
 
     The cache keeps the costs, not the choice: another target chooses from the same figures.
     """
     caplog.set_level("INFO")
-    first = tune(model, settings, cpus=2)
+    first = tune(model, config, cpus=2)
     assert first.budget.tokens in {TEXT_TOKENS * texts for texts in BATCHES}
     [line] = [line for line in caplog.messages if "kept in" in line]
-    assert line.endswith(f" s, kept in {_kept(settings)}")
+    assert line.endswith(f" s, kept in {_kept(config)}")
     batches.clear()
     caplog.clear()
-    again = tune(model, settings, cpus=2)
-    tune(model, settings.model_copy(update={"target_latency_ms": 1}), cpus=2)
+    again = tune(model, config, cpus=2)
+    tune(model, replace(config, target_latency_ms=1), cpus=2)
     assert batches == []
     assert not caplog.messages
     assert "measured earlier" in again.reason
@@ -395,34 +402,34 @@ DEEP = pytest.param("[" * 200_000 + "]" * 200_000, id="200,000 levels")
 
 @pytest.mark.parametrize("kept", ["", "{", "[]", '{"key": 1}', "null", DEEP, *ODD_COSTS])
 def test_a_damaged_cache_is_measured_anew(
-    model: Model, settings: Settings, batches: list[int], kept: object
+    model: Model, config: EngineConfig, batches: list[int], kept: object
 ) -> None:
     """A damaged cache is not an error: costs are measured again, and the cache is rewritten."""
-    tune(model, settings, cpus=2)
-    cache = _kept(settings)
+    tune(model, config, cpus=2)
+    cache = _kept(config)
     if isinstance(kept, list):  # under the right key
         document = json.loads(cache.read_text())
         cache.write_text(json.dumps(document | {"costs": kept}))
     else:
         cache.write_text(str(kept))
     batches.clear()
-    tune(model, settings, cpus=2)
+    tune(model, config, cpus=2)
     assert batches
     batches.clear()
-    tune(model, settings, cpus=2)
+    tune(model, config, cpus=2)
     assert batches == []
 
 
 @pytest.mark.parametrize("change", ["quota", "model", "flags", "runtime"])
 def test_another_machine_or_model_is_measured_anew(
     model: Model,
-    settings: Settings,
+    config: EngineConfig,
     batches: list[int],
     change: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another quota, model, CPU or runtime is measured again."""
-    tune(model, settings, cpus=2)
+    tune(model, config, cpus=2)
     batches.clear()
     match change:
         case "model":
@@ -431,40 +438,40 @@ def test_another_machine_or_model_is_measured_anew(
             monkeypatch.setattr(tuning, "cpu_flags", lambda: cpu.cpu_flags() | {"newer"})
         case "runtime":
             monkeypatch.setattr(onnxruntime, "__version__", "1.99")
-    tune(model, settings, cpus=1 if change == "quota" else 2)
+    tune(model, config, cpus=1 if change == "quota" else 2)
     assert batches
 
 
-def test_nothing_is_written_beside_the_bundle(model: Model, settings: Settings) -> None:
+def test_nothing_is_written_beside_the_bundle(model: Model, config: EngineConfig) -> None:
     """Nothing is written into the bundle, which may be installed, shared or versioned."""
     before = sorted(model.path.rglob("*"))
-    tune(model, settings, cpus=2)
+    tune(model, config, cpus=2)
     assert sorted(model.path.rglob("*")) == before
-    assert _kept(settings).name.startswith("tuning-")
+    assert _kept(config).name.startswith("tuning-")
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(model: Model, tmp_path: Path) -> None:
     """If the cache cannot be written, as in a read-only container, only the figures are lost."""
     file = tmp_path / "file"
     file.write_text("not a directory")
-    plan = tune(model, Settings(cache_dir=file / "cache"), cpus=2)
+    plan = tune(model, Settings(cache_dir=file / "cache").engine_config(), cpus=2)
     assert "measured in" in plan.reason
     assert file.read_text() == "not a directory"
 
 
 def test_a_cache_that_is_no_file_holds_up_nobody(
-    model: Model, settings: Settings, batches: list[int]
+    model: Model, config: EngineConfig, batches: list[int]
 ) -> None:
     """A pipe in place of the cache file is replaced; a directory stays, and nothing is kept."""
-    tune(model, settings, cpus=2)
-    cache = _kept(settings)
+    tune(model, config, cpus=2)
+    cache = _kept(config)
     for make, repaired in ((os.mkfifo, True), (os.mkdir, False)):
         cache.unlink()
         make(cache)
         batches.clear()
-        tune(model, settings, cpus=2)
+        tune(model, config, cpus=2)
         assert batches
-        assert _kept(settings).is_file() == repaired
+        assert _kept(config).is_file() == repaired
 
 
 @pytest.mark.parametrize(
@@ -488,7 +495,7 @@ def test_where_the_cache_is(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setenv("SENTIMENT_CACHE_DIR", "")
-    tune(model, Settings(**settings), cpus=1)
+    tune(model, Settings(**settings).engine_config(), cpus=1)
     assert list((tmp_path / place).glob("tuning-*.json"))
 
 
@@ -501,5 +508,5 @@ def test_without_a_home_there_is_no_cache(
         platformdirs, "user_cache_path", lambda name, *, appauthor: Path("~/.cache", name)
     )
     before = sorted(tmp_path.rglob("*"))
-    tune(model, Settings(), cpus=2)
+    tune(model, Settings().engine_config(), cpus=2)
     assert sorted(tmp_path.rglob("*")) == before
