@@ -10,7 +10,6 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError
 
-from app.adapters.stream.routes import IDLE_S
 from app.api.answers import timing
 from app.engine.classifier import Classification
 from app.engine.predictions import Outcome
@@ -28,7 +27,6 @@ from app.grpc_api.limits import CallLimits
 from app.grpc_api.messages import METHODS, Message, Method, more_fields
 from app.grpc_api.status_codes import STATUS_CODES
 from app.limits import plain_address
-from app.service import Service
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
 
