@@ -276,7 +276,7 @@ def test_a_full_cache_names_its_option(fake: Path, monkeypatch: pytest.MonkeyPat
     full = f"""
 import errno, pathlib, sys
 from app.errors import UserError
-from model_export.atomic_directory import full_disk_named
+from app.atomic_files import full_disk_named
 try:
     with full_disk_named(pathlib.Path({str(fake.parent)!r})):
         raise OSError(errno.ENOSPC, "No space left on device")
