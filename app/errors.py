@@ -72,8 +72,8 @@ def plain_words(message: str) -> str:
 class ServiceError(Exception):
     """A request, or one text of it, has no result.
 
-    Each subclass is an error code of the README's table. The client gets its ``status``, ``code``
-    and ``title``, and a ``detail`` that says what was wrong and what is accepted.
+    Each subclass has a ``status``, ``code`` and ``title``. The client gets these, and a ``detail``
+    that says what was wrong and what is accepted.
     ``retry_after_s`` is the number of seconds after which the client should try again.
     """
 

@@ -213,11 +213,11 @@ _was_enabled = False
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Turn the collector off inside the context, and on again after it if it was on before.
+    """Pause Python's garbage collector inside the context.
 
-    A body may hold a million lists. The collector would look at all of them again and again, which
-    takes a second in which no other request is answered. Pauses may overlap: the collector is on
-    again after the last one.
+    A body may hold a million lists. The collector would visit all lists again and again, which
+    takes a second in which no other request is answered. Pauses may overlap: after the last one,
+    the collector is on if it was on before the first.
     """
     global _pauses, _was_enabled
     with _pauses_lock:

@@ -33,12 +33,11 @@ class Settings(BaseSettings):
 
     model: Paths = Field(
         default=(),
-        description="model to load: a bundle, which sentiment-export wrote, or a checkpoint "
-        "directory or hub id (ORG/NAME or ORG/NAME@REVISION), which is exported at the first start "
-        "and kept in --cache-dir; an existing path wins over a hub id; to use several models, "
-        f"repeat the option (in the environment, separate them by '{os.pathsep}'); requests that "
-        "name no model go to the first [default: what a platform has mounted, such as "
-        "/mnt/models, else the embedded model]",
+        description="model to load: a bundle, a checkpoint directory or a hub id "
+        "(ORG/NAME[@REVISION]); the last two are exported once, into --cache-dir; a path wins over "
+        "a hub id; for several models, repeat the option (in the environment, separate them by "
+        f"'{os.pathsep}'); requests that name none go to the first [default: a mounted model, such "
+        "as /mnt/models, else the embedded one]",
     )
     served_name: Names = Field(
         default=(),

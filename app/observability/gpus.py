@@ -29,9 +29,9 @@ SHOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What NVML says of one GPU, or of a part of one (MIG). None means: it did not say.
+    """What NVML reports for a GPU or for a MIG instance of a GPU. None means: not reported.
 
-    ``index`` is NVML's, which can differ from CUDA's; a part of GPU 0 has 0:0, 0:1 and so on.
+    ``index`` is NVML's, which can differ from CUDA's; instances of GPU 0 are 0:0, 0:1 ...
     """
 
     index: str
@@ -58,26 +58,26 @@ class Nvml:
         for number in range(self._nvml.nvmlDeviceGetCount()):
             with suppress(self._nvml.NVMLError):  # a lost GPU must not hide the others
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(number)
-                for index, part in self._parts(str(number), handle):
-                    self.names[index] = self._nvml.nvmlDeviceGetName(part)
-                    self._handles[index] = part
+                for index, instance in self._instances(str(number), handle):
+                    self.names[index] = self._nvml.nvmlDeviceGetName(instance)
+                    self._handles[index] = instance
 
-    def _parts(self, index: str, handle: Any) -> list[tuple[str, Any]]:
-        """The parts of a GPU that is divided (MIG), or the GPU itself.
+    def _instances(self, index: str, handle: Any) -> list[tuple[str, Any]]:
+        """The MIG instances of a GPU that is divided, else the GPU itself.
 
-        A container that has a part may not read the memory of the whole GPU.
+        A container that has an instance may not read the memory of the whole GPU.
         """
-        parts = []
+        instances = []
         mode = self._ask(self._nvml.nvmlDeviceGetMigMode, handle)
         if mode and mode[0] == self._nvml.NVML_DEVICE_MIG_ENABLE:
             for number in range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
                 with suppress(self._nvml.NVMLError):  # there are fewer, or others are hidden
-                    part = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-                    parts.append((f"{index}:{number}", part))
-        return parts or [(index, handle)]
+                    instance = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+                    instances.append((f"{index}:{number}", instance))
+        return instances or [(index, handle)]
 
     def read(self) -> list[Gpu]:
-        """Read all GPUs. An error of NVML leaves out what it could not say."""
+        """Read all GPUs. A value that NVML does not give is left out."""
         return [self._read(index, handle) for index, handle in self._handles.items()]
 
     def _read(self, index: str, handle: Any) -> Gpu:
@@ -97,7 +97,7 @@ class Nvml:
         )
 
     def _ask(self, function: Callable[[Any], Any], handle: Any) -> Any:
-        """What NVML says of a GPU; None if it may not or cannot."""
+        """What NVML answers for a GPU; None if that is not supported or not permitted."""
         with suppress(self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_NoPermission):
             return function(handle)
         return None

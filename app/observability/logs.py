@@ -78,7 +78,7 @@ def logs_requests(setting: str) -> bool:
 
 
 def log_request(fields: dict[str, Any], *, quiet: bool = False) -> None:
-    """Write a request's line; at debug if it is one that nobody looks for."""
+    """Write the line of a request; with ``quiet``, at the level debug."""
     access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})
 
 

@@ -154,7 +154,7 @@ class Metrics:
         self._shown_models[name] = facts
 
     def expect_request(self, route: str, method: str, status: int) -> None:
-        """Create the series of such requests, with the value 0."""
+        """Create the series of requests with this route, method and status; their value is 0."""
         self.requests.labels(route, method, status)
         self.request_seconds.labels(route)
 

@@ -120,13 +120,13 @@ class _Family(ABC, Collector, Generic[Series]):
         return series
 
     def totals(self) -> dict[Labels, Series]:
-        """The series of all workers together as they are now, by their label values."""
+        """Each series with the numbers of all workers now, by its label values."""
         self.publish()
         merged = self._store.merged(self._name, self._cells, self._merge)
         return {names: self._over(memoryview(array("d", cells))) for names, cells in merged.items()}
 
     def collect(self) -> Iterator[Metric]:
-        """The metric with the series of all workers together, as they are now."""
+        """The metric, with the numbers of all workers at this moment."""
         metric = Metric(self._name, self._text, self.kind)
         for names, series in self.totals().items():
             labels = dict(zip(self._labels, names, strict=True))
@@ -144,7 +144,7 @@ class _Family(ABC, Collector, Generic[Series]):
 
     @abstractmethod
     def _add_samples(self, metric: Metric, labels: dict[str, str], series: Series) -> None:
-        """Add the samples of a series with these labels."""
+        """Add to ``metric`` the samples of ``series``, whose labels and values are ``labels``."""
 
 
 class _Counts(_Family[Count]):
