@@ -246,7 +246,7 @@ async def test_drain_ends_with_a_lost_runner(
     monkeypatch.setattr("app.engine.batching.runners.RESTART_PAUSE_S", pause_s)
     raising(monkeypatch, FairQueue, "take_batch", MemoryError, 1)
     lost = asyncio.Event()
-    async with batching(on_loss=lost.set) as batcher:
+    async with batching(runner_lost=lost.set) as batcher:
         await lost.wait()
         task = await queued(batcher, "a")
         in_time = pause_s < 1
