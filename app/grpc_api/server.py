@@ -33,8 +33,8 @@ PING_MS = 60_000
 CONNECTIONS = 1_000  # and fewer where they would take more than --max-inflight-bytes at rest
 CONNECTION_BYTES = 262_144  # gRPC keeps buffers as large as what it last read at once
 LEAST_CONNECTIONS = 64
-# Calls of one connection. Clients let further calls wait. gRPC counts a call until it is freed, also
-# one that its client has reset, and refuses further ones. With 64, it refused those of ordinary
+# Calls of one connection. Clients let further calls wait. gRPC counts a call until it is freed, one
+# that its client has reset as well, and refuses further ones. With 64, it refused those of ordinary
 # clients that had as many at once.
 STREAMS = 256
 # Calls that wait to be taken, with some 25 kB each: those of 16 connections. gRPC cancels further
