@@ -16,24 +16,15 @@ from app.adapters.forms.instances import (
     InstancesResponse,
     answer_instances,
 )
-from app.api.answers import JsonAnswer, every_prediction, timing
+from app.api.answers import JsonAnswer, timing
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
 from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
 from app.api.routing import TextRoute
-from app.api.validation import (
-    ByField,
-    NonEmpty,
-    PairObject,
-    Text,
-    as_list,
-    parse_texts,
-    text_or_pair,
-)
 from app.config.settings import Settings
 from app.engine.classifier import Classification
 from app.engine.machine.gpu import CUDA
-from app.engine.predictions import Prediction
+from app.engine.predictions import Prediction, every_prediction
 from app.engine.text.encoding import TextOptions
 from app.engine.text.pairs import Input
 from app.errors import (
@@ -47,6 +38,15 @@ from app.errors import (
     ShuttingDown,
 )
 from app.problems import Problem
+from app.validation import (
+    ByField,
+    NonEmpty,
+    PairObject,
+    Text,
+    as_list,
+    parse_texts,
+    text_or_pair,
+)
 
 ErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Empty"]
 _ERROR_TYPES: dict[type[ServiceError], ErrorType] = {

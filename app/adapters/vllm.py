@@ -9,13 +9,14 @@ from typing_extensions import TypedDict
 
 from app.adapter import Adapter
 from app.adapters.forms.common import INPUTS, AllTexts, tokens_computed
-from app.api.answers import JsonAnswer, every_prediction, timing
+from app.api.answers import JsonAnswer, timing
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.routing import TextRoute
 from app.config.settings import Settings
+from app.engine.predictions import every_prediction
 from app.errors import ServiceError
 
 

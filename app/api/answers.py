@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from app.api.openapi.schemas import ModelVersion
 from app.engine.classifier import Classification
 from app.engine.model.model import Model
-from app.engine.predictions import Outcome, Prediction
+from app.engine.predictions import Outcome
 from app.engine.text.pairs import Input
 from app.errors import ServiceError
 
@@ -21,24 +21,6 @@ def in_places(texts: Sequence[Input | ServiceError], outcomes: Iterable[Outcome]
     """The outcome of each text. ``outcomes`` has one for each that is not an error itself."""
     left = iter(outcomes)
     return [text if isinstance(text, ServiceError) else next(left) for text in texts]
-
-
-def every_prediction(outcomes: Sequence[Outcome]) -> list[Prediction]:
-    """The predictions, for answers that have no place for the error of one text.
-
-    Raises:
-        ServiceError: the error of the first bad text. Among several texts, it names the text.
-    """
-    predictions = []
-    for index, outcome in enumerate(outcomes):
-        if isinstance(outcome, ServiceError):
-            if len(outcomes) == 1:
-                raise outcome
-            # A new error: other texts and other requests may share the original.
-            detail = f"text {index}, counted from 0: {outcome.detail}"
-            raise type(outcome)(detail, retry_after_s=outcome.retry_after_s) from None
-        predictions.append(outcome)
-    return predictions
 
 
 def whole_failure(outcomes: Sequence[Outcome], *, single: bool) -> ServiceError | None:
@@ -76,7 +58,4 @@ class JsonAnswer(Response):
 
 def timing(done: Classification) -> dict[str, str]:
     """The header that says where the time went, in milliseconds."""
-    stages = done.stages.items()
-    return {
-        "server-timing": ", ".join([f"{stage};dur={spent * 1000:.2f}" for stage, spent in stages])
-    }
+    return {"server-timing": done.server_timing}

@@ -20,9 +20,9 @@ import numpy as np
 
 from app.api.decoding import Check, decompressed
 from app.api.http_exchange import HttpRequest
-from app.api.validation import NO_OBJECT, Body, Schema, checked
 from app.engine.worker import Steps, finish
 from app.errors import ClientDisconnected, InvalidRequest, UnsupportedMediaType
+from app.validation import NO_OBJECT, Body, Schema, checked
 
 # Documents of up to this size are parsed on the event loop, in a few milliseconds at most.
 INLINE_BYTES = 65_536

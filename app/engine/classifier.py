@@ -58,6 +58,12 @@ class Classification:
     outcomes: list[Outcome]
     stages: dict[str, float]  # by ``STAGES``
 
+    @property
+    def server_timing(self) -> str:
+        """The stages with their milliseconds, as the header server-timing has them."""
+        stages = self.stages.items()
+        return ", ".join([f"{stage};dur={spent * 1000:.2f}" for stage, spent in stages])
+
 
 class Classifier:
     """A model and the batcher in front of it. Create it on the event loop."""

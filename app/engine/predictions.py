@@ -130,3 +130,21 @@ def _mean(model: Model, windows: Sequence[Encoding], scored: Sequence[Scored]) -
     logits = np.average([logits for logits, _ in scored], axis=0, weights=[*map(len, windows)])
     scores = model.scores(logits.astype(np.float32))
     return logits.tolist(), scores.tolist()
+
+
+def every_prediction(outcomes: Sequence[Outcome]) -> list[Prediction]:
+    """The predictions, for answers that have no place for the error of one text.
+
+    Raises:
+        ServiceError: the error of the first bad text. Among several texts, it names the text.
+    """
+    predictions = []
+    for index, outcome in enumerate(outcomes):
+        if isinstance(outcome, ServiceError):
+            if len(outcomes) == 1:
+                raise outcome
+            # A new error: other texts and other requests may share the original.
+            detail = f"text {index}, counted from 0: {outcome.detail}"
+            raise type(outcome)(detail, retry_after_s=outcome.retry_after_s) from None
+        predictions.append(outcome)
+    return predictions

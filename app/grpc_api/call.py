@@ -10,7 +10,6 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError
 
-from app.api.answers import timing
 from app.engine.classifier import Classification
 from app.engine.predictions import Outcome
 from app.errors import (
@@ -188,7 +187,7 @@ class Call(Exchange):
 
     def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
         """Note the time of each stage for the trailing metadata, too."""
-        self.timing = timing(done)["server-timing"]
+        self.timing = done.server_timing
         super().classified(done, outcomes)
 
     def _parsed(self, content: bytes) -> Message:

@@ -1,4 +1,8 @@
-"""``grpc.health.v1.Health``: the state of the service, as load balancers and Kubernetes ask it."""
+"""``grpc.health.v1.Health``: the state of the service, as load balancers and Kubernetes ask it.
+
+grpcio-health-checking does not limit the calls of Watch, and lets one that is not read hold up all
+others.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator

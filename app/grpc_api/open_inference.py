@@ -4,23 +4,29 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from app.adapters.open_inference.bytes_tensor import unpack
-from app.adapters.open_inference.request import (
+from app.engine.predictions import every_prediction
+from app.engine.text.encoding import TextOptions
+from app.errors import InvalidRequest, NotReady, ShuttingDown, TooManyTexts
+from app.grpc_api.call import Answers, Call
+from app.grpc_api.health import is_ready
+from app.grpc_api.messages import Message
+from app.open_inference.bytes_tensor import unpack
+from app.open_inference.request import (
     ALL_OUTPUTS,
     JsonParameters,
     JsonRequest,
     OutputParameters,
     RequestParameters,
 )
-from app.adapters.open_inference.response import VERSION, output_tensor, packed_values
-from app.adapters.open_inference.routes import SERVER, metadata_of, of_version
-from app.api.answers import every_prediction
-from app.api.validation import checked
-from app.engine.text.encoding import TextOptions
-from app.errors import InvalidRequest, NotReady, ShuttingDown, TooManyTexts
-from app.grpc_api.call import Answers, Call
-from app.grpc_api.health import is_ready
-from app.grpc_api.messages import Message
+from app.open_inference.tensors import (
+    SERVER,
+    VERSION,
+    metadata_of,
+    of_version,
+    output_tensor,
+    packed_values,
+)
+from app.validation import checked
 
 
 async def server_live(call: Call, request: Message) -> Message:

@@ -1,4 +1,7 @@
-"""``grpc.reflection``: clients such as grpcurl ask for the services and their messages."""
+"""``grpc.reflection``: clients such as grpcurl ask for the services and their messages.
+
+grpcio-reflection has v1alpha only, and reads the process's common pool of messages.
+"""
 
 from collections.abc import AsyncGenerator
 

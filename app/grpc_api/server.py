@@ -33,7 +33,13 @@ PING_MS = 60_000
 CONNECTIONS = 1_000  # and fewer where they would take more than --max-inflight-bytes at rest
 CONNECTION_BYTES = 262_144  # gRPC keeps buffers as large as what it last read at once
 LEAST_CONNECTIONS = 64
-STREAMS = 256  # of one connection; clients let further calls wait
+# Calls of one connection. Clients let further calls wait. gRPC counts a call until it is freed, one
+# that its client has reset as well, and refuses further ones. With 64, it refused those of ordinary
+# clients that had as many at once.
+STREAMS = 256
+# Calls that wait to be taken, with some 25 kB each: those of 16 connections. gRPC cancels further
+# ones, whoever sends them.
+WAITING = 16 * STREAMS
 TAKEN_BY_S = 3_600  # within which calls begin, however busy the event loop is
 # Seconds between two tries to open the port again.
 RETRY_S = 1.0
@@ -159,6 +165,8 @@ def _options(service: Service) -> list[tuple[str, int]]:
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_concurrent_streams", STREAMS),
+        ("grpc.server.max_pending_requests", WAITING),
+        ("grpc.server.max_pending_requests_hard_limit", WAITING + 1),
         ("grpc.max_allowed_incoming_connections", connections),
         # Calls that have waited longer than this would be cancelled without an answer of ours.
         ("grpc.server_max_unrequested_time_in_server", TAKEN_BY_S),

@@ -10,6 +10,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 END_HEADERS, END_STREAM, ACK = 4, 1, 1  # flags
 INITIAL_WINDOW_SIZE = 4  # a setting
+CANCEL = 8  # a reason
 INFER = b"/inference.GRPCInferenceService/ModelInfer"
 WATCH = b"/grpc.health.v1.Health/Watch"
 NOT_TEXT = b"/\xff\xfe"  # a path that is not UTF-8
@@ -58,6 +59,16 @@ class Connection:
         self.socket.sendall(_frame(HEADERS, END_HEADERS, self._stream, block))
         self._room[self._stream] = self._first_room
         return self._stream
+
+    def ping(self) -> None:
+        """Wait until the server has read what was sent before."""
+        self.socket.sendall(_frame(PING, 0, 0, bytes(8)))
+        while (frame := self.read()) and not (frame.kind == PING and frame.flags & ACK):
+            pass
+
+    def reset(self, stream: int) -> None:
+        """Give up a call."""
+        self.socket.sendall(_frame(RST_STREAM, 0, stream, CANCEL.to_bytes(4, "big")))
 
     def send(self, stream: int, content: bytes, *, end: bool = False) -> int:
         """Send bytes of a message as the server gives room for them.

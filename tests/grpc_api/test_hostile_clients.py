@@ -8,7 +8,7 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,14 @@ import grpc
 import pytest
 from google.protobuf.message import DecodeError
 
+from app.config.settings import Settings
 from app.errors import ServiceError
-from app.grpc_api.aio_server import UNKNOWN, AioServer
+from app.grpc_api.aio_server import AT_ONCE, UNKNOWN, AioServer
 from app.grpc_api.messages import METHODS, more_fields
 from app.grpc_api.open_inference import _document
+from app.grpc_api.server import STREAMS, _options
+from app.limits import Paths
+from app.service import Service
 from benchmarks.service import free_port
 from checks.support.http2 import (
     INFER,
@@ -310,6 +314,41 @@ def test_calls_of_a_busy_method_are_taken_together() -> None:
         return turns
 
     assert asyncio.run(turns()) < 64
+
+
+def test_calls_that_are_reset_do_not_end_those_of_others() -> None:
+    """Of 12,000 that come and are reset in one turn of the event loop, few wait to be taken.
+
+    gRPC cancels calls of any client when too many wait.
+    """
+
+    async def outcome() -> tuple[int, list[int | None]]:
+        port, taken = free_port(), 0
+
+        async def answer(requests: object, context: object) -> None:
+            nonlocal taken
+            taken += 1
+
+        handler = grpc.stream_stream_rpc_method_handler(answer)
+        options = _options(Service(Settings(), Paths()))
+        server = AioServer(options, {INFER.decode(): handler, UNKNOWN: handler})
+        server.bind(f"127.0.0.1:{port}")
+        await server.start()
+        with ExitStack() as connections:
+            for _ in range(12):
+                hostile = connections.enter_context(Connection(port))
+                for _ in range(1_000):
+                    hostile.reset(hostile.begin(INFER))
+                hostile.ping()
+            others = [connections.enter_context(Connection(port)) for _ in range(20)]
+            calls = [(other, other.begin(INFER)) for other in others]
+            statuses = [await asyncio.to_thread(status_of, *call) for call in calls]
+        await server.shutdown(None)
+        return taken, statuses
+
+    taken, statuses = asyncio.run(outcome())
+    assert statuses == [grpc.StatusCode.OK.value[0]] * 20
+    assert taken <= 12 * (STREAMS + 1) + AT_ONCE + 20
 
 
 @pytest.mark.parametrize(

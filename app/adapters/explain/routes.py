@@ -15,8 +15,8 @@ from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.openapi.schemas import Answered
 from app.api.routing import TextRoute
-from app.api.validation import RequestBody, Text
 from app.config.settings import Settings
+from app.validation import RequestBody, Text
 
 router = APIRouter(tags=["classification"], route_class=TextRoute)
 

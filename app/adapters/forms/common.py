@@ -1,21 +1,15 @@
 """What the protocols of other servers have in common."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, PlainValidator
 from typing_extensions import TypedDict
 
-from app.api.validation import NonEmpty, PairObject, Text, parse_texts
 from app.engine.model.model import Model
 from app.engine.predictions import Prediction
 from app.engine.text.pairs import Input
-
-
-def whole(value: Any) -> Any:
-    """``value``, as an int if it is a whole float: in JSON, 2.0 and 2 are the same number."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
+from app.validation import NonEmpty, PairObject, Text, parse_texts
 
 # These protocols have no place for the error of one text, so every text must be valid.
 AllTexts = Annotated[

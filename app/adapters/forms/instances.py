@@ -11,10 +11,10 @@ from typing_extensions import TypedDict
 from app.api.answers import JsonAnswer, timing, whole_failure
 from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
-from app.api.validation import NonEmpty, text_or_pair
 from app.engine.predictions import FailedItem, Prediction, item
 from app.engine.text.encoding import Overflow, TextOptions
 from app.engine.text.pairs import Input
+from app.validation import NonEmpty, text_or_pair
 
 TEXT_FIELDS = ("text", "inputs", "content")
 ACCEPTED = f"a string, or an object with a string in one of the fields {', '.join(TEXT_FIELDS)}"

@@ -6,13 +6,12 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from app.adapters.forms.common import INPUTS, AllTexts, LabelScore, ranking, whole
-from app.api.answers import every_prediction
+from app.adapters.forms.common import INPUTS, AllTexts, LabelScore, ranking
 from app.api.http_exchange import HttpRequest
-from app.api.validation import as_list
 from app.engine.classifier import Classification
 from app.engine.model.model import Model
-from app.engine.predictions import Prediction
+from app.engine.predictions import Prediction, every_prediction
+from app.validation import as_list, whole
 
 Function = Literal["softmax", "sigmoid", "none"]
 

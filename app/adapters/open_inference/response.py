@@ -2,40 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NotRequired
+from typing import NotRequired
 
-import numpy as np
 from fastapi import Response
-from pydantic import Field
 from typing_extensions import TypedDict
 
-from app.adapters.open_inference.bytes_tensor import pack
-from app.adapters.open_inference.request import (
-    ALL_OUTPUTS,
-    JSON_LENGTH,
-    InferRequest,
-    OutputName,
-)
+from app.adapters.open_inference.request import JSON_LENGTH
 from app.engine.model.model import Model
 from app.engine.predictions import Prediction
-
-VERSION = "1"  # the same for every model; not the model's revision
-DataType = Literal["BYTES", "FP32"]
-
-
-class TensorMetadata(TypedDict):
-    """Name, type and shape of a tensor. In a model's metadata, -1 means the number of texts."""
-
-    name: Annotated[str, Field(description="the tensor's name")]
-    datatype: Annotated[DataType, Field(description="type of its values")]
-    shape: Annotated[list[int], Field(description="its dimensions; -1: the number of texts")]
-
-
-class Tensor(TensorMetadata):
-    """An output: its values row by row, or the number of bytes that follow the JSON for it."""
-
-    data: NotRequired[list[str] | list[float]]
-    parameters: NotRequired[dict[str, int]]
+from app.open_inference.request import ALL_OUTPUTS, InferRequest
+from app.open_inference.tensors import VERSION, Tensor, output_tensor, packed_values
 
 
 class InferResponse(TypedDict):
@@ -45,15 +21,6 @@ class InferResponse(TypedDict):
     model_version: str
     id: NotRequired[str]
     outputs: list[Tensor]
-
-
-def tensor_metadata(name: OutputName, texts: int, labels: Sequence[str]) -> TensorMetadata:
-    """Name, type and shape of an output."""
-    return {
-        "name": name,
-        "datatype": "BYTES" if name == "label" else "FP32",
-        "shape": [texts, len(labels)] if name in ("logits", "scores") else [texts],
-    }
 
 
 def infer_response(
@@ -85,26 +52,3 @@ def infer_response(
         media_type="application/octet-stream",
         headers={**headers, JSON_LENGTH: str(len(document))},
     )
-
-
-def output_tensor(
-    name: OutputName, predictions: Sequence[Prediction], labels: Sequence[str]
-) -> Tensor:
-    """An output for these texts, with its values row by row in ``data``."""
-    metadata = tensor_metadata(name, len(predictions), labels)
-    values = [value for prediction in predictions for value in _row(prediction[name])]
-    return {
-        "name": name,
-        "datatype": metadata["datatype"],
-        "shape": metadata["shape"],
-        "data": values,
-    }
-
-
-def _row(value: str | float | dict[str, float]) -> Sequence[Any]:
-    return list(value.values()) if isinstance(value, dict) else [value]
-
-
-def packed_values(datatype: DataType, values: Sequence[Any]) -> bytes:
-    """The values as bytes, in the form of the binary tensor data extension."""
-    return pack(values) if datatype == "BYTES" else np.array(values, dtype="<f4").tobytes()

@@ -7,35 +7,26 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from app.adapter import Adapter
-from app.adapters.open_inference.request import ALL_OUTPUTS, read_inference_request
-from app.adapters.open_inference.response import (
-    VERSION,
-    TensorMetadata,
-    infer_response,
-    tensor_metadata,
-)
-from app.api.answers import every_prediction, timing
+from app.adapters.open_inference.request import read_inference_request
+from app.adapters.open_inference.response import infer_response
+from app.api.answers import timing
 from app.api.http_exchange import HttpRequest
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, example, path_parameters
 from app.api.routing import Route, TextRoute
 from app.config.settings import Settings
 from app.engine.classifier import Classifier
-from app.engine.model.model import Model
+from app.engine.predictions import every_prediction
 from app.engine.text.encoding import TextOptions
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 from app.limits import Paths, PathSet
-from app.service import Service
+from app.open_inference.tensors import SERVER, VERSION, ModelMetadata, metadata_of, of_version
 
 router = APIRouter(prefix="/v2", tags=["compatibility"], route_class=Route)
 # Not in our OpenAPI document: JSON Schema cannot say that data must have as many texts as shape
 # says, nor that bytes may follow the JSON. The protocol has its own description.
 infer_router = APIRouter(prefix="/v2", include_in_schema=False, route_class=TextRoute)
 PATHS = Paths(probes=PathSet({"/v2/health/live", "/v2/health/ready"}))
-
-
-SERVER = "sentiment-service"
-PLATFORM = "onnxruntime_onnx"
 
 
 class ServerMetadata(TypedDict):
@@ -64,23 +55,6 @@ class ModelReady(Ready):
     name: Annotated[str, Field(description="the model's name")]
 
 
-class ModelParameters(TypedDict):
-    """Metadata for which the protocol has no field."""
-
-    labels: Annotated[list[str], Field(description="in the order of the logits and scores")]
-
-
-class ModelMetadata(TypedDict):
-    """A served model."""
-
-    name: Annotated[str, Field(description="the model's name")]
-    versions: Annotated[list[str], Field(description="always 1")]
-    platform: Annotated[str, Field(description="what computes it")]
-    inputs: Annotated[list[TensorMetadata], Field(description="the tensor of texts")]
-    outputs: Annotated[list[TensorMetadata], Field(description="what may be asked for")]
-    parameters: Annotated[ModelParameters, Field(description="what the protocol has no field for")]
-
-
 SERVER_EXAMPLE = {
     "name": "sentiment-service",
     "version": "0.2.0",
@@ -99,6 +73,7 @@ METADATA = {
     ],
     "parameters": {"labels": examples.LABELS},
 }
+
 _NAMED = path_parameters("name")
 _VERSIONED = path_parameters("name", "version")
 _METADATA = {
@@ -203,30 +178,6 @@ def served(request: HttpRequest) -> Classifier:
     """
     version = request.path_params.get("version", VERSION)
     return of_version(request.exchange.service, request.path_params["name"], version)
-
-
-def of_version(service: Service, name: str, version: str) -> Classifier:
-    """The classifier of a model and a version of it.
-
-    Raises:
-        ModelNotFound: no model has that name, or the model does not have that version.
-    """
-    classifier = service.models.classifier(name)
-    if version != VERSION:
-        raise ModelNotFound(f"{classifier.model.name} is served in version {VERSION} only")
-    return classifier
-
-
-def metadata_of(model: Model) -> ModelMetadata:
-    """The model's tensors and labels."""
-    return {
-        "name": model.name,
-        "versions": [VERSION],
-        "platform": PLATFORM,
-        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
-        "outputs": [tensor_metadata(output.name, -1, model.labels) for output in ALL_OUTPUTS],
-        "parameters": {"labels": model.labels},
-    }
 
 
 def register(settings: Settings) -> Adapter:

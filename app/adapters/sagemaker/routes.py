@@ -26,10 +26,10 @@ from app.api.openapi.document import ERRORS, documented
 from app.api.openapi.schemas import ClassifyRequest
 from app.api.routes import classify
 from app.api.routing import Route, TextRoute
-from app.api.validation import ByField
 from app.config.settings import Settings
 from app.errors import UnsupportedMediaType
 from app.limits import Paths, PathSet
+from app.validation import ByField
 
 # Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
 # The platform has its own description, and docs/platforms.md has ours.

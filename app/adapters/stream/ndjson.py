@@ -8,11 +8,11 @@ from typing import Any
 from pydantic_core import to_json
 
 from app.api.body import parse
-from app.api.validation import text_or_pair
 from app.engine.predictions import Outcome, item
 from app.engine.text.pairs import Input
 from app.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
 from app.limits import InflightBytes
+from app.validation import text_or_pair
 
 # The most lines that are classified together.
 GROUP_LINES = 128

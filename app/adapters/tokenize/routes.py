@@ -15,10 +15,10 @@ from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.openapi.schemas import Answered
 from app.api.routing import TextRoute
-from app.api.validation import RequestBody, Texts, as_list
 from app.config.settings import Settings
 from app.engine.predictions import FailedItem, item
 from app.errors import ServiceError
+from app.validation import RequestBody, Texts, as_list
 
 router = APIRouter(tags=["classification"], route_class=TextRoute)
 

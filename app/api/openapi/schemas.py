@@ -8,10 +8,10 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from app.api.validation import LanguageTag, RequestBody, Texts
 from app.engine.model.bundle import Calibration, Parity, Precision
 from app.engine.predictions import FailedItem, Prediction
 from app.engine.text.encoding import Overflow, Preprocessing, Split
+from app.validation import LanguageTag, RequestBody, Texts
 
 
 class ClassifyRequest(RequestBody):

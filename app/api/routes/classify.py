@@ -12,9 +12,9 @@ from app.api.openapi.schemas import (
     ClassifyResponse,
 )
 from app.api.routing import TextRoute
-from app.api.validation import as_list
 from app.engine.predictions import item
 from app.engine.text.encoding import TextOptions
+from app.validation import as_list
 
 router = APIRouter(tags=["classification"], route_class=TextRoute)
 

@@ -26,6 +26,7 @@ def faults(traffic: Traffic) -> dict[str, Fault]:
         "sends gRPC metadata that is not UTF-8": _bad_metadata,
         "holds back the last byte of gRPC messages": _held_back,
         "opens 500 gRPC Watch streams": _watch_flood,
+        "opens and resets 6,000 gRPC calls": _reset_flood,
     }
     return {
         name: Fault(1, partial(_inflict, traffic, act), {CORRECT, "429"})
@@ -77,6 +78,13 @@ def _watch_flood(port: int) -> None:
             stream = connection.begin(http2.WATCH)
             connection.send(stream, http2.message(b""), end=True)
         time.sleep(HOLD_S)
+
+
+def _reset_flood(port: int) -> None:
+    with http2.Connection(port, timeout_s=WAIT_S) as connection, suppress(OSError):
+        for _ in range(6_000):
+            connection.reset(connection.begin(http2.INFER, [AUTHORIZATION]))
+        connection.ping()
 
 
 def _read_all(connection: http2.Connection) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from fastapi.testclient import TestClient
 
-from app.api.answers import every_prediction
+from app.engine.predictions import every_prediction
 from app.errors import DeadlineExceeded
 from tests.conftest import Listen
 from tests.support.raw_http import HEAD, connect, exchange, port_of

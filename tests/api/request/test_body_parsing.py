@@ -26,7 +26,6 @@ from app.api.body import (
 )
 from app.api.decoding import FIRST_BYTES, UNSUSPICIOUS_BYTES, Decoder, decoder
 from app.api.http_exchange import HttpRequest
-from app.api.validation import RequestBody
 from app.engine.worker import Worker
 from app.errors import (
     ClientDisconnected,
@@ -35,6 +34,7 @@ from app.errors import (
     PayloadTooLarge,
     UnsupportedMediaType,
 )
+from app.validation import RequestBody
 
 T = TypeVar("T")
 JSON = (b"content-type", b"application/json")

@@ -113,6 +113,11 @@ def _first_fault(error: ValidationError) -> str:
     return fault["msg"] if fault["type"] == "unknown_field" else NO_OBJECT
 
 
+def whole(value: Any) -> Any:
+    """``value``, as an int if it is a whole float: in JSON, 2.0 and 2 are the same number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 PAIR = '{"text": ..., "text_pair": ...}'
 
 Item = TypeVar("Item")

@@ -1,0 +1,109 @@
+"""Models and tensors in the terms of the Open Inference Protocol, over HTTP and gRPC."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NotRequired
+
+import numpy as np
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from app.engine.classifier import Classifier
+from app.engine.model.model import Model
+from app.engine.predictions import Prediction
+from app.errors import ModelNotFound
+from app.open_inference.bytes_tensor import pack
+from app.open_inference.request import ALL_OUTPUTS, OutputName
+from app.service import Service
+
+SERVER = "sentiment-service"
+PLATFORM = "onnxruntime_onnx"
+VERSION = "1"  # the same for every model; not the model's revision
+DataType = Literal["BYTES", "FP32"]
+
+
+class TensorMetadata(TypedDict):
+    """Name, type and shape of a tensor. In a model's metadata, -1 means the number of texts."""
+
+    name: Annotated[str, Field(description="the tensor's name")]
+    datatype: Annotated[DataType, Field(description="type of its values")]
+    shape: Annotated[list[int], Field(description="its dimensions; -1: the number of texts")]
+
+
+class Tensor(TensorMetadata):
+    """An output: its values row by row, or the number of bytes that follow the JSON for it."""
+
+    data: NotRequired[list[str] | list[float]]
+    parameters: NotRequired[dict[str, int]]
+
+
+class ModelParameters(TypedDict):
+    """Metadata for which the protocol has no field."""
+
+    labels: Annotated[list[str], Field(description="in the order of the logits and scores")]
+
+
+class ModelMetadata(TypedDict):
+    """A served model."""
+
+    name: Annotated[str, Field(description="the model's name")]
+    versions: Annotated[list[str], Field(description="always 1")]
+    platform: Annotated[str, Field(description="what computes it")]
+    inputs: Annotated[list[TensorMetadata], Field(description="the tensor of texts")]
+    outputs: Annotated[list[TensorMetadata], Field(description="what may be asked for")]
+    parameters: Annotated[ModelParameters, Field(description="what the protocol has no field for")]
+
+
+def of_version(service: Service, name: str, version: str) -> Classifier:
+    """The classifier of a model and a version of it.
+
+    Raises:
+        ModelNotFound: no model has that name, or the model does not have that version.
+    """
+    classifier = service.models.classifier(name)
+    if version != VERSION:
+        raise ModelNotFound(f"{classifier.model.name} is served in version {VERSION} only")
+    return classifier
+
+
+def metadata_of(model: Model) -> ModelMetadata:
+    """The model's tensors and labels."""
+    return {
+        "name": model.name,
+        "versions": [VERSION],
+        "platform": PLATFORM,
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+        "outputs": [tensor_metadata(output.name, -1, model.labels) for output in ALL_OUTPUTS],
+        "parameters": {"labels": model.labels},
+    }
+
+
+def tensor_metadata(name: OutputName, texts: int, labels: Sequence[str]) -> TensorMetadata:
+    """Name, type and shape of an output."""
+    return {
+        "name": name,
+        "datatype": "BYTES" if name == "label" else "FP32",
+        "shape": [texts, len(labels)] if name in ("logits", "scores") else [texts],
+    }
+
+
+def output_tensor(
+    name: OutputName, predictions: Sequence[Prediction], labels: Sequence[str]
+) -> Tensor:
+    """An output for these texts, with its values row by row in ``data``."""
+    metadata = tensor_metadata(name, len(predictions), labels)
+    values = [value for prediction in predictions for value in _row(prediction[name])]
+    return {
+        "name": name,
+        "datatype": metadata["datatype"],
+        "shape": metadata["shape"],
+        "data": values,
+    }
+
+
+def _row(value: str | float | dict[str, float]) -> Sequence[Any]:
+    return list(value.values()) if isinstance(value, dict) else [value]
+
+
+def packed_values(datatype: DataType, values: Sequence[Any]) -> bytes:
+    """The values as bytes, in the form of the binary tensor data extension."""
+    return pack(values) if datatype == "BYTES" else np.array(values, dtype="<f4").tobytes()
