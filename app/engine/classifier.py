@@ -5,12 +5,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from app.engine.batching.admission import REQUEST_SHARE
 from app.engine.batching.batcher import MicroBatcher
+from app.engine.batching.batches import Answer
 from app.engine.batching.cache import ResultCache
 from app.engine.batching.fair_queue import LOOK_AHEAD
-from app.engine.batching.pending import Answer
 from app.engine.config import EngineConfig
 from app.engine.health import Health
 from app.engine.lifecycle import Lifecycle
@@ -41,10 +42,8 @@ INLINE_CHARS = 2_000
 # alone is not enough, because the texts of streams come and go in whole groups.
 STREAM_LOOKS = 2
 
-# Submits items with a tag to a batcher, at a time of its own choice, and returns the answer.
-Submit = Callable[
-    [MicroBatcher[Encoding, Scored], Sequence[Encoding], object], Awaitable[Answer[Scored]]
-]
+# Submits items to a batcher, with a ``tag``, at a time of its own choice, and returns the answer.
+Submit = Callable[..., Awaitable[Answer[Scored]]]
 
 # Idle runners get at least this long to end, also if ``retire`` has no time left.
 LEAST_DRAIN_S = 0.1
@@ -192,17 +191,17 @@ class Classifier:
             encoded = await self._encode(texts, options, deadline, refuse=submit is None)
             tokenize_s = time.perf_counter() - started
             tag = self.observer.tag()
-
-            def compute(items: Sequence[Encoding]) -> Awaitable[Answer[Scored]]:
-                if submit is not None:
-                    return submit(self._batcher, items, tag)
-                timeout_s = max(0.0, deadline - self._loop.time())
-                return self._batcher.submit(items, timeout_s=timeout_s, tag=tag)
-
+            timeout_s = max(0.0, deadline - self._loop.time())
+            compute: Submit = (
+                partial(self._batcher.submit, timeout_s=timeout_s, tag=tag)
+                if submit is None
+                else partial(submit, self._batcher, tag=tag)
+            )
             items = encodings(encoded)
-            # Results that are in the cache are not computed again.
-            computing = self._cache.answer(items, compute) if self._cache else compute(items)
-            answer = await computing
+            if self._cache is not None:
+                answer = await self._cache.answer(items, compute)
+            else:
+                answer = await compute(items)
             seconds = (tokenize_s, answer.queue_seconds, answer.inference_seconds)
             stages = dict(zip(STAGES, seconds, strict=True))
             self.observer.stages(stages, begun_ns=begun_ns, tag=tag)

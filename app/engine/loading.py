@@ -13,7 +13,7 @@ from app.engine.model.bundle import Bundle
 from app.engine.model.device_errors import loading_error
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
-from app.engine.text.tokenizer_threads import use_idle_cpus
+from app.engine.text.text_tokenizer import use_idle_cpus
 from app.engine.tuning.plan import ServingPlan, tune
 from app.engine.worker import Steps
 from app.errors import ServiceError, UserError

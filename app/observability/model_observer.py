@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
-from app.engine.batching.inference import BatchReport
+from app.engine.batching.batches import BatchReport
 from app.engine.model.model import Model
 from app.engine.observer import STAGES, Observer
 from app.engine.predictions import Outcome

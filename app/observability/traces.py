@@ -15,7 +15,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from app.config.extras import missing_extra
 
 if TYPE_CHECKING:
-    from app.engine.batching.inference import BatchReport
+    from app.engine.batching.batches import BatchReport
 
 # Seconds that a collector may take. Short, so that a slow collector does not delay the shutdown.
 TIMEOUT_S = 2

@@ -21,7 +21,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from app.engine.model.bundle import Bundle
 from app.engine.model.device import CPU
-from app.engine.model.session import open_session
+from app.engine.model.sessions import open_session
 from benchmarks.random_checkpoint import random_checkpoint
 from benchmarks.subject import Goal, Subject
 from benchmarks.tables import Row

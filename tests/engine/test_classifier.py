@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.engine.batching.pending import Answer
+from app.engine.batching.batches import Answer
 from app.engine.classifier import INLINE_CHARS, Classification, Classifier
 from app.engine.text.encoding import TextOptions
 from app.engine.text.input_tokenizer import InputTokenizer

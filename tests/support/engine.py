@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config.settings import Settings
-from app.engine.batching.inference import BatchReport
+from app.engine.batching.batches import BatchReport
 from app.engine.classifier import Classifier
 from app.engine.config import EngineConfig
 from app.engine.lifecycle import Lifecycle

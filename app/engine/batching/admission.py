@@ -6,8 +6,6 @@ each step of tokenising them. None of these checks can stand for another, becaus
 requests fill the queue.
 """
 
-from collections.abc import Callable
-
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.fair_queue import LOOK_AHEAD
 from app.errors import RETRY_AFTER_S, Overloaded, TooManyTexts
@@ -28,14 +26,10 @@ CAUTION = 1.15
 class Admission:
     """Measures how fast batches are computed, and refuses requests that would wait in vain.
 
-    It has no lock of its own. ``runners()`` is the number of runners that work at this moment, at
-    least 1.
+    It has no lock of its own.
     """
 
-    def __init__(
-        self, *, runners: Callable[[], int], budget: TokenBudget, max_queue_tokens: int
-    ) -> None:
-        self._runners = runners
+    def __init__(self, *, budget: TokenBudget, max_queue_tokens: int) -> None:
         self._budget = budget
         self._max_queue_tokens = max_queue_tokens
         self.seconds_per_token = 0.0  # of one runner; 0 before the first batch
@@ -50,10 +44,13 @@ class Admission:
         self._seconds = SPEED_DECAY * self._seconds + seconds
         self.seconds_per_token = self._seconds / self._tokens
 
-    def check(self, tokens: int, *, queued: int, ahead: int, timeout_s: float) -> None:
+    def check(
+        self, tokens: int, *, queued: int, ahead: int, runners: int, timeout_s: float
+    ) -> None:
         """Return if a request of ``tokens`` tokens may enter the queue.
 
         ``queued`` tokens are in the queue. ``ahead`` of them are served before this request.
+        ``runners`` is the number of runners that work at this moment, at least 1.
 
         Raises:
             TooManyTexts: the request would fill more than its share of the queue.
@@ -70,9 +67,10 @@ class Admission:
                 f"{queued} tokens are waiting; with the {tokens} of this request they would "
                 f"exceed the limit of {limit}",
                 reason="queue_full",
-                retry_after_s=self._seconds_for(queued + tokens - limit) or RETRY_AFTER_S,
+                retry_after_s=(queued + tokens - limit) * self.seconds_per_token / runners
+                or RETRY_AFTER_S,
             )
-        wait_s = self._predicted_wait_s(ahead, tokens)
+        wait_s = self._predicted_wait_s(ahead, tokens, runners)
         if wait_s > timeout_s:
             raise Overloaded(
                 f"{ahead} tokens are ahead of this request; the predicted wait is {wait_s:.1f} s, "
@@ -81,7 +79,7 @@ class Admission:
                 retry_after_s=wait_s - timeout_s,
             )
 
-    def _predicted_wait_s(self, ahead: int, tokens: int) -> float:
+    def _predicted_wait_s(self, ahead: int, tokens: int, runners: int) -> float:
         """Estimated seconds until the answer, rather too many than too few.
 
         0 if nothing is ahead, or before the first batch.
@@ -92,8 +90,5 @@ class Admission:
         # tokens again may be served first. The answer is complete when the last batch ends.
         overtaking = min(ahead, LOOK_AHEAD * self._budget.tokens)
         batch_s = self._seconds / self._batches
-        return CAUTION * (self._seconds_for(ahead + overtaking + tokens) + batch_s)
-
-    def _seconds_for(self, tokens: int) -> float:
-        """Seconds that all runners together need for ``tokens``; 0 before the first batch."""
-        return tokens * self.seconds_per_token / self._runners()
+        before_s = (ahead + overtaking + tokens) * self.seconds_per_token / runners
+        return CAUTION * (before_s + batch_s)

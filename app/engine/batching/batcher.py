@@ -17,18 +17,21 @@ from functools import partial
 from typing import Generic
 
 from app.engine.batching.admission import Admission
-from app.engine.batching.budget import TokenBudget
-from app.engine.batching.fair_queue import FairQueue
-from app.engine.batching.inference import BatchObserver, BatchReport, infer_each, out_of_memory
-from app.engine.batching.pending import (
+from app.engine.batching.batches import (
     Answer,
     Batch,
+    BatchObserver,
+    BatchReport,
     ComputeTime,
     Item,
     PendingRequest,
     QueuedItem,
     Result,
+    infer_each,
+    out_of_memory,
 )
+from app.engine.batching.budget import TokenBudget
+from app.engine.batching.fair_queue import FairQueue
 from app.engine.batching.runners import Runner, Runners
 from app.errors import (
     DeadlineExceeded,
@@ -79,9 +82,7 @@ class MicroBatcher(Generic[Item, Result]):
         self._queue: FairQueue[QueuedItem[Item, Result]] = FairQueue()
         self._closed = False
         self._failed_in_a_row = 0
-        self._admission = Admission(
-            runners=lambda: self.runners.working, budget=budget, max_queue_tokens=max_queue_tokens
-        )
+        self._admission = Admission(budget=budget, max_queue_tokens=max_queue_tokens)
 
         self.runners: Runners[Item, Result] = Runners(
             runners,
@@ -165,6 +166,7 @@ class MicroBatcher(Generic[Item, Result]):
                 tokens,
                 queued=self._queue.tokens,
                 ahead=self._queue.tokens_before(tokens),
+                runners=self.runners.working,
                 timeout_s=timeout_s,
             )
 

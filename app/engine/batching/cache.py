@@ -7,7 +7,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Protocol, TypeVar
 
-from app.engine.batching.pending import Answer
+from app.engine.batching.batches import Answer
 from app.errors import ServiceError
 
 DIGEST_BYTES = 16

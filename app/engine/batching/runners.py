@@ -14,8 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic
 
-from app.engine.batching.inference import BatchObserver
-from app.engine.batching.pending import Batch, Item, Result
+from app.engine.batching.batches import Batch, BatchObserver, Item, Result
 
 # Seconds between the end of a thread and the start of the next. Without the pause, a fault that
 # comes back at once would keep a CPU and the log busy.
@@ -89,6 +88,8 @@ class Runners(Generic[Item, Result]):
             for number in range(count)
         ]
         self.stuck = 0  # number of runners that hang
+        self.working = count  # number of runners that do not hang; at least 1
+        self.all_stuck = False  # every runner hangs
         self._losses = 0  # threads lost since the last finished batch
         self._watching: asyncio.TimerHandle | None = None
         self._given_up = False
@@ -97,16 +98,6 @@ class Runners(Generic[Item, Result]):
     def idle(self) -> int:
         """The number of runners that can take a batch."""
         return sum(runner.idle for runner in self._all)
-
-    @property
-    def working(self) -> int:
-        """The number of runners that do not hang; at least 1."""
-        return max(1, len(self._all) - self.stuck)
-
-    @property
-    def all_stuck(self) -> bool:
-        """Whether every runner hangs."""
-        return self.stuck == len(self._all)
 
     @property
     def complete(self) -> bool:
@@ -213,7 +204,7 @@ class Runners(Generic[Item, Result]):
         batch = runner.batch
         if not batch or batch is not runner.watched:
             if runner.stuck:
-                self.stuck -= 1
+                self._count_stuck(-1)
                 logger.warning("%s does not hang any more", runner.name)
             runner.watched, runner.looks, runner.stuck = batch, 0, False
             return
@@ -224,7 +215,7 @@ class Runners(Generic[Item, Result]):
         limit = max(STUCK_LEAST_S, STUCK_FACTOR * runner.expected_s)
         if not runner.stuck and seconds > limit:
             runner.stuck = True
-            self.stuck += 1
+            self._count_stuck(1)
             logger.error(
                 "%s hangs: a batch of %d texts has taken more than %.1f s, where %.3f s were "
                 "expected; its texts fail",
@@ -235,3 +226,8 @@ class Runners(Generic[Item, Result]):
             )
             self._observer.batch_stalled()
             self._on_failure(batch)
+
+    def _count_stuck(self, change: int) -> None:
+        self.stuck += change
+        self.working = max(1, len(self._all) - self.stuck)
+        self.all_stuck = self.stuck == len(self._all)

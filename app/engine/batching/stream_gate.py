@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from app.engine.batching.batcher import MicroBatcher
-from app.engine.batching.pending import Answer, Item, Result
+from app.engine.batching.batches import Answer, Item, Result
 from app.errors import Overloaded, ShuttingDown
 
 # The shortest and longest wait before a full queue is asked again whether it has room.

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from app.engine.model.bundle import Bundle, Precision
 from app.engine.model.device import CPU, Device
 from app.engine.model.device_errors import device_error
-from app.engine.model.replicas import Replicas
-from app.engine.model.session import open_session
+from app.engine.model.sessions import Replicas, open_session
 from app.engine.text.encoding import ID_BYTES, Encoding
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.errors import InferenceFailed, ServiceError, UserError

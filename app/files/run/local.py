@@ -13,8 +13,8 @@ from typing import Any
 import numpy  # noqa: F401 - if memory is short, it says so; ONNX Runtime would print a traceback
 
 from app.config.settings import Settings
+from app.engine.batching.batches import infer_each, out_of_memory
 from app.engine.batching.budget import TokenBudget
-from app.engine.batching.inference import infer_each, out_of_memory
 from app.engine.loading import load_as_set
 from app.engine.machine.cpu import available_cpus, ways_to_share
 from app.engine.machine.gpu import CUDA

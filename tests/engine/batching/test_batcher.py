@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from app.engine.batching.inference import BatchReport
+from app.engine.batching.batches import BatchReport
 from tests.support.batching import (
     Clock,
     Gate,

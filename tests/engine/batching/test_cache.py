@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from app.engine.batching.batches import Answer
 from app.engine.batching.cache import ResultCache
-from app.engine.batching.pending import Answer
 from app.engine.model.model import Scored
 from app.engine.text.encoding import Encoding
 from app.errors import InferenceFailed, Overloaded, ServiceError

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from app.engine.batching.batches import BatchReport
 from app.engine.batching.budget import TokenBudget
-from app.engine.batching.inference import BatchReport
 from app.errors import DeviceLost, InferenceFailed, NotReady, OutOfMemory, ServiceError
 from tests.support.batching import (
     Clock,

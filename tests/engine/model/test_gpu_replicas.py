@@ -17,8 +17,7 @@ from app.engine.model import device, model
 from app.engine.model.bundle import sha256
 from app.engine.model.device import CPU
 from app.engine.model.model import Model
-from app.engine.model.replicas import Replicas
-from app.engine.model.session import open_session
+from app.engine.model.sessions import Replicas, open_session
 from tests.conftest import Serve
 from tests.support.matmul_integer import MATMUL_INTEGER
 from tests.support.tiny_bundle import different_texts, load, make_bundle, write_manifest

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from app.engine.machine.cpu import cpu_flags
 from app.engine.model.bundle import EMBEDDED_BUNDLE
 from app.engine.model.device import CPU
-from app.engine.model.session import open_session
+from app.engine.model.sessions import open_session
 from tests.conftest import Serve
 from tests.support.serving import COMMAND, Process
 from tests.support.tiny_bundle import load

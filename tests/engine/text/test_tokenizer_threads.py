@@ -25,7 +25,7 @@ import os, sys
 from pathlib import Path
 from app.engine.model.bundle import Bundle
 from app.engine.model.load import load_model
-from app.engine.text.tokenizer_threads import use_idle_cpus
+from app.engine.text.text_tokenizer import use_idle_cpus
 model = load_model(Bundle.open(Path(sys.argv[1])), device="cpu", precision="auto", threads=1)
 def threads():
     return len(os.listdir("/proc/self/task"))

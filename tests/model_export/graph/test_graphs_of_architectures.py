@@ -19,7 +19,7 @@ from onnx import TensorProto
 from app.engine.model import parity
 from app.engine.model.bundle import Precision
 from app.engine.model.device import CPU
-from app.engine.model.session import open_session
+from app.engine.model.sessions import open_session
 from app.engine.text.encoding import Encoding
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint

@@ -8,9 +8,8 @@ import pytest
 
 from app.engine.batching.admission import CAUTION, REQUEST_SHARE, SPEED_DECAY
 from app.engine.batching.batcher import FAILING_AFTER
+from app.engine.batching.batches import Answer, BatchReport
 from app.engine.batching.fair_queue import LOOK_AHEAD
-from app.engine.batching.inference import BatchReport
-from app.engine.batching.pending import Answer
 from app.errors import (
     RETRY_AFTER_S,
     DeadlineExceeded,

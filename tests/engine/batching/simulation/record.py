@@ -13,10 +13,9 @@ from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
 from app.engine.batching.batcher import MicroBatcher
+from app.engine.batching.batches import Answer, BatchReport
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.fair_queue import FairQueue
-from app.engine.batching.inference import BatchReport
-from app.engine.batching.pending import Answer
 from app.errors import DeviceLost, OutOfMemory, ServiceError
 from tests.support.batching import Hooks
 from tests.support.virtual_time import Simulation
