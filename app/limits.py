@@ -40,9 +40,10 @@ NONE = PathSet()
 class Paths:
     """The paths, HTTP's and gRPC's, that are not treated like the others.
 
-    ``probes`` need no key, have no rate limit and begin at once; ``open`` need no key. Both are for
-    reading only. A POST to ``admin`` needs an admin key. Where ``probes`` and ``quiet`` succeed,
-    their log line has the level debug: orchestrators, Prometheus and browsers ask all the time.
+    ``probes`` need no key and have no rate limit; ``open`` need no key. Both are for reading only.
+    A POST to ``admin`` needs an admin key. Orchestrators, Prometheus and browsers ask for
+    ``probes`` and ``quiet`` all the time: they begin at once, and where they succeed, their log
+    line has the level debug.
     """
 
     probes: PathSet = NONE

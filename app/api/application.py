@@ -83,7 +83,7 @@ class Application(FastAPI):
     @cached_property
     def packed_openapi(self) -> bytes:
         """The document as JSON in gzip."""
-        return gzip.compress(json.dumps(self.openapi()).encode())
+        return gzip.compress(json.dumps(self.openapi(), separators=(",", ":")).encode())
 
     def build_middleware_stack(self) -> ASGIApp:
         """What each request passes before it reaches its route."""

@@ -41,7 +41,9 @@ class Route(APIRoute):
         if scope["method"] not in (self.methods or ()):
             allowed = methods_of(scope)
             raise MethodNotAllowed(f"allowed here: {', '.join(allowed)}", allowed=allowed)
-        request = HttpRequest(scope, exchange.receive_anything if self.streams else receive, send)
+        if self.streams:
+            receive = exchange.receive_anything  # for the endpoint and for its answer
+        request = HttpRequest(scope, receive, send)
         request.exchange = exchange
         answer = await self.endpoint(request)
         response = answer if isinstance(answer, Response) else JsonAnswer(answer)

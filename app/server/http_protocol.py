@@ -33,7 +33,7 @@ from app.exchange import request_id
 from app.limits import plain_address
 from app.server.quiet import QUIET_S
 from app.server.refusals import answer, refusal
-from app.server.transport import ResponseTransport, unread, unread_seconds
+from app.server.transport import ResponseTransport, has_unread
 from app.server.turns import Turns
 
 # The methods of uvicorn's protocol that HttpProtocol overrides, and why. A test compares this list
@@ -42,7 +42,6 @@ OVERRIDDEN = {
     "connection_made": "closing lingers; silence is timed from the start",
     "connection_lost": "timers end, whatever the reason; the request's work is cancelled",
     "data_received": "the parser gets one request, and the next one after its answer",
-    "eof_received": "a client that has ended its side may get its answer",
     "on_message_begin": "nothing is parsed behind a request in chunks",
     "on_header": "trailers are dropped, and white space behind a value",
     "on_headers_complete": "one Host (RFC 9112, section 3.2), no coding but chunks; the length",
@@ -59,10 +58,6 @@ HEAD_TIMEOUT_S = 20.0
 # How much a client may send ahead while its current request is answered. If it sends more, the
 # server stops reading from it.
 MAX_AHEAD_BYTES = 65_536
-# A client that has ended its sending side may be gone, or may wait for its answer. The server
-# cannot tell before it sends something, so it waits this long for the answer to be ready. uvicorn
-# and nginx's proxy do not wait at all.
-HALF_CLOSED_S = 0.2
 # The connection is cut if the client does not read for this long and the write buffer is full.
 SEND_TIMEOUT_S = 300.0
 HEAD_END = b"\r\n\r\n"
@@ -122,7 +117,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._body_left: int | None = 0  # bytes; None while it comes in chunks
         self._chunks: list[bytes] = []  # of the piece that the parser has got
         self._framing_excess = 0  # bytes of chunks' framing and of trailers, beyond those of body
-        self._half_closed = False
         self._unsent: asyncio.TimerHandle | None = None  # runs while the write buffer is full
         self._quiet_since = self.loop.time()  # while it waits for a head
         self._stopping_since = 0.0
@@ -151,7 +145,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._transport.drop(len(data))
         elif self._stage is Stage.HEAD:
             self._received += data
-            self._take_head(unread_s=unread_seconds(self._connection))
+            self._take_head()
         elif self._stage is Stage.BODY:
             self._take_body(data)
         elif self._stage is Stage.REFUSAL:
@@ -160,19 +154,6 @@ class HttpProtocol(HttpToolsProtocol):
             self._received += data
             if len(self._received) > MAX_AHEAD_BYTES:
                 self.flow.pause_reading()
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        if self._stage in (Stage.HEAD, Stage.BODY) or self._transport.is_closing():
-            return False  # close
-        self._half_closed = True
-        if self._stage is not Stage.TURN:
-            self._answer_soon()
-        return True
-
-    def _answer_soon(self) -> None:
-        """The client has ended its sending side: close after the answer, or soon without it."""
-        self.cycle.keep_alive = False
-        self._close_after(HALF_CLOSED_S)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -194,7 +175,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._transport.is_closing():
             return
         if self._stage is Stage.HEAD:
-            if quiet_s < QUIET_S or unread(self._connection, 1):
+            if quiet_s < QUIET_S or has_unread(self._connection):
                 return
             if self._received:  # half a head
                 self._refuse(ShuttingDown())
@@ -207,12 +188,12 @@ class HttpProtocol(HttpToolsProtocol):
         """Whether the client may still be sending."""
         if self.cycle is not None and not self.cycle.response_complete:
             return self.cycle.disconnected  # if False, the answer is cut off: do not wait
-        return not self._half_closed and (self._stage is not Stage.ANSWER or bool(self._received))
+        return self._stage is not Stage.ANSWER or bool(self._received)
 
     # One request
 
-    def _take_head(self, *, unread_s: float) -> None:
-        """Begin a request if its head is complete. It lay unread for ``unread_s`` seconds."""
+    def _take_head(self) -> None:
+        """Begin a request if its head is complete."""
         while self._received.startswith(b"\r\n"):  # some clients send this after a body
             del self._received[:2]
         if not self._received or self._received == b"\r":
@@ -228,7 +209,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_begun = False
             self._stage = Stage.TURN
             self._head_length = end + len(HEAD_END)
-            self._arrived_at = self.loop.time() - unread_s
+            self._arrived_at = self.loop.time()
             self._turns.take(head, self._begin)
         else:
             self._quiet_since = self.loop.time()
@@ -261,10 +242,6 @@ class HttpProtocol(HttpToolsProtocol):
             if rest:
                 self.data_received(rest)
             self._arrival.complete = self._stage is Stage.ANSWER
-            if self._half_closed and self._stage is Stage.BODY:
-                self._transport.close()
-            elif self._half_closed:
-                self._answer_soon()
 
     def _take_body(self, data: bytes) -> None:
         while data and self._stage is Stage.BODY:
@@ -374,7 +351,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._quiet_since = self.loop.time()
         self._close_after(self.timeout_keep_alive)
         if self._received:  # its deadline begins now, when it becomes the current request
-            self._take_head(unread_s=0.0)
+            self._take_head()
 
     # Refusals and timers
 

@@ -1,23 +1,14 @@
-"""Begins the connections that arrive at a site, probes before a flood of requests."""
+"""Begins the connections that arrive at a site."""
 
 import asyncio
 import socket
-from collections import deque
 from collections.abc import Callable
 
 from app.server.arrivals import Arrivals
-from app.server.transport import unread
-
-# Connections with a POST that begin in one turn of the event loop. Each takes some tenths of a
-# millisecond.
-BEGUN_A_TURN = 16
 
 
 class Listener:
     """Begins a connection with a ``protocol`` for each socket that arrives at a site.
-
-    A connection whose first request is a POST waits for its turn; another one begins at once. So
-    probes do not wait behind the connections of a flood.
 
     ``protocol`` makes the protocol of a connection from its socket, and ``arrivals`` takes the
     sockets of the site. ``on_failure`` is called when a connection is gone before it begins. Create
@@ -37,7 +28,6 @@ class Listener:
         self._on_failure = on_failure
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[socket.socket] = deque()  # they have sent a POST
         self._beginning: set[asyncio.Task[None]] = set()
         self._arrivals = arrivals(site, self._take)
 
@@ -57,30 +47,14 @@ class Listener:
         May be called more than once.
         """
         await self._arrivals.close()
-        self._begin_some(len(self._waiting))
         if self._beginning:
             await asyncio.wait(self._beginning)
 
     def _take(self, connection: socket.socket) -> bool:
-        if unread(connection, 4) == b"POST":
-            if not self._waiting:
-                self._loop.call_soon(self._begin_some)
-            self._waiting.append(connection)
-        else:
-            self._start(connection)
-        return True
-
-    def _begin_some(self, count: int = BEGUN_A_TURN) -> None:
-        """Begin some of the connections that wait, and others in the next turns."""
-        for _ in range(min(count, len(self._waiting))):
-            self._start(self._waiting.popleft())
-        if self._waiting:
-            self._loop.call_soon(self._begin_some)
-
-    def _start(self, connection: socket.socket) -> None:
         task = self._loop.create_task(self._begin(connection))
         self._beginning.add(task)
         task.add_done_callback(self._beginning.discard)
+        return True
 
     async def _begin(self, connection: socket.socket) -> None:
         try:

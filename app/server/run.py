@@ -147,7 +147,7 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(1)  # the log says why
-        turns = Turns(self._service.settings.deadline_ms)
+        turns = Turns(self._service.paths.probes | self._service.paths.quiet)
         for site, config in self._configs.items():
             if not config.loaded:  # the first one was loaded with its lifespan
                 config.load()

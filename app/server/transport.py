@@ -1,8 +1,7 @@
-"""A connection's transport, which lets a client read its last answer, and what it has unread."""
+"""A connection's transport, which lets a client read its last answer; what it has unread."""
 
 import asyncio
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -13,8 +12,6 @@ LINGER_BYTES = 256 * 1_048_576
 LINGER_S = 30.0
 # After this many seconds of silence, the client is assumed to have nothing more to send.
 SILENCE_S = 2.0
-# The field of Linux's struct tcp_info with the milliseconds since data last arrived.
-LAST_DATA_RECEIVED = slice(52, 56)
 
 
 class ResponseTransport:
@@ -111,18 +108,9 @@ class ResponseTransport:
         self._look_later()
 
 
-def unread_seconds(connection: socket.socket) -> float:
-    """How many seconds ago data last arrived; 0.0 where the kernel does not tell."""
+def has_unread(connection: socket.socket) -> bool:
+    """Whether something has arrived that is not read yet."""
     try:
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_DATA_RECEIVED.stop)
-    except (AttributeError, OSError):  # not Linux, or the connection is gone
-        return 0.0
-    return int.from_bytes(info[LAST_DATA_RECEIVED], sys.byteorder) / 1000
-
-
-def unread(connection: socket.socket, size: int) -> bytes:
-    """The first bytes that have arrived and are not read yet, ``size`` at most."""
-    try:
-        return connection.recv(size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except OSError:  # there is no data, or the connection is gone
-        return b""
+        return False

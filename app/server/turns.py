@@ -1,23 +1,16 @@
 """Limits how many requests begin in one turn of the event loop."""
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
-from app.errors import InvalidRequest
-from app.exchange import timeout_ms
+from app.limits import PathSet
 
 # A request costs the event loop about 0.3 ms, so a turn takes a few milliseconds. A health probe
 # or a finished answer waits that long, however many clients send at once.
 STARTS_A_TURN = 8
-# The share of its deadline that a request may wait for its turn. The rest is for the queue and
-# inference.
-PATIENCE = 0.5
-# Probes and scrapes are short, so they do not wait.
-TAKES_A_TURN = re.compile(rb"POST|[A-Z]+ /(?:docs|openapi|web|info|models)")
-TIMEOUT = re.compile(rb"\r\nx-request-timeout-ms:[ \t]*([^ \t\r]+)[ \t]*(?:\r\n|\Z)", re.IGNORECASE)
+# When requests wait longer than this, some clients will have no more time for their answers.
+PATIENCE_S = 0.1
 
 
 class Turns:
@@ -26,15 +19,14 @@ class Turns:
     Between two turns the loop checks its sockets. Without this limit, a thousand requests that
     have arrived would all begin before the next connection is accepted or the next probe is read.
 
-    When the first request in the queue has waited longer than its patience, there are more
-    requests than can begin in time. In order of arrival all would be late, so every second
-    request to begin is then the latest one.
+    When the first request in the queue has waited for long, there are more requests than can begin.
+    In order of arrival all would be late, so every second request to begin is then the latest one.
 
-    ``deadline_ms`` is for requests that ask for no shorter time. Create it on the event loop.
+    What reads the paths ``at_once`` is short and does not wait. Create it on the event loop.
     """
 
-    def __init__(self, deadline_ms: int) -> None:
-        self._deadline_ms = deadline_ms
+    def __init__(self, at_once: PathSet) -> None:
+        self._at_once = at_once
         self._loop = asyncio.get_running_loop()
         # Each entry: when the patience of the request ends, on the loop's clock; how to begin it.
         self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
@@ -43,24 +35,16 @@ class Turns:
 
     def take(self, head: bytes | bytearray, start: Callable[[], None]) -> None:
         """Begin the request with this ``head``: now if this turn has room, else in a later one."""
-        if not TAKES_A_TURN.match(head):
+        if not head.startswith(b"POST") and _path(head) in self._at_once:
             start()
             return
         if self._waiting or self._started >= STARTS_A_TURN:
-            self._waiting.append((self._loop.time() + self._patience_s(head), start))
+            self._waiting.append((self._loop.time() + PATIENCE_S, start))
             return
         self._started += 1
         if self._started == STARTS_A_TURN:
             self._loop.call_soon(self._next)
         start()
-
-    def _patience_s(self, head: bytes | bytearray) -> float:
-        """How many seconds the request may wait for its turn and still be answered in time."""
-        allowed_ms = self._deadline_ms
-        if asked := TIMEOUT.search(head):
-            with suppress(InvalidRequest):  # it is refused when its turn comes
-                allowed_ms = timeout_ms(bytes(asked[1]), longest_ms=allowed_ms)
-        return allowed_ms / 1000 * PATIENCE
 
     def _next(self) -> None:
         self._started = 0
@@ -78,3 +62,9 @@ class Turns:
         self._latest_is_next = is_late and not self._latest_is_next
         _, start = self._waiting.pop() if self._latest_is_next else self._waiting.popleft()
         return start
+
+
+def _path(head: bytes | bytearray) -> str:
+    """The path in a request line, without its query."""
+    target = head.partition(b"\r\n")[0].split(b" ")[1:2]
+    return b"".join(target).partition(b"?")[0].decode("latin-1")

@@ -103,7 +103,7 @@ class _Clients:
             try:
                 return self._traffic.tally.outcome(call, await connection.answer())
             except Lost:
-                return CLOSED  # after some time, the server takes it for a client that has left
+                return CLOSED  # the server takes it for a client that has left
 
     async def pipelines(self) -> str:
         calls = [self._traffic.calls.one() for _ in range(self._order.randint(2, 8))]

@@ -10,27 +10,14 @@ import httpx2
 import pytest
 
 from app.engine.machine.memory import available_memory
-from tests.conftest import FLAGS, Listen, Serve, Start
+from tests.conftest import FLAGS, Listen, Serve
 from tests.support.raw_http import HEAD, connect, exchange, post
-from tests.support.serving import Gate, Process, eventually, metric, patched
+from tests.support.serving import Gate, Process, eventually, metric
 from tests.support.streams import STREAM_HEAD, chunk
 
 MEBIBYTE = 1_048_576
 BODY = json.dumps({"inputs": ["love"]}).encode().ljust(MEBIBYTE)
 CLOSING = post(BODY, b"connection: close")
-
-# One text keeps the event loop for a second.
-STALLING_COMMAND = patched(
-    """
-from app.engine.text.input_tokenizer import InputTokenizer
-encode_batch = InputTokenizer.encode_batch
-def stall(self, texts, **limits):
-    if "stall" in texts:
-        time.sleep(1)
-    return encode_batch(self, texts, **limits)
-InputTokenizer.encode_batch = stall
-"""
-)
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +93,6 @@ def test_a_long_body_is_not_asked_for_without_room_for_its_texts(
         connection = stack.enter_context(connect(port, head_alone))
         assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")
         gate.open.set()
-
-
-def test_the_deadline_begins_when_a_request_arrives(start: Start) -> None:
-    """The deadline includes the time that a request lay unread while the event loop was busy."""
-    process = start(command=STALLING_COMMAND)
-    hurried = post(b'{"inputs": "love"}', b"connection: close", b"x-request-timeout-ms: 300")
-    with connect(process.port, post(b'{"inputs": "stall"}')):
-        assert exchange(process.port, hurried).startswith(b"HTTP/1.1 504 ")
-        assert exchange(process.port, hurried).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(
