@@ -180,8 +180,8 @@ sbom: install ## Write the list of the packages for serving (CycloneDX) to dist/
 		--output-file dist/sentiment-service-$(HARDWARE).cdx.json
 
 .PHONY: protos
-protos: ## Write app/grpc_api/descriptors.binpb from protos/*.proto, with uv
-	cd app/grpc_api/protos && $(UV) run --no-project --with grpcio-tools==1.85.1 \
+protos: ## Write app/adapters/grpc/descriptors.binpb from protos/*.proto, with uv
+	cd app/adapters/grpc/protos && $(UV) run --no-project --with grpcio-tools==1.85.1 \
 		python -m grpc_tools.protoc -I. --descriptor_set_out=../descriptors.binpb *.proto
 
 .PHONY: clean

@@ -32,7 +32,7 @@ ADAPTERS = (
     "app.adapters.tokenize.routes",
     "app.adapters.vllm",
     "app.adapters.vertex",  # the last: its paths are the user's, who is told if one is taken
-    "app.grpc_api.adapter",
+    "app.adapters.grpc.adapter",
 )
 
 

@@ -70,4 +70,4 @@ def test_the_service_works_without_an_adapter(adapter: str, bundle: Path, tmp_pa
     assert answers.returncode == 0, answers.stderr
     statuses = dict(line.rsplit(" ", 1) for line in answers.stdout.splitlines())
     missing = [name for name, asked in ASKED.items() if statuses[asked] in ("404", "405")]
-    assert missing == [adapter] or (adapter == "app.grpc_api.adapter" and missing == [])
+    assert missing == [adapter] or (adapter == "app.adapters.grpc.adapter" and missing == [])

@@ -15,9 +15,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
+from app.adapters.grpc.messages import METHODS
 from app.api.application import OWN_PATHS
 from app.config.settings import Settings
-from app.grpc_api.messages import METHODS
 from app.main import create_app
 from benchmarks.service import free_port
 from checks.soak.calls.call import Call

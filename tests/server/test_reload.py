@@ -18,12 +18,12 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from app.adapters.forms.open_inference.request import EXAMPLE
 from app.engine import loading
 from app.engine.classifier import Classifier
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.model_registry import ModelRegistry
-from app.open_inference.request import EXAMPLE
 from checks.support.load import constant_load
 from tests.conftest import Listen, Serve, Start
 from tests.support.raw_http import connect, post, read_all, statuses

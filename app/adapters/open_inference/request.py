@@ -2,11 +2,11 @@
 
 import re
 
+from app.adapters.forms.open_inference.bytes_tensor import unpack
+from app.adapters.forms.open_inference.request import BinaryRequest, InferRequest, JsonRequest
 from app.api.body import media_type, read_bytes, validated
 from app.api.http_exchange import HttpRequest
 from app.errors import InvalidRequest, UnsupportedMediaType
-from app.open_inference.bytes_tensor import unpack
-from app.open_inference.request import BinaryRequest, InferRequest, JsonRequest
 
 JSON_LENGTH = "inference-header-content-length"
 # tritonclient sends JSON without a media type.

@@ -7,11 +7,11 @@ from typing import NotRequired
 from fastapi import Response
 from typing_extensions import TypedDict
 
+from app.adapters.forms.open_inference.request import ALL_OUTPUTS, InferRequest
+from app.adapters.forms.open_inference.tensors import VERSION, Tensor, output_tensor, packed_values
 from app.adapters.open_inference.request import JSON_LENGTH
 from app.engine.model.model import Model
 from app.engine.predictions import Prediction
-from app.open_inference.request import ALL_OUTPUTS, InferRequest
-from app.open_inference.tensors import VERSION, Tensor, output_tensor, packed_values
 
 
 class InferResponse(TypedDict):

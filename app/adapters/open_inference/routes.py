@@ -7,6 +7,13 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from app.adapter import Adapter
+from app.adapters.forms.open_inference.tensors import (
+    SERVER,
+    VERSION,
+    ModelMetadata,
+    metadata_of,
+    of_version,
+)
 from app.adapters.open_inference.request import read_inference_request
 from app.adapters.open_inference.response import infer_response
 from app.api.answers import timing
@@ -20,7 +27,6 @@ from app.engine.predictions import every_prediction
 from app.engine.text.encoding import TextOptions
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 from app.limits import Paths, PathSet
-from app.open_inference.tensors import SERVER, VERSION, ModelMetadata, metadata_of, of_version
 
 router = APIRouter(prefix="/v2", tags=["compatibility"], route_class=Route)
 # Not in our OpenAPI document: JSON Schema cannot say that data must have as many texts as shape

@@ -5,8 +5,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.grpc_api.messages import METHODS
-from app.open_inference.bytes_tensor import pack, unpack
+from app.adapters.forms.open_inference.bytes_tensor import pack, unpack
+from app.adapters.grpc.messages import METHODS
 from checks.soak.calls.call import Call, tensors
 from checks.soak.calls.truth import Truth
 from checks.soak.wire import Answer

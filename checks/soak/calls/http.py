@@ -10,8 +10,8 @@ from typing import Any
 import brotli
 import numpy as np
 
+from app.adapters.forms.open_inference.bytes_tensor import pack, unpack
 from app.engine.text.encoding import DEFAULTS, TextOptions
-from app.open_inference.bytes_tensor import pack, unpack
 from checks.soak.calls.call import Call, ranking, tensors
 from checks.soak.calls.grpc import GrpcCalls
 from checks.soak.calls.truth import ODD, SENTENCES, WINDOWS, Truth

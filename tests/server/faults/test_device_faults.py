@@ -13,8 +13,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from app.adapters.grpc.messages import METHODS
 from app.engine.model.model import Model
-from app.grpc_api.messages import METHODS
 from benchmarks.service import free_port
 from tests.conftest import Serve, Start
 from tests.engine.model.test_device_errors import ARENA_MEMORY, ILLEGAL_ADDRESS

@@ -26,6 +26,6 @@ def register(settings: Settings) -> Adapter:
     """
     if not settings.grpc_port:
         return Adapter(paths=PATHS)
-    from app.grpc_api.server import GrpcServer
+    from app.adapters.grpc.server import GrpcServer
 
     return Adapter(paths=PATHS, server=GrpcServer)

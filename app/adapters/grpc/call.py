@@ -10,6 +10,9 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError
 
+from app.adapters.grpc.limits import CallLimits
+from app.adapters.grpc.messages import METHODS, Message, Method, more_fields
+from app.adapters.grpc.status_codes import STATUS_CODES
 from app.engine.classifier import Classification
 from app.engine.predictions import Outcome
 from app.errors import (
@@ -22,9 +25,6 @@ from app.errors import (
     ShuttingDown,
 )
 from app.exchange import UNMATCHED, Exchange
-from app.grpc_api.limits import CallLimits
-from app.grpc_api.messages import METHODS, Message, Method, more_fields
-from app.grpc_api.status_codes import STATUS_CODES
 from app.limits import plain_address
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types

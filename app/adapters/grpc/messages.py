@@ -19,7 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 Message = Any  # the classes are made at run time
 
 _FILES = FileDescriptorSet.FromString(
-    files("app.grpc_api").joinpath("descriptors.binpb").read_bytes()
+    files("app.adapters.grpc").joinpath("descriptors.binpb").read_bytes()
 )
 POOL = DescriptorPool()
 for _file in _FILES.file:

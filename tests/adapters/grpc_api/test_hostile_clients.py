@@ -16,12 +16,12 @@ import grpc
 import pytest
 from google.protobuf.message import DecodeError
 
+from app.adapters.grpc.aio_server import AT_ONCE, UNKNOWN, AioServer
+from app.adapters.grpc.messages import METHODS, more_fields
+from app.adapters.grpc.open_inference import _document
+from app.adapters.grpc.server import STREAMS, _options
 from app.config.settings import Settings
 from app.errors import ServiceError
-from app.grpc_api.aio_server import AT_ONCE, UNKNOWN, AioServer
-from app.grpc_api.messages import METHODS, more_fields
-from app.grpc_api.open_inference import _document
-from app.grpc_api.server import STREAMS, _options
 from app.limits import Paths
 from app.service import Service
 from benchmarks.service import free_port
@@ -34,7 +34,7 @@ from checks.support.http2 import (
     message,
     status_of,
 )
-from tests.grpc_api.conftest import serving
+from tests.adapters.grpc_api.conftest import serving
 from tests.support.serving import Process, eventually, metric
 
 MB = 1 << 20
@@ -82,7 +82,7 @@ def test_a_path_that_is_no_text_ends_only_its_call(served: tuple[Process, int]) 
 UNGUARDED = """
 import asyncio, sys
 from app.cli.command import main
-from app.grpc_api.aio_server import AioServer
+from app.adapters.grpc.aio_server import AioServer
 from grpc._cython import cygrpc
 guarded = AioServer._make_request_call_future
 def unguarded(self, method):

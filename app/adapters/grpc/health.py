@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
+from app.adapters.grpc.call import Answers, Call
+from app.adapters.grpc.messages import SERVICES, Message
 from app.errors import NotFound, NotReady, ShuttingDown
-from app.grpc_api.call import Answers, Call
-from app.grpc_api.messages import SERVICES, Message
 from app.service import Service
 
 LOOK_S = 1.0  # between two looks at the state while calls watch it

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc import StatusCode
 
-from app.grpc_api.call import Answers, Call
-from app.grpc_api.messages import POOL, SERVICES, Message
+from app.adapters.grpc.call import Answers, Call
+from app.adapters.grpc.messages import POOL, SERVICES, Message
 
 
 async def reflect(call: Call) -> AsyncGenerator[Message, None]:

@@ -7,12 +7,12 @@ import numpy as np
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from app.adapters.forms.open_inference.bytes_tensor import pack
+from app.adapters.forms.open_inference.request import ALL_OUTPUTS, OutputName
 from app.engine.classifier import Classifier
 from app.engine.model.model import Model
 from app.engine.predictions import Prediction
 from app.errors import ModelNotFound
-from app.open_inference.bytes_tensor import pack
-from app.open_inference.request import ALL_OUTPUTS, OutputName
 from app.service import Service
 
 SERVER = "sentiment-service"

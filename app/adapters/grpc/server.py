@@ -12,12 +12,12 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 
+from app.adapters.grpc import health, open_inference, reflection
+from app.adapters.grpc.aio_server import UNKNOWN, AioServer
+from app.adapters.grpc.call import GRPC, Answers, Call, Context
+from app.adapters.grpc.limits import WINDOW_BYTES, CallLimits
+from app.adapters.grpc.status_codes import STATUS_CODES
 from app.errors import MethodNotAllowed, UserError
-from app.grpc_api import health, open_inference, reflection
-from app.grpc_api.aio_server import UNKNOWN, AioServer
-from app.grpc_api.call import GRPC, Answers, Call, Context
-from app.grpc_api.limits import WINDOW_BYTES, CallLimits
-from app.grpc_api.status_codes import STATUS_CODES
 from app.service import Service
 
 # The method that classifies. Its metric series exist before the first call, as those of HTTP's.

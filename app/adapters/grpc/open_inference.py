@@ -4,21 +4,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from app.engine.predictions import every_prediction
-from app.engine.text.encoding import TextOptions
-from app.errors import InvalidRequest, NotReady, ShuttingDown, TooManyTexts
-from app.grpc_api.call import Answers, Call
-from app.grpc_api.health import is_ready
-from app.grpc_api.messages import Message
-from app.open_inference.bytes_tensor import unpack
-from app.open_inference.request import (
+from app.adapters.forms.open_inference.bytes_tensor import unpack
+from app.adapters.forms.open_inference.request import (
     ALL_OUTPUTS,
     JsonParameters,
     JsonRequest,
     OutputParameters,
     RequestParameters,
 )
-from app.open_inference.tensors import (
+from app.adapters.forms.open_inference.tensors import (
     SERVER,
     VERSION,
     metadata_of,
@@ -26,6 +20,12 @@ from app.open_inference.tensors import (
     output_tensor,
     packed_values,
 )
+from app.adapters.grpc.call import Answers, Call
+from app.adapters.grpc.health import is_ready
+from app.adapters.grpc.messages import Message
+from app.engine.predictions import every_prediction
+from app.engine.text.encoding import TextOptions
+from app.errors import InvalidRequest, NotReady, ShuttingDown, TooManyTexts
 from app.validation import checked
 
 

@@ -11,14 +11,14 @@ from typing import Any, Self
 import grpc
 import pytest
 
+from app.adapters.grpc.messages import METHODS, POOL, SERVICES
+from app.adapters.grpc.server import Calls
+from app.adapters.grpc.status_codes import STATUS_CODES
 from app.config.settings import Settings
 from app.errors import OutOfMemory, ServiceError
-from app.grpc_api.messages import METHODS, POOL, SERVICES
-from app.grpc_api.server import Calls
-from app.grpc_api.status_codes import STATUS_CODES
 from app.limits import Paths
 from app.service import Service
-from tests.grpc_api.conftest import serving
+from tests.adapters.grpc_api.conftest import serving
 from tests.support.serving import SLOW_COMMAND, Process, metric
 
 KEY = (("authorization", "Bearer the-key-of-the-tests"),)
@@ -36,7 +36,7 @@ LIMITS = [
 OIP = "/inference.GRPCInferenceService"
 INFER = f"{OIP}/ModelInfer"
 REFLECT = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
-PROTOS = Path(__file__).parents[2] / "app/grpc_api/protos"
+PROTOS = Path(__file__).parents[2] / "app/adapters/grpc/protos"
 
 
 class Client:
