@@ -105,7 +105,7 @@ def test_the_export_section_works_word_by_word(tmp_path: Path) -> None:
         exported = _run(shlex.join(both), tmp_path, hub.url)
         assert "tf_model.h5" not in {request.name for request in hub.requests}
         classified = _run(classify, tmp_path, hub.url)
-    assert "\nthe graph       padding left out" in exported  # what describe says
+    assert "\n  the graph: padding left out" in exported  # what describe says
     assert exported.splitlines()[-1] == "wrote models/twitter-roberta"
     assert classified.split("\t")[0] in ("negative", "neutral", "positive")
     manifest = Bundle.open(tmp_path / "models/twitter-roberta").manifest
