@@ -22,8 +22,7 @@ from app.files.run.arguments import LOCAL, ClassifyOptions
 from app.observability import logs
 from app.server.arrivals import check_ports
 from app.server.process import open_standard_files, raise_file_limit
-from app.server.workers.assignment import Assignment
-from app.server.workers.shares import worker_count
+from app.server.workers.assignment import Assignment, worker_count
 
 DESCRIPTION = """\
 Tell whether short texts are positive, neutral or negative. A model for English is

@@ -29,10 +29,9 @@ from app.server.http_protocol import HttpProtocol
 from app.server.listener import Listener
 from app.server.quiet import ACCEPTING_SHARE, LOOK_S, QUIET_S, Quiet
 from app.server.turns import Turns
-from app.server.workers.assignment import Assignment
+from app.server.workers.assignment import Assignment, take_share
 from app.server.workers.handover import HandedOver
 from app.server.workers.member import Member
-from app.server.workers.shares import take_share
 from app.server.workers.status_report import StatusReport
 from app.service import Service
 from app.shared_memory.worker_status import WorkerStage

@@ -1,16 +1,33 @@
-"""What the supervisor tells a worker process when it starts it: by an environment variable."""
+"""What a worker process is given: its number, sockets and models, and its share of the machine.
 
+The supervisor tells it by an environment variable.
+"""
+
+import importlib.metadata
 import json
+import logging
 import os
 import socket
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from app.config.settings import Settings
+from app.engine.machine.cpu import available_cpus, numa_nodes
+from app.errors import UserError
 from app.shared_memory.board import Board
 
 VARIABLE = "_SENTIMENT_WORKER"
+# What auto chooses. Eight CPUs compute the embedded model as fast as one event loop can feed them.
+# A GPU computes more than one event loop can feed, so its workers have fewer CPUs.
+CPUS_A_WORKER = 8
+CPUS_A_GPU_WORKER = 4
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,3 +71,56 @@ class Assignment:
     def open_sites(self) -> list[socket.socket]:
         """The sockets from which the connections of each port come."""
         return [socket.socket(fileno=site) for site in self.sites]
+
+
+def worker_count(settings: Settings) -> int:
+    """The number of worker processes that these settings mean on this machine.
+
+    Raises:
+        UserError: the system can have only one.
+    """
+    linux = sys.platform == "linux"
+    cpus = available_cpus()
+    if settings.workers == "auto":
+        each = CPUS_A_GPU_WORKER if _computes_on_gpu(settings.device) else CPUS_A_WORKER
+        return max(1, int(cpus) // each) if linux else 1
+    if settings.workers > 1 and not linux:
+        raise UserError("--workers: more than one worker needs Linux")
+    if settings.workers > max(1.0, cpus):
+        logger.warning("%d workers share %g CPUs: more workers than CPUs", settings.workers, cpus)
+    return settings.workers
+
+
+def _computes_on_gpu(device: str) -> bool:
+    """Whether ``--device`` means a GPU. The supervisor does not load CUDA to find out."""
+    if device != "auto":
+        return device != "cpu"
+    try:
+        importlib.metadata.distribution("onnxruntime-gpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return Path("/dev/nvidiactl").exists()
+
+
+def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings, float]:
+    """Take the share of worker ``number``; its settings, and its number of CPUs.
+
+    The settings have its GPUs, and the number of ``workers``, by which limits are shared.
+
+    On a machine with several NUMA nodes, the process is pinned to the CPUs of its node, so that
+    its memory is near. Call it before threads are started.
+    """
+    cpus = available_cpus() / workers
+    nodes = numa_nodes()
+    if len(nodes) > 1 and (workers % len(nodes) == 0 or len(nodes) % workers == 0):
+        os.sched_setaffinity(0, [cpu for node in part(nodes, number, workers) for cpu in node])
+    kind, _, gpus = settings.device.partition(":")
+    if gpus:
+        own = ",".join(part(gpus.split(","), number, workers))
+        settings = settings.model_copy(update={"device": f"{kind}:{own}"})
+    return settings.model_copy(update={"workers": workers}), cpus
+
+
+def part(items: Sequence[T], number: int, workers: int) -> Sequence[T]:
+    """The items of worker ``number``: several if there are enough for all, else a shared one."""
+    return items[number::workers] or [items[number % len(items)]]

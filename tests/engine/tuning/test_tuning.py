@@ -34,7 +34,7 @@ from app.engine.tuning.plan import (
     tune,
 )
 from app.errors import UserError
-from app.server.workers.shares import take_share
+from app.server.workers.assignment import take_share
 from tests.support.tiny_bundle import load, make_bundle
 
 # Two runners answer more, one runner of two threads answers sooner.

@@ -16,7 +16,7 @@ import pytest
 
 from app.cli.command import main
 from app.config.settings import Settings
-from app.server.workers.shares import part, take_share, worker_count
+from app.server.workers.assignment import part, take_share, worker_count
 from app.server.workers.supervisor import Supervisor
 from app.shared_memory.worker_status import WorkerStage
 from tests.conftest import FLAGS, Start
@@ -44,7 +44,7 @@ def test_auto_follows_the_cpus(
     monkeypatch: pytest.MonkeyPatch, cpus: float, device: str, workers: int
 ) -> None:
     """One worker for every 8 CPUs, or for every 4 where a GPU computes; always one at least."""
-    monkeypatch.setattr("app.server.workers.shares.available_cpus", lambda: cpus)
+    monkeypatch.setattr("app.server.workers.assignment.available_cpus", lambda: cpus)
     assert worker_count(Settings.model_validate({"workers": "auto", "device": device})) == workers
 
 
@@ -52,7 +52,7 @@ def test_more_workers_than_cpus_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are started, because a container may get its CPUs later."""
-    monkeypatch.setattr("app.server.workers.shares.available_cpus", lambda: 2.0)
+    monkeypatch.setattr("app.server.workers.assignment.available_cpus", lambda: 2.0)
     assert worker_count(Settings(workers=3)) == 3
     assert [record.getMessage() for record in caplog.records] == [
         "3 workers share 2 CPUs: more workers than CPUs"
@@ -83,9 +83,9 @@ def test_a_share_is_cpus_and_a_node_and_gpus(
 ) -> None:
     """CPUs are divided; a worker is pinned to its node where each has as many workers."""
     calls: list[list[int]] = []
-    monkeypatch.setattr("app.server.workers.shares.available_cpus", lambda: 8.0)
+    monkeypatch.setattr("app.server.workers.assignment.available_cpus", lambda: 8.0)
     nodes = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    monkeypatch.setattr("app.server.workers.shares.numa_nodes", lambda: nodes)
+    monkeypatch.setattr("app.server.workers.assignment.numa_nodes", lambda: nodes)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: calls.append(cpus))
     settings = Settings(device="cuda:0,1" if device else "cpu")
     share = take_share(settings, number, workers)
@@ -104,12 +104,12 @@ def test_a_worker_that_cannot_start_ends_the_service(bundle: Path, fault: str, s
     """The first start fails with exit code 1 and one line, and no worker is left."""
     command = patched(
         f"""
-import app.server.workers.shares as shares
+from app.server.workers import assignment
 def take_share(settings, number, workers):
     if number == 1:
         {fault}
     return settings, 1.0
-shares.take_share = take_share
+assignment.take_share = take_share
 """
     )
     flags = ["--port", "0", "--workers", "2", "--model", str(bundle), *FLAGS]
@@ -123,10 +123,10 @@ shares.take_share = take_share
 # Worker 1 never becomes ready. From then on, the others have as long as they need no longer.
 HANGING = """
 import pathlib
-import app.server.workers.shares as shares
+from app.server.workers import assignment
 import app.server.workers.supervisor as supervisor
 hanging = pathlib.Path({file!r})
-check, take_share = supervisor.Supervisor._check, shares.take_share
+check, take_share = supervisor.Supervisor._check, assignment.take_share
 def check_sooner(self, worker):
     supervisor.LOADING_S = 0.5 if hanging.exists() else 600.0
     check(self, worker)
@@ -135,7 +135,7 @@ def hang(settings, number, workers):
         hanging.touch()
         time.sleep(600)
     return take_share(settings, number, workers)
-supervisor.Supervisor._check, shares.take_share = check_sooner, hang
+supervisor.Supervisor._check, assignment.take_share = check_sooner, hang
 """
 
 
