@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from fastapi.testclient import TestClient
 
@@ -23,6 +24,10 @@ FLAGS = [
     for name, value in SET_BY_HAND.items()
     for part in (f"--{name.replace('_', '-')}", str(value))
 ]
+
+# No test may depend on who else uses the CPU.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 Serve = Callable[..., TestClient]
 Listen = Callable[..., int]
