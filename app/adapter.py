@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 class SideServer(Protocol):
     """A server of another protocol than HTTP, on the same event loop."""
 
-    address: str
-
     async def start(self) -> None:
         """Answer from now on."""
 

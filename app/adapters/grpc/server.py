@@ -96,17 +96,17 @@ class GrpcServer:
         self._service = service
         self._calls = Calls(service, answers)
         host, port = settings.host, settings.grpc_port
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._server = self._bound()
         self._keeping: asyncio.Task[None] | None = None
 
     def _bound(self) -> AioServer:
         server = AioServer(_options(self._service), self._calls.handlers(), busy=[INFER])
         try:
-            server.bind(self.address)
+            server.bind(self._address)
         except RuntimeError:  # gRPC does not say why
             raise UserError(
-                f"cannot listen on {self.address} for gRPC; choose another port with --grpc-port"
+                f"cannot listen on {self._address} for gRPC; choose another port with --grpc-port"
             ) from None
         return server
 
@@ -114,6 +114,7 @@ class GrpcServer:
         """Accept calls. If the server ends by itself, it is started again."""
         await self._server.start()
         self._keeping = asyncio.create_task(self._keep())
+        logger.info("serving gRPC at %s", self._address)
 
     async def _keep(self) -> None:
         while True:

@@ -104,6 +104,12 @@ def tensor(*texts: str, **fields: Any) -> list[dict[str, Any]]:
     return [described | fields]
 
 
+def test_the_log_says_where_grpc_is(service: tuple[Process, Client]) -> None:
+    """Its address is in the log before the service answers."""
+    process, _ = service
+    assert re.search(r"serving gRPC at 127\.0\.0\.1:\d+", process.first_lines)
+
+
 def test_the_server_and_its_model_describe_themselves(client: Client) -> None:
     """Live, ready and metadata answer as the protocol says; version 1 is the only one."""
     assert client.call(f"{OIP}/ServerLive")[0].live
