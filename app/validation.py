@@ -11,6 +11,7 @@ from pydantic import (
     Field,
     PlainValidator,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -127,7 +128,10 @@ NonEmpty = Annotated[list[Item], Field(min_length=1)]
 
 # A text that is accepted as the only text of a request. The pattern is only for OpenAPI: the model
 # checks each text, so that each bad text gets its own error.
-Text = Annotated[str, Field(pattern=rf"^[^\x00]*{VISIBLE.pattern}[^\x00]*$")]
+Text = Annotated[
+    str,
+    WithJsonSchema({"type": "string", "pattern": rf"^[^\x00]*{VISIBLE.pattern}[^\x00]*$"}),
+]
 
 
 class PairObject(TypedDict):

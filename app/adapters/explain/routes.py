@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Response
-from pydantic import ConfigDict, Field, TypeAdapter, WithJsonSchema
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from app.adapter import Adapter
@@ -45,9 +45,7 @@ class ExplainRequest(RequestBody):
         json_schema_extra={"examples": [{"inputs": "I love this, but it is expensive"}]}
     )
 
-    inputs: Annotated[str, WithJsonSchema(TypeAdapter(Text).json_schema())] = Field(
-        description="the text"
-    )
+    inputs: Text = Field(description="the text")
     model: str | None = Field(default=None, description="name of a served model")
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 import brotli
 import pytest
+from pydantic import TypeAdapter
 
 from app.api.body import (
     COUNTED_BYTES,
@@ -34,7 +35,7 @@ from app.errors import (
     PayloadTooLarge,
     UnsupportedMediaType,
 )
-from app.validation import RequestBody
+from app.validation import RequestBody, Text
 
 T = TypeVar("T")
 JSON = (b"content-type", b"application/json")
@@ -330,3 +331,10 @@ def test_a_decompressed_body_is_held_and_limited(worker: Worker, size: int) -> N
     body = Body(packed, headers=headers, worker=worker, max_body_bytes=size - 1)
     with pytest.raises(PayloadTooLarge, match=f"more than {size - 1} bytes"):
         _run(read_bytes(body.request))
+
+
+def test_the_pattern_of_a_text_is_only_for_openapi() -> None:
+    """A field for a text takes a blank one, which then gets the error of blank texts."""
+    text = TypeAdapter(Text)
+    assert text.validate_python(" ") == " "
+    assert "pattern" in text.json_schema()
