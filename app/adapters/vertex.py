@@ -46,11 +46,13 @@ def register(settings: Settings) -> Adapter:
     """The routes that the platform has chosen, but for those that are served anyway.
 
     Raises:
-        UserError: one of them is not a path, or both are the same.
+        UserError: one of them is not a path or not for users, or both are the same.
     """
     health_path, predict_path = _path("AIP_HEALTH_ROUTE"), _path("AIP_PREDICT_ROUTE")
     if health_path and health_path == predict_path:
         raise UserError(f"AIP_PREDICT_ROUTE: {predict_path} is another route; use /predict")
+    if predict_path in OWN_PATHS.admin:
+        raise UserError(f"AIP_PREDICT_ROUTE: {predict_path} needs an admin key; use /predict")
     health_router = APIRouter(tags=["compatibility"], route_class=Route)
     predict_router = APIRouter(tags=["compatibility"], route_class=TextRoute)
     if health_path and health_path not in OWN_PATHS.probes | PROBES:

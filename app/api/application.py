@@ -103,7 +103,8 @@ class Application(FastAPI):
 def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]:
     """Our own routes and those of the adapters, with those that take texts first.
 
-    The first route that matches a path answers. Each route that takes texts gets its metric series.
+    The first route that matches a path answers: one with this very path before one with a name in
+    it. Each route that takes texts gets its metric series.
 
     Raises:
         UserError: two of them have the same path and method.
@@ -122,7 +123,11 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
                 raise UserError(f"{route.name}: {route.path} is another route; choose another path")
             taken.add(kind)
     expect_requests(service.metrics, routes)
-    return sorted(routes, key=lambda route: not isinstance(route, TextRoute))
+    return sorted(routes, key=_order)
+
+
+def _order(route: BaseRoute) -> tuple[bool, bool]:
+    return not isinstance(route, TextRoute), isinstance(route, Route) and "{" in route.path
 
 
 def expect_requests(series: Metrics, routes: Iterable[BaseRoute]) -> None:

@@ -50,6 +50,29 @@ def test_vertex_may_choose_a_route_that_is_there(
     assert "predictions" in client.post("/predict", json={"instances": ["love"]}).json()
 
 
+def test_a_chosen_route_answers_where_a_route_with_a_name_matches(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a key, the health route tells the health and not what the other route would tell."""
+    monkeypatch.setenv("AIP_HEALTH_ROUTE", "/v2/models/tiny")
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", "/v2/models/tiny/infer")
+    client = serve(api_keys="a-key-for-tests")
+    health = client.get("/v2/models/tiny")
+    assert (health.status_code, health.content) == (200, b"")
+    key = {"authorization": "Bearer a-key-for-tests"}
+    answer = client.post("/v2/models/tiny/infer", json={"instances": ["love"]}, headers=key)
+    assert len(answer.json()["predictions"]) == 1
+
+
+def test_a_predict_route_for_admins_is_refused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below /models/, each request would need an admin key; the start fails and says so."""
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", "/models/mine:predict")
+    with pytest.raises(UserError, match="^AIP_PREDICT_ROUTE: /models/mine:predict needs an admin"):
+        serve()
+
+
 @pytest.mark.parametrize(
     ("name", "path"), [("AIP_PREDICT_ROUTE", "/classify"), ("AIP_HEALTH_ROUTE", "/models")]
 )

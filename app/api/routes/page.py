@@ -70,7 +70,7 @@ async def openapi(request: HttpRequest) -> Response:
 
 
 async def _file(request: HttpRequest, files: StaticFiles, name: str) -> Response:
-    # A file has one path. That of a packed one has no .gz.
+    # No path with .. leads to a file, and that of a packed one has no .gz.
     if ".." in name or name.endswith(".gz"):
         raise HTTPException(404)
     response = await files.get_response(name, request.scope)
