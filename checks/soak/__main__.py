@@ -10,11 +10,14 @@ unexplained error, if a counter fell, or if a server did not exit with 0 after S
 import argparse
 import asyncio
 import random
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvloop
@@ -57,23 +60,33 @@ def main() -> int:
         "--workers", type=int, nargs="+", default=[1, 2], help="of each server (default: 1 2)"
     )
     options = parser.parse_args()
-    truth = Truth(TEXTS, options.seed)
+    with TemporaryDirectory() as folder:
+        bundle = shutil.copytree(EMBEDDED_BUNDLE, Path(folder, "bundle"))  # faults change it
+        outcomes = _outcomes(bundle, options.minutes, options.seed, options.workers)
+    report.keep(outcomes, FIGURES, PAGE)
+    print(report.tables(outcomes))
+    return int(any(outcome["failures"] or outcome["exit_code"] for outcome in outcomes))
+
+
+def _outcomes(
+    bundle: Path, minutes: float, seed: int, servers: Sequence[int]
+) -> list[dict[str, Any]]:
+    """The outcome of each server, one after the other; they have these numbers of workers."""
+    truth = Truth(bundle, TEXTS, seed)
     for done in truth.compute():
         if done % 1_000 == 0:
             print(f"computed the expected answers of {done} texts", flush=True)
     outcomes = []
-    minutes = options.minutes / len(options.workers)
-    for workers in options.workers:
+    for workers in servers:
         grpc_port = free_port()
         keys = {"SENTIMENT_API_KEYS": KEY, "SENTIMENT_ADMIN_KEYS": ADMIN_KEY}
         flags = ["--grpc-port", str(grpc_port), "--workers", str(workers)]
-        with Service(EMBEDDED_BUNDLE, *flags, variables=keys) as service:
-            outcomes.append(_soak(service, workers, grpc_port, truth, minutes, options.seed))
+        with Service(bundle, *flags, variables=keys) as service:
+            outcome = _soak(service, workers, grpc_port, truth, minutes / len(servers), seed)
+            outcomes.append(outcome)
         print(f"{workers} workers: {outcomes[-1]['failures'] or 'no failures'}")
         print(*outcomes[-1]["examples"], sep="\n", flush=True)
-    report.keep(outcomes, FIGURES, PAGE)
-    print(report.tables(outcomes))
-    return int(any(outcome["failures"] or outcome["exit_code"] for outcome in outcomes))
+    return outcomes
 
 
 def _soak(

@@ -63,12 +63,12 @@ def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
 
 
 class Connection:
-    """One connection to the server."""
+    """One connection to the server. ``client`` is its address at our side."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._client: Address = writer.get_extra_info("sockname")[:2]
+        self.client: Address = writer.get_extra_info("sockname")[:2]
         self._opened = time.monotonic()
 
     @classmethod
@@ -120,7 +120,7 @@ class Connection:
             raise self._lost(f"while sending: {error!r}") from error
 
     def _lost(self, reason: str) -> Lost:
-        return Lost(reason, self._client, self._opened)
+        return Lost(reason, self.client, self._opened)
 
     async def _answer(self) -> Answer:
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")

@@ -1,9 +1,12 @@
 """The soak's own parts: it asks every route, and a wrong or a lost answer cannot escape it."""
 
 import asyncio
+import json
+import math
 import os
 import random
 import re
+import shutil
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +21,7 @@ from fastapi.routing import APIRoute
 from app.adapters.grpc.messages import METHODS
 from app.api.application import OWN_PATHS
 from app.config.settings import Settings
+from app.engine.model.bundle import EMBEDDED_BUNDLE
 from app.main import create_app
 from benchmarks.service import free_port
 from checks.soak.calls.call import Call
@@ -41,17 +45,25 @@ GRPC_PORT = free_port()
 
 
 @pytest.fixture(scope="module")
-def truth() -> Truth:
-    """A few texts, and what each gives alone."""
-    return Truth(60, seed=1)
+def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
+    """A few texts, and what each gives alone with a copy of the embedded model."""
+    return _truth(tmp_path_factory.mktemp("soak"))
+
+
+def _truth(folder: Path) -> Truth:
+    return Truth(shutil.copytree(EMBEDDED_BUNDLE, folder / "bundle"), 60, seed=1)
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[Process]:
-    """The embedded model, served."""
-    keys = {"SENTIMENT_API_KEYS": KEY, "SENTIMENT_ADMIN_KEYS": ADMIN_KEY}
-    with Process(*FLAGS, "--grpc-port", str(GRPC_PORT), variables=keys) as process:
+def process(truth: Truth) -> Iterator[Process]:
+    """This copy, served."""
+    with _serve(truth, "--grpc-port", str(GRPC_PORT)) as process:
         yield process
+
+
+def _serve(truth: Truth, *flags: str) -> Process:
+    keys = {"SENTIMENT_API_KEYS": KEY, "SENTIMENT_ADMIN_KEYS": ADMIN_KEY}
+    return Process("--model", str(truth.model.path), *FLAGS, *flags, variables=keys)
 
 
 @pytest.fixture
@@ -132,6 +144,36 @@ def _other_bit(call: Call, answer: Answer) -> Answer:
     return replace(answer, body=response.SerializeToString())
 
 
+def test_an_answer_has_a_temperature_that_may_be_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until all serve the other one, either may come; both in one answer only in a stream."""
+    truth = _truth(tmp_path)
+    calls, texts = Calls(truth, random.Random(1)), truth.tweets[:2]
+    monkeypatch.setattr(calls, "_texts", lambda count: texts)
+    old, new = ([truth.of(text) for text in texts] for _ in truth.views(-math.inf))
+    mixed = [old[0], new[1]]
+    answers = [json.dumps({"results": results}) for results in (old, new, mixed)]
+    lines = [json.dumps({"id": n, **one}) for n, one in enumerate(mixed)]
+
+    def seen(call: Call) -> list[bool]:
+        return [call.sound(Answer(200, {}, answer.encode())) for answer in answers]
+
+    def streamed(call: Call, lines: list[str]) -> bool:
+        return call.sound(Answer(200, {}, "\n".join(lines).encode()))
+
+    before, stream = calls.classify(texts), calls.stream()
+    assert seen(before) == [True, False, False]
+    truth.recalibrate()
+    assert seen(before) == seen(calls.classify(texts)) == [True, True, False]
+    truth.switched()
+    assert seen(before) == [True, True, False]
+    assert seen(calls.classify(texts)) == [False, True, False]
+    assert streamed(stream, lines)
+    assert not streamed(stream, lines[:1])
+    assert not streamed(calls.stream(), lines)
+
+
 def test_what_must_not_happen_is_a_failure(calls: Calls) -> None:
     """Each kind has its line in the report, and makes the exit code 1."""
     tally, call = Tally(), calls.one()
@@ -154,6 +196,10 @@ def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Proc
     traffic = Traffic(process.port, GRPC_PORT, calls, tally, random.Random(1))
     faults = Faults(traffic, process.pid, seed=1)
     asked = [
+        "reload by HTTP",
+        "reload of a damaged bundle",
+        "recalibration, loaded by HTTP",
+        "recalibration, loaded by SIGHUP",
         "sends bytes that are not HTTP",
         "sends a header of 100 KB",
         "sends an invalid request body",
@@ -167,6 +213,7 @@ def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Proc
         "guesses admin keys",
         "guesses keys over gRPC",
         "sends no key",
+        "sends its body in chunks of one byte",
         "50 clients read the open pages",
         "requests an unknown path or model",
         "pipelines several requests",
@@ -174,12 +221,12 @@ def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Proc
     ]
 
     async def inflict() -> None:
-        await asyncio.gather(*map(faults.inflict, ["reload by HTTP", *asked]))
+        await asyncio.gather(*map(faults.inflict, asked))
         await traffic.close()
 
     asyncio.run(inflict())
     assert tally.failures == {}, tally.examples
-    assert set(tally.faults) == {"reload by HTTP", *asked}
+    assert set(tally.faults) == set(asked)
 
 
 async def _ask_kept(process: Process, calls: Calls, tally: Tally) -> None:
@@ -193,20 +240,20 @@ async def _ask_kept(process: Process, calls: Calls, tally: Tally) -> None:
     for kind in (
         "reload by SIGHUP while a worker restarts",
         "SIGSTOP of a worker for some seconds",
+        "recalibration, loaded by the successor of a killed worker",
     ):
         await faults.inflict(kind)
     await traffic.close()
 
 
-def test_a_killed_worker_explains_the_loss_of_its_connections(calls: Calls) -> None:
+def test_a_killed_worker_explains_the_loss_of_its_connections(tmp_path: Path) -> None:
     """Only those that it had when it was killed: any other lost answer is a failure."""
-    keys = {"SENTIMENT_API_KEYS": KEY, "SENTIMENT_ADMIN_KEYS": ADMIN_KEY}
-    tally = Tally()
-    with Process(*FLAGS, "--workers", "2", variables=keys) as process:
+    calls, tally = Calls(_truth(tmp_path), random.Random(1)), Tally()
+    with _serve(calls.truth, "--workers", "2") as process:
         asyncio.run(_ask_kept(process, calls, tally))
     assert tally.failures == {}, tally.examples
     assert 1 <= tally.requests["POST /classify"][KILLED] <= 8
-    assert sum(counts["done"] for counts in tally.faults.values()) == 3
+    assert sum(counts["done"] for counts in tally.faults.values()) == 4
 
     async def lose() -> Lost:
         with socket.create_server(("127.0.0.1", 0)) as server:

@@ -1,8 +1,11 @@
 """One request of the soak, and what the texts of a request give."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from checks.soak.calls.truth import Truth
 from checks.soak.wire import Answer
@@ -12,14 +15,23 @@ from checks.soak.wire import Answer
 class Call:
     """A request, its cost in tokens, and the check of its answer.
 
-    The route of a gRPC call is ``gRPC`` and the method's path.
+    The route of a gRPC call is ``gRPC`` and the method's path. ``check`` says whether an answer
+    with status 200 is right by the ``truth`` of one temperature. If parts of the answer may have
+    different ones, because the model was loaded again meanwhile, it says so of each part.
     """
 
     route: str
     request: bytes  # of HTTP, or the message of gRPC
     tokens: int
-    sound: Callable[[Answer], bool]  # checks an answer with status 200
+    check: Callable[[Answer], bool | list[bool]]
+    truth: Truth
     texts: int = 0  # the number of texts whose results are compared
+    since: float = field(default_factory=time.monotonic)
+
+    def sound(self, answer: Answer) -> bool:
+        """Whether an answer with status 200 is right by what may have been served since then."""
+        views = [self.check(answer) for _ in self.truth.views(self.since)]
+        return bool(np.all(np.any(views, axis=0)))
 
     @property
     def is_grpc(self) -> bool:

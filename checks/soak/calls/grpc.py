@@ -96,6 +96,7 @@ class GrpcCalls:
             request.SerializeToString(),
             sum(map(self._truth.tokens, texts)) or 8,
             parsed_sound,
+            self._truth,
             len(texts),
         )
 

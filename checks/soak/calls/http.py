@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import operator
 import random
 import zlib
 from collections.abc import Callable, Sequence
@@ -57,7 +58,7 @@ class Calls:
     """Draws requests. Most of them have a single text."""
 
     def __init__(self, truth: Truth, order: random.Random) -> None:
-        self._truth = truth
+        self.truth = truth
         self._order = order
         self.name = truth.model.name
         self.grpc = GrpcCalls(truth, order)
@@ -98,7 +99,7 @@ class Calls:
 
     def passage(self) -> Call:
         """POST /classify with sentences."""
-        return self.classify([self._order.choice(self._truth.passages)], SENTENCES)
+        return self.classify([self._order.choice(self.truth.passages)], SENTENCES)
 
     def windows(self) -> Call:
         """POST /classify with a text of more tokens than the model takes."""
@@ -114,7 +115,7 @@ class Calls:
             "/classify",
             body,
             texts,
-            lambda answer: answer["results"] == [self._truth.of(text, options) for text in texts],
+            lambda answer: answer["results"] == [self.truth.of(text, options) for text in texts],
         )
 
     def hugging_face(self) -> Call:
@@ -122,17 +123,23 @@ class Calls:
         texts = self._texts(self._order.randint(1, 4))
         top = self._order.randint(1, 3)
         body = {"inputs": texts, "parameters": {"top_k": top}}
-        expected = [ranking(self._truth.of(text)["scores"])[:top] for text in texts]
-        return self._post("/", body, texts, lambda answer: answer == expected)
+
+        def sound(answer: Any) -> bool:
+            return bool(answer == [ranking(self.truth.of(text)["scores"])[:top] for text in texts])
+
+        return self._post("/", body, texts, sound)
 
     def predict(self) -> Call:
         """POST /predict."""
         texts = self._texts(self._order.randint(1, 4))
         raw = self._order.random() < 0.5
-        values = [self._truth.of(text)["logits" if raw else "scores"] for text in texts]
+        values = "logits" if raw else "scores"
         body = {"inputs": [[text] for text in texts], "raw_scores": raw}
-        expected = [ranking(one) for one in values]
-        return self._post("/predict", body, texts, lambda answer: answer == expected)
+
+        def sound(answer: Any) -> bool:
+            return bool(answer == [ranking(self.truth.of(text)[values]) for text in texts])
+
+        return self._post("/predict", body, texts, sound)
 
     def infer(self) -> Call:
         """POST /v2/models/NAME/infer in JSON."""
@@ -141,7 +148,7 @@ class Calls:
 
         def sound(answer: Any) -> bool:
             found = {output["name"]: output["data"] for output in answer["outputs"]}
-            return found == tensors(self._truth, texts)
+            return found == tensors(self.truth, texts)
 
         route = "/v2/models/{name}/infer"
         return self._post(route, {"inputs": [tensor]}, texts, sound)
@@ -165,7 +172,7 @@ class Calls:
                     found[output["name"]] = np.frombuffer(data, "<f4").tolist()
                 else:
                     found[output["name"]] = unpack(data, len(texts))
-            return found == tensors(self._truth, texts)
+            return found == tensors(self.truth, texts)
 
         route = "/v2/models/{name}/versions/{version}/infer"
         sent = request(
@@ -175,16 +182,15 @@ class Calls:
             content_type="application/octet-stream",
             inference_header_content_length=str(len(document)),
         )
-        return Call(f"POST {route}", sent, self._tokens(texts), sound, len(texts))
+        return Call(f"POST {route}", sent, self._tokens(texts), sound, self.truth, len(texts))
 
     def vllm(self) -> Call:
         """POST /v1/classify."""
         texts = self._texts(self._order.randint(1, 4))
-        expected = [list(self._truth.of(text)["scores"].values()) for text in texts]
 
         def sound(answer: Any) -> bool:
             found = [item["probs"] for item in answer["data"]]
-            return found == expected
+            return found == [list(self.truth.of(text)["scores"].values()) for text in texts]
 
         return self._post("/v1/classify", {"input": texts}, texts, sound)
 
@@ -192,27 +198,30 @@ class Calls:
         """POST /v1/models/NAME:predict, or /predict with a body of Vertex AI."""
         texts = self._texts(self._order.randint(1, 4))
         route = self._order.choice(["/v1/models/{name}:predict", "/predict"])
-        expected = {"predictions": [self._truth.of(text) for text in texts]}
-        return self._post(route, {"instances": texts}, texts, lambda answer: answer == expected)
+
+        def sound(answer: Any) -> bool:
+            return bool(answer == {"predictions": [self.truth.of(text) for text in texts]})
+
+        return self._post(route, {"instances": texts}, texts, sound)
 
     def records(self) -> Call:
         """POST /invocations with lines of JSON."""
         texts = self._texts(self._order.randint(5, 40))
-        expected = [self._truth.of(text) for text in texts]
 
         def sound(answer: Answer) -> bool:
-            return [json.loads(line) for line in answer.body.splitlines()] == expected
+            found = [json.loads(line) for line in answer.body.splitlines()]
+            return found == [self.truth.of(text) for text in texts]
 
         body = "".join(json.dumps(text) + "\n" for text in texts).encode()
         sent = self._sent("/invocations", body, "application/jsonlines")
-        return Call("POST /invocations", sent, self._tokens(texts), sound, len(texts))
+        return Call("POST /invocations", sent, self._tokens(texts), sound, self.truth, len(texts))
 
     def explain(self) -> Call:
         """POST /explain."""
-        text = self._order.choice(self._truth.short)
-        expected = self._truth.explanation(text)
+        text = self._order.choice(self.truth.short)
 
         def sound(answer: Any) -> bool:
+            expected = self.truth.explanation(text)
             kept = {name: answer[name] for name in expected}
             return bool(kept == expected)
 
@@ -222,7 +231,7 @@ class Calls:
     def tokenize(self) -> Call:
         """POST /tokenize."""
         texts = self._texts(self._order.randint(1, 4))
-        expected = [self._truth.model.tokenizer.encode(text).ids for text in texts]
+        expected = [self.truth.model.tokenizer.encode(text).ids for text in texts]
         return self._post(
             "/tokenize",
             {"inputs": texts},
@@ -234,20 +243,25 @@ class Calls:
         """POST /classify/stream with all lines sent at once."""
         texts = self._texts(self._order.randint(5, 40))
         lines = [json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(texts)]
-        expected = [{"id": n, **self._truth.of(text)} for n, text in enumerate(texts)]
 
-        def sound(answer: Answer) -> bool:
-            return [json.loads(line) for line in answer.body.splitlines()] == expected
+        def sound(answer: Answer) -> list[bool]:
+            found = [json.loads(line) for line in answer.body.splitlines()]
+            expected = [{"id": n, **self.truth.of(text)} for n, text in enumerate(texts)]
+            return [len(found) == len(expected), *map(operator.eq, found, expected)]
 
         body = "".join(lines).encode()
         sent = self._sent("/classify/stream", body, NDJSON)
-        return Call("POST /classify/stream", sent, self._tokens(texts), sound, len(texts))
+        return Call(
+            "POST /classify/stream", sent, self._tokens(texts), sound, self.truth, len(texts)
+        )
 
     def read(self) -> Call:
         """GET a page, a description, a probe or the metrics."""
         route, words = self._order.choice(list(READ.items()))
         sent = request("GET", self._path(route), b"", **self._accepted())
-        return Call(f"GET {route}", sent, 8, lambda answer: words in answer.body.lower())
+        return Call(
+            f"GET {route}", sent, 8, lambda answer: words in answer.body.lower(), self.truth
+        )
 
     def _post(
         self, route: str, body: Any, texts: Sequence[str], sound: Callable[[Any], bool]
@@ -257,7 +271,9 @@ class Calls:
         def parsed_sound(answer: Answer) -> bool:
             return sound(json.loads(answer.body))
 
-        return Call(f"POST {route}", sent, self._tokens(texts), parsed_sound, len(texts))
+        return Call(
+            f"POST {route}", sent, self._tokens(texts), parsed_sound, self.truth, len(texts)
+        )
 
     def _sent(self, path: str, body: bytes, content_type: str) -> bytes:
         """A POST whose body and answer may be compressed."""
@@ -279,10 +295,10 @@ class Calls:
         return path.replace("{version}", "1")
 
     def _tokens(self, texts: Sequence[str]) -> int:
-        return sum(map(self._truth.tokens, texts))
+        return sum(map(self.truth.tokens, texts))
 
     def _texts(self, count: int) -> list[str]:
-        return self._order.choices(self._truth.tweets, k=count)
+        return self._order.choices(self.truth.tweets, k=count)
 
     def _long(self) -> str:
-        return self._order.choice(self._truth.long)
+        return self._order.choice(self.truth.long)

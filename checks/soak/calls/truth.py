@@ -1,15 +1,18 @@
 """The texts of the soak and their expected answers, each computed alone in this process."""
 
 import json
+import math
 import random
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 from pydantic_core import to_json
 
 from app.adapters.explain.explanation import contributions, without_each, word_spans
 from app.config.settings import Settings
-from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from app.engine.model.bundle import Bundle
 from app.engine.model.load import load_model
 from app.engine.predictions import Outcome, Prediction, item, outcomes_of
 from app.engine.text.encoding import DEFAULTS, TextOptions, encodings
@@ -34,14 +37,19 @@ ODD = (
 
 
 class Truth:
-    """The answers of the embedded model, as a client reads them from JSON."""
+    """The answers of a bundle's model, as a client reads them from JSON.
 
-    def __init__(self, texts: int, seed: int) -> None:
-        bundle = Bundle.open(EMBEDDED_BUNDLE)
-        self.model = load_model(bundle, device="cpu", precision="int8", threads=1)
+    They are those of one of two temperatures: ``served``, which is the bundle's at first.
+    """
+
+    def __init__(self, bundle: Path, texts: int, seed: int) -> None:
+        opened = Bundle.open(bundle)
+        self.model = load_model(opened, device="cpu", precision="int8", threads=1)
         self._max_chars = Settings().max_text_chars
-        self._known: dict[tuple[str, TextOptions], Any] = {}
-        self._explained: dict[str, Any] = {}
+        self.served, self._other = self.model.temperature, 2 * self.model.temperature
+        self._switched = 0.0  # when the other one became impossible, on the clock time.monotonic
+        self._known: dict[tuple[str, TextOptions, float], Any] = {}
+        self._explained: dict[tuple[str, float], Any] = {}
         tokenizer = self.model.tokenizer.library
         tweets = texts_of(tokenizer, tweet_lengths(texts, seed=seed), seed=seed)
         self.tweets = list(dict.fromkeys(tweets))
@@ -54,21 +62,37 @@ class Truth:
 
     def of(self, text: str, options: TextOptions = DEFAULTS) -> Any:
         """A text's item of ``results``: its prediction or its error."""
-        key = text, options
+        key = text, options, self.model.temperature
         if key not in self._known:
             self._known[key] = _as_json(item(self._outcome(text, options)))
         return self._known[key]
 
     def explanation(self, text: str) -> Any:
         """The answer of /explain to a text, without the model."""
-        if text not in self._explained:
+        key = text, self.model.temperature
+        if key not in self._explained:
             spans = word_spans(text)
             without = [self._outcome(one) for one in without_each(text, spans)]
             whole = cast(Prediction, self._outcome(text))
             words = contributions(text, spans, whole, without, multi_label=self.model.multi_label)
             kept = {name: self.of(text)[name] for name in ("label", "score", "tokens", "truncated")}
-            self._explained[text] = {**kept, "words": _as_json(words)}
-        return self._explained[text]
+            self._explained[key] = {**kept, "words": _as_json(words)}
+        return self._explained[key]
+
+    def recalibrate(self) -> float:
+        """Begin to serve the other temperature, which is returned. Both are possible from now."""
+        self.served, self._other, self._switched = self._other, self.served, math.inf
+        return self.served
+
+    def switched(self) -> None:
+        """Requests from now on have the temperature that is served alone."""
+        self._switched = time.monotonic()
+
+    def views(self, since: float) -> Iterator[None]:
+        """Have the other methods speak of each temperature that requests since then may have."""
+        for temperature in (self.served, self._other)[: 1 + (since < self._switched)]:
+            self.model.temperature = temperature
+            yield
 
     def tokens(self, text: str) -> int:
         """The tokens that are computed for a text; 1 if it is refused."""
@@ -79,13 +103,14 @@ class Truth:
         plans = [(self.tweets + self.long + list(ODD), DEFAULTS)]
         plans += [(self.passages, SENTENCES), (self.long, WINDOWS)]
         done = 0
-        for texts, options in plans:
-            for text in texts:
-                self.of(text, options)
-                done += 1
-                yield done
-        for text in self.short:
-            self.explanation(text)
+        for _ in self.views(-math.inf):
+            for texts, options in plans:
+                for text in texts:
+                    self.of(text, options)
+                    done += 1
+                    yield done
+            for text in self.short:
+                self.explanation(text)
 
     def _outcome(self, text: str, options: TextOptions = DEFAULTS) -> Outcome:
         tokenizer = self.model.tokenizer

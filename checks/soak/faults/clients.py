@@ -4,11 +4,13 @@ import asyncio
 import gzip
 import json
 import random
+import re
 import zlib
 from collections.abc import Awaitable, Callable, Set
 from contextlib import AsyncExitStack
 from functools import partial
 
+from checks.soak.calls.call import Call
 from checks.soak.calls.http import COMPRESS, JSON, NDJSON
 from checks.soak.faults.outcomes import CLOSED, CORRECT, DISCONNECTED, DONE, WRONG, Fault
 from checks.soak.grpc_wire import STATUSES
@@ -18,6 +20,7 @@ from checks.soak.wire import Connection, Lost, request
 CROWD = 100
 READERS, PAGES = 50, 6  # clients, and pages that each reads
 IDLE = 20
+FLOODS = 8
 # A body of 50 MB in each encoding, above the limit of 2 MB.
 BOMBS = {encoding: compress(bytes(50_000_000)) for encoding, compress in COMPRESS.items()}
 # 1.8 MB that decompress to nothing: each member is empty.
@@ -40,6 +43,7 @@ def faults(traffic: Traffic, order: random.Random) -> dict[str, Fault]:
         "pipelines several requests": (5, clients.pipelines, answered),
         "sends a body above the limit": (3, clients.large_body, {"413"}),
         "sends its body slowly": (5, clients.slow_body, answered),
+        "sends its body in chunks of one byte": (3, clients.tiny_chunks, {*answered, "431"}),
         "never finishes its body": (2, clients.unfinished_body, {"504"}),
         "sets a timeout of 1 to 30 ms": (5, clients.short_timeout, {*answered, "504"}),
         f"{CROWD} new connections at once": (1, clients.many_connections, {DONE}),
@@ -140,6 +144,20 @@ class _Clients:
         call = self._traffic.calls.several()
         wanted = f"POST /classify HTTP/1.1\r\nx-request-timeout-ms: {self._order.randint(1, 30)}"
         sent = call.request.replace(b"POST /classify HTTP/1.1", wanted.encode(), 1)
+        return await self._outcome(call, sent)
+
+    async def tiny_chunks(self) -> str:
+        """One body may be valid. Beside it come endless ones, and clients that read pages."""
+        call = self._traffic.calls.several()
+        reading = asyncio.create_task(self._one_reader())
+        outcome, *floods = await asyncio.gather(
+            self._outcome(call, _in_chunks(call.request)),
+            *(self.refused(lambda order: _FLOOD) for _ in range(FLOODS)),
+        )
+        await reading
+        return next((seen for seen in floods if seen not in {"431", "429"}), outcome)
+
+    async def _outcome(self, call: Call, sent: bytes) -> str:
         async with await self._open() as connection:
             return self._traffic.tally.outcome(call, await connection.ask(sent))
 
@@ -176,6 +194,16 @@ class _Clients:
 
 def _posted(body: bytes) -> bytes:
     return request("POST", "/classify", body, content_type=JSON)
+
+
+def _in_chunks(sent: bytes) -> bytes:
+    """The same request, with each byte of its body in a chunk of its own."""
+    head, _, body = sent.partition(b"\r\n\r\n")
+    head = re.sub(rb"content-length: \d+", b"transfer-encoding: chunked", head)
+    return b"%b\r\n\r\n%b0\r\n\r\n" % (head, b"".join(b"1\r\n%c\r\n" % byte for byte in body))
+
+
+_FLOOD = _in_chunks(_posted(bytes(300_000)))
 
 
 def _not_http(order: random.Random) -> bytes:

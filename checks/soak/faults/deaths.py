@@ -30,10 +30,7 @@ class Deaths:
         while not _stopped(pid):
             time.sleep(0.001)
         self._latest = time.monotonic()
-        sockets = set(_sockets(pid))
-        for inode, client in _connections(port):
-            if inode in sockets:
-                self._ends[client] = self._latest
+        self._ends |= dict.fromkeys(clients_of(pid, port), self._latest)
         os.kill(pid, signal.SIGKILL)
 
     def explain(self, error: Exception) -> bool:
@@ -47,6 +44,12 @@ class Deaths:
     def explain_grpc(self, began: float) -> bool:
         """Whether a gRPC call that began then may have failed because a worker was killed."""
         return self._latest >= began - GRPC_S
+
+
+def clients_of(pid: int, port: int) -> set[Address]:
+    """The clients' addresses of the connections of ``port`` that the process has."""
+    sockets = set(_sockets(pid))
+    return {client for inode, client in _connections(port) if inode in sockets}
 
 
 def _stopped(pid: int) -> bool:

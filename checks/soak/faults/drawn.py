@@ -8,8 +8,9 @@ import time
 
 from checks.soak.faults import clients, grpc_abuse, keys, workers
 from checks.soak.faults.outcomes import DONE, KILLED, LOST, Fault
+from checks.soak.faults.reloads import Reloads
 from checks.soak.traffic import Traffic
-from checks.soak.wire import ADMIN_KEY, Connection, Lost, request
+from checks.soak.wire import Lost
 
 RATE = 1.5  # faults a second
 
@@ -24,30 +25,23 @@ class Faults:
         self._traffic = traffic
         self._pid = pid
         self._schedule = random.Random(seed)  # decides which fault happens when
-        self._order = random.Random(seed)
-        path = f"/models/{traffic.calls.name}/reload"
-        self._reload = request("POST", path, authorization=f"Bearer {ADMIN_KEY}")
+        order = random.Random(seed)
+        reloads = Reloads(traffic, pid, order)
         self._faults = {
-            "reload by HTTP": Fault(1, self._reload_by_http, {"200"}),
-            "reload by SIGHUP": Fault(1, self._reload_by_sighup, {DONE}),
-            "two SIGHUPs in a row": Fault(0.5, self._two_hangups, {DONE}),
+            **reloads.faults(),
             "SIGSTOP for a second": Fault(0.5, self._stop_for_a_second, {DONE}),
-            **clients.faults(traffic, self._order),
-            **keys.faults(traffic, self._order),
+            **clients.faults(traffic, order),
+            **keys.faults(traffic, order),
             **grpc_abuse.faults(traffic),
         }
         if of_workers:
-            self._faults |= workers.faults(
-                traffic, self._order, self._reload_by_http, self._reload_by_sighup
-            )
+            self._faults |= workers.faults(traffic, order, reloads)
 
     async def run(self, until: float) -> None:
         """Draw faults until this time of the monotonic clock, then wait for their ends.
 
         At first each has its turn, so that a short run has all of them.
         """
-        # Now, because a new key has no access after the wrong ones that come from this address.
-        await self.inflict("reload by HTTP")
         kinds, shares = list(self._faults), [fault.share for fault in self._faults.values()]
         first = self._schedule.sample(kinds, len(kinds))
         async with asyncio.TaskGroup() as tasks:
@@ -68,19 +62,6 @@ class Faults:
             outcome = KILLED
         late = {"504"} if self._traffic.explains_lateness() else set[str]()
         self._traffic.tally.fault(kind, outcome, fault.expected | late | {KILLED})
-
-    async def _reload_by_http(self) -> str:
-        async with await Connection.open(self._traffic.port) as connection:
-            return str((await connection.ask(self._reload)).status)
-
-    async def _reload_by_sighup(self) -> str:
-        os.kill(self._pid, signal.SIGHUP)
-        return DONE
-
-    async def _two_hangups(self) -> str:
-        await self._reload_by_sighup()
-        await asyncio.sleep(self._order.uniform(0, 0.5))
-        return await self._reload_by_sighup()
 
     async def _stop_for_a_second(self) -> str:
         self._traffic.may_be_late()

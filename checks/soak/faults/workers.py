@@ -5,34 +5,29 @@ import json
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 from checks.soak.faults.outcomes import DONE, LOST, Fault
+from checks.soak.faults.reloads import LOOK_S, READY_S, Act, Reloads
 from checks.soak.traffic import Traffic
 from checks.soak.wire import Connection, Lost, request
 
-READY_S = 60.0  # after this time, a worker that does not serve counts as lost
-LOOK_S = 0.2
 
-
-def faults(
-    traffic: Traffic,
-    order: random.Random,
-    reload_by_http: Callable[[], Awaitable[str]],
-    reload_by_sighup: Callable[[], Awaitable[str]],
-) -> dict[str, Fault]:
+def faults(traffic: Traffic, order: random.Random, reloads: Reloads) -> dict[str, Fault]:
     """What happens to workers. One thing at a time, so that another one serves meanwhile."""
     workers = _Workers(traffic, order)
     return {
-        "kill -9 of a worker": Fault(0.4, workers.kill, {DONE}),
-        "SIGSTOP of a worker for some seconds": Fault(0.4, workers.stop, {DONE}),
+        "kill -9 of a worker": Fault(0.4, reloads.alone(workers.kill), {DONE}),
+        "SIGSTOP of a worker for some seconds": Fault(0.4, reloads.alone(workers.stop), {DONE}),
         "reload by HTTP while a worker restarts": Fault(
-            0.3, partial(workers.kill, reload_by_http), {DONE}
+            0.3, reloads.alone(partial(workers.kill, reloads.by_http)), {DONE}
         ),
         "reload by SIGHUP while a worker restarts": Fault(
-            0.3, partial(workers.kill, reload_by_sighup), {DONE}
+            0.3, reloads.alone(partial(workers.kill, reloads.by_sighup)), {DONE}
+        ),
+        "recalibration, loaded by the successor of a killed worker": Fault(
+            0.4, reloads.recalibration(workers.kill), {DONE}
         ),
     }
 
@@ -41,34 +36,31 @@ class _Workers:
     def __init__(self, traffic: Traffic, order: random.Random) -> None:
         self._traffic = traffic
         self._order = order
-        self._one_at_a_time = asyncio.Lock()
 
-    async def kill(self, then: Callable[[], Awaitable[str]] | None = None) -> str:
+    async def kill(self, then: Act | None = None) -> str:
         """Kill the last worker, so that the memory of the first one shows what grows."""
-        async with self._one_at_a_time:
-            killed = (await self._all_ready())[-1]
-            self._traffic.may_be_late()
-            self._traffic.deaths.kill(killed, self._traffic.port)
-            if then is not None:
-                await asyncio.sleep(self._order.uniform(0, 4))
-                seen = await then()
-                if seen not in {"200", DONE}:
-                    return seen
-            await self._all_ready(without=killed)
-            self._traffic.may_be_late()
+        killed = (await self._all_ready())[-1]
+        self._traffic.may_be_late()
+        self._traffic.deaths.kill(killed, self._traffic.port)
+        if then is not None:
+            await asyncio.sleep(self._order.uniform(0, 4))
+            seen = await then()
+            if seen not in {"200", DONE}:
+                return seen
+        await self._all_ready(without=killed)
+        self._traffic.may_be_late()
         return DONE
 
     async def stop(self) -> str:
         """Stop any worker; it must be back afterwards."""
-        async with self._one_at_a_time:
-            stopped = self._order.choice(await self._all_ready())
-            os.kill(stopped, signal.SIGSTOP)
-            for _ in range(self._order.randint(1, 8)):
-                self._traffic.may_be_late()
-                await asyncio.sleep(1)
-            os.kill(stopped, signal.SIGCONT)
+        stopped = self._order.choice(await self._all_ready())
+        os.kill(stopped, signal.SIGSTOP)
+        for _ in range(self._order.randint(1, 8)):
             self._traffic.may_be_late()
-            return DONE if stopped in await self._all_ready() else LOST
+            await asyncio.sleep(1)
+        os.kill(stopped, signal.SIGCONT)
+        self._traffic.may_be_late()
+        return DONE if stopped in await self._all_ready() else LOST
 
     async def _all_ready(self, *, without: int = 0) -> list[int]:
         """Wait until all workers are ready, none of them this process; their ids, by number.
