@@ -69,7 +69,7 @@ def test_a_predict_route_for_admins_is_refused(
 ) -> None:
     """Below /models/, each request would need an admin key; the start fails and says so."""
     monkeypatch.setenv("AIP_PREDICT_ROUTE", "/models/mine:predict")
-    with pytest.raises(UserError, match="^AIP_PREDICT_ROUTE: /models/mine:predict needs an admin"):
+    with pytest.raises(UserError, match=r"^AIP_PREDICT_ROUTE: /models/mine:predict needs an admin"):
         serve()
 
 
