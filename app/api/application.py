@@ -34,8 +34,8 @@ DESCRIPTION = """
 Errors are `application/problem+json` with a stable `code`. Each answer has the request's
 `x-request-id`, or a new one. With `x-request-timeout-ms`, a request sets a deadline of its own, if
 it is shorter than `deadline_ms` of `/info`. Bodies may be compressed (gzip, br, deflate), and so
-are long answers for clients that accept it. `POST /v2/models/{name}/infer` is not listed: the Open
-Inference Protocol describes it.
+are long answers for clients that accept it. Routes of protocols that have a description of their
+own are not listed.
 """
 TAGS = [
     {"name": "classification", "description": "The service's own formats."},

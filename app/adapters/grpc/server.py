@@ -138,17 +138,17 @@ class GrpcServer:
         self._service.lifecycle.failure = ""
         await self._server.start()
 
-    async def stop(self, until: float) -> None:
-        """Finish the calls in progress until ``until``, then disconnect all clients.
+    async def stop(self, stop_by: float) -> None:
+        """Finish the calls in progress stop_by ``stop_by``, then disconnect all clients.
 
-        Later calls, and those whose message has not arrived, get UNAVAILABLE. ``until`` is on the
+        Later calls, and those whose message has not arrived, get UNAVAILABLE. ``stop_by`` is on the
         clock ``time.monotonic``.
         """
         if self._keeping is not None:
             self._keeping.cancel()
         self._calls.limits.give_up_all()
         if running := set(self._calls.running):
-            await asyncio.wait(running, timeout=max(0.0, until - time.monotonic()))
+            await asyncio.wait(running, timeout=max(0.0, stop_by - time.monotonic()))
         await self._server.shutdown(None)
 
 
