@@ -139,7 +139,7 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, stop_by: float) -> None:
-        """Finish the calls in progress stop_by ``stop_by``, then disconnect all clients.
+        """Finish the calls in progress until ``stop_by``, then disconnect all clients.
 
         Later calls, and those whose message has not arrived, get UNAVAILABLE. ``stop_by`` is on the
         clock ``time.monotonic``.

@@ -73,7 +73,7 @@ def test_what_is_compressed_beforehand_is_unpacked_for_others(
     assert packed.headers["content-encoding"] == "gzip"
     plain = client.get(path, headers={"accept-encoding": "br"})
     assert "content-encoding" not in plain.headers
-    assert plain.headers["vary"] == "accept-encoding"
+    assert plain.headers["vary"] == "Accept-Encoding"
     assert plain.text[:100] == packed.text[:100]
 
 
