@@ -21,7 +21,7 @@ from app.files.run import arguments as classify_arguments
 from app.files.run.arguments import LOCAL, ClassifyOptions
 from app.observability import logs
 from app.server.arrivals import check_ports
-from app.server.process import open_standard_files, raise_file_limit
+from app.server.process import open_standard_files, raise_file_limit, return_long_blocks
 from app.server.workers.assignment import Assignment, worker_count
 
 DESCRIPTION = """\
@@ -147,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
     open_standard_files()
     raise_file_limit()
+    return_long_blocks()
     assignment = Assignment.of_this_process()
     if assignment is not None:
         logs.configure(settings.log_level, settings.log_format, worker=assignment.number)

@@ -9,10 +9,13 @@ import pytest
 
 from benchmarks.service import free_port
 from tests.conftest import Start
-from tests.support.raw_http import HEALTH, connect
+from tests.support.raw_http import HEAD, HEALTH, connect
 from tests.support.serving import COMMAND, Process, eventually
 
 IDLE = 5_000
+MB = 1_000_000
+BODY_BYTES = MB // 2
+HELD_BACK = 400  # clients
 FILES = 128  # that a process may open; some forty are open when it serves
 SCRAPE = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -43,6 +46,20 @@ def test_thousands_of_idle_connections_hold_up_nobody(start: Start) -> None:
             process.terminate()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_memory_of_bodies_held_back_is_returned(start: Start) -> None:
+    """Hundreds of clients hold back the end of a long body and leave; no memory stays taken."""
+    process = start("--max-inflight-bytes", str(HELD_BACK * BODY_BYTES))
+    assert _answers(process)
+    before = process.memory_bytes()
+    request = HEAD + b"content-length: %d\r\n\r\n" % BODY_BYTES + b"a" * (BODY_BYTES - 1)
+    with ExitStack() as stack:
+        for _ in range(HELD_BACK):
+            stack.enter_context(connect(process.port, request))
+        eventually(lambda: process.memory_bytes() > before + 100 * MB)
+    eventually(lambda: process.memory_bytes() < before + 30 * MB)
+    assert _answers(process)
 
 
 def test_after_file_descriptors_ran_out_it_serves_on(start: Start) -> None:
