@@ -10,8 +10,13 @@ from checks.soak.wire import ANSWER_S, KEY, Answer, Lost
 
 STATUSES = {error.code: error.status for error in ServiceError.__subclasses__()}
 # gRPC itself refuses calls above a limit, and at the end those that have not begun, without our
-# trailing metadata.
-REFUSALS = {grpc.StatusCode.RESOURCE_EXHAUSTED: 429, grpc.StatusCode.UNAVAILABLE: 503}
+# trailing metadata. It may cancel those that come at the very moment of the end.
+CANCELLED = 499
+REFUSALS = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.CANCELLED: CANCELLED,
+}
 
 
 class Refused(OSError):

@@ -14,7 +14,7 @@ from typing import Any
 from checks.soak.calls.call import Call
 from checks.soak.calls.http import Calls
 from checks.soak.faults.deaths import Deaths
-from checks.soak.grpc_wire import GrpcClient
+from checks.soak.grpc_wire import CANCELLED, GrpcClient
 from checks.soak.measuring.tally import Tally
 from checks.soak.wire import Answer, Connection, Lost
 
@@ -102,7 +102,7 @@ class Traffic:
         except (Lost, OSError) as error:
             self.lost(call, error, began)
             return
-        if call.is_grpc and answer.status == 503 and self.deaths.explain_grpc(began):
+        if call.is_grpc and answer.status in {503, CANCELLED} and self.deaths.explain_grpc(began):
             self.tally.killed(call)
             return
         explained |= self.explains_lateness()
@@ -170,7 +170,7 @@ class Traffic:
                 except Lost as error:
                     self.tally.lost(at_end, str(error))
                     return
-                self.tally.answered(at_end, answer, USUAL | {503})
+                self.tally.answered(at_end, answer, USUAL | {503, CANCELLED})
 
     async def _connection(self) -> Connection:
         while self._unused and self._unused[0][1] < time.monotonic() - UNUSED_S:

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from checks.soak.wire import Address, Lost
@@ -61,8 +62,9 @@ def _stopped(pid: int) -> bool:
 def _sockets(pid: int) -> Iterator[str]:
     """The inodes of its sockets."""
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        if found := re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink())):
-            yield found[1]
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            if found := re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink())):
+                yield found[1]
 
 
 def _connections(port: int) -> Iterator[tuple[str, Address]]:

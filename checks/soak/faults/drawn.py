@@ -58,7 +58,7 @@ class Faults:
             outcome = await fault.inflict()
         except (Lost, OSError) as error:
             outcome = KILLED if deaths.explain(error) else LOST
-        if "gRPC" in kind and outcome in {LOST, "503"} and deaths.explain_grpc(began):
+        if "gRPC" in kind and outcome in {LOST, "499", "503"} and deaths.explain_grpc(began):
             outcome = KILLED
         late = {"504"} if self._traffic.explains_lateness() else set[str]()
         self._traffic.tally.fault(kind, outcome, fault.expected | late | {KILLED})

@@ -17,6 +17,7 @@ from checks.soak.wire import ADMIN_KEY, Connection, request
 
 READY_S = 60.0  # after this time, a worker that does not serve what it should counts as lost
 LOOK_S = 0.2
+MOST_CONNECTIONS = 200
 SHOWN = (b"sentiment_model_info{", b"sentiment_model_ready{")
 Act = Callable[[], Awaitable[str]]
 
@@ -89,10 +90,13 @@ class Reloads:
                 await asyncio.sleep(LOOK_S)
 
     async def _temperatures(self) -> set[float]:
-        """What the processes serve that answer. Connections go to the one that has the fewest."""
+        """What each process serves; nothing if one gets no connection.
+
+        Each connection goes to the process that has the fewest.
+        """
         seen: dict[int, float] = {}
         async with AsyncExitStack() as stack:
-            while True:
+            for _ in range(MOST_CONNECTIONS):
                 connection = await Connection.open(self._traffic.port)
                 await stack.enter_async_context(connection)
                 info = json.loads((await connection.ask(request("GET", "/info"))).body)
@@ -103,6 +107,7 @@ class Reloads:
                 seen[asked] = info["calibration"]["temperature"]
                 if seen.keys() >= pids:
                     return set(seen.values())
+        return set()
 
     async def _damaged(self) -> str:
         """Ask for it, and restore the bundle. The refused model must not show in the metrics."""
