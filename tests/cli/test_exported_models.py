@@ -23,7 +23,7 @@ from app.engine.model.bundle import Bundle
 from app.errors import UserError
 from tests.support.checkpoints import Exported, configure, exported
 from tests.support.model_export.hub import Hub
-from tests.support.serving import COMMAND, ROOT, environment
+from tests.support.serving import COMMAND, ROOT, environment, eventually
 
 REPO = "acme/tiny-sentiment"
 # In the place of sentiment-export: notes its arguments in the bundle, and how often it has run.
@@ -179,6 +179,8 @@ def test_a_command_that_ends_leaves_no_export(
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     export = os.pidfd_open(int(child))
     signal.pidfd_send_signal(export, signal.SIGSTOP)  # it cannot end by itself
+    # Python would notice a signal just before it reads only after it has read the next line.
+    eventually(lambda: _state(process.pid) == "S")
     process.send_signal(number)
     try:
         process.communicate(timeout=60)
@@ -189,6 +191,11 @@ def test_a_command_that_ends_leaves_no_export(
         process.kill()
         process.communicate()
         os.close(export)
+
+
+def _state(pid: int) -> str:
+    """S: the process sleeps; it waits for something."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def test_a_local_checkpoint_asks_no_hub(hub: Hub, checkpoint: Exported, tmp_path: Path) -> None:
