@@ -7,49 +7,40 @@ While Python parses, no other thread runs, because the parser keeps the global i
 (GIL). So the values of a long document are counted first, and a document of too many is refused.
 """
 
+import asyncio
 import gc
-import json
-import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-import numpy as np
+from starlette.types import Message
 
 from app.api.decoding import Check, decompressed
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpExchange, HttpRequest
+from app.api.strict_json import check_values, parse_slowly
 from app.engine.worker import Steps, finish
-from app.errors import ClientDisconnected, InvalidRequest, UnsupportedMediaType
+from app.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    InvalidRequest,
+    PayloadTooLarge,
+    UnsupportedMediaType,
+)
 from app.validation import NO_OBJECT, Body, Schema, checked
 
+# If a body's content-length is above this, the body is read only if the queue has room. Otherwise
+# it would be read and parsed in vain. A shorter body has usually arrived with the headers.
+LONG_BYTES = 65_536
 # Documents of up to this size are parsed on the event loop, in a few milliseconds at most.
 INLINE_BYTES = 65_536
 # The most values, names and brackets of a long document. To parse this many takes up to 30 ms. Two
 # megabytes can hold ten times as many; the texts of a request need a hundredth.
 MAX_VALUES = 100_000
 VALUES_PER_TEXT = 5  # the most in any of the protocols: a pair in an object, with two names
-COUNTED_BYTES = 262_144  # in one step, which takes some 3 ms
-
-_BEFORE_A_VALUE = np.zeros(256, dtype=np.bool_)
-_BEFORE_A_VALUE[list(b"[{,:")] = True
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(name)
-
-
-def _finite(digits: str) -> float:
-    if not math.isfinite(value := float(digits)):
-        raise ValueError(digits)
-    return value
-
 
 FAST_DECODER = msgspec.json.Decoder()
-# Like json.loads, but it refuses NaN and Infinity, which are not JSON, and numbers such as 1e999,
-# which would become Infinity.
-DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
@@ -57,10 +48,10 @@ async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
 
     Raises:
         UnsupportedMediaType: its content-type is not JSON, or its content-encoding is unknown.
-        PayloadTooLarge: decompressed, it has more bytes than a body may have.
+        PayloadTooLarge, Overloaded: it has too many bytes, see ``read_bytes``.
         InvalidRequest: it is not JSON, or does not match the schema.
         ClientDisconnected: the client disconnected before the body was complete.
-        DeadlineExceeded, ShuttingDown: there was no time to decompress or parse it.
+        DeadlineExceeded, ShuttingDown: there was no time to receive, decompress or parse it.
     """
     body = await read_bytes(request)
     if not _is_json(media_type(request, b"content-type")):
@@ -98,26 +89,62 @@ async def read_bytes(
 
     Raises:
         InvalidRequest: it is empty, or its compressed data is not valid.
-        UnsupportedMediaType, PayloadTooLarge, ClientDisconnected: as ``read_body``.
+        PayloadTooLarge: it is longer than allowed, as it is or decompressed.
+        DeadlineExceeded: the rest of it did not arrive before the request's deadline.
+        Overloaded: the bodies of all requests together would take more bytes than allowed, or it
+            is long and the queue has no room for its texts.
+        UnsupportedMediaType, ClientDisconnected: as ``read_body``.
     """
+    exchange = request.exchange
+    max_bytes = exchange.service.settings.max_body_bytes
+    _check_announced(exchange, max_bytes)
     encoding = _header(request, b"content-encoding")
-    pieces = []
+    pieces: list[bytes] = []
+    size = 0
     more = True
     while more:
-        message = await request.receive()
+        # If the whole body has come, no timer is needed. It costs as much as all the rest here.
+        arrived = exchange.arrival.complete
+        message = await (request.receive() if arrived else _receive_in_time(request))
         if message["type"] == "http.disconnect":
             raise ClientDisconnected("while sending the body")
         piece = message.get("body", b"")
+        size += len(piece)
+        if size > max_bytes:
+            raise PayloadTooLarge(
+                f"the body has more than {max_bytes} bytes, the most that is accepted"
+            )
+        exchange.hold(len(piece))
         if not encoding:
             check(piece)
         pieces.append(piece)
         more = message.get("more_body", False)
     body = b"".join(pieces)
     if encoding:
-        body = await decompressed(request.exchange, body, encoding, check)
+        body = await decompressed(exchange, body, encoding, check)
     if not body:
         raise InvalidRequest(empty)
     return body
+
+
+def _check_announced(exchange: HttpExchange, max_bytes: int) -> None:
+    """Refuse a body by its content-length, before it is read."""
+    announced = int(exchange.headers.get(b"content-length", 0))
+    if announced > max_bytes:
+        raise PayloadTooLarge(f"the body has {announced} bytes; at most {max_bytes} are accepted")
+    if announced > LONG_BYTES:
+        if announced > exchange.service.inflight.remaining:
+            raise exchange.refuse_body()
+        left_s = max(0.0, exchange.deadline - asyncio.get_running_loop().time())
+        exchange.service.models.check_admission(timeout_s=left_s)
+
+
+async def _receive_in_time(request: HttpRequest) -> Message:
+    try:
+        async with asyncio.timeout_at(request.exchange.deadline):
+            return await request.receive()
+    except TimeoutError:
+        raise DeadlineExceeded("the body did not arrive within the time allowed") from None
 
 
 def _header(request: HttpRequest, name: bytes) -> str:
@@ -143,14 +170,14 @@ def parse(content: bytes, what: str, *, max_values: int = MAX_VALUES) -> Any:
         InvalidRequest: it is not JSON, or has more than ``max_values`` values, names and brackets.
     """
     if len(content) > max_values:
-        finish(_check_values(content, what, max_values))
+        finish(check_values(content, what, max_values))
     return _parse(content, what)
 
 
 def parse_steps(content: bytes, what: str, *, max_values: int = MAX_VALUES) -> Steps[Any]:
     """The same as ``parse`` in steps. Only the last one depends on the length: 1 ms a megabyte."""
     if len(content) > max_values:
-        yield from _check_values(content, what, max_values)
+        yield from check_values(content, what, max_values)
     return _parse(content, what)
 
 
@@ -160,50 +187,7 @@ def _parse(content: bytes, what: str) -> Any:
         try:
             return FAST_DECODER.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return _parse_slowly(content, what)
-
-
-def _parse_slowly(content: bytes, what: str) -> Any:
-    """Say what is wrong with a document that msgspec refuses, or accept it all the same.
-
-    A surrogate pair may be halved in one of the texts. Then only this text should fail.
-    """
-    try:
-        return DECODER.decode(content.decode(json.detect_encoding(content), "surrogatepass"))
-    except json.JSONDecodeError as error:
-        fault = error.msg.removesuffix(" at")
-        raise InvalidRequest(
-            f"{what} is not valid JSON: {fault} at character {error.pos}"
-        ) from None
-    except (ValueError, RecursionError):  # invalid UTF-8 raises a ValueError, too
-        raise InvalidRequest(
-            f"{what} is not JSON in UTF-8, or too deeply nested, or has a huge number or NaN"
-        ) from None
-
-
-def _check_values(content: bytes, what: str, most: int) -> Steps[None]:
-    """Count the values, names and brackets. Brackets, commas and colons inside strings are none.
-
-    Raises:
-        InvalidRequest: there are more than ``most``.
-    """
-    encoding = json.detect_encoding(content)
-    if encoding.startswith(("utf-16", "utf-32")):
-        content = content.decode(encoding, "replace").encode()
-    count = 0
-    in_string = False
-    backslash = b""  # the first half of an escape that goes on in the next step
-    for start in range(0, len(content), COUNTED_BYTES):
-        part = backslash + content[start : start + COUNTED_BYTES]
-        unescaped = part.replace(rb"\\", b"").replace(rb"\"", b"")
-        backslash = b"\\" if unescaped.endswith(b"\\") else b""
-        signs = np.frombuffer(unescaped.removesuffix(b"\\"), dtype=np.uint8)
-        quoted = np.logical_xor.accumulate(signs == ord('"')) ^ in_string
-        count += int(np.count_nonzero(_BEFORE_A_VALUE[signs] & ~quoted))
-        if count > most:
-            raise InvalidRequest(f"{what} has more than {most} values, names and brackets")
-        in_string = bool(quoted[-1]) if len(quoted) else in_string
-        yield
+            return parse_slowly(content, what)
 
 
 _pauses_lock = threading.Lock()

@@ -129,7 +129,7 @@ class Metrics:
         )
         self.loop_lag = self._histogram(
             "event_loop_lag_seconds",
-            "From a batch's end to the event loop's turn to answer it.",
+            "From a batch's end until the event loop takes its results.",
             ["model"],
             LAG_SECONDS,
         )
@@ -157,14 +157,6 @@ class Metrics:
         """Create the series of requests with this route, method and status; their value is 0."""
         self.requests.labels(route, method, status)
         self.request_seconds.labels(route)
-
-    def observe_request(
-        self, route: str, method: str, status: int, seconds: float, trace_id: str | None
-    ) -> None:
-        """Count an answered request. Its trace id, if any, is the exemplar of its duration."""
-        self.requests.labels(route, method, status).value += 1
-        exemplar = {"trace_id": trace_id} if trace_id else None
-        self.request_seconds.labels(route).observe(seconds, exemplar)
 
     def publish(self) -> None:
         """Write all numbers where other workers read them. Own scrapes do so by themselves."""
