@@ -14,8 +14,8 @@ from app.engine.machine.cpu import available_cpus
 from app.engine.machine.memory import available_memory
 from app.engine.model.model import Model
 from app.engine.model_registry import ModelRegistry
+from app.engine.step_thread import StepThread
 from app.engine.tuning.plan import ServingPlan
-from app.engine.worker import Worker
 from app.errors import NotReady, ShuttingDown
 from app.limits import Access, InflightBytes, Paths
 from app.observability import logs
@@ -64,7 +64,7 @@ class Service:
         self.models = ModelRegistry(self.config, self.lifecycle, self.cpus, self._classifier_of)
         # Loads a model again, at all workers of the service. A worker among several replaces it.
         self.reload: Callable[[str], Awaitable[None]] = self.models.reload
-        self.worker: Worker  # for work that would block the event loop; set by running()
+        self.step_thread: StepThread  # for work that would block the event loop; set by running()
         self.tracer: Tracer | None = None
         self.logs_requests = False  # set by running()
         least = 2 * settings.max_body_bytes  # a compressed body and its decompressed content
@@ -88,8 +88,8 @@ class Service:
                 self.tracer = Tracer(self.settings.otlp_endpoint, version=self.version)
                 stack.push_async_callback(asyncio.to_thread, self.tracer.close)
             self.logs_requests = logs.logs_requests(self.settings.access_log)
-            self.worker = Worker("tokenizer")
-            stack.callback(self.worker.close)
+            self.step_thread = StepThread("tokenizer")
+            stack.callback(self.step_thread.close)
             stack.push_async_callback(self.models.end)
             self.models.start(loaded)
             self.lifecycle.started()
@@ -134,5 +134,10 @@ class Service:
     def _classifier_of(self, model: Model, plan: ServingPlan) -> Classifier:
         observer = ModelObserver(self.metrics, self.tracer, model, version=self.version)
         return Classifier(
-            model, plan, self.config, observer, worker=self.worker, lifecycle=self.lifecycle
+            model,
+            plan,
+            self.config,
+            observer,
+            step_thread=self.step_thread,
+            lifecycle=self.lifecycle,
         )

@@ -20,7 +20,7 @@ from starlette.types import Message
 from app.api.decoding import Check, decompressed
 from app.api.http_exchange import HttpExchange, HttpRequest
 from app.api.strict_json import check_values, parse_slowly
-from app.engine.worker import Steps, finish
+from app.engine.step_thread import Steps, finish
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -71,7 +71,7 @@ async def validated(request: HttpRequest, body: bytes, schema: Schema[Body]) -> 
     if len(body) <= INLINE_BYTES:
         return checked(parse(body, "the body", max_values=max_values), schema)
     steps = _validating(body, schema, max_values)
-    return await service.worker.run(steps, deadline=request.exchange.deadline)
+    return await service.step_thread.run(steps, deadline=request.exchange.deadline)
 
 
 def _validating(body: bytes, schema: Schema[Body], max_values: int) -> Steps[Body]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import brotli
 
-from app.engine.worker import Steps, finish
+from app.engine.step_thread import Steps, finish
 from app.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 from app.exchange import Exchange
 
@@ -109,7 +109,7 @@ async def decompressed(exchange: Exchange, body: bytes, encoding: str, check: Ch
         if len(piece) < wanted:  # this was the last one, nearly always the first as well
             break
         wanted, steps = STEP_BYTES, _read_some(content, STEP_BYTES)
-        piece = await exchange.service.worker.run(steps, deadline=exchange.deadline)
+        piece = await exchange.service.step_thread.run(steps, deadline=exchange.deadline)
     stream.end()
     return b"".join(pieces)
 

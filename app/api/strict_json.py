@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from app.engine.worker import Steps
+from app.engine.step_thread import Steps
 from app.errors import InvalidRequest
 
 COUNTED_BYTES = 262_144  # in one step, which takes some 3 ms

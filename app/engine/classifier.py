@@ -18,6 +18,7 @@ from app.engine.lifecycle import Lifecycle
 from app.engine.model.model import Model, Scored
 from app.engine.observer import STAGES, Observer
 from app.engine.predictions import Outcome, outcomes_of
+from app.engine.step_thread import StepThread
 from app.engine.text.encoding import (
     DEFAULTS,
     EncodedText,
@@ -28,7 +29,6 @@ from app.engine.text.encoding import (
 from app.engine.text.pairs import Input
 from app.engine.text.steps import CHARS_PER_TEXT, encode_steps
 from app.engine.tuning.plan import ServingPlan
-from app.engine.worker import Worker
 from app.errors import DeadlineExceeded, ServiceError
 
 # Requests of up to this many characters are tokenised on the event loop. This takes 0.3 ms for
@@ -74,14 +74,14 @@ class Classifier:
         config: EngineConfig,
         observer: Observer,
         *,
-        worker: Worker,
+        step_thread: StepThread,
         lifecycle: Lifecycle,
     ) -> None:
         self.model = model
         self.plan = plan
         self._config = config
         self.observer = observer
-        self._worker = worker
+        self._step_thread = step_thread
         self._lifecycle = lifecycle
         self._loop = asyncio.get_running_loop()
         self._attempts = 0  # number in progress
@@ -238,4 +238,4 @@ class Classifier:
                 self._batcher.check_admission(tokens, timeout_s=left_s)
 
         steps = encode_steps(tokenizer, texts, options, max_chars=max_chars, check=check)
-        return await self._worker.run(steps, deadline=deadline)
+        return await self._step_thread.run(steps, deadline=deadline)

@@ -13,9 +13,9 @@ from app.engine.model.bundle import Bundle
 from app.engine.model.device_errors import loading_error
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
+from app.engine.step_thread import Steps
 from app.engine.text.text_tokenizer import use_idle_cpus
 from app.engine.tuning.plan import ServingPlan, tune
-from app.engine.worker import Steps
 from app.errors import ServiceError, UserError
 
 WARM_UP_TEXT = "The first batch pays for memory that the next ones find ready."
@@ -93,7 +93,7 @@ def load(
             plan = tune(model, config, cpus)
         logger.info("%s: %s", model.name, plan.sharing())
     else:
-        plan = replace(plan, budget=plan.budget.again())
+        plan = replace(plan, budget=plan.budget.copy())
     if model.provider == CUDA:
         # The runners and the event loop use the other CPUs. On the CPU provider, none is idle.
         idle = int(cpus) - plan.runners * plan.threads - 1

@@ -15,8 +15,8 @@ from app.engine.lifecycle import Lifecycle
 from app.engine.loading import Loaded, load_again
 from app.engine.machine.memory import give_back_memory
 from app.engine.model.model import Model
+from app.engine.step_thread import StepThread
 from app.engine.tuning.plan import ServingPlan
-from app.engine.worker import Worker
 from app.errors import (
     DeviceLost,
     InvalidBundle,
@@ -56,7 +56,7 @@ class ModelRegistry:
         self._stream_gates: dict[str, StreamGate] = {}  # kept when a model is reloaded
         self._reloading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by model
         self._loading = asyncio.Lock()  # one load at a time: it takes memory and CPUs
-        self._loader: Worker | None = None  # of the latest reload
+        self._loader: StepThread | None = None  # of the latest reload
         self._prepared: dict[str, Loaded] = {}  # loaded again, and not in use yet
         self._retiring: set[Classifier] = set()  # replaced, but not finished yet
 
@@ -225,7 +225,7 @@ class ModelRegistry:
 
     async def _load(self, old: Classifier) -> Loaded:
         # Not on one of the event loop's own threads: the loop would wait for it when it ends.
-        self._loader = loader = Worker("loader")
+        self._loader = loader = StepThread("loader")
         try:
             steps = load_again(old.model, self._config, self._cpus, old.plan)
             model, plan = await loader.run(steps, deadline=math.inf)

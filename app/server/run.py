@@ -92,7 +92,7 @@ def run(settings: Settings, assignment: Assignment | None = None) -> int:
     if lifecycle.computing:
         # A thread inside a batch cannot be interrupted, and the interpreter would abort at exit.
         logger.warning("the thread of a runner had not ended when drain-ms was over")
-    if lifecycle.computing or service.models.loading or service.worker.alive:
+    if lifecycle.computing or service.models.loading or service.step_thread.alive:
         logs.close()
         os._exit(int(lifecycle.results_lost))
     return int(lifecycle.results_lost)

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from app.adapters.tokenize.tokens import tokens_steps
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.model.load import load_model
-from app.engine.worker import finish
+from app.engine.step_thread import finish
 from tests.conftest import Serve
 from tests.support.checkpoints import CORPUS, exported
 from tests.support.serving import Gate, metric

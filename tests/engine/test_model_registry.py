@@ -14,7 +14,7 @@ from app.engine.lifecycle import Lifecycle
 from app.engine.loading import load_all
 from app.engine.model.model import Model
 from app.engine.model_registry import ModelRegistry
-from app.engine.worker import Worker
+from app.engine.step_thread import StepThread
 from app.errors import (
     DeviceLost,
     InvalidBundle,
@@ -43,10 +43,10 @@ def bundle(tmp_path: Path) -> Path:
 async def _registry(*bundles: Path, **changes: Any) -> AsyncIterator[ModelRegistry]:
     """A registry of these bundles' models, which answer. It ends with the test."""
     config = config_of(bundles[0], model=bundles, **changes)
-    lifecycle, worker = Lifecycle(drain_s=30.0), Worker("tokenizer")
+    lifecycle, worker = Lifecycle(drain_s=30.0), StepThread("tokenizer")
 
     def classifier_of(model: Model, plan: Any) -> Classifier:
-        return Classifier(model, plan, config, Recorder(), worker=worker, lifecycle=lifecycle)
+        return Classifier(model, plan, config, Recorder(), step_thread=worker, lifecycle=lifecycle)
 
     models = ModelRegistry(config, lifecycle, 2, classifier_of)
     models.start(load_all(bundles, config, 2))

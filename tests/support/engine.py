@@ -13,7 +13,7 @@ from app.engine.config import EngineConfig
 from app.engine.lifecycle import Lifecycle
 from app.engine.loading import load
 from app.engine.predictions import Outcome
-from app.engine.worker import Worker
+from app.engine.step_thread import StepThread
 from app.errors import ServiceError
 from tests.support.batching import PATIENCE_S
 
@@ -80,8 +80,8 @@ async def classifying(bundle: Path, **changes: Any) -> AsyncIterator[tuple[Class
     config, observer, lifecycle = config_of(bundle, **changes), Recorder(), Lifecycle(1.0)
     model, plan = load(bundle, config, cpus=2)
     lifecycle.started()
-    worker = Worker("tokenizer")
-    classifier = Classifier(model, plan, config, observer, worker=worker, lifecycle=lifecycle)
+    worker = StepThread("tokenizer")
+    classifier = Classifier(model, plan, config, observer, step_thread=worker, lifecycle=lifecycle)
     try:
         yield classifier, observer
     finally:

@@ -13,8 +13,8 @@ from app.api.body import INLINE_BYTES, parse_steps, read_bytes
 from app.api.http_exchange import HttpRequest
 from app.api.routes.classify import in_places
 from app.engine.predictions import Outcome, item
+from app.engine.step_thread import Steps, finish
 from app.engine.text.pairs import Input
-from app.engine.worker import Steps, finish
 from app.errors import InvalidRequest, ServiceError, TooManyTexts
 
 # The most records that are classified together.
@@ -165,8 +165,8 @@ async def _classified(
     if sum(map(len, lines)) <= INLINE_BYTES:
         texts = finish(steps)
     else:
-        worker = request.exchange.service.worker
-        texts = await worker.run(steps, deadline=request.exchange.deadline)
+        step_thread = request.exchange.service.step_thread
+        texts = await step_thread.run(steps, deadline=request.exchange.deadline)
     good = [text for text in texts if not isinstance(text, ServiceError)]
     bad = [text for text in texts if isinstance(text, ServiceError)]
     request.exchange.service.models.classifier(None).observer.predictions(bad)

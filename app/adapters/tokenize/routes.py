@@ -91,7 +91,7 @@ async def tokenize(request: HttpRequest) -> Response:
         max_chars=service.settings.max_text_chars,
         max_tokens=classifier.request_tokens,
     )
-    work = service.worker.run(steps, deadline=exchange.deadline)
+    work = service.step_thread.run(steps, deadline=exchange.deadline)
     results = await exchange.while_connected(work)
     if not isinstance(body.inputs, list) and isinstance(results[0], ServiceError):
         raise results[0]

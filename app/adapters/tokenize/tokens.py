@@ -6,9 +6,9 @@ from typing import Annotated, NotRequired, cast
 from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
+from app.engine.step_thread import Steps
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.engine.text.pairs import Input, Offset, PairTokenizer, TextPair
-from app.engine.worker import Steps
 from app.errors import ServiceError, TooManyTexts
 
 _TWO = {"minItems": 2, "maxItems": 2}

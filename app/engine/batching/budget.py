@@ -26,7 +26,7 @@ class TokenBudget:
         self.lowered = lowered
         self._lock = threading.Lock()  # several runners may lower it at the same time
 
-    def again(self) -> "TokenBudget":
+    def copy(self) -> "TokenBudget":
         """A copy of this budget for another model, whose batches then change only the copy."""
         return TokenBudget(self.tokens, max_padding=self.max_padding, lowered=self.lowered)
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from app.engine.step_thread import Steps
 from app.engine.text.encoding import EncodedSentence, EncodedText, Encoding, TextOptions, encodings
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.engine.text.pairs import Input, TextPair
 from app.engine.text.sentences import SentenceSpan, sentence_spans
-from app.engine.worker import Steps
 from app.errors import ServiceError
 
 # Short texts are tokenised in steps of up to this many characters. A step takes about 10 ms.

@@ -15,9 +15,9 @@ from app.config.settings import Settings
 from app.engine.model.bundle import Bundle
 from app.engine.model.load import load_model
 from app.engine.predictions import Outcome, Prediction, item, outcomes_of
+from app.engine.step_thread import finish
 from app.engine.text.encoding import DEFAULTS, TextOptions, encodings
 from app.engine.text.steps import encode_steps
-from app.engine.worker import finish
 from benchmarks.texts import texts_of, tweet_lengths
 
 LONG_TOKENS = (200, 511, 512, 513, 900, 1_500)

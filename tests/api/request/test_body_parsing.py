@@ -27,7 +27,7 @@ from app.api.body import (
 from app.api.decoding import FIRST_BYTES, UNSUSPICIOUS_BYTES, Decoder, decoder
 from app.api.http_exchange import HttpRequest
 from app.api.strict_json import COUNTED_BYTES
-from app.engine.worker import Worker
+from app.engine.step_thread import StepThread
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -49,9 +49,9 @@ class Sum(RequestBody):
 
 
 @pytest.fixture
-def worker() -> Iterator[Worker]:
+def worker() -> Iterator[StepThread]:
     """The thread of long bodies."""
-    worker = Worker("tokenizer")
+    worker = StepThread("tokenizer")
     yield worker
     worker.close()
 
@@ -64,7 +64,7 @@ class Body:
         *pieces: bytes,
         headers: Iterable[tuple[bytes, bytes]] = (JSON,),
         ends: bool = True,
-        worker: Worker | None = None,
+        worker: StepThread | None = None,
         max_body_bytes: int = 2**21,
         deadline: float = math.inf,
     ) -> None:
@@ -77,7 +77,7 @@ class Body:
             self.messages.append({"type": "http.disconnect"})
         self.held = 0
         settings = SimpleNamespace(max_body_bytes=max_body_bytes, max_texts=1000)
-        service = SimpleNamespace(settings=settings, worker=worker)
+        service = SimpleNamespace(settings=settings, step_thread=worker)
         self.exchange = SimpleNamespace(
             service=service,
             deadline=deadline,
@@ -167,7 +167,7 @@ def test_only_json_is_read_as_json(kind: bytes) -> None:
 
 
 def test_long_bodies_are_parsed_on_the_workers_thread(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
+    worker: StepThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Short ones are parsed on the event loop. Both are validated in the same way."""
     threads: list[str] = []
@@ -188,7 +188,7 @@ def test_long_bodies_are_parsed_on_the_workers_thread(
     assert threads == [threading.current_thread().name] * 2 + ["tokenizer"] * 2
 
 
-def test_a_long_body_has_the_time_of_its_request(worker: Worker) -> None:
+def test_a_long_body_has_the_time_of_its_request(worker: StepThread) -> None:
     """After the deadline, it is not parsed."""
     content = b'{"numbers": [1]}' + b" " * INLINE_BYTES
     with pytest.raises(DeadlineExceeded):
@@ -327,7 +327,7 @@ def test_a_bomb_is_refused_before_it_has_expanded(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("size", [FIRST_BYTES - 1, FIRST_BYTES, FIRST_BYTES + 1, 300_000])
-def test_a_decompressed_body_is_held_and_limited(worker: Worker, size: int) -> None:
+def test_a_decompressed_body_is_held_and_limited(worker: StepThread, size: int) -> None:
     """The request holds its bytes and the compressed ones. One byte above the limit is refused."""
     content = b"love it, " * (size // 9) + b"x" * (size % 9)
     headers = (JSON, (b"content-encoding", b"gzip"))

@@ -21,7 +21,7 @@ def test_memory_that_ran_out_lowers_the_budget_for_good(caplog: pytest.LogCaptur
     assert line.endswith(": CUDA failure 2: out of memory")
     budget.lower(130, "out of memory")
     assert budget.tokens == 128
-    reloaded = budget.again()
+    reloaded = budget.copy()
     assert (reloaded.tokens, reloaded.lowered) == (128, True)
     reloaded.lower(1, "out of memory")
     assert (reloaded.tokens, budget.tokens) == (1, 128)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.engine.worker import Steps, Worker, finish
+from app.engine.step_thread import Steps, StepThread, finish
 from app.errors import DeadlineExceeded, ShuttingDown
 from tests.support.serving import eventually
 
-NAME = "a worker in a test"
+NAME = "a thread in a test"
 
 
 def _threads() -> int:
@@ -18,11 +18,11 @@ def _threads() -> int:
 
 
 @pytest.fixture
-def worker() -> Iterator[Worker]:
-    """A worker that ends with the test."""
-    worker = Worker(NAME)
-    yield worker
-    worker.close()
+def thread() -> Iterator[StepThread]:
+    """A thread that ends with the test."""
+    thread = StepThread(NAME)
+    yield thread
+    thread.close()
     eventually(lambda: not _threads())
 
 
@@ -61,20 +61,20 @@ def _later(seconds: float = 30) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
-async def _begin(worker: Worker, gated: Gated, seconds: float = 30) -> asyncio.Task[None]:
+async def _begin(thread: StepThread, gated: Gated, seconds: float = 30) -> asyncio.Task[None]:
     """The job's task, once the job has begun its first step."""
-    task = asyncio.create_task(worker.run(gated.job(), deadline=_later(seconds)))
+    task = asyncio.create_task(thread.run(gated.job(), deadline=_later(seconds)))
     await asyncio.to_thread(gated.begun.wait, 30)
     return task
 
 
-async def test_jobs_take_turns(worker: Worker) -> None:
+async def test_jobs_take_turns(thread: StepThread) -> None:
     """Jobs take turns step by step, so a short job does not wait for long ones."""
     log, gated = Log(), Gated()
-    first = await _begin(worker, gated)
+    first = await _begin(thread, gated)
     jobs = [("long", 4), ("longer", 5), ("short", 1)]
     tasks = [
-        asyncio.create_task(worker.run(log.job(name, steps), deadline=_later()))
+        asyncio.create_task(thread.run(log.job(name, steps), deadline=_later()))
         for name, steps in jobs
     ]
     await asyncio.sleep(0)  # they queue
@@ -85,7 +85,7 @@ async def test_jobs_take_turns(worker: Worker) -> None:
     assert len(log.steps) == 10
 
 
-def test_all_steps_at_once_give_the_same(worker: Worker) -> None:
+def test_all_steps_at_once_give_the_same(thread: StepThread) -> None:
     """A small job, run at once without the thread, gives the same result."""
     log = Log()
     assert finish(log.job("small", 3)) == "small"
@@ -93,16 +93,16 @@ def test_all_steps_at_once_give_the_same(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("expires", [False, True])
-async def test_who_leaves_takes_no_further_step(worker: Worker, *, expires: bool) -> None:
+async def test_who_leaves_takes_no_further_step(thread: StepThread, *, expires: bool) -> None:
     """A job that is cancelled, or has its deadline, takes no step after its current one."""
     gated = Gated()
-    task = await _begin(worker, gated, 0.05 if expires else 30)
+    task = await _begin(thread, gated, 0.05 if expires else 30)
     if not expires:
         task.cancel()
     with pytest.raises(DeadlineExceeded if expires else asyncio.CancelledError):
         await task
     gated.go.set()
-    await worker.run(Log().job("next", 3), deadline=_later())
+    await thread.run(Log().job("next", 3), deadline=_later())
     assert gated.steps <= 1
 
 
@@ -117,7 +117,7 @@ async def test_who_leaves_takes_no_further_step(worker: Worker, *, expires: bool
     ],
 )
 async def test_what_a_step_raises_fails_its_job_only(
-    worker: Worker, raised: type[BaseException], expected: type[Exception]
+    thread: StepThread, raised: type[BaseException], expected: type[Exception]
 ) -> None:
     """Whatever a step raises fails its own job alone; other and later jobs are done."""
 
@@ -125,41 +125,41 @@ async def test_what_a_step_raises_fails_its_job_only(
         yield
         raise raised
 
-    beside = asyncio.create_task(worker.run(Log().job("beside", 5), deadline=_later()))
+    beside = asyncio.create_task(thread.run(Log().job("beside", 5), deadline=_later()))
     with pytest.raises(expected):
-        await worker.run(failing(), deadline=_later())
+        await thread.run(failing(), deadline=_later())
     assert await beside == "beside"
-    assert await worker.run(Log().job("next", 1), deadline=_later()) == "next"
+    assert await thread.run(Log().job("next", 1), deadline=_later()) == "next"
 
 
-async def test_closed_it_tells_whoever_waits(worker: Worker) -> None:
+async def test_closed_it_tells_whoever_waits(thread: StepThread) -> None:
     """Closing fails running, waiting and later jobs, and ends the thread."""
     gated = Gated()
     tasks = [
-        await _begin(worker, gated),
-        asyncio.create_task(worker.run(Log().job("waits", 1), deadline=_later())),
+        await _begin(thread, gated),
+        asyncio.create_task(thread.run(Log().job("waits", 1), deadline=_later())),
     ]
     await asyncio.sleep(0)
-    worker.close()
+    thread.close()
     gated.go.set()
     for task in tasks:
         with pytest.raises(ShuttingDown):
             await task
     with pytest.raises(ShuttingDown):
-        await worker.run(Log().job("late", 1), deadline=_later())
+        await thread.run(Log().job("late", 1), deadline=_later())
     assert gated.steps == 1
     eventually(lambda: not _threads())
 
 
-def test_it_survives_the_event_loop_of_a_job(worker: Worker) -> None:
+def test_it_survives_the_event_loop_of_a_job(thread: StepThread) -> None:
     """If the event loop of a job closes, the thread and other jobs go on."""
     gated = Gated()
 
     async def leave() -> None:
-        (await _begin(worker, gated)).cancel()
+        (await _begin(thread, gated)).cancel()
 
     async def work() -> None:
-        assert await worker.run(Log().job("next", 2), deadline=_later()) == "next"
+        assert await thread.run(Log().job("next", 2), deadline=_later()) == "next"
 
     asyncio.run(leave())
     gated.go.set()

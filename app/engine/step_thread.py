@@ -39,7 +39,7 @@ class _WorkerJob:
     result: asyncio.Future[Any]  # belongs to the event loop that waits for it
 
 
-class Worker:
+class StepThread:
     """Runs jobs on its own thread. The thread starts at once and ends after ``close``."""
 
     def __init__(self, name: str) -> None:
