@@ -20,7 +20,7 @@ from app.errors import UserError, system_error
 from app.files.run import arguments as classify_arguments
 from app.files.run.arguments import LOCAL, ClassifyOptions
 from app.observability import logs
-from app.server.arrivals import check_ports
+from app.server.addresses import check_ports
 from app.server.process import open_standard_files, raise_file_limit, return_long_blocks
 from app.server.workers.assignment import Assignment, worker_count
 

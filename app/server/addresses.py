@@ -1,13 +1,43 @@
-"""Says where the service can be reached."""
+"""Binds the addresses of the service, and says where it can be reached."""
 
+import errno
 import ipaddress
 import logging
 import socket
 from collections.abc import Sequence
 
 from app.config.settings import Settings
+from app.errors import UserError
 
 logger = logging.getLogger(__name__)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet: no client can connect before the models are warm.
+
+    Raises:
+        UserError: the address cannot be used.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setblocking(False)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise cannot_listen(host, port, error) from error
+    return listener
+
+
+def check_ports(settings: Settings) -> None:
+    """Check that the ports of the service, of its metrics and of gRPC can be used.
+
+    Raises:
+        UserError: another process has one of them, or the host is not this machine.
+    """
+    for port in (settings.port, settings.metrics_port, settings.grpc_port):
+        if port:
+            bind(settings.host, port).close()
 
 
 def announce(what: str, sites: Sequence[socket.socket], settings: Settings) -> None:
@@ -29,3 +59,10 @@ def announce(what: str, sites: Sequence[socket.socket], settings: Settings) -> N
 def _url(site: socket.socket) -> str:
     host, port = site.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> UserError:
+    """Why nobody can listen there, for people."""
+    taken = error.errno == errno.EADDRINUSE
+    advice = "; choose another with --port (--metrics-port, --grpc-port)" if taken else ""
+    return UserError(f"cannot listen on {host} port {port}: {error.strerror}{advice}")

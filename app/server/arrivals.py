@@ -1,7 +1,8 @@
-"""Bound sockets, and our own loop that accepts their connections.
+"""How connections and requests begin: many connections in each iteration of the event loop, and a
+few requests.
 
-libuv, which uvloop uses, accepts one connection in each turn of the event loop. When turns are
-long, connections wait in the kernel's queue for seconds, including the probes of an orchestrator.
+libuv, which uvloop uses, accepts one connection in each iteration. When iterations are long,
+connections wait in the kernel's queue for seconds, including the probes of an orchestrator.
 """
 
 import asyncio
@@ -11,17 +12,18 @@ import logging
 import socket
 import struct
 import sys
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from app.config.settings import Settings
-from app.errors import UserError
+from app.limits import PathSet
+from app.server.addresses import cannot_listen
 
 # Connections that the kernel completes while the service is busy. The kernel's own limit applies
 # if it is lower.
 BACKLOG = 2048
-# Connections accepted in one turn of the event loop. Each takes some microseconds.
-ACCEPTED_A_TURN = 512
+# Connections accepted in one iteration of the event loop. Each takes some microseconds.
+ACCEPTED_AT_ONCE = 512
 # Seconds before the next try when the process has no file descriptor left.
 PAUSE_S = 0.25
 # Seconds for a handshake to complete after its first packet has arrived.
@@ -29,35 +31,13 @@ HANDSHAKE_S = 0.1
 SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
+# A request costs the event loop about 0.3 ms, so an iteration takes a few milliseconds. A health
+# probe or a finished answer waits that long, however many clients send at once.
+STARTS_AT_ONCE = 8
+# When requests wait longer than this, some clients will have no more time for their answers.
+PATIENCE_S = 0.1
+
 logger = logging.getLogger(__name__)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet: no client can connect before the models are warm.
-
-    Raises:
-        UserError: the address cannot be used.
-    """
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setblocking(False)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise _cannot_listen(host, port, error) from error
-    return listener
-
-
-def check_ports(settings: Settings) -> None:
-    """Check that the ports of the service, of its metrics and of gRPC can be used.
-
-    Raises:
-        UserError: another process has one of them, or the host is not this machine.
-    """
-    for port in (settings.port, settings.metrics_port, settings.grpc_port):
-        if port:
-            bind(settings.host, port).close()
 
 
 class Arrivals:
@@ -111,7 +91,7 @@ class Arrivals:
             self._site.listen(BACKLOG)
         except OSError as error:
             host, port = self._site.getsockname()[:2]
-            raise _cannot_listen(host, port, error) from error
+            raise cannot_listen(host, port, error) from error
 
     def _next(self) -> socket.socket:
         return self._site.accept()[0]
@@ -135,7 +115,7 @@ class Arrivals:
 
     def _accept_some(self) -> bool:
         """Accept some connections; return whether there may be more."""
-        for _ in range(ACCEPTED_A_TURN):
+        for _ in range(ACCEPTED_AT_ONCE):
             try:
                 connection = self._next()
             except BlockingIOError:
@@ -150,6 +130,114 @@ class Arrivals:
                 self._loop.remove_reader(self._site)
                 return False
         return True
+
+
+class Listener:
+    """Begins a connection with a ``protocol`` for each socket that arrives at a site.
+
+    ``protocol`` makes the protocol of a connection from its socket, and ``arrivals`` takes the
+    sockets of the site. ``on_failure`` is called when a connection is gone before it begins. Create
+    it on the event loop.
+
+    Raises:
+        UserError: another process listens on this address.
+    """
+
+    def __init__(
+        self,
+        site: socket.socket,
+        protocol: Callable[[socket.socket], asyncio.Protocol],
+        arrivals: Callable[[socket.socket, Callable[[socket.socket], bool]], Arrivals] = Arrivals,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_failure = on_failure
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._beginning: set[asyncio.Task[None]] = set()
+        self._arrivals = arrivals(site, self._take)
+
+    @property
+    def accepted(self) -> int:
+        """The number of connections until now."""
+        return self._arrivals.accepted
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can arrive."""
+        return self._arrivals.ended
+
+    async def close(self) -> None:
+        """Begin every connection that has arrived, and accept no more.
+
+        May be called more than once.
+        """
+        await self._arrivals.close()
+        if self._beginning:
+            await asyncio.wait(self._beginning)
+
+    def _take(self, connection: socket.socket) -> bool:
+        task = self._loop.create_task(self._begin(connection))
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+        return True
+
+    async def _begin(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(lambda: self._protocol(connection), connection)
+        except OSError:  # it is gone already
+            connection.close()
+            self._on_failure()
+
+
+class Turns:
+    """Begins requests in the order of their arrival, a few in each iteration of the event loop.
+
+    Between two iterations the loop checks its sockets. Without this limit, a thousand requests that
+    have arrived would all begin before the next connection is accepted or the next probe is read.
+
+    When the first request in the queue has waited for long, there are more requests than can begin.
+    In order of arrival all would be late, so every second request to begin is then the latest one.
+
+    What reads the paths ``at_once`` is short and does not wait. Create it on the event loop.
+    """
+
+    def __init__(self, at_once: PathSet) -> None:
+        self._at_once = at_once
+        self._loop = asyncio.get_running_loop()
+        # Each entry: when the patience of the request ends, on the loop's clock; how to begin it.
+        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
+        self._started = 0  # since the last call of _next
+        self._latest_is_next = False
+
+    def take(self, head: bytes | bytearray, start: Callable[[], None]) -> None:
+        """Begin the request with this ``head``: now, or in a later iteration."""
+        if not head.startswith(b"POST") and _path(head) in self._at_once:
+            start()
+            return
+        if self._waiting or self._started >= STARTS_AT_ONCE:
+            self._waiting.append((self._loop.time() + PATIENCE_S, start))
+            return
+        self._started += 1
+        if self._started == STARTS_AT_ONCE:
+            self._loop.call_soon(self._next)
+        start()
+
+    def _next(self) -> None:
+        self._started = 0
+        try:
+            while self._waiting and self._started < STARTS_AT_ONCE:
+                self._started += 1
+                self._pop()()
+        finally:  # if one of them raises, the others still get their turn
+            if self._waiting or self._started == STARTS_AT_ONCE:
+                self._loop.call_soon(self._next)
+
+    def _pop(self) -> Callable[[], None]:
+        patient_until, _ = self._waiting[0]
+        is_late = self._loop.time() > patient_until
+        self._latest_is_next = is_late and not self._latest_is_next
+        _, start = self._waiting.pop() if self._latest_is_next else self._waiting.popleft()
+        return start
 
 
 def _take_no_handshake(listener: socket.socket) -> None:
@@ -174,7 +262,7 @@ def _take_no_handshake(listener: socket.socket) -> None:
         )
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
-    taken = error.errno == errno.EADDRINUSE
-    advice = "; choose another with --port (--metrics-port, --grpc-port)" if taken else ""
-    return UserError(f"cannot listen on {host} port {port}: {error.strerror}{advice}")
+def _path(head: bytes | bytearray) -> str:
+    """The path in a request line, without its query."""
+    target = head.partition(b"\r\n")[0].split(b" ")[1:2]
+    return b"".join(target).partition(b"?")[0].decode("latin-1")

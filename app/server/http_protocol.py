@@ -30,11 +30,11 @@ from app.errors import (
     UnsupportedTransferCoding,
 )
 from app.exchange import request_id
-from app.limits import plain_address
+from app.limits import IPV4_MAPPED, plain_address
+from app.server.arrivals import Turns
 from app.server.quiet import QUIET_S
 from app.server.refusals import answer, refusal
 from app.server.transport import ResponseTransport, has_unread
-from app.server.turns import Turns
 
 # The methods of uvicorn's protocol that HttpProtocol overrides, and why. A test compares this list
 # with the class. The other methods are used as they are.
@@ -65,7 +65,7 @@ PIECE_BYTES = 16_384  # of a body in chunks, which the parser gets at once
 UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 
-class Stage(Enum):
+class ConnectionState(Enum):
     """What a connection waits for."""
 
     HEAD = auto()
@@ -110,7 +110,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._on_refusal = on_refusal
         self._on_end = on_end
         self._arrival: Arrival | None = None  # of the current request
-        self._stage = Stage.HEAD
+        self._state = ConnectionState.HEAD
         self._received = bytearray()  # bytes that the parser has not got yet
         self._head_begun = False
         self._head_length = 0  # bytes; set when the head is complete
@@ -126,7 +126,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = ResponseTransport(transport, self._is_sending)
         super().connection_made(cast(asyncio.Transport, self._transport))
-        if self.client:
+        if self.client and self.client[0].startswith(IPV4_MAPPED):
             host, port = self.client
             self.client = plain_address(host), port  # compared with FORWARDED_ALLOW_IPS
         self._close_after(self.timeout_keep_alive)
@@ -134,21 +134,21 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_waiting_for_reader()
-        super().connection_lost(exc)
         self._transport.end()
+        super().connection_lost(exc)
         self._on_end()
         if self._arrival is not None:
             self._arrival.leave()
 
     def data_received(self, data: bytes) -> None:
-        if self._transport.is_closing():
+        if self._transport.closing:
             self._transport.drop(len(data))
-        elif self._stage is Stage.HEAD:
+        elif self._state is ConnectionState.HEAD:
             self._received += data
             self._take_head()
-        elif self._stage is Stage.BODY:
+        elif self._state is ConnectionState.BODY:
             self._take_body(data)
-        elif self._stage is Stage.REFUSAL:
+        elif self._state is ConnectionState.REFUSAL:
             self._transport.drop(len(data))
         else:
             self._received += data
@@ -172,23 +172,23 @@ class HttpProtocol(HttpToolsProtocol):
         now = self.loop.time()
         self._stopping_since = self._stopping_since or now
         quiet_s = now - max(self._stopping_since, self._quiet_since)
-        if self._transport.is_closing():
+        if self._transport.closing:
             return
-        if self._stage is Stage.HEAD:
+        if self._state is ConnectionState.HEAD:
             if quiet_s < QUIET_S or has_unread(self._connection):
                 return
             if self._received:  # half a head
                 self._refuse(ShuttingDown())
             else:
                 self._transport.close()
-        elif self._stage is Stage.BODY and self.cycle.response_complete:
+        elif self._state is ConnectionState.BODY and self.cycle.response_complete:
             self._transport.close()
 
     def _is_sending(self) -> bool:
         """Whether the client may still be sending."""
         if self.cycle is not None and not self.cycle.response_complete:
             return self.cycle.disconnected  # if False, the answer is cut off: do not wait
-        return self._stage is not Stage.ANSWER or bool(self._received)
+        return self._state is not ConnectionState.ANSWER or bool(self._received)
 
     # One request
 
@@ -207,7 +207,7 @@ class HttpProtocol(HttpToolsProtocol):
         elif end >= 0:
             self._stop_timer()
             self._head_begun = False
-            self._stage = Stage.TURN
+            self._state = ConnectionState.TURN
             self._head_length = end + len(HEAD_END)
             self._arrived_at = self.loop.time()
             self._turns.take(head, self._begin)
@@ -218,7 +218,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._close_after(HEAD_TIMEOUT_S)
 
     def _begin(self) -> None:
-        if self._transport.is_closing():  # the client has left
+        if self._transport.closing:  # the client has left
             return
         try:
             self._give_head()
@@ -234,17 +234,17 @@ class HttpProtocol(HttpToolsProtocol):
         if b"\r\nupgrade:" in head.lower():
             head = UPGRADE.sub(b"", head)
         if self._parse(head):
-            if self._stage is Stage.TURN:  # the parser saw no end of the head
+            if self._state is ConnectionState.TURN:  # the parser saw no end of the head
                 self._refuse(BadRequest("HTTP/2 is not supported; send HTTP/1.1"))
                 return
             self._arrival = Arrival(self._arrived_at)
             cast(dict[str, Any], self.scope)["arrival"] = self._arrival
             if rest:
                 self.data_received(rest)
-            self._arrival.complete = self._stage is Stage.ANSWER
+            self._arrival.complete = self._state is ConnectionState.ANSWER
 
     def _take_body(self, data: bytes) -> None:
-        while data and self._stage is Stage.BODY:
+        while data and self._state is ConnectionState.BODY:
             size = PIECE_BYTES if self._body_left is None else self._body_left
             piece, data = data[:size], data[size:]
             if self._body_left is None:
@@ -255,7 +255,8 @@ class HttpProtocol(HttpToolsProtocol):
                 return
             self._give_chunks()
             # No other limit covers framing, and chunks of a byte are six times as long.
-            if self._framing_excess > self._max_header_bytes and self._stage is Stage.BODY:
+            too_long = self._framing_excess > self._max_header_bytes
+            if too_long and self._state is ConnectionState.BODY:
                 self._refuse(self._too_large())
         if data:
             self.data_received(data)
@@ -267,9 +268,10 @@ class HttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:  # raised for CONNECT, which no route accepts
             pass
         except httptools.HttpParserError as error:
-            if self._stage in (Stage.TURN, Stage.BODY):
+            if self._state in (ConnectionState.TURN, ConnectionState.BODY):
                 self._refuse(refusal(error.__context__))
-            elif self._stage is Stage.ANSWER:  # the next request is bad: answer, then close
+            elif self._state is ConnectionState.ANSWER:
+                # The next request is bad: answer this one, then close.
                 self.cycle.keep_alive = False
                 self._received += data
             else:
@@ -278,7 +280,7 @@ class HttpProtocol(HttpToolsProtocol):
         return True
 
     def on_message_begin(self) -> None:
-        if self._stage is not Stage.TURN:
+        if self._state is not ConnectionState.TURN:
             # Only the parser finds the end of a chunked body, so it has already seen the start of
             # the next request. It is not answered: clients that send ahead must be ready to send
             # again.
@@ -286,7 +288,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._stage is not Stage.TURN:
+        if self._state is not ConnectionState.TURN:
             return
         name, value = name.lower(), value.rstrip(b" \t")  # the parser strips only the front
         if name == b"expect" and value.lower() == b"100-continue":
@@ -311,7 +313,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._framing_excess = self._transport.dropped = 0
         self._chunks.clear()
         super().on_headers_complete()
-        self._stage = Stage.BODY
+        self._state = ConnectionState.BODY
 
     def on_body(self, body: bytes) -> None:
         self._chunks.append(body)
@@ -328,7 +330,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._give_chunks()
-        self._stage = Stage.ANSWER
+        self._state = ConnectionState.ANSWER
         super().on_message_complete()
         # A long body pauses reading. From here on, only reading tells whether the client leaves.
         self.flow.resume_reading()
@@ -338,16 +340,16 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
-        if self._transport.is_closing():
+        if self._transport.closing:
             return
         self.flow.resume_reading()
-        if self._stage is Stage.ANSWER:
+        if self._state is ConnectionState.ANSWER:
             self._await_head()
         else:  # the request was refused before its whole body arrived
             self._transport.await_rest()
 
     def _await_head(self) -> None:
-        self._stage = Stage.HEAD
+        self._state = ConnectionState.HEAD
         self._quiet_since = self.loop.time()
         self._close_after(self.timeout_keep_alive)
         if self._received:  # its deadline begins now, when it becomes the current request
@@ -357,7 +359,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ServiceError) -> None:
         """Answer bytes that are not a valid request, and close."""
-        if self._stage is Stage.BODY:
+        if self._state is ConnectionState.BODY:
             self._refuse_body(error)
             return
         own_id = request_id()
@@ -371,7 +373,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.cycle.response_complete:
             self.transport.close()
             return
-        self._stage = Stage.REFUSAL
+        self._state = ConnectionState.REFUSAL
         self.cycle.keep_alive = False
         waiting, self.cycle.message_event = self.cycle.message_event, _Refused(error)
         waiting.set()

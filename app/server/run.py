@@ -23,12 +23,10 @@ from app.errors import ServiceError, UserError
 from app.limits import IPV4_MAPPED
 from app.observability import logs
 from app.server import refusals, signals
-from app.server.addresses import announce
-from app.server.arrivals import Arrivals, bind
+from app.server.addresses import announce, bind
+from app.server.arrivals import Arrivals, Listener, Turns
 from app.server.http_protocol import HttpProtocol
-from app.server.listener import Listener
 from app.server.quiet import ACCEPTING_SHARE, LOOK_S, QUIET_S, Quiet
-from app.server.turns import Turns
 from app.server.workers.assignment import Assignment, take_share
 from app.server.workers.handover import HandedOver
 from app.server.workers.member import Member
@@ -50,7 +48,7 @@ COLLECTOR_THRESHOLDS = (100_000, 5, 10)
 # The methods of uvicorn's server that Server overrides, and why. A test compares this list with
 # the class.
 OVERRIDDEN = {
-    "startup": "our listeners, which accept many connections in a turn",
+    "startup": "our listeners, which accept many connections in an iteration",
     "handle_exit": "the service knows of a signal at once; the exit code is ours",
     "on_tick": "SIGHUP reloads; a worker's status is written",
     "shutdown": "connections end after their answers, within drain-ms",

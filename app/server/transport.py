@@ -19,7 +19,7 @@ class ResponseTransport:
 
     uvicorn writes the head and the body of an answer separately. That would be two system calls,
     and two packets that wake the client twice. So a write waits for the next one, at most until
-    the next turn of the event loop.
+    the next iteration of the event loop.
 
     If a connection is closed before all received data is read, the kernel resets it, and the
     client loses the answer (RFC 9112, section 9.6). So ``close`` first ends our sending side and
@@ -32,7 +32,7 @@ class ResponseTransport:
     def __init__(self, transport: asyncio.Transport, sending: Callable[[], bool]) -> None:
         self._transport = transport
         self._sending = sending
-        self._closing = False
+        self.closing = False  # whether ``close`` was called, or the connection is lost
         self.dropped = 0  # bytes of a refused body
         self._seen = 0  # bytes dropped at the last check
         self._left_s = LINGER_S
@@ -57,14 +57,14 @@ class ResponseTransport:
             self.write(b"")
 
     def is_closing(self) -> bool:
-        """Whether nothing more can be sent."""
-        return self._closing or self._transport.is_closing()
+        """Whether nothing more can be sent; uvicorn asks this."""
+        return self.closing or self._transport.is_closing()
 
     def close(self) -> None:
         """Send what is written, then close: at once, or when the client has sent everything."""
-        if self._closing:
+        if self.closing:
             return
-        self._closing = True
+        self.closing = True
         self._flush()
         if self._transport.is_closing() or not self._sending():
             self._transport.close()
@@ -87,6 +87,7 @@ class ResponseTransport:
 
     def end(self) -> None:
         """The connection is lost: forget it, so that it needs no collector to be freed."""
+        self.closing = True
         self.stop()
         self._sending = bool  # it returns False
 

@@ -188,7 +188,7 @@ def test_a_client_that_reads_nothing_is_cut_off(
 
 
 def test_head_and_body_of_an_answer_leave_together() -> None:
-    """A write waits for the next one, at most until the loop's next turn or the close."""
+    """A write waits for the next one, at most until the loop's next iteration or the close."""
 
     class Recorder:
         written: ClassVar[list[bytes]] = []

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app.cli.command import main
-from app.server.arrivals import bind
+from app.server.addresses import bind
 from app.server.run import Server
 from app.server.workers.status_report import StatusReport
 from tests.conftest import Listen, Start

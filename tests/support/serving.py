@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.engine.model.model import Model
-from app.server.arrivals import bind
+from app.server.addresses import bind
 from app.server.run import Server
 from benchmarks import service
 

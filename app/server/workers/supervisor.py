@@ -20,8 +20,7 @@ import uvloop
 
 from app.config.settings import Settings, cache_directory
 from app.errors import UserError
-from app.server.addresses import announce
-from app.server.arrivals import bind
+from app.server.addresses import announce, bind
 from app.server.quiet import ACCEPTING_SHARE, QUIET_S, Quiet
 from app.server.workers.dealer import Dealer
 from app.server.workers.group_reload import GroupReload

@@ -12,9 +12,8 @@ import pytest
 
 from app.errors import UserError
 from app.limits import PathSet
-from app.server.arrivals import bind
-from app.server.listener import Listener
-from app.server.turns import STARTS_A_TURN, Turns
+from app.server.addresses import bind
+from app.server.arrivals import STARTS_AT_ONCE, Listener, Turns
 from benchmarks.service import free_port
 from tests.conftest import Start
 from tests.support.raw_http import exchange
@@ -29,20 +28,20 @@ def _connections(address: tuple[str, int]) -> list[socket.socket]:
 
 
 def test_connections_that_wait_are_accepted_together() -> None:
-    """Waiting connections are accepted in a few turns of the event loop, not one per turn."""
+    """Waiting connections are accepted in a few iterations of the event loop, not one in each."""
 
     async def run() -> int:
         site = bind("127.0.0.1", 0)
         listener = Listener(site, lambda _: asyncio.Protocol())
         clients = _connections(site.getsockname())
-        turns = 0
+        iterations = 0
         while listener.accepted < CONNECTIONS:
             await asyncio.sleep(0)
-            turns += 1
+            iterations += 1
         await listener.close()
         for client in clients:
             client.close()
-        return turns
+        return iterations
 
     assert asyncio.run(run()) < CONNECTIONS / 10
 
@@ -121,13 +120,13 @@ def test_a_port_where_another_server_listens_is_said_in_one_line() -> None:
     asyncio.run(run())
 
 
-def test_a_few_requests_begin_in_a_turn() -> None:
-    """Requests begin in order, a few per turn; between two turns the loop does its other work."""
+def test_a_few_requests_begin_in_an_iteration() -> None:
+    """Requests begin in order, a few in each iteration; between two the loop does its other work."""
 
     async def run() -> list[list[int]]:
         turns = Turns(AT_ONCE)
         begun: list[list[int]] = [[]]
-        for number in range(3 * STARTS_A_TURN + 1):
+        for number in range(3 * STARTS_AT_ONCE + 1):
             turns.take(POST, partial(lambda n: begun[-1].append(n), number))
         for _ in range(4):
             begun.append([])
@@ -135,8 +134,8 @@ def test_a_few_requests_begin_in_a_turn() -> None:
         return begun
 
     begun = asyncio.run(run())
-    assert max(map(len, begun)) <= STARTS_A_TURN
-    assert [*chain(*begun)] == list(range(3 * STARTS_A_TURN + 1))
+    assert max(map(len, begun)) <= STARTS_AT_ONCE
+    assert [*chain(*begun)] == list(range(3 * STARTS_AT_ONCE + 1))
 
 
 @pytest.mark.parametrize(("patience_s", "begun"), [(60.0, [0, 1, 2, 3]), (0.001, [3, 0, 2, 1])])
@@ -144,12 +143,12 @@ def test_requests_that_are_late_do_not_make_all_others_late(
     monkeypatch: pytest.MonkeyPatch, patience_s: float, begun: list[int]
 ) -> None:
     """When requests are late, every second one to begin is the latest; none is forgotten."""
-    monkeypatch.setattr("app.server.turns.PATIENCE_S", patience_s)
+    monkeypatch.setattr("app.server.arrivals.PATIENCE_S", patience_s)
 
     async def run() -> list[int]:
         turns = Turns(AT_ONCE)
         seen: list[int] = []
-        for _ in range(STARTS_A_TURN):
+        for _ in range(STARTS_AT_ONCE):
             turns.take(POST, lambda: None)
         for number in range(4):
             turns.take(POST, partial(seen.append, number))
@@ -178,7 +177,7 @@ def test_a_probe_does_not_wait_for_a_turn(line: bytes, waits: bool) -> None:
     async def run() -> list[str]:
         turns = Turns(AT_ONCE)
         begun: list[str] = []
-        for _ in range(STARTS_A_TURN):
+        for _ in range(STARTS_AT_ONCE):
             turns.take(POST, lambda: None)
         turns.take(POST, partial(begun.append, "request"))
         turns.take(line + b"\r\nhost: x", partial(begun.append, "probe"))
@@ -196,15 +195,15 @@ def test_a_request_that_cannot_begin_holds_up_no_other() -> None:
         loop.set_exception_handler(lambda *_: None)
         turns = Turns(AT_ONCE)
         begun: list[int] = []
-        for _ in range(STARTS_A_TURN):
+        for _ in range(STARTS_AT_ONCE):
             turns.take(POST, lambda: None)
-        for number in range(3 * STARTS_A_TURN):
+        for number in range(3 * STARTS_AT_ONCE):
             start = partial(begun.append, number) if number % 5 else partial(next, iter(()))
             turns.take(POST, start)
         await asyncio.sleep(0.05)
         return begun
 
-    assert asyncio.run(run()) == [n for n in range(3 * STARTS_A_TURN) if n % 5]
+    assert asyncio.run(run()) == [n for n in range(3 * STARTS_AT_ONCE) if n % 5]
 
 
 def test_the_metrics_have_a_port_of_their_own(start: Start) -> None:
