@@ -25,8 +25,8 @@ class SideServer(Protocol):
 class Adapter:
     """One adapter. ``ADAPTERS`` in ``main.py`` names the modules whose ``register`` returns it.
 
-    ``routes`` are HTTP's, of the class ``app.api.routing.Route``. ``server`` makes a server on the
-    event loop when the models are ready; it raises UserError if it cannot use its address.
+    ``routes`` are HTTP's, of the class ``app.api.http_exchange.Route``. ``server`` makes a server
+    on the event loop when the models are ready; it raises UserError if it cannot use its address.
     """
 
     routes: "Sequence[BaseRoute]" = ()

@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-import math
 import random
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from opentelemetry.context import attach, detach
 from opentelemetry.trace import set_span_in_context
@@ -19,6 +18,7 @@ from app.engine.predictions import Outcome
 from app.engine.text.encoding import DEFAULTS, TextOptions
 from app.engine.text.pairs import Input
 from app.errors import (
+    ClientDisconnected,
     InferenceFailed,
     InvalidRequest,
     Overloaded,
@@ -34,13 +34,29 @@ REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 TIMEOUT_MS = re.compile(rb"[1-9][0-9]*")
 TIMEOUT_DIGITS = 18  # a longer number is above any deadline, and so are its first 18 digits
 UNMATCHED = "unmatched"  # the route of requests that no route answers
+OTHER_METHOD = "other"  # any word that is none of HTTP's methods: each would be a series
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Work:
+class Arrival:
+    """What the server says of a request, beside what ASGI has a place for.
+
+    ``at`` is when the head arrived, on the event loop's clock; under load it waits before it is
+    read. ``complete`` says whether the whole body has arrived with it. When the client has closed
+    the connection, the server sets ``departed`` and calls ``on_departure``.
+    """
+
+    at: float
+    complete: bool = False
+    departed: bool = False
+    on_departure: Callable[[], object] | None = None
+
+
+@dataclass(slots=True)
+class ModelUse:
     """What was asked of a model: its name and the number of texts; then what the answer took.
 
     ``tokens`` are those of the texts that have a result, special ones included, before truncation.
@@ -68,7 +84,7 @@ class Exchange(ABC):
         path: str,
         headers: Mapping[bytes, bytes],
         client: str,
-        arrived: float,
+        arrival: Arrival,
     ) -> None:
         """``verb`` is HTTP's method as metrics and log show it, or GRPC.
 
@@ -79,17 +95,18 @@ class Exchange(ABC):
         self.path = path
         self.headers = headers
         self.client = client
-        self.arrived = arrived
+        self.arrival = arrival
         self.request_id = request_id(headers.get(b"x-request-id"))
-        self.deadline = math.inf  # the time by which it must be answered
+        # The time by which it must be answered. It may set an earlier one.
+        self.deadline = arrival.at + service.settings.deadline_ms / 1000
         self.route = UNMATCHED
         self.status = InferenceFailed.status  # until the answer says otherwise
         self.code = ""  # of the error that was answered
-        self.work: Work | None = None  # what was asked of a model
+        self.model_use: ModelUse | None = None
         self._held = 0  # bytes of its body
 
     @abstractmethod
-    async def _answer(self) -> None:
+    def _answer(self) -> Awaitable[None]:
         """Read the request and answer it.
 
         Raises:
@@ -110,7 +127,9 @@ class Exchange(ABC):
         started = time.perf_counter()
         try:
             service.access.check(self)
-            self.deadline = self._deadline()
+            if asked := self.headers.get(b"x-request-timeout-ms"):
+                longest_ms = service.settings.deadline_ms
+                self.deadline = self.arrival.at + timeout_ms(asked, longest_ms=longest_ms) / 1000
             await self._answer()
         except (Exception, asyncio.CancelledError) as cause:
             error = self._error(cause)
@@ -165,22 +184,22 @@ class Exchange(ABC):
 
     def asks(self, model: str, texts: int) -> None:
         """Note for the log what the request asks of a model; in a stream, texts add up."""
-        if self.work is not None:
-            self.work.texts += texts
+        if self.model_use is not None:
+            self.model_use.texts += texts
         elif self.service.logs_requests:
-            self.work = Work(model, texts)
+            self.model_use = ModelUse(model, texts)
 
     def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
         """Note for the log the tokens of the texts, and the time of each stage."""
-        if self.work is not None:
+        if self.model_use is not None:
             self.add_tokens(outcomes)
-            self.work.stages = done.stages
+            self.model_use.stages = done.stages
 
     def add_tokens(self, outcomes: Iterable[Outcome]) -> None:
         """Note for the log the tokens of the texts that have a result."""
-        if self.work is not None:
+        if self.model_use is not None:
             tokens = (o["tokens"] for o in outcomes if not isinstance(o, ServiceError))
-            self.work.tokens += sum(tokens)
+            self.model_use.tokens += sum(tokens)
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, which is cancelled if the client leaves.
@@ -188,7 +207,24 @@ class Exchange(ABC):
         Raises:
             ClientDisconnected: the client left.
         """
-        return await work
+        # ASGI does not cancel a request when its client disconnects, and to wait for its message
+        # takes a task. So our server says it.
+        arrival = self.arrival
+        working = cast(asyncio.Task[Any], asyncio.current_task())
+        if arrival.departed:
+            work.close()
+            raise ClientDisconnected("the client closed the connection after its request")
+        arrival.on_departure = working.cancel
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if arrival.departed and not working.uncancel():  # 0: the server has not cancelled
+                raise ClientDisconnected(
+                    "the client closed the connection before its answer"
+                ) from None
+            raise
+        finally:
+            arrival.on_departure = None
 
     def hold(self, size: int) -> None:
         """Take ``size`` of the bytes that the bodies of all requests together may hold.
@@ -197,7 +233,7 @@ class Exchange(ABC):
             Overloaded: they hold too many already.
         """
         if not self.service.inflight.take(size):
-            raise self.no_room()
+            raise self.refuse_body()
         self._held += size
 
     def release(self) -> None:
@@ -206,8 +242,8 @@ class Exchange(ABC):
             self.service.inflight.give(self._held)
             self._held = 0
 
-    def no_room(self) -> Overloaded:
-        """Count this request as refused, because bodies take too many bytes; its error."""
+    def refuse_body(self) -> Overloaded:
+        """Count this request as refused, because bodies take too many bytes; return its error."""
         inflight = self.service.inflight
         error = Overloaded(
             f"request bodies in flight take {inflight.taken} of the {inflight.limit} bytes allowed",
@@ -226,20 +262,14 @@ class Exchange(ABC):
         fields |= {"route": self.route, "status": self.status}
         if self.code:
             fields["code"] = self.code
-        work = self.work
-        if work is not None:
-            fields |= {"model": work.model, "texts": work.texts, "tokens": work.tokens}
+        use = self.model_use
+        if use is not None:
+            fields |= {"model": use.model, "texts": use.texts, "tokens": use.tokens}
         fields["duration_ms"] = round(seconds * 1000, 2)
-        if work is not None:
-            for name, spent in work.stages.items():
+        if use is not None:
+            for name, spent in use.stages.items():
                 fields[f"{name}_ms"] = round(spent * 1000, 2)
         log_request(fields, quiet=quiet and self.status < 400)
-
-    def _deadline(self) -> float:
-        allowed_ms = self.service.settings.deadline_ms
-        if asked := self.headers.get(b"x-request-timeout-ms"):
-            allowed_ms = timeout_ms(asked, longest_ms=allowed_ms)
-        return self.arrived + allowed_ms / 1000
 
     def _error(self, cause: BaseException) -> ServiceError:
         """The error that the client sees. What is not expected is logged."""

@@ -139,7 +139,7 @@ class InflightBytes:
         return taken
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Bytes that may still be taken."""
         return self.limit - self.taken
 
@@ -147,7 +147,7 @@ class InflightBytes:
         """Take ``size`` bytes if there is room for them. Returns whether there was."""
         # First taken, then compared: of two workers that do so at the same time, one sees both.
         self._add(size)
-        if self.left < 0 or (self._within is not None and not self._within.take(size)):
+        if self.remaining < 0 or (self._within is not None and not self._within.take(size)):
             self._add(-size)
             return False
         return True

@@ -5,11 +5,9 @@ from fastapi import APIRouter, Response
 from app.adapter import Adapter
 from app.adapters.forms.common import RANKED, LabelScore
 from app.adapters.forms.pipeline import TextClassification, best_labels
-from app.api.answers import JsonAnswer, timing
 from app.api.body import read_body
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from app.api.openapi.document import ERRORS, documented, documented_body, example
-from app.api.routing import TextRoute
 from app.config.settings import Settings
 
 router = APIRouter(tags=["compatibility"], route_class=TextRoute)
@@ -30,7 +28,7 @@ async def text_classification(request: HttpRequest) -> Response:
     """
     body = await read_body(request, TextClassification)
     ranked, done = await best_labels(request, body)
-    return JsonAnswer(ranked, timing(done))
+    return JsonAnswer(ranked, done.server_timing)
 
 
 def register(settings: Settings) -> Adapter:

@@ -5,9 +5,8 @@ from fastapi import APIRouter, Response
 from app.adapter import Adapter
 from app.adapters.forms.instances import InstancesRequest, answer_instances
 from app.api.body import read_body
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpRequest, TextRoute
 from app.api.openapi.document import ERRORS, documented
-from app.api.routing import TextRoute
 from app.config.settings import Settings
 
 # Not in our OpenAPI document, where GET /v1/models/{name} would match it, too: `x:predict` may be a

@@ -8,10 +8,9 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from app.adapter import Adapter
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpRequest, Route
 from app.api.openapi import examples
 from app.api.openapi.document import documented, example, path_parameters
-from app.api.routing import Route
 from app.config.settings import Settings
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 from app.service import Service

@@ -16,11 +16,9 @@ from app.adapters.forms.instances import (
     InstancesResponse,
     answer_instances,
 )
-from app.api.answers import JsonAnswer, timing
 from app.api.body import read_body
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
-from app.api.routing import TextRoute
 from app.config.settings import Settings
 from app.engine.classifier import Classification
 from app.engine.machine.gpu import CUDA
@@ -156,7 +154,7 @@ async def predict(request: HttpRequest) -> Response:
     done = await request.exchange.classify(texts, model=None, options=options)
     predictions = every_prediction(done.outcomes)
     batch = [ranking(p["logits" if body.raw_scores else "scores"]) for p in predictions]
-    response = JsonAnswer(batch if isinstance(body.inputs, list) else batch[0], timing(done))
+    response = JsonAnswer(batch if isinstance(body.inputs, list) else batch[0], done.server_timing)
     response.headers.update(_headers(done, texts, predictions, started))
     return response
 

@@ -14,10 +14,9 @@ from app.adapters.forms.instances import (
 )
 from app.api.application import OWN_PATHS
 from app.api.body import read_body
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpRequest, Route, TextRoute
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.routes import operations
-from app.api.routing import Route, TextRoute
 from app.config.settings import Settings
 from app.errors import NotReady, ShuttingDown, UserError
 from app.limits import Paths, PathSet

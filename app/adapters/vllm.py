@@ -9,12 +9,10 @@ from typing_extensions import TypedDict
 
 from app.adapter import Adapter
 from app.adapters.forms.common import INPUTS, AllTexts, tokens_computed
-from app.api.answers import JsonAnswer, timing
 from app.api.body import read_body
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
-from app.api.routing import TextRoute
 from app.config.settings import Settings
 from app.engine.predictions import every_prediction
 from app.errors import ServiceError
@@ -173,7 +171,7 @@ async def classify(request: HttpRequest) -> Response:
             "prompt_tokens_details": None,
         },
     }
-    return JsonAnswer(response, timing(done))
+    return JsonAnswer(response, done.server_timing)
 
 
 def register(settings: Settings) -> Adapter:

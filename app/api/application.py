@@ -13,11 +13,9 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from app.adapter import Adapter
-from app.api.http_exchange import application
+from app.api.http_exchange import Route, TextRoute, application, no_route
 from app.api.openapi.components import with_components
 from app.api.routes import classify, metrics, operations, page
-from app.api.routing import Route, TextRoute, no_route
-from app.arrival import OTHER_METHOD
 from app.errors import (
     BadRequest,
     ClientDisconnected,
@@ -25,7 +23,7 @@ from app.errors import (
     UnsupportedTransferCoding,
     UserError,
 )
-from app.exchange import UNMATCHED
+from app.exchange import OTHER_METHOD, UNMATCHED
 from app.limits import Paths, PathSet
 from app.observability.metrics import Metrics
 from app.service import Service

@@ -7,6 +7,7 @@ While Python parses, no other thread runs, because the parser keeps the global i
 (GIL). So the values of a long document are counted first, and a document of too many is refused.
 """
 
+import asyncio
 import gc
 import json
 import math
@@ -17,13 +18,23 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from starlette.types import Message
 
 from app.api.decoding import Check, decompressed
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpExchange, HttpRequest
 from app.engine.worker import Steps, finish
-from app.errors import ClientDisconnected, InvalidRequest, UnsupportedMediaType
+from app.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    InvalidRequest,
+    PayloadTooLarge,
+    UnsupportedMediaType,
+)
 from app.validation import NO_OBJECT, Body, Schema, checked
 
+# If a body's content-length is above this, the body is read only if the queue has room. Otherwise
+# it would be read and parsed in vain. A shorter body has usually arrived with the headers.
+LONG_BYTES = 65_536
 # Documents of up to this size are parsed on the event loop, in a few milliseconds at most.
 INLINE_BYTES = 65_536
 # The most values, names and brackets of a long document. To parse this many takes up to 30 ms. Two
@@ -57,10 +68,10 @@ async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
 
     Raises:
         UnsupportedMediaType: its content-type is not JSON, or its content-encoding is unknown.
-        PayloadTooLarge: decompressed, it has more bytes than a body may have.
+        PayloadTooLarge, Overloaded: it has too many bytes, see ``read_bytes``.
         InvalidRequest: it is not JSON, or does not match the schema.
         ClientDisconnected: the client disconnected before the body was complete.
-        DeadlineExceeded, ShuttingDown: there was no time to decompress or parse it.
+        DeadlineExceeded, ShuttingDown: there was no time to receive, decompress or parse it.
     """
     body = await read_bytes(request)
     if not _is_json(media_type(request, b"content-type")):
@@ -98,26 +109,62 @@ async def read_bytes(
 
     Raises:
         InvalidRequest: it is empty, or its compressed data is not valid.
-        UnsupportedMediaType, PayloadTooLarge, ClientDisconnected: as ``read_body``.
+        PayloadTooLarge: it is longer than allowed, as it is or decompressed.
+        DeadlineExceeded: the rest of it did not arrive before the request's deadline.
+        Overloaded: the bodies of all requests together would take more bytes than allowed, or it
+            is long and the queue has no room for its texts.
+        UnsupportedMediaType, ClientDisconnected: as ``read_body``.
     """
+    exchange = request.exchange
+    max_bytes = exchange.service.settings.max_body_bytes
+    _check_announced(exchange, max_bytes)
     encoding = _header(request, b"content-encoding")
-    pieces = []
+    pieces: list[bytes] = []
+    size = 0
     more = True
     while more:
-        message = await request.receive()
+        # If the whole body has come, no timer is needed. It costs as much as all the rest here.
+        arrived = exchange.arrival.complete
+        message = await (request.receive() if arrived else _receive_in_time(request))
         if message["type"] == "http.disconnect":
             raise ClientDisconnected("while sending the body")
         piece = message.get("body", b"")
+        size += len(piece)
+        if size > max_bytes:
+            raise PayloadTooLarge(
+                f"the body has more than {max_bytes} bytes, the most that is accepted"
+            )
+        exchange.hold(len(piece))
         if not encoding:
             check(piece)
         pieces.append(piece)
         more = message.get("more_body", False)
     body = b"".join(pieces)
     if encoding:
-        body = await decompressed(request.exchange, body, encoding, check)
+        body = await decompressed(exchange, body, encoding, check)
     if not body:
         raise InvalidRequest(empty)
     return body
+
+
+def _check_announced(exchange: HttpExchange, max_bytes: int) -> None:
+    """Refuse a body by its content-length, before it is read."""
+    announced = int(exchange.headers.get(b"content-length", 0))
+    if announced > max_bytes:
+        raise PayloadTooLarge(f"the body has {announced} bytes; at most {max_bytes} are accepted")
+    if announced > LONG_BYTES:
+        if announced > exchange.service.inflight.remaining:
+            raise exchange.refuse_body()
+        left_s = max(0.0, exchange.deadline - asyncio.get_running_loop().time())
+        exchange.service.models.check_admission(timeout_s=left_s)
+
+
+async def _receive_in_time(request: HttpRequest) -> Message:
+    try:
+        async with asyncio.timeout_at(request.exchange.deadline):
+            return await request.receive()
+    except TimeoutError:
+        raise DeadlineExceeded("the body did not arrive within the time allowed") from None
 
 
 def _header(request: HttpRequest, name: bytes) -> str:

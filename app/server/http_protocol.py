@@ -21,7 +21,6 @@ from typing import Any, Literal, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from app.arrival import Arrival
 from app.errors import (
     BadRequest,
     HeadersTooLarge,
@@ -29,7 +28,7 @@ from app.errors import (
     ShuttingDown,
     UnsupportedTransferCoding,
 )
-from app.exchange import request_id
+from app.exchange import Arrival, request_id
 from app.limits import IPV4_MAPPED, plain_address
 from app.server.arrivals import Turns
 from app.server.quiet import QUIET_S
@@ -138,7 +137,9 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._on_end()
         if self._arrival is not None:
-            self._arrival.leave()
+            self._arrival.departed = True
+            if self._arrival.on_departure is not None:
+                self._arrival.on_departure()
 
     def data_received(self, data: bytes) -> None:
         if self._transport.closing:

@@ -4,9 +4,8 @@ from collections.abc import Iterable
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from app.arrival import OTHER_METHOD
 from app.errors import BadRequest, NotReady, ServiceError
-from app.exchange import UNMATCHED
+from app.exchange import OTHER_METHOD, UNMATCHED
 from app.observability.logs import log_request
 from app.problems import problem
 from app.service import Service

@@ -114,17 +114,17 @@ def test_a_line_is_kept_while_there_is_room_for_it() -> None:
     room = _room(100)
     reader = LineReader(90, room)
     assert _read(reader, b'{"text":') == []
-    assert room.left == 92
+    assert room.remaining == 92
     (line,) = _read(reader, b'"love"}\n')
-    assert (line.text, room.left) == ("love", 92)
+    assert (line.text, room.remaining) == ("love", 92)
     reader.answered([line])
-    assert room.left == 100
+    assert room.remaining == 100
     assert _read(reader, b" " * 80) == _read(reader, b"\n") == []
-    assert room.left == 100
+    assert room.remaining == 100
     _read(reader, b"a" * 80)
-    assert room.left == 20
+    assert room.remaining == 20
     _read(reader, b"a" * 80)
-    assert room.left == 100
+    assert room.remaining == 100
     (line,) = _read(reader, b"a\n")
     assert isinstance(line.text, PayloadTooLarge)
 
@@ -135,7 +135,7 @@ def test_a_line_that_finds_no_room_is_overloaded_in_its_place() -> None:
     reader = LineReader(1_000, room)
     assert _read(reader, b'{"text":') == []
     assert _read(reader, b'"love ') == []
-    assert room.left == 10
+    assert room.remaining == 10
     overloaded, last = _read(reader, b'love"}\n{"text":"worst"}\n')
     assert isinstance(overloaded.text, Overloaded)
     assert (overloaded.id, last.text) == (None, "worst")
@@ -147,9 +147,9 @@ def test_a_stream_that_ends_gives_back_all_its_room() -> None:
     reader = LineReader(1_000, room)
     _read(reader, b'{"text":')
     _read(reader, b'"love"}\n{"text":')
-    assert room.left < 90
+    assert room.remaining < 90
     reader.close()
-    assert room.left == 100
+    assert room.remaining == 100
 
 
 def test_a_line_is_answered_while_the_request_goes_on(process: Process) -> None:

@@ -121,7 +121,7 @@ def test_a_port_where_another_server_listens_is_said_in_one_line() -> None:
 
 
 def test_a_few_requests_begin_in_an_iteration() -> None:
-    """Requests begin in order, a few in each iteration; between two the loop does its other work."""
+    """Requests begin in order, a few in each iteration; the loop does its other work between."""
 
     async def run() -> list[list[int]]:
         turns = Turns(AT_ONCE)

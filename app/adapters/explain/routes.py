@@ -8,13 +8,12 @@ from typing_extensions import TypedDict
 
 from app.adapter import Adapter
 from app.adapters.explain.explanation import Word, explain_text
-from app.api.answers import JsonAnswer, timing, version
 from app.api.body import read_body
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.openapi.schemas import Answered
-from app.api.routing import TextRoute
+from app.api.routes.classify import version
 from app.config.settings import Settings
 from app.validation import RequestBody, Text
 
@@ -94,7 +93,7 @@ async def explain(request: HttpRequest) -> Response:
         "truncated": whole["truncated"],
         "words": words,
     }
-    return JsonAnswer(response, timing(done))
+    return JsonAnswer(response, done.server_timing)
 
 
 def register(settings: Settings) -> Adapter:

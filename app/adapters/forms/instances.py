@@ -8,9 +8,9 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from app.api.answers import JsonAnswer, timing, whole_failure
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpRequest, JsonAnswer
 from app.api.openapi import examples
+from app.api.routes.classify import whole_failure
 from app.engine.predictions import FailedItem, Prediction, item
 from app.engine.text.encoding import Overflow, TextOptions
 from app.engine.text.pairs import Input
@@ -104,4 +104,4 @@ async def answer_instances(
     if error := whole_failure(done.outcomes, single=False):
         raise error
     response: InstancesResponse = {"predictions": [item(outcome) for outcome in done.outcomes]}
-    return JsonAnswer(response, timing(done))
+    return JsonAnswer(response, done.server_timing)

@@ -24,7 +24,7 @@ from app.errors import (
     ServiceError,
     ShuttingDown,
 )
-from app.exchange import UNMATCHED, Exchange
+from app.exchange import UNMATCHED, Arrival, Exchange
 from app.limits import plain_address
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
@@ -64,7 +64,7 @@ class Call(Exchange):
                 for name, value in context.invocation_metadata() or ()
             },
             client=plain_address(host.strip("[]")),
-            arrived=asyncio.get_running_loop().time(),
+            arrival=Arrival(asyncio.get_running_loop().time()),
         )
         self.timing = ""  # the time that each stage took, in the form of the header server-timing
         self.limits = limits

@@ -16,11 +16,9 @@ from app.adapters.forms.open_inference.tensors import (
 )
 from app.adapters.open_inference.request import read_inference_request
 from app.adapters.open_inference.response import infer_response
-from app.api.answers import timing
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpRequest, Route, TextRoute
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, example, path_parameters
-from app.api.routing import Route, TextRoute
 from app.config.settings import Settings
 from app.engine.classifier import Classifier
 from app.engine.predictions import every_prediction
@@ -173,7 +171,8 @@ async def infer(request: HttpRequest) -> Response:
     body, texts = await read_inference_request(request)
     options = TextOptions(body.parameters.overflow)
     done = await request.exchange.classify(texts, model=name, options=options)
-    return infer_response(body, done.model, every_prediction(done.outcomes), timing(done))
+    timing = {"server-timing": done.server_timing}
+    return infer_response(body, done.model, every_prediction(done.outcomes), timing)
 
 
 def served(request: HttpRequest) -> Classifier:

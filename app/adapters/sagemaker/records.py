@@ -9,9 +9,9 @@ import msgspec
 from fastapi import Response
 
 from app.adapters.forms.instances import ACCEPTED, text_of
-from app.api.answers import in_places
 from app.api.body import INLINE_BYTES, parse_steps, read_bytes
 from app.api.http_exchange import HttpRequest
+from app.api.routes.classify import in_places
 from app.engine.predictions import Outcome, item
 from app.engine.text.pairs import Input
 from app.engine.worker import Steps, finish

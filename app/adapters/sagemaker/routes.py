@@ -19,13 +19,11 @@ from app.adapters.sagemaker.records import (
     JsonList,
     answer_records,
 )
-from app.api.answers import JsonAnswer, timing
 from app.api.body import media_type, read_body
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpRequest, JsonAnswer, Route, TextRoute
 from app.api.openapi.document import ERRORS, documented
 from app.api.openapi.schemas import ClassifyRequest
 from app.api.routes import classify
-from app.api.routing import Route, TextRoute
 from app.config.settings import Settings
 from app.errors import UnsupportedMediaType
 from app.limits import Paths, PathSet
@@ -119,8 +117,8 @@ async def _as_container(request: HttpRequest, body: TextClassification) -> Respo
     """
     ranked, done = await best_labels(request, body)
     if body.parameters is None or "top_k" not in body.parameters.model_fields_set:
-        return JsonAnswer([labels[0] for labels in ranked], timing(done))
-    return JsonAnswer(ranked if isinstance(body.inputs, list) else ranked[0], timing(done))
+        return JsonAnswer([labels[0] for labels in ranked], done.server_timing)
+    return JsonAnswer(ranked if isinstance(body.inputs, list) else ranked[0], done.server_timing)
 
 
 def register(settings: Settings) -> Adapter:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from app.adapters.stream.ndjson import Line, answer_line
-from app.api.answers import in_places
+from app.api.routes.classify import in_places
 from app.engine.classifier import Classifier
 from app.engine.predictions import Outcome
 from app.engine.text.encoding import TextOptions

@@ -18,9 +18,8 @@ from app.adapters.stream.group import StreamGroup
 from app.adapters.stream.ndjson import Line, LineReader, answer_line
 from app.api.body import media_type
 from app.api.decoding import Decoder, decoder
-from app.api.http_exchange import HttpExchange, HttpRequest
+from app.api.http_exchange import HttpExchange, HttpRequest, TextRoute
 from app.api.openapi.document import ERRORS, documented, text_example
-from app.api.routing import StreamRoute
 from app.config.settings import Settings
 from app.engine.text.encoding import Overflow, TextOptions
 from app.errors import (
@@ -46,7 +45,7 @@ WAITING_GROUPS = 2
 IDLE_S = 300.0  # the longest silence of a client that has not ended its body
 LAST_LINE_S = 0.1  # to send the last line to a client that may not read
 
-router = APIRouter(tags=["classification"], route_class=StreamRoute)
+router = APIRouter(tags=["classification"], route_class=TextRoute)
 
 LINES = '{"id": 1, "text": "I love this!"}\n{"id": 2, "text": ""}\n'
 ANSWERED_LINES = (
@@ -129,7 +128,7 @@ class StreamedAnswers(Response):
             media_type=MEDIA_TYPE,
             headers={"x-accel-buffering": "no"},  # tells a proxy to pass on each line at once
         )
-        del self.headers["content-length"]
+        del self.headers["content-length"], self.body
         self._exchange = exchange
         self._service = service = exchange.service
         self._model = model

@@ -8,13 +8,12 @@ from typing_extensions import TypedDict
 
 from app.adapter import Adapter
 from app.adapters.tokenize.tokens import Tokens, tokens_steps
-from app.api.answers import JsonAnswer, version
 from app.api.body import read_body
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.openapi.schemas import Answered
-from app.api.routing import TextRoute
+from app.api.routes.classify import version
 from app.config.settings import Settings
 from app.engine.predictions import FailedItem, item
 from app.errors import ServiceError
@@ -96,13 +95,13 @@ async def tokenize(request: HttpRequest) -> Response:
     results = await exchange.while_connected(work)
     if not isinstance(body.inputs, list) and isinstance(results[0], ServiceError):
         raise results[0]
-    if exchange.work is not None:
-        exchange.work.tokens = sum(r["count"] for r in results if not isinstance(r, ServiceError))
+    if use := exchange.model_use:
+        use.tokens = sum(r["count"] for r in results if not isinstance(r, ServiceError))
     response: TokenizeResponse = {
         "model": version(model),
         "results": [item(result) for result in results],
     }
-    return JsonAnswer(response, {})
+    return JsonAnswer(response)
 
 
 def register(settings: Settings) -> Adapter:

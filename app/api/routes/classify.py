@@ -1,20 +1,23 @@
-"""POST /classify."""
+"""POST /classify, and what other routes that classify share with it."""
+
+from collections.abc import Iterable, Sequence
 
 from fastapi import APIRouter, Response
 
-from app.api.answers import JsonAnswer, timing, version, whole_failure
 from app.api.body import read_body
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.api.openapi.schemas import (
     ClassifyRequest,
     ClassifyResponse,
+    ModelVersion,
 )
-from app.api.routing import TextRoute
-from app.engine.predictions import item
+from app.engine.model.model import Model
+from app.engine.predictions import Outcome, item
 from app.engine.text.encoding import TextOptions
-from app.validation import as_list
+from app.engine.text.pairs import Input
+from app.errors import ServiceError
 
 router = APIRouter(tags=["classification"], route_class=TextRoute)
 
@@ -43,7 +46,7 @@ async def answer(request: HttpRequest, body: ClassifyRequest) -> Response:
         ServiceError: its only text is bad, or the request as a whole failed.
     """
     single = not isinstance(body.inputs, list)
-    texts = as_list(body.inputs)
+    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     options = TextOptions(body.overflow, body.split, body.language)
     done = await request.exchange.classify(texts, model=body.model, options=options)
     if error := whole_failure(done.outcomes, single=single):
@@ -53,4 +56,28 @@ async def answer(request: HttpRequest, body: ClassifyRequest) -> Response:
         "labels": done.model.labels,
         "results": [item(outcome) for outcome in done.outcomes],
     }
-    return JsonAnswer(response, timing(done))
+    return JsonAnswer(response, done.server_timing)
+
+
+def in_places(texts: Sequence[Input | ServiceError], outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The outcome of each text. ``outcomes`` has one for each that is not an error itself."""
+    left = iter(outcomes)
+    return [text if isinstance(text, ServiceError) else next(left) for text in texts]
+
+
+def whole_failure(outcomes: Sequence[Outcome], *, single: bool) -> ServiceError | None:
+    """The error of the whole request, if no text has a result.
+
+    It is the error of a single text, or in a list the first server error (5xx).
+    """
+    if not isinstance(outcomes[0], ServiceError):  # nearly always
+        return None
+    errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
+    if len(errors) < len(outcomes):
+        return None
+    return errors[0] if single else next((e for e in errors if e.status >= 500), None)
+
+
+def version(model: Model) -> ModelVersion:
+    """The model that answered."""
+    return {"name": model.name, "revision": model.revision, "precision": model.precision}

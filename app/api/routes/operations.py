@@ -5,11 +5,10 @@ import platform
 import onnxruntime
 from fastapi import APIRouter
 
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpRequest, Route
 from app.api.openapi import examples
 from app.api.openapi.document import documented, example, path_parameters
 from app.api.openapi.schemas import Info, ModelInfo, Models, Status
-from app.api.routing import Route
 from app.engine.machine.cpu import cpu_name, vector_flags
 from app.errors import (
     InvalidBundle,

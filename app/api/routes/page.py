@@ -6,10 +6,9 @@ from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
-from app.api.http_exchange import HttpRequest
+from app.api.http_exchange import HttpRequest, Route
 from app.api.openapi.document import text_example
 from app.api.packed import packed_answer
-from app.api.routing import Route
 
 router = APIRouter(tags=["page"], route_class=Route)
 docs_router = APIRouter(include_in_schema=False, route_class=Route)  # only with --docs on

@@ -93,7 +93,7 @@ def test_bytes_in_flight_are_limited_together() -> None:
             streams.append(InflightBytes(50, board.parts("streams"), within=all_[-1]))
         assert all_[0].take(60)
         assert not all_[1].take(41)
-        assert all_[1].left == 40
+        assert all_[1].remaining == 40
         assert streams[1].take(40)
         assert not all_[0].take(1)
         all_[0].give(60)
