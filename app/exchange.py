@@ -7,7 +7,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from opentelemetry.context import attach, detach
@@ -27,7 +27,9 @@ from app.errors import (
     TooManyTexts,
     forget_frames,
 )
-from app.observability.logs import log_request, trace_id
+from app.limits import READING
+from app.observability.logs import trace_id
+from app.observability.observers import ModelUse, RequestReport, observe_request
 from app.service import Service
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -53,19 +55,6 @@ class Arrival:
     complete: bool = False
     departed: bool = False
     on_departure: Callable[[], object] | None = None
-
-
-@dataclass(slots=True)
-class ModelUse:
-    """What was asked of a model: its name and the number of texts; then what the answer took.
-
-    ``tokens`` are those of the texts that have a result, special ones included, before truncation.
-    """
-
-    model: str
-    texts: int
-    tokens: int = 0
-    stages: dict[str, float] = field(default_factory=dict)  # seconds
 
 
 class Exchange(ABC):
@@ -141,9 +130,8 @@ class Exchange(ABC):
             self.release()
             traced = span or b"traceparent" in self.headers
             trace = trace_id(span, self.headers) if traced else None
-            metrics.observe_request(self.route, self.verb, self.status, seconds, trace)
-            if service.logs_requests:
-                self._log(trace, seconds)
+            report = self._report(seconds, trace)
+            observe_request(report, metrics, logged=service.logs_requests)
             if tracer and span and token:
                 detach(token)
                 tracer.end_request(span, method=self.verb, route=self.route, status=self.status)
@@ -252,24 +240,21 @@ class Exchange(ABC):
         self.service.models.classifier(None).observer.failure(error, texts=0)
         return error
 
-    def _log(self, trace: str | None, seconds: float) -> None:
-        paths = self.service.paths
-        quiet = self.path in paths.probes or self.path in paths.quiet
-        fields: dict[str, Any] = {"request_id": self.request_id}
-        if trace:
-            fields["trace_id"] = trace
-        fields |= {"client": self.client, "method": self.verb}
-        fields |= {"route": self.route, "status": self.status}
-        if self.code:
-            fields["code"] = self.code
-        use = self.model_use
-        if use is not None:
-            fields |= {"model": use.model, "texts": use.texts, "tokens": use.tokens}
-        fields["duration_ms"] = round(seconds * 1000, 2)
-        if use is not None:
-            for name, spent in use.stages.items():
-                fields[f"{name}_ms"] = round(spent * 1000, 2)
-        log_request(fields, quiet=quiet and self.status < 400)
+    def _report(self, seconds: float, trace: str | None) -> RequestReport:
+        paths, reads = self.service.paths, self.verb in READING
+        quiet = reads and (self.path in paths.probes or self.path in paths.quiet)
+        return RequestReport(
+            self.request_id,
+            self.client,
+            self.verb,
+            self.route,
+            self.status,
+            seconds,
+            code=self.code,
+            trace=trace,
+            model_use=self.model_use,
+            quiet=quiet and self.status < 400,
+        )
 
     def _error(self, cause: BaseException) -> ServiceError:
         """The error that the client sees. What is not expected is logged."""

@@ -20,7 +20,7 @@ from app.errors import NotReady, ShuttingDown
 from app.limits import Access, InflightBytes, Paths
 from app.observability import logs
 from app.observability.metrics import Metrics
-from app.observability.model_observer import ModelObserver
+from app.observability.observers import ModelObserver
 from app.observability.traces import Tracer
 from app.shared_memory.board import Board
 from app.shared_memory.worker_status import WorkerStage, WorkerStatus, statuses

@@ -158,14 +158,6 @@ class Metrics:
         self.requests.labels(route, method, status)
         self.request_seconds.labels(route)
 
-    def observe_request(
-        self, route: str, method: str, status: int, seconds: float, trace_id: str | None
-    ) -> None:
-        """Count an answered request. Its trace id, if any, is the exemplar of its duration."""
-        self.requests.labels(route, method, status).value += 1
-        exemplar = {"trace_id": trace_id} if trace_id else None
-        self.request_seconds.labels(route).observe(seconds, exemplar)
-
     def publish(self) -> None:
         """Write all numbers where other workers read them. Own scrapes do so by themselves."""
         for family in self._families:

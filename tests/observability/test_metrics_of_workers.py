@@ -11,6 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.observability.metrics import Metrics
+from app.observability.observers import RequestReport, observe_request
 from app.observability.series import Counter, Gauge, Histogram
 from app.observability.series_store import SeriesStore
 from app.shared_memory.board import NUMBER_BYTES, SECTIONS, Board
@@ -21,9 +22,10 @@ WORKER = """
 import sys
 from app.shared_memory.board import Board
 from app.observability.metrics import Metrics
+from app.observability.observers import RequestReport, observe_request
 metrics = Metrics(Board.open(int(sys.argv[1]), 2, 1))
-metrics.observe_request("/classify", "POST", 200, 0.3, None)
-metrics.observe_request("/worker", "POST", 200, 0.3, None)
+for route in ("/classify", "/worker"):
+    observe_request(RequestReport("", "", "POST", route, 200, 0.3), metrics, logged=False)
 metrics.requests_in_flight.value = 3
 metrics.show_model("model", "revision 2", "int8", "CPU", "1.0")
 metrics.model_ready.watch(lambda: True, "model")
@@ -82,7 +84,8 @@ def test_a_worker_that_is_killed_takes_no_count_with_it() -> None:
         own.model_ready.watch(lambda: True, "model")
         own.queue_texts.watch(lambda: 1, "model")
         own.requests_in_flight.value += 1
-        own.observe_request("/classify", "POST", 200, 0.003, None)
+        report = RequestReport("", "", "POST", "/classify", 200, 0.003)
+        observe_request(report, own, logged=False)
 
         def shown(name: str, **labels: str) -> float | None:
             return own.registry.get_sample_value(name, labels)
