@@ -9,19 +9,17 @@ While Python parses, no other thread runs, because the parser keeps the global i
 
 import asyncio
 import gc
-import json
-import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-import numpy as np
 from starlette.types import Message
 
 from app.api.decoding import Check, decompressed
 from app.api.http_exchange import HttpExchange, HttpRequest
+from app.api.strict_json import check_values, parse_slowly
 from app.engine.worker import Steps, finish
 from app.errors import (
     ClientDisconnected,
@@ -41,26 +39,8 @@ INLINE_BYTES = 65_536
 # megabytes can hold ten times as many; the texts of a request need a hundredth.
 MAX_VALUES = 100_000
 VALUES_PER_TEXT = 5  # the most in any of the protocols: a pair in an object, with two names
-COUNTED_BYTES = 262_144  # in one step, which takes some 3 ms
-
-_BEFORE_A_VALUE = np.zeros(256, dtype=np.bool_)
-_BEFORE_A_VALUE[list(b"[{,:")] = True
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(name)
-
-
-def _finite(digits: str) -> float:
-    if not math.isfinite(value := float(digits)):
-        raise ValueError(digits)
-    return value
-
 
 FAST_DECODER = msgspec.json.Decoder()
-# Like json.loads, but it refuses NaN and Infinity, which are not JSON, and numbers such as 1e999,
-# which would become Infinity.
-DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
@@ -190,14 +170,14 @@ def parse(content: bytes, what: str, *, max_values: int = MAX_VALUES) -> Any:
         InvalidRequest: it is not JSON, or has more than ``max_values`` values, names and brackets.
     """
     if len(content) > max_values:
-        finish(_check_values(content, what, max_values))
+        finish(check_values(content, what, max_values))
     return _parse(content, what)
 
 
 def parse_steps(content: bytes, what: str, *, max_values: int = MAX_VALUES) -> Steps[Any]:
     """The same as ``parse`` in steps. Only the last one depends on the length: 1 ms a megabyte."""
     if len(content) > max_values:
-        yield from _check_values(content, what, max_values)
+        yield from check_values(content, what, max_values)
     return _parse(content, what)
 
 
@@ -207,50 +187,7 @@ def _parse(content: bytes, what: str) -> Any:
         try:
             return FAST_DECODER.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return _parse_slowly(content, what)
-
-
-def _parse_slowly(content: bytes, what: str) -> Any:
-    """Say what is wrong with a document that msgspec refuses, or accept it all the same.
-
-    A surrogate pair may be halved in one of the texts. Then only this text should fail.
-    """
-    try:
-        return DECODER.decode(content.decode(json.detect_encoding(content), "surrogatepass"))
-    except json.JSONDecodeError as error:
-        fault = error.msg.removesuffix(" at")
-        raise InvalidRequest(
-            f"{what} is not valid JSON: {fault} at character {error.pos}"
-        ) from None
-    except (ValueError, RecursionError):  # invalid UTF-8 raises a ValueError, too
-        raise InvalidRequest(
-            f"{what} is not JSON in UTF-8, or too deeply nested, or has a huge number or NaN"
-        ) from None
-
-
-def _check_values(content: bytes, what: str, most: int) -> Steps[None]:
-    """Count the values, names and brackets. Brackets, commas and colons inside strings are none.
-
-    Raises:
-        InvalidRequest: there are more than ``most``.
-    """
-    encoding = json.detect_encoding(content)
-    if encoding.startswith(("utf-16", "utf-32")):
-        content = content.decode(encoding, "replace").encode()
-    count = 0
-    in_string = False
-    backslash = b""  # the first half of an escape that goes on in the next step
-    for start in range(0, len(content), COUNTED_BYTES):
-        part = backslash + content[start : start + COUNTED_BYTES]
-        unescaped = part.replace(rb"\\", b"").replace(rb"\"", b"")
-        backslash = b"\\" if unescaped.endswith(b"\\") else b""
-        signs = np.frombuffer(unescaped.removesuffix(b"\\"), dtype=np.uint8)
-        quoted = np.logical_xor.accumulate(signs == ord('"')) ^ in_string
-        count += int(np.count_nonzero(_BEFORE_A_VALUE[signs] & ~quoted))
-        if count > most:
-            raise InvalidRequest(f"{what} has more than {most} values, names and brackets")
-        in_string = bool(quoted[-1]) if len(quoted) else in_string
-        yield
+            return parse_slowly(content, what)
 
 
 _pauses_lock = threading.Lock()

@@ -162,8 +162,8 @@ def parsed_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         threads.append(threading.current_thread().name)
         return json.loads(text)
 
-    for decoder in ("DECODER", "FAST_DECODER"):
-        monkeypatch.setattr(f"app.api.body.{decoder}", SimpleNamespace(decode=note))
+    for decoder in ("body.FAST_DECODER", "strict_json.DECODER"):
+        monkeypatch.setattr(f"app.api.{decoder}", SimpleNamespace(decode=note))
     return threads
 
 

@@ -16,7 +16,6 @@ import pytest
 from pydantic import TypeAdapter
 
 from app.api.body import (
-    COUNTED_BYTES,
     INLINE_BYTES,
     MAX_VALUES,
     collector_paused,
@@ -27,6 +26,7 @@ from app.api.body import (
 )
 from app.api.decoding import FIRST_BYTES, UNSUSPICIOUS_BYTES, Decoder, decoder
 from app.api.http_exchange import HttpRequest
+from app.api.strict_json import COUNTED_BYTES
 from app.engine.worker import Worker
 from app.errors import (
     ClientDisconnected,

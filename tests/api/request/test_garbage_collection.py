@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from app.api import body as body_module
 from app.api.body import collector_paused, parse
 from app.api.http_exchange import HttpExchange
 from app.server.http_protocol import HttpProtocol
@@ -78,8 +77,8 @@ def test_parsing_pauses_it(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(gc.isenabled())
         return json.loads(text)
 
-    for decoder in ("FAST_DECODER", "DECODER"):
-        monkeypatch.setattr(body_module, decoder, SimpleNamespace(decode=decode))
+    for decoder in ("body.FAST_DECODER", "strict_json.DECODER"):
+        monkeypatch.setattr(f"app.api.{decoder}", SimpleNamespace(decode=decode))
     assert parse(b"[[]]", "it") == [[]]
     assert seen == [False]
     assert gc.isenabled()
