@@ -129,7 +129,7 @@ class Metrics:
         )
         self.loop_lag = self._histogram(
             "event_loop_lag_seconds",
-            "From a batch's end to the event loop's turn to answer it.",
+            "From a batch's end until the event loop takes its results.",
             ["model"],
             LAG_SECONDS,
         )
