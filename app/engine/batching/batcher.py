@@ -215,10 +215,11 @@ class MicroBatcher(Generic[Item, Result]):
             while True:
                 # Nothing may fail between the queue and the runner: each item must always be in
                 # one of the two.
+                idle = sum(other.idle for other in self.runners.all)  # this one included
                 runner.batch = self._queue.take_batch(
                     max_tokens=self._budget.tokens,
                     max_padding=self._budget.max_padding,
-                    share=self._queue.tokens / self.runners.idle,
+                    share=self._queue.tokens / idle,
                     now=time.monotonic(),
                 )
                 if runner.batch:

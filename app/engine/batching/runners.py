@@ -83,7 +83,7 @@ class Runners(Generic[Item, Result]):
         self._on_failure = on_failure
         self._observer = observer
         self._loop = asyncio.get_running_loop()
-        self._all = [
+        self.all = [
             Runner[Item, Result](f"runner-{number}", self._loop.create_future())
             for number in range(count)
         ]
@@ -95,28 +95,23 @@ class Runners(Generic[Item, Result]):
         self._given_up = False
 
     @property
-    def idle(self) -> int:
-        """The number of runners that can take a batch."""
-        return sum(runner.idle for runner in self._all)
-
-    @property
     def complete(self) -> bool:
         """Whether every runner has a thread, and none hangs."""
-        return all(runner.running and not runner.stuck for runner in self._all)
+        return all(runner.running and not runner.stuck for runner in self.all)
 
     @property
     def running(self) -> bool:
         """Whether any runner has a thread that has not ended."""
-        return any(runner.running for runner in self._all)
+        return any(runner.running for runner in self.all)
 
     @property
     def hopeless(self) -> bool:
         """Whether no runner can answer: all hang, or their threads end before a batch is done."""
-        return self.all_stuck or self._losses >= HOPELESS_AFTER * len(self._all)
+        return self.all_stuck or self._losses >= HOPELESS_AFTER * len(self.all)
 
     def start(self) -> None:
         """Start the threads."""
-        for runner in self._all:
+        for runner in self.all:
             self._start(runner)
 
     def done(self, runner: Runner[Item, Result]) -> None:
@@ -134,11 +129,11 @@ class Runners(Generic[Item, Result]):
 
         After that, a runner whose thread was lost counts as ended.
         """
-        await asyncio.wait([runner.end for runner in self._all], timeout=timeout_s)
+        await asyncio.wait([runner.end for runner in self.all], timeout=timeout_s)
         self._given_up = True
         if self._watching is not None:
             self._watching.cancel()
-        for runner in self._all:
+        for runner in self.all:
             if not runner.running:
                 self._end(runner)
 
@@ -193,11 +188,11 @@ class Runners(Generic[Item, Result]):
     def _look(self) -> None:
         """Find out which runners hang, and which have recovered."""
         self._watching = None
-        for runner in self._all:
+        for runner in self.all:
             self._look_at(runner)
             # A thread that ends asks for this itself, unless there was no memory even for that.
             self._replace(runner)
-        if self._pending() or any(runner.batch for runner in self._all):
+        if self._pending() or any(runner.batch for runner in self.all):
             self.watch()
 
     def _look_at(self, runner: Runner[Item, Result]) -> None:
@@ -229,5 +224,5 @@ class Runners(Generic[Item, Result]):
 
     def _count_stuck(self, change: int) -> None:
         self.stuck += change
-        self.working = max(1, len(self._all) - self.stuck)
-        self.all_stuck = self.stuck == len(self._all)
+        self.working = max(1, len(self.all) - self.stuck)
+        self.all_stuck = self.stuck == len(self.all)
