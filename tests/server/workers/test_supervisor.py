@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -164,7 +165,9 @@ def test_while_no_worker_is_left_the_supervisor_answers(start: Start) -> None:
         assert document["request_id"] == answer.headers["x-request-id"]
         log = process.read_until("requests are answered again; connections that got 503: 1")
         assert log.count("no worker is left: requests get 503 until one is ready") == 1
-        assert log.count("(SIGKILL; out of memory?); it is started again in 0.5 s") == 2
+        # The supervisor may see the end a little late, or may not have seen that it was ready.
+        pauses = re.findall(r"out of memory\?\); it is started again in [01]\.\d s", log)
+        assert len(pauses) == 2, log
         assert httpx2.get(f"{process.url}/health/ready").status_code == 200
         eventually(lambda former=former: _replaced(process, former))  # type: ignore[misc]
         assert round_ in {worker["restarts"] for worker in _shown(process)}
