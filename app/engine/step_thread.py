@@ -34,7 +34,7 @@ def finish(steps: Steps[T]) -> T:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _WorkerJob:
+class _Job:
     steps: Steps[Any]
     result: asyncio.Future[Any]  # belongs to the event loop that waits for it
 
@@ -44,7 +44,7 @@ class StepThread:
 
     def __init__(self, name: str) -> None:
         self._condition = threading.Condition()
-        self._jobs: deque[_WorkerJob] = deque()  # the first one is next
+        self._jobs: deque[_Job] = deque()  # the first one is next
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -64,7 +64,7 @@ class StepThread:
             DeadlineExceeded: the steps were not done in time.
             ShuttingDown: the worker is closed.
         """
-        job = _WorkerJob(steps, asyncio.get_running_loop().create_future())
+        job = _Job(steps, asyncio.get_running_loop().create_future())
         with self._condition:
             if self._closed:
                 raise ShuttingDown()
@@ -104,7 +104,7 @@ class StepThread:
         self._take_step(job)
         return True
 
-    def _take_step(self, job: _WorkerJob) -> None:
+    def _take_step(self, job: _Job) -> None:
         if job.result.done():  # cancelled: nobody waits for it
             return
         if self._closed:
@@ -123,7 +123,7 @@ class StepThread:
                 self._jobs.append(job)
 
 
-def _settle(job: _WorkerJob, *, result: object = None, error: Exception | None = None) -> None:
+def _settle(job: _Job, *, result: object = None, error: Exception | None = None) -> None:
     def settle() -> None:
         if job.result.done():
             return
