@@ -100,10 +100,11 @@ class HttpExchange(Exchange):
 
     def no_route(self) -> NotFound:
         """The error of a path that is not served."""
-        settings = self.service.settings
-        if self.path == "/metrics" and settings.metrics_port:
-            return NotFound(f"the metrics are on port {settings.metrics_port} (--metrics-port)")
-        docs = "; /docs lists the routes" if settings.docs == "on" else ""
+        if self.path == "/metrics":
+            port = self.service.settings.metrics_port
+            return NotFound(f"the metrics are on port {port} (--metrics-port)")
+        paths = {route.path for route in self._router.routes if isinstance(route, Route)}
+        docs = "; /docs lists the routes" if "/docs" in paths else ""
         return NotFound(f"no route has this path{docs}")
 
     async def send(self, message: Message) -> None:

@@ -24,12 +24,7 @@ from app.server.addresses import announce, bind
 from app.server.quiet import ACCEPTING_SHARE, QUIET_S, Quiet
 from app.server.workers.dealer import Dealer
 from app.server.workers.group_reload import GroupReload
-from app.server.workers.worker_process import (
-    HANGS_S,
-    LEAST_PAUSE_S,
-    LOADING_S,
-    WorkerProcess,
-)
+from app.server.workers.worker_process import HANGS_S, LOADING_S, WorkerProcess
 from app.shared_memory.board import Board
 from app.shared_memory.worker_status import WorkerStage
 
@@ -38,6 +33,8 @@ TICK_S = 0.1  # between two looks at the workers
 EXIT_S = 5.0
 # The service ends when nobody serves and starts have failed this many times for each worker.
 MOST_FAILED_STARTS = 3
+# The longest pause before a start while nobody serves.
+UNSERVED_PAUSE_S = 2.0
 # Seconds in which workers may serve different models: while they switch to new ones.
 MIXED_S = 2.0
 
@@ -236,7 +233,7 @@ class Supervisor:
             if self._failed_starts >= MOST_FAILED_STARTS * len(self._workers):
                 raise UserError(f"no worker can start: {how}")
             for other in self._workers:
-                other.start_at = min(other.start_at, now + LEAST_PAUSE_S)
+                other.start_at = min(other.start_at, now + UNSERVED_PAUSE_S)
         logger.warning("%s; it is started again in %.1f s", how, worker.start_at - now)
 
     def _check_models(self) -> None:

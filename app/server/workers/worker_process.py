@@ -19,9 +19,10 @@ from app.server.workers.handover import Channel
 from app.shared_memory.board import Board
 from app.shared_memory.worker_status import WorkerStage, WorkerStatus
 
-# The pause before a worker is started again. It doubles each time that the worker was not ready.
+# The pause before a worker is started again. It doubles until the worker is ready for STEADY_S.
 LEAST_PAUSE_S = 0.5
 MOST_PAUSE_S = 30.0
+STEADY_S = 60.0
 # A worker that was silent for longer gets no connections, and those that it has not taken are taken
 # back, ...
 SILENT_S = 2.0
@@ -74,7 +75,7 @@ class WorkerProcess:
         self._returned: list[tuple[int, socket.socket]] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._pause_s = LEAST_PAUSE_S
-        self._was_ready = False
+        self._ready_at = math.inf  # when it was first seen to be ready
         self._beats = 0
         self._looked_at = 0.0
 
@@ -151,7 +152,7 @@ class WorkerProcess:
         if self._process is not None and (code := self._process.poll()) is not None:
             self._ended(code, now)
         elif self.stage is WorkerStage.READY:
-            self._was_ready = True
+            self._ready_at = min(self._ready_at, now)
         if self.status.beats != self._beats or self.stage is WorkerStage.STARTING:
             self._beats, self.silent_s = self.status.beats, 0.0
         else:
@@ -214,7 +215,7 @@ class WorkerProcess:
 
     def _ended(self, code: int, now: float) -> None:
         self._put_off(now)
-        self._was_ready, self._process, self.exit_code = False, None, code
+        self._ready_at, self._process, self.exit_code = math.inf, None, code
         self._take_back()
         for channel in self._channels:
             channel.close()
@@ -233,6 +234,8 @@ class WorkerProcess:
 
     def _put_off(self, now: float) -> None:
         """Start it again after a pause."""
-        self.failed = not self._was_ready
-        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S) if self.failed else LEAST_PAUSE_S
+        self.failed = self._ready_at == math.inf
+        if now >= self._ready_at + STEADY_S:
+            self._pause_s = LEAST_PAUSE_S
         self.start_at = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
