@@ -138,6 +138,6 @@ def expect_requests(series: Metrics, routes: Iterable[BaseRoute]) -> None:
     for route in routes:
         if isinstance(route, TextRoute):
             for status in (200, ClientDisconnected.status, *route.responses):
-                series.expect_request(route.path, "POST", int(status))
+                series.expect_request(route.path, "POST", int(status), route.operation)
     for refusal in (BadRequest, HeadersTooLarge, UnsupportedTransferCoding):
         series.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -180,7 +180,13 @@ class Route(APIRoute):
 
 
 class TextRoute(Route):
-    """A route that takes texts. It is found first, and its metric series exist from the start."""
+    """A route that takes texts. It is found first, and its metric series exist from the start.
+
+    ``operation`` is a label of these series. ``classify`` answers as soon as the texts of one
+    request are classified; alerts on the time of an answer read only this one.
+    """
+
+    operation: ClassVar[str] = "classify"
 
 
 def methods_of(scope: Scope) -> list[str]:

@@ -12,7 +12,7 @@ from app.engine.observer import STAGES, Observer
 from app.engine.predictions import Outcome
 from app.errors import OUTCOMES, REJECTIONS, ClientDisconnected, ServiceError
 from app.observability.logs import log_request
-from app.observability.metrics import Metrics
+from app.observability.metrics import OTHER_OPERATION, Metrics
 from app.observability.traces import Tracer, current_tag
 
 
@@ -77,9 +77,10 @@ def observe_request(report: RequestReport, metrics: Metrics, *, logged: bool) ->
     """
     if logged:
         log_request(report.fields(), quiet=report.quiet)
-    metrics.requests.labels(report.route, report.method, report.status).value += 1
+    operation = metrics.operations.get(report.route, OTHER_OPERATION)
+    metrics.requests.labels(report.route, report.method, report.status, operation).value += 1
     exemplar = {"trace_id": report.trace} if report.trace else None
-    metrics.request_seconds.labels(report.route).observe(report.seconds, exemplar)
+    metrics.request_seconds.labels(report.route, operation).observe(report.seconds, exemplar)
 
 
 class ModelObserver(Observer):

@@ -59,8 +59,8 @@ JOB = f'{SERVICE},instance=~"$instance"'
 MODEL = f'{JOB},model=~"$model"'
 RECORDED = f'{SERVICE},model=~"$model"'  # over all replicas
 # ASKED: requests for answers. QUICK: those of them that should be answered quickly.
-ASKED = f'{JOB},method="POST",route!~"/models/.*"'
-QUICK = f'{JOB},route=~"/|/classify|/predict|/v1/classify|/v2/.*infer"'
+ASKED = f'{JOB},operation!="other"'
+QUICK = f'{JOB},operation="classify"'
 
 Query = tuple[str, str]  # expression, legend
 Panels = list[TimeSeries | Heatmap | Stat | Table]

@@ -13,8 +13,8 @@ from tests.support.serving import metric
 from tests.support.tiny_bundle import LABELS
 
 CONTRACT = {
-    "http_requests_total": {"route", "method", "status"},
-    "http_request_duration_seconds": {"route"},
+    "http_requests_total": {"route", "operation", "method", "status"},
+    "http_request_duration_seconds": {"route", "operation"},
     "http_requests_in_flight": set(),
     "texts_total": {"model", "outcome"},
     "predictions_total": {"model", "label"},
@@ -95,6 +95,38 @@ def test_requests_for_answers_have_series_from_the_first_scrape(client: TestClie
     assert {(one["route"], one["method"], one["status"]) for one in requests} == expected
     durations = series["sentiment_http_request_duration_seconds_count"]
     assert {one["route"] for one in durations} == {route for route, _, _ in expected}
+
+
+def test_the_operation_says_which_requests_alerts_read(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Routes of every protocol that classify have it from the start, whatever their path is."""
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", "/vertex/predict")
+    client = serve()
+    client.get("/health/ready")
+    operations = {
+        one["route"]: one["operation"] for one in _series(client)["sentiment_http_requests_total"]
+    }
+    classify = {route for route, operation in operations.items() if operation == "classify"}
+    assert classify == {
+        "/",
+        "/classify",
+        "/predict",
+        "/v1/classify",
+        "/v1/models/{name}:predict",
+        "/v2/models/{name}/infer",
+        "/v2/models/{name}/versions/{version}/infer",
+        "/invocations",
+        "/vertex/predict",
+    }
+    others = {route: what for route, what in operations.items() if what != "classify"}
+    assert others == {
+        "/classify/stream": "stream",
+        "/explain": "explain",
+        "/tokenize": "tokenize",
+        "/health/ready": "other",
+        "unmatched": "other",
+    }
 
 
 def test_other_routes_have_series_from_their_first_request_on(client: TestClient) -> None:

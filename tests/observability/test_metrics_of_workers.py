@@ -34,7 +34,7 @@ metrics.publish()
 print("counted", flush=True)
 sys.stdin.read()
 """
-CLASSIFY = {"route": "/classify", "method": "POST", "status": "200"}
+CLASSIFY = {"route": "/classify", "operation": "other", "method": "POST", "status": "200"}
 COUNT = "sentiment_http_request_duration_seconds_count"
 INTERPRETER_BYTES = 10_000_000  # a Python interpreter takes at least this
 
@@ -97,8 +97,8 @@ def test_a_worker_that_is_killed_takes_no_count_with_it() -> None:
             with _running(descriptor) as worker:
                 scrapes.append(_scrape(own))
                 assert shown("sentiment_http_requests_total", **CLASSIFY) == 1 + life
-                assert shown(COUNT, route="/classify") == 1 + life
-                assert shown(COUNT, route="/worker") == life
+                assert shown(COUNT, route="/classify", operation="other") == 1 + life
+                assert shown(COUNT, route="/worker", operation="other") == life
                 assert shown("sentiment_http_requests_in_flight") == 4
                 assert shown("sentiment_queue_texts", model="model") == 8
                 assert shown("sentiment_model_ready", model="model") == 1

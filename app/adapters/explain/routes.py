@@ -17,7 +17,12 @@ from app.api.routes.classify import version
 from app.config.settings import Settings
 from app.validation import RequestBody, Text
 
-router = APIRouter(tags=["classification"], route_class=TextRoute)
+
+class ExplainRoute(TextRoute):
+    operation = "explain"
+
+
+router = APIRouter(tags=["classification"], route_class=ExplainRoute)
 
 EXPLAINED = {
     "model": examples.VERSION,

@@ -58,7 +58,7 @@ class Calls:
         self.limits = CallLimits(service, self.running)
         self._answers = answers
         for status in {200, *STATUS_CODES} - {MethodNotAllowed.status}:
-            service.metrics.expect_request(INFER, GRPC, status)
+            service.metrics.expect_request(INFER, GRPC, status, "classify")
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         """The handler of each method by its path, and of all others; they get bytes.

@@ -45,7 +45,12 @@ WAITING_GROUPS = 2
 IDLE_S = 300.0  # the longest silence of a client that has not ended its body
 LAST_LINE_S = 0.1  # to send the last line to a client that may not read
 
-router = APIRouter(tags=["classification"], route_class=TextRoute)
+
+class StreamRoute(TextRoute):
+    operation = "stream"
+
+
+router = APIRouter(tags=["classification"], route_class=StreamRoute)
 
 LINES = '{"id": 1, "text": "I love this!"}\n{"id": 2, "text": ""}\n'
 ANSWERED_LINES = (

@@ -19,7 +19,12 @@ from app.engine.predictions import FailedItem, item
 from app.errors import ServiceError
 from app.validation import RequestBody, Texts, as_list
 
-router = APIRouter(tags=["classification"], route_class=TextRoute)
+
+class TokenizeRoute(TextRoute):
+    operation = "tokenize"
+
+
+router = APIRouter(tags=["classification"], route_class=TokenizeRoute)
 
 TOKENS = {
     "model": examples.VERSION,

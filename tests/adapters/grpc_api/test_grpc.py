@@ -225,10 +225,11 @@ def test_series_of_calls_exist_before_the_first_call() -> None:
     service = Service(Settings(), Paths())
     Calls(service, {})
     value = service.metrics.registry.get_sample_value
+    route = {"route": INFER, "operation": "classify"}
     for status in (200, 401, 413, 422, 429, 499, 500, 503, 504):
-        labels = {"route": INFER, "method": "GRPC", "status": str(status)}
+        labels = {**route, "method": "GRPC", "status": str(status)}
         assert value("sentiment_http_requests_total", labels) == 0
-    assert value("sentiment_http_request_duration_seconds_count", {"route": INFER}) == 0
+    assert value("sentiment_http_request_duration_seconds_count", route) == 0
 
 
 def test_metrics_count_calls_as_requests(service: tuple[Process, Client]) -> None:
