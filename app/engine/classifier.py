@@ -102,6 +102,7 @@ class Classifier:
         observer.watch(
             queue_texts=lambda: self._batcher.queued_texts,
             queue_tokens=lambda: self._batcher.queued_tokens,
+            queue_wait_seconds=lambda: self._batcher.queue_wait_s,
             runners_stuck=lambda: self._batcher.runners.stuck,
             device_lost=lambda: self._batcher.device_lost is not None,
             cache_bytes=lambda: self._cache.size if self._cache is not None else 0,

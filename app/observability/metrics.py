@@ -116,6 +116,12 @@ class Metrics:
         )
         self.queue_texts = self._gauge("queue_texts", "Texts waiting for a batch.", ["model"])
         self.queue_tokens = self._gauge("queue_tokens", "Tokens waiting for a batch.", ["model"])
+        self.queue_wait_seconds = self._gauge(
+            "queue_wait_seconds",
+            "Predicted seconds until the waiting tokens are computed, in the slowest worker.",
+            ["model"],
+            max,
+        )
         self.rejections = self._counter(
             "rejections", "Requests not admitted to the queue.", ["model", "reason"]
         )

@@ -335,11 +335,11 @@ def saturation() -> Panels:
             (f"sum by (model) (sentiment_queue_texts{{{MODEL}}})", "{{model}}"),
         ),
         graph(
-            "Waiting tokens",
-            "Tokens in each replica's queue. At --max-queue-tokens, requests get 429.",
-            "suffix: tokens",
+            "Predicted wait",
+            "Seconds until what waits in each replica is computed. Autoscalers read it.",
+            "s",
             (
-                f"sum by (instance, model) (sentiment_queue_tokens{{{MODEL}}})",
+                f"sum by (instance, model) (sentiment_queue_wait_seconds{{{MODEL}}})",
                 "{{model}} {{instance}}",
             ),
         ),

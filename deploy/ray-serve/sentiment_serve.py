@@ -14,19 +14,19 @@ from sentiment_service import Settings, create_app
 
 # CPUs of a replica. For Ray this is only a number: the settings make the service obey it.
 CPUS = 2
-# Tokens that wait in one replica, as in deploy/kubernetes/components/keda.
-QUEUE_TOKENS = 8192
+# Predicted seconds in the queue of one replica, as in deploy/kubernetes/components/keda.
+QUEUE_WAIT_S = 0.25
 
 
 def replicas_for_queue(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """Replicas for the tokens that wait in all replicas, and a state that is not used.
+    """Replicas for the predicted waits of all replicas, and a state that is not used.
 
     Without figures, the number of replicas stays.
     """
-    waiting = context.aggregated_metrics.get("queue_tokens", {})
+    waiting = context.aggregated_metrics.get("queue_wait_s", {})
     if not waiting:
         return context.target_num_replicas, {}
-    return max(1, math.ceil(sum(waiting.values()) / QUEUE_TOKENS)), {}
+    return max(1, math.ceil(sum(waiting.values()) / QUEUE_WAIT_S)), {}
 
 
 @serve.deployment(
@@ -69,9 +69,9 @@ class Sentiment:
         await self._service.models.check_ready()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """The tokens in the queue, for ``replicas_for_queue``."""
-        families = self._service.metrics.queue_tokens.collect()
-        return {"queue_tokens": sum(one.value for family in families for one in family.samples)}
+        """The predicted wait in the queue, for ``replicas_for_queue``."""
+        families = self._service.metrics.queue_wait_seconds.collect()
+        return {"queue_wait_s": sum(one.value for family in families for one in family.samples)}
 
 
 app = Sentiment.bind()  # type: ignore[attr-defined]

@@ -13,7 +13,6 @@ import pytest
 
 from app.cli import health_check, platforms
 from app.config.settings import Settings
-from app.engine.tuning.plan import LEAST_QUEUE_TOKENS
 from checks.support.manifests import OVERLAYS, Object, containers, kubectl, load, only, render
 from deploy.prometheus import operator
 from tests.support.serving import ROOT, Process
@@ -320,12 +319,16 @@ def test_keda_asks_for_metrics_that_the_service_has(served: Process) -> None:
             assert metric == "up" or f"\n{metric}{{" in text
             assert job == scrape["job_name"]
     (trigger,) = (one for one in spec["triggers"] if one["name"] == "queue")
-    assert 0 < int(trigger["metadata"]["threshold"]) < LEAST_QUEUE_TOKENS
+    threshold_s = float(trigger["metadata"]["threshold"])
+    assert 0 < threshold_s < Settings().deadline_ms / 1000  # before requests are refused
     # Without KEDA, hpa-queue asks for the same.
     (path,) = (ROOT / "deploy/kubernetes").rglob("hpa-queue/horizontalpodautoscaler.yaml")
-    (pods,) = (metric["pods"] for metric in load(path)[0]["spec"]["metrics"])
+    pods, rejections = (metric["pods"] for metric in load(path)[0]["spec"]["metrics"])
     assert f"({pods['metric']['name']}{{" in trigger["metadata"]["query"]
-    assert pods["target"]["averageValue"] == trigger["metadata"]["threshold"]
+    assert pods["target"]["averageValue"] == f"{threshold_s * 1000:.0f}m"
+    # prometheus-adapter's rule makes it of the rejections.
+    rule = (ROOT / "docs/containers.md").read_text("utf-8")
+    assert f"name: {{as: {rejections['metric']['name']}}}" in rule
     assert spec["minReplicaCount"] <= spec["fallback"]["replicas"] <= spec["maxReplicaCount"]
 
 

@@ -27,6 +27,7 @@ CONTRACT = {
     "batch_padding_ratio": {"model"},
     "queue_texts": {"model"},
     "queue_tokens": {"model"},
+    "queue_wait_seconds": {"model"},
     "rejections_total": {"model", "reason"},
     "model_info": {"model", "revision", "precision", "provider", "version"},
     "model_ready": {"model"},

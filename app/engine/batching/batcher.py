@@ -104,6 +104,12 @@ class MicroBatcher(Generic[Item, Result]):
         return self._queue.tokens
 
     @property
+    def queue_wait_s(self) -> float:
+        """Seconds that the waiting texts take at the measured speed; 0 before the first batch."""
+        per_token = self._admission.seconds_per_token
+        return self._queue.tokens * per_token / self.runners.working
+
+    @property
     def failing(self) -> bool:
         """Whether the latest ``FAILING_AFTER`` batches had no answer, or none can be answered."""
         if self.device_lost is not None or self.runners.hopeless:
