@@ -142,15 +142,17 @@ def _json_value(value: Any) -> Any:
             return value
 
 
-def column_index(column: str, columns: Sequence[str], path: TableSource) -> int:
-    """The position of the column.
+def column_index(
+    column: str, columns: Sequence[str], path: TableSource, option: str = "--column"
+) -> int:
+    """The position of the column that ``option`` names.
 
     Raises:
         UserError: the table has no such column.
     """
     if column not in columns:
         names = ", ".join(map(repr, columns))
-        raise UserError(f"{path} has no column {column!r}; --column accepts one of: {names}")
+        raise UserError(f"{path} has no column {column!r}; {option} accepts one of: {names}")
     return columns.index(column)
 
 
