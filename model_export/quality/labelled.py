@@ -155,6 +155,8 @@ def _rows_of_tsv(path: Path) -> Iterator[Row]:
 def _checked(text: Text) -> str:
     if isinstance(text, ServiceError):
         raise UserError(text.detail)
+    if not isinstance(text, str):
+        raise UserError("a pair of texts cannot be evaluated")
     if "\0" in text or not VISIBLE.search(text):  # the service refuses it
         raise UserError("the text is blank or holds a NUL character")
     return text
