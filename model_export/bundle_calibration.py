@@ -5,16 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from app.atomic_files import write_text_atomically
 from app.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, Manifest, sha256
 from app.engine.model.load import load_model
 from app.errors import UserError
 from model_export.model_card import calibration_section, model_card
 from model_export.quality.calibration import calibrate
-from model_export.quality.evaluation import logits_of_examples
-from model_export.quality.labelled import Example, read_examples
+from model_export.quality.evaluation import decided, logits_of_examples
+from model_export.quality.labelled import Columns, Example, read_examples
 
 # With fewer texts, the temperature would depend more on the choice of the texts than on the model.
 LEAST_TEXTS = 100
@@ -28,24 +26,26 @@ class CalibrationTexts:
     sha256: str
 
     @classmethod
-    def read(cls, path: Path, labels: list[str]) -> "CalibrationTexts":
+    def read(
+        cls, path: Path, labels: list[str], columns: Columns | None = None, *, multi_label: bool
+    ) -> "CalibrationTexts":
         """Read a labelled file.
 
         Raises:
-            UserError: ``read_examples`` refuses the file, or it has too few texts or only one
-                label.
+            UserError: ``read_examples`` refuses the file, or it has too few texts, or all of them
+                have the same labels.
         """
-        examples = read_examples(path, labels)
+        examples = read_examples(path, labels, columns, multi_label=multi_label)
         if len(examples) < LEAST_TEXTS:
             raise UserError(
                 f"{path} holds {len(examples)} labelled texts; calibration needs at least "
                 f"{LEAST_TEXTS}"
             )
-        used = {example.label for example in examples}
+        used = {example.labels for example in examples}
         if len(used) == 1:
             raise UserError(
-                f"all texts of {path} are labelled {used.pop()!r}; calibration needs texts of at "
-                "least two labels"
+                f"all texts of {path} are labelled {', '.join(used.pop())!r}; calibration needs "
+                "texts with different labels"
             )
         return cls(examples, sha256(path))
 
@@ -59,21 +59,26 @@ def calibrated(
     """The bundle's manifest with a temperature for every variant, each fitted on its own logits.
 
     Raises:
-        UserError: a text cannot be classified, the model is multi-label, or no temperature fits.
+        UserError: a text cannot be classified, or no temperature fits.
     """
-    labels = bundle.manifest.labels
-    gold = np.array([labels.index(example.label) for example in texts.examples])
     variants = {}
     for precision, variant in bundle.manifest.variants.items():
         model = load_model(bundle, device="cpu", precision=precision, threads=0)
-        calibration = calibrate(logits_of_examples(model, texts.examples), gold, loss, texts.sha256)
+        computed = logits_of_examples(model, texts.examples)
+        logits, gold = decided(model, computed, texts.examples)
+        each = len(gold) // len(texts.examples)
+        calibration = calibrate(logits, gold, loss, texts.sha256, each)
         say(f"{precision}: {calibration.line()}")
         variants[precision] = variant.model_copy(update={"calibration": calibration})
     return bundle.manifest.model_copy(update={"variants": variants})
 
 
 def calibrate_bundle(
-    path: Path, file: Path, loss: CalibrationLoss, say: Callable[[str], None] = print
+    path: Path,
+    file: Path,
+    loss: CalibrationLoss,
+    columns: Columns | None = None,
+    say: Callable[[str], None] = print,
 ) -> None:
     """Calibrate a bundle on a labelled file, and record it in its manifest and its model card.
 
@@ -84,7 +89,9 @@ def calibrate_bundle(
             changed.
     """
     bundle = Bundle.open(path)
-    texts = CalibrationTexts.read(file, bundle.manifest.labels)
+    texts = CalibrationTexts.read(
+        file, bundle.manifest.labels, columns, multi_label=bundle.multi_label
+    )
     manifest = calibrated(bundle, texts, loss, say)
     # The manifest may hold entries of a newer version; they stay.
     document = json.loads((path / MANIFEST).read_text(encoding="utf-8"))

@@ -9,13 +9,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
 
-from app.cli.command_parser import CommandParser, local_path
+from app.cli.command_parser import CommandParser
 from app.config.extras import missing_extra
-from app.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss
 from app.errors import UserError, first_line, system_error
-from model_export.export_command import LABELLED, SOURCE, export_command, source
+from model_export.export_command import SOURCE, export_command, source
+from model_export.labelled_commands import calibrate_command, evaluate_command
 from model_export.training.command import finetune_command
 
 
@@ -34,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     commands: dict[str, Callable[[list[str]], None]] = {
         "describe": _describe,
-        "evaluate": _evaluate,
-        "calibrate": _calibrate,
+        "evaluate": evaluate_command,
+        "calibrate": calibrate_command,
         "finetune": finetune_command,
     }
     # SIGTERM acts like Ctrl-C, so that the export removes its temporary files.
@@ -85,57 +84,6 @@ def _describe(words: list[str]) -> None:
     path = find_checkpoint(options.source, options.revision)
     description = describe(path)
     print(json.dumps(asdict(description), indent=2) if options.json else description.text())
-
-
-def _evaluate(words: list[str]) -> None:
-    parser = _parser_for_labelled_texts(
-        "evaluate",
-        "Print accuracy, macro recall, macro F1, the confusion matrix, and the expected "
-        "calibration error (ECE) and log loss of the scores, of every variant of a bundle on "
-        "labelled texts.",
-    )
-    options = parser.parse_args(words)
-
-    from app.engine.model.load import load_model
-    from model_export.quality.evaluation import evaluate
-    from model_export.quality.labelled import read_examples
-
-    bundle = Bundle.open(options.bundle)
-    examples = read_examples(options.file, bundle.manifest.labels)
-    for precision in bundle.manifest.variants:
-        model = load_model(bundle, device="auto", precision=precision, threads=0)
-        print(f"{precision}: {evaluate(model, examples).table()}")
-
-
-def _calibrate(words: list[str]) -> None:
-    parser = _parser_for_labelled_texts(
-        "calibrate",
-        "Fit the temperature of every variant of a bundle on labelled texts that the model was "
-        "not trained on, and write it to manifest.json and README.md. Scores change, labels and "
-        "logits do not.",
-    )
-    parser.add_argument(
-        "--loss",
-        choices=get_args(CalibrationLoss),
-        default="log",
-        help=(
-            "what the temperature minimises: the log loss, as in Guo et al. 2017, or the Brier "
-            "score (default: %(default)s)"
-        ),
-    )
-    options = parser.parse_args(words)
-
-    from model_export.bundle_calibration import calibrate_bundle
-
-    calibrate_bundle(options.bundle, options.file, options.loss)
-    print(f"wrote {options.bundle / MANIFEST}")
-
-
-def _parser_for_labelled_texts(command: str, description: str) -> CommandParser:
-    parser = CommandParser(f"sentiment-export {command}", description=description)
-    parser.add_argument("bundle", type=local_path, help="bundle directory")
-    parser.add_argument("file", type=local_path, help=LABELLED)
-    return parser
 
 
 def _unexpected(error: Exception) -> str:

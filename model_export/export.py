@@ -36,7 +36,6 @@ from model_export.graph.variants import (
 from model_export.model_card import model_card
 from model_export.output import ONNX_FILES, check_bundle_output
 from model_export.quality.accuracy_gate import AccuracyGate
-from model_export.quality.evaluation import NO_SINGLE_LABEL
 from model_export.quality.labelled import MAX_ACCURACY_LOSS, Example
 from model_export.quality.layer_parity import layer_parity
 from model_export.quality.verification import TEXTS, DiffersTooMuch, verify
@@ -72,14 +71,11 @@ def export(
 
     Raises:
         UserError: the architecture is not supported, fp32 or fp16 differs from the checkpoint by
-            more than its tolerance, ``output`` holds something other than a bundle, there are
-            labelled texts for a multi-label checkpoint, one of them cannot be classified, no
-            temperature fits, or the disk is full. Also raised after the other variants were
-            written, if a variant was left out.
+            more than its tolerance, ``output`` holds something other than a bundle, a labelled
+            text cannot be classified, no temperature fits, or the disk is full. Also raised after
+            the other variants were written, if a variant was left out.
     """
     output = check_bundle_output(output)
-    if (examples or calibration_texts) and checkpoint.multi_label:
-        raise UserError(f"{checkpoint.path} {NO_SINGLE_LABEL}")
     gate = AccuracyGate(examples, max_accuracy_loss)
     # The other variants are compared with fp32, even if fp32 was not requested.
     made = dict.fromkeys(("fp32", *precisions)) if examples else precisions

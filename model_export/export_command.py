@@ -12,7 +12,7 @@ from app.cli.sources import nearest
 from app.engine.model.bundle import Precision
 from app.engine.text.encoding import Preprocessing
 from model_export.output import check_bundle_output
-from model_export.quality.labelled import MAX_ACCURACY_LOSS, read_examples
+from model_export.quality.labelled import LABELLED, MAX_ACCURACY_LOSS, Columns, read_examples
 
 EXPORTED: tuple[Precision, ...] = ("fp32", "int8", "fp16")
 DEFAULT: tuple[Precision, ...] = ("fp32", "int8")
@@ -27,7 +27,6 @@ Turn a checkpoint into a bundle that `sentiment serve` loads.
   sentiment-export COMMAND --help          all options of a command
 """
 SOURCE = "hub id (org/name), a checkpoint directory, or a model's directory in a hub cache"
-LABELLED = "labelled texts: TSV without a header, with the columns group, label and text"
 
 
 def export_command(words: list[str], commands: Iterable[str]) -> None:
@@ -108,6 +107,7 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
             f"{LABELLED}; use texts that the checkpoint was not trained on"
         ),
     )
+    Columns.add_arguments(parser)
     parser.add_argument(
         "--debug-parity",
         action="store_true",
@@ -159,10 +159,14 @@ def _export_checkpoint(options: argparse.Namespace) -> None:
         f"{checkpoint.architecture}; labels {', '.join(checkpoint.labels)}; at most "
         f"{checkpoint.max_tokens} tokens; preprocessing {checkpoint.preprocessing}"
     )
-    examples = read_examples(options.evaluate, checkpoint.labels) if options.evaluate else ()
-    calibration_texts = (
-        CalibrationTexts.read(options.calibrate, checkpoint.labels) if options.calibrate else None
-    )
+    labels, multi_label, columns = checkpoint.labels, checkpoint.multi_label, Columns.of(options)
+    examples, calibration_texts = [], None
+    if options.evaluate:
+        examples = read_examples(options.evaluate, labels, columns, multi_label=multi_label)
+    if options.calibrate:
+        calibration_texts = CalibrationTexts.read(
+            options.calibrate, labels, columns, multi_label=multi_label
+        )
     export(
         checkpoint,
         options.output,

@@ -7,7 +7,7 @@ from typing import Any
 from app.engine.model.bundle import Precision
 from app.engine.model.model import Model
 from model_export.quality.evaluation import compare, predicted_labels
-from model_export.quality.labelled import Example
+from model_export.quality.labelled import Example, Labels
 from model_export.quality.scores import Scores
 
 LEAST_AGREEMENT = 0.98
@@ -24,7 +24,7 @@ class AccuracyGate:
     def __init__(self, examples: Sequence[Example], max_loss: float) -> None:
         self._examples = examples
         self._max_loss = max_loss
-        self._fp32_labels: list[str] = []
+        self._fp32_labels: list[Labels] = []
         self._fp32: Scores | None = None
         self.refused: dict[Precision, str] = {}
 
@@ -37,7 +37,7 @@ class AccuracyGate:
         if not self._examples:
             return None
         labels = predicted_labels(model, self._examples)
-        scores = compare(self._examples, labels, model.labels)
+        scores = compare(self._examples, labels, model)
         if self._fp32 is None:
             self._fp32, self._fp32_labels = scores, labels
         agreeing = sum(a == b for a, b in zip(labels, self._fp32_labels, strict=True))

@@ -2,7 +2,8 @@
 
 Guo et al. 2017, "On Calibration of Modern Neural Networks" (arXiv:1706.04599). All logits of a text
 are divided by the same number, so its label stays the same. ``logits`` have the shape [texts,
-labels] in all functions, and ``gold`` has the index of each text's label.
+labels] in all functions, and ``gold`` has the index of each text's label. For a multi-label model,
+each label of a text is a decision with two logits: see ``evaluation.decided``.
 """
 
 from collections.abc import Callable
@@ -25,8 +26,12 @@ Indices = NDArray[np.integer[Any]]
 Figure = Callable[[Floats, Indices], float]
 
 
-def calibrate(logits: Floats, gold: Indices, loss: CalibrationLoss, sha256: str) -> Calibration:
+def calibrate(
+    logits: Floats, gold: Indices, loss: CalibrationLoss, sha256: str, decisions: int = 1
+) -> Calibration:
     """Fit a temperature; ``sha256`` is the digest of the labelled file.
+
+    Each text has so many ``decisions``, one after the other; they are in one fold.
 
     Raises:
         UserError: no temperature fits, or, cross-validated, the ECE or the log loss is worse.
@@ -47,7 +52,7 @@ def calibrate(logits: Floats, gold: Indices, loss: CalibrationLoss, sha256: str)
         )
     held_out = np.empty_like(logits)
     for fold in range(FOLDS):
-        inside = np.arange(len(gold)) % FOLDS == fold
+        inside = np.arange(len(gold)) // decisions % FOLDS == fold
         held_out[inside] = logits[inside] / best_temperature(logits[~inside], gold[~inside], loss)
 
     def compared(figure: Figure) -> BeforeAfter:
@@ -56,7 +61,7 @@ def calibrate(logits: Floats, gold: Indices, loss: CalibrationLoss, sha256: str)
     fitted = Calibration(
         temperature=temperature,
         loss=loss,
-        texts=len(gold),
+        texts=len(gold) // decisions,
         sha256=sha256,
         folds=FOLDS,
         ece=compared(expected_calibration_error),

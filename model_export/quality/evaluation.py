@@ -10,44 +10,61 @@ from tqdm import tqdm
 
 from app.engine.model.model import Model
 from app.errors import ServiceError, UserError
-from model_export.quality.calibration import expected_calibration_error, log_loss
-from model_export.quality.labelled import Example
-from model_export.quality.scores import Scores, score
+from model_export.quality.calibration import Indices, expected_calibration_error, log_loss
+from model_export.quality.labelled import Example, Labels
+from model_export.quality.scores import Scores, marks, score
 
 T = TypeVar("T")
 TEXTS_PER_BATCH = 16
-NO_SINGLE_LABEL = "is multi-label and cannot be scored with one label per text"
+THRESHOLD = 0.5  # the score from which on a text has a label of a multi-label model
 
 
-def evaluate(model: Model, examples: Sequence[Example]) -> Scores:
-    """Classify every example as the service does; compare labels and scores with the example's.
+def evaluate(model: Model, examples: Sequence[Example]) -> tuple[Scores, list[Labels]]:
+    """Classify every example as the service does; the scores, and the predicted labels.
 
     Raises:
-        UserError: a text cannot be classified (the message names its row), or the model is
-            multi-label, while the examples have one label each.
+        UserError: a text cannot be classified (the message names its row).
     """
     logits = logits_of_examples(model, examples)
-    gold = np.array([model.labels.index(example.label) for example in examples])
-    return replace(
-        compare(examples, _names(model, logits), model.labels),
-        ece=expected_calibration_error(logits / model.temperature, gold),
-        log_loss=log_loss(logits / model.temperature, gold),
+    predicted = _predicted(model, logits)
+    decisions, gold = decided(model, logits, examples)
+    scores = replace(
+        compare(examples, predicted, model),
+        ece=expected_calibration_error(decisions / model.temperature, gold),
+        log_loss=log_loss(decisions / model.temperature, gold),
     )
+    return scores, predicted
 
 
-def compare(examples: Sequence[Example], predicted: Sequence[str], labels: list[str]) -> Scores:
-    """The scores of predictions in the order of the examples."""
-    gold, groups = [e.label for e in examples], [e.group for e in examples]
-    return score(gold, predicted, labels, groups)
+def compare(examples: Sequence[Example], predicted: Sequence[Labels], model: Model) -> Scores:
+    """The scores of the model's predictions, which are in the order of the examples."""
+    gold, groups = [e.labels for e in examples], [e.group for e in examples]
+    by = groups if any(groups) else ()
+    return score(gold, predicted, model.labels, by, multi_label=model.multi_label)
 
 
-def predicted_labels(model: Model, examples: Sequence[Example]) -> list[str]:
-    """The predicted label of every example, in the same order.
+def predicted_labels(model: Model, examples: Sequence[Example]) -> list[Labels]:
+    """The predicted labels of every example, in the same order.
 
     Raises:
         UserError: see ``evaluate``.
     """
-    return _names(model, logits_of_examples(model, examples))
+    return _predicted(model, logits_of_examples(model, examples))
+
+
+def decided(
+    model: Model, logits: NDArray[np.float32], examples: Sequence[Example]
+) -> tuple[NDArray[np.float32], Indices]:
+    """Logits [decisions, classes], and the index of the right class of each decision.
+
+    A text is one decision between the labels. For a multi-label model, each label of a text is one:
+    its sigmoid is the softmax of the logits 0 (no) and its own (yes).
+    """
+    gold = marks([example.labels for example in examples], model.labels)
+    if not model.multi_label:
+        return logits, gold.argmax(axis=1)
+    yes = logits.reshape(-1)
+    return np.stack([np.zeros_like(yes), yes], axis=1), gold.reshape(-1).astype(int)
 
 
 def logits_of_examples(model: Model, examples: Sequence[Example]) -> NDArray[np.float32]:
@@ -56,8 +73,6 @@ def logits_of_examples(model: Model, examples: Sequence[Example]) -> NDArray[np.
     Raises:
         UserError: see ``evaluate``.
     """
-    if model.multi_label:
-        raise UserError(f"{model.name} {NO_SINGLE_LABEL}")
     encodings = []
     for row, example in enumerate(examples, start=1):
         try:
@@ -85,5 +100,10 @@ def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _names(model: Model, logits: NDArray[np.float32]) -> list[str]:
-    return [model.labels[index] for index in logits.argmax(axis=1)]
+def _predicted(model: Model, logits: NDArray[np.float32]) -> list[Labels]:
+    if not model.multi_label:
+        return [(model.labels[index],) for index in logits.argmax(axis=1)]
+    return [
+        tuple(label for label, score in zip(model.labels, row, strict=True) if score >= THRESHOLD)
+        for row in model.scores(logits)
+    ]

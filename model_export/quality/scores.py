@@ -1,7 +1,7 @@
 """Quality figures of a classifier on labelled texts."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from statistics import fmean
 from typing import Any
@@ -9,39 +9,57 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model_export.quality.labelled import Labels
+
+Marks = NDArray[np.bool_]  # [texts, labels]: whether a text has a label
+WIDEST = 120  # characters of a line; a wider matrix has the labels' numbers over its columns
+
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Figures in [0, 1].
 
     ``macro_recall`` is the metric of TweetEval's sentiment task (Barbieri et al. 2020),
-    ``macro_f1`` that of UMSAB (Barbieri et al. 2022), per language.
+    ``macro_f1`` that of UMSAB (Barbieri et al. 2022), per language. ``accuracy`` is the share of
+    texts with exactly the right labels. ``micro_f1`` counts each label of each text; it is known
+    of multi-label models, because of others it is the accuracy.
     """
 
     samples: int
     accuracy: float
+    macro_precision: float
     macro_recall: float
     macro_f1: float
+    micro_f1: float | None
 
     def line(self) -> str:
         """The figures in one line, for a terminal."""
-        return (
-            f"macro recall {self.macro_recall:.4f}  macro F1 {self.macro_f1:.4f}  "
-            f"accuracy {self.accuracy:.4f}  ({self.samples} texts)"
-        )
+        figures = "  ".join(f"{title} {figure:.4f}" for title, figure in self.named().items())
+        return f"{figures}  ({self.samples} texts)"
+
+    def named(self) -> dict[str, float]:
+        """The figures that are shown first, by their titles."""
+        macro = {"macro recall": self.macro_recall, "macro F1": self.macro_f1}
+        if self.micro_f1 is None:
+            return {**macro, "accuracy": self.accuracy}
+        return {**macro, "micro F1": self.micro_f1, "exact match": self.accuracy}
 
 
 @dataclass(frozen=True, slots=True)
 class Scores(Figures):
-    """Figures of all texts; ``confusion[i][j]`` counts gold label i predicted as label j.
+    """Figures of all texts, of each group, and their ``mean`` over the groups.
 
-    ``groups`` holds the figures of each group, ``mean`` their average over the groups. ``ece`` and
-    ``log_loss`` are those of the model's scores, where these are known.
+    ``precision``, ``recall``, ``f1`` and ``texts`` are by label, without labels that no text has.
+    ``confusion[i][j]`` counts gold label i predicted as label j; there is none of a multi-label
+    model. ``ece`` and ``log_loss`` are those of the model's scores, where these are known.
     """
 
     labels: list[str]
+    precision: dict[str, float]
     recall: dict[str, float]
-    confusion: list[list[int]]
+    f1: dict[str, float]
+    texts: dict[str, int]
+    confusion: list[list[int]] | None
     groups: dict[str, Figures]
     mean: Figures
     agreement_with_fp32: float | None = None
@@ -50,19 +68,17 @@ class Scores(Figures):
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready copy, without what is not known."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return asdict(
+            self,
+            dict_factory=lambda items: {name: value for name, value in items if value is not None},
+        )
 
     def table(self) -> str:
         """The figures and the confusion matrix as text for a terminal."""
-        width = max(len(label) for label in self.labels) + 2
-        header = " " * width + "".join(f"{label:>{width}}" for label in self.labels)
-        rows = [
-            f"{label:<{width}}" + "".join(f"{count:>{width}}" for count in counts)
-            for label, counts in zip(self.labels, self.confusion, strict=True)
-        ]
         low, high = interval(self.accuracy, self.samples)
-        certain = f"accuracy on all texts like these, with 95 % confidence: {low:.3f} to {high:.3f}"
-        lines = [self.line(), certain, "rows: gold, columns: predicted", header, *rows]
+        *_, name = self.named()
+        certain = f"{name} on all texts like these, with 95 % confidence: {low:.3f} to {high:.3f}"
+        lines = [self.line(), certain, *self._label_rows(), *self._matrix()]
         if len(self.groups) > 1:
             widest = max(len(name) for name in self.groups | {"mean": 0})
             lines += [f"{name:<{widest}}  {group.line()}" for name, group in self.groups.items()]
@@ -73,39 +89,94 @@ class Scores(Figures):
             lines.append(f"scores: ECE {self.ece:.4f}  log loss {self.log_loss:.4f}")
         return "\n".join(lines)
 
+    def _label_rows(self) -> list[str]:
+        width = max(map(len, [*self.labels, "macro"]))
+        rows = [
+            f"{label:<{width}}  {self.precision[label]:9.4f}  {self.recall[label]:6.4f}  "
+            f"{self.f1[label]:6.4f}  {texts:5}"
+            for label, texts in self.texts.items()
+        ]
+        macro = (
+            f"{'macro':<{width}}  {self.macro_precision:9.4f}  {self.macro_recall:6.4f}  "
+            f"{self.macro_f1:6.4f}"
+        )
+        return [f"{'':<{width}}  precision  recall      F1  texts", *rows, macro]
+
+    def _matrix(self) -> list[str]:
+        if self.confusion is None:
+            return []
+        named = [*self.labels]
+        width = max(map(len, named)) + 2
+        columns = named
+        if width * (len(named) + 1) > WIDEST:
+            columns = [str(number) for number in range(len(named))]
+            named = [f"{number} {label}" for number, label in enumerate(named)]
+        first, cell = max(map(len, named)), max(map(len, [*columns, str(self.samples)])) + 2
+        return [
+            "rows: gold, columns: predicted",
+            " " * first + "".join(f"{column:>{cell}}" for column in columns),
+            *(
+                f"{label:<{first}}" + "".join(f"{count:>{cell}}" for count in counts)
+                for label, counts in zip(named, self.confusion, strict=True)
+            ),
+        ]
+
 
 def score(
-    gold: Sequence[str], predicted: Sequence[str], labels: list[str], groups: Sequence[str] = ()
+    gold: Sequence[Labels],
+    predicted: Sequence[Labels],
+    labels: list[str],
+    groups: Sequence[str] = (),
+    *,
+    multi_label: bool = False,
 ) -> Scores:
-    """Compare predictions with gold labels; both are label names in the same order.
+    """Compare the predicted labels of each text with its gold labels, in the same order.
 
     Macro figures average over the labels that occur in ``gold``. ``groups`` names the group of
     each text, in the same order; it may be empty.
     """
-    index = {label: number for number, label in enumerate(labels)}
-    texts = np.array([[index[label] for label in gold], [index[label] for label in predicted]])
-    confusion = _confusion(texts, len(labels))
-    whole = _figures(confusion)
+    right, found = marks(gold, labels), marks(predicted, labels)
+    whole = _figures(right, found, multi_label=multi_label)
     group_of = np.array(groups)
     by_group = {
-        name: _figures(_confusion(texts[:, group_of == name], len(labels)))
+        name: _figures(right[group_of == name], found[group_of == name], multi_label=multi_label)
         for name in sorted(set(groups))
     }
-    recalls = zip(labels, confusion.diagonal(), confusion.sum(axis=1), strict=True)
+    texts = right.sum(axis=0)
+    by_label = [
+        {
+            label: float(figure)
+            for label, figure, some in zip(labels, row, texts, strict=True)
+            if some
+        }
+        for row in _by_label(right, found)
+    ]
     parts = list(by_group.values()) or [whole]
+    means: dict[str, Any] = {
+        name: fmean(getattr(part, name) for part in parts)
+        for name, figure in asdict(whole).items()
+        if figure is not None
+    }
     return Scores(
         **asdict(whole),
         labels=labels,
-        recall={label: float(right / texts) for label, right, texts in recalls if texts},
-        confusion=confusion.tolist(),
+        precision=by_label[0],
+        recall=by_label[1],
+        f1=by_label[2],
+        texts={label: int(some) for label, some in zip(labels, texts, strict=True) if some},
+        confusion=None if multi_label else (right.T.astype(int) @ found).tolist(),
         groups=by_group,
-        mean=Figures(
-            samples=whole.samples,
-            accuracy=fmean(part.accuracy for part in parts),
-            macro_recall=fmean(part.macro_recall for part in parts),
-            macro_f1=fmean(part.macro_f1 for part in parts),
-        ),
+        mean=replace(whole, **(means | {"samples": whole.samples})),
     )
+
+
+def marks(named: Sequence[Labels], labels: Sequence[str]) -> Marks:
+    """Which of the labels each text has."""
+    index = {label: number for number, label in enumerate(labels)}
+    found = np.zeros((len(named), len(labels)), dtype=np.bool_)
+    for row, names in enumerate(named):
+        found[row, [index[name] for name in names]] = True
+    return found
 
 
 def interval(share: float, samples: int) -> tuple[float, float]:
@@ -115,21 +186,24 @@ def interval(share: float, samples: int) -> tuple[float, float]:
     return (middle - half) / (1 + z * z), (middle + half) / (1 + z * z)
 
 
-def _confusion(texts: NDArray[np.int_], labels: int) -> NDArray[np.int_]:
-    """How many texts [2, texts] of a gold label, a row, were predicted as a label, a column."""
-    counts = np.bincount(texts[0] * labels + texts[1], minlength=labels**2)
-    return counts.reshape(labels, labels)
+def _by_label(gold: Marks, predicted: Marks) -> NDArray[np.float64]:
+    """Precision, recall and F1 [3, labels]; 0 where there is nothing to divide by."""
+    right = (gold & predicted).sum(axis=0)
+    theirs, ours = gold.sum(axis=0), predicted.sum(axis=0)
+    # F1 is 2 / (1 / recall + 1 / precision).
+    return np.array([right, right, 2 * right]) / np.maximum([ours, theirs, ours + theirs], 1)
 
 
-def _figures(confusion: NDArray[np.int_]) -> Figures:
-    """The figures of a confusion matrix, whose rows are the gold labels."""
-    right, gold, predicted = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
-    present = gold > 0
-    recall = right[present] / gold[present]
-    f1 = 2 * right[present] / (gold + predicted)[present]  # 2 / (1 / recall + 1 / precision)
+def _figures(gold: Marks, predicted: Marks, *, multi_label: bool) -> Figures:
+    present = gold.any(axis=0)
+    by_label = _by_label(gold, predicted)[:, present]
+    precision, recall, f1 = by_label.mean(axis=1) if present.any() else (0.0, 0.0, 0.0)
+    both = 2 * (gold & predicted).sum() / max(gold.sum() + predicted.sum(), 1)
     return Figures(
-        samples=int(gold.sum()),
-        accuracy=float(right.sum() / gold.sum()),
-        macro_recall=float(recall.mean()),
-        macro_f1=float(f1.mean()),
+        samples=len(gold),
+        accuracy=float((gold == predicted).all(axis=1).mean()),
+        macro_precision=float(precision),
+        macro_recall=float(recall),
+        macro_f1=float(f1),
+        micro_f1=float(both) if multi_label else None,
     )

@@ -5,6 +5,7 @@ from collections import Counter
 from math import isfinite
 
 from app.cli.command_parser import CommandParser, local_path
+from model_export.quality.labelled import LABELLED
 from model_export.training.recipe import MAX_TOKENS, Recipe
 
 
@@ -18,11 +19,10 @@ def finetune_command(words: list[str]) -> None:
         "sentiment-export finetune",
         description=(
             "Fine-tune an encoder for the labels negative, neutral and positive. The seeds are "
-            "trained one after another, and their weights are averaged. Labelled files are TSV "
-            "without a header, with the columns group, label and text. A text is cut to "
-            f"{MAX_TOKENS} tokens. Run the same command again to resume after an interruption: "
-            "until the end, OUTPUT.training has a file for each seed, three times as large as the "
-            "weights."
+            f"trained one after another, and their weights are averaged. Files have {LABELLED}. "
+            f"A text is cut to {MAX_TOKENS} tokens. Run the same command again to resume after an "
+            "interruption: until the end, OUTPUT.training has a file for each seed, three times as "
+            "large as the weights."
         ),
     )
     parser.add_argument("base", type=local_path, help="local checkpoint directory of the encoder")

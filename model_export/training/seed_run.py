@@ -149,9 +149,9 @@ def evaluate(model: torch.nn.Module, data: Tokenised, batch_size: int) -> Scores
     """Scores of the model on the tokenised texts."""
     model.eval()
     rows = sorted(range(len(data.ids)), key=lambda row: len(data.ids[row]))
-    predicted = [""] * len(rows)
+    predicted = [("",)] * len(rows)
     for batch in batches(rows, batch_size):
         inputs, _ = collate(data, batch)
         for row, index in zip(batch, model(**inputs).logits.argmax(-1).tolist(), strict=True):
-            predicted[row] = SENTIMENTS[index]
-    return score([SENTIMENTS[label] for label in data.labels], predicted, SENTIMENTS)
+            predicted[row] = (SENTIMENTS[index],)
+    return score([(SENTIMENTS[label],) for label in data.labels], predicted, SENTIMENTS)

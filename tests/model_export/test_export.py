@@ -172,7 +172,10 @@ def test_any_label_set_is_written_and_served(
     ],
 )
 def test_a_multi_label_checkpoint_stays_one(tmp_path: Path, labels: list[str]) -> None:
-    """Its labels are its own, its scores sigmoids, also where it has a single label."""
+    """Its labels are its own, its scores sigmoids, also where it has a single label.
+
+    It is scored on labelled texts as well.
+    """
     source = make_checkpoint(
         tmp_path / "source",
         "bert",
@@ -181,16 +184,18 @@ def test_a_multi_label_checkpoint_stays_one(tmp_path: Path, labels: list[str]) -
         problem_type="multi_label_classification",
     )
     checkpoint = load_checkpoint(source)
-    examples = [Example("en", labels[0], "meh")]
-    with pytest.raises(UserError, match="source is multi-label and cannot be scored"):
-        export(checkpoint, tmp_path / "out", examples=examples, say=_fail(AssertionError()))
-    export(checkpoint, tmp_path / "out", precisions=["fp32"], say=silent)
+    examples = [Example("en", (labels[0],), "meh")]
+    export(checkpoint, tmp_path / "out", precisions=["fp32"], examples=examples, say=silent)
     model = load(tmp_path / "out")
     assert model.multi_label
     assert model.labels == labels
     (logits,) = model.infer([model.tokenizer.encode("what a lovely afternoon")])
     assert not isinstance(logits, InferenceFailed)
     np.testing.assert_allclose(model.scores(logits), 1 / (1 + np.exp(-logits)), rtol=1e-5)
+    accuracy = Bundle.open(tmp_path / "out").manifest.variants["fp32"].accuracy
+    assert accuracy is not None
+    assert accuracy["samples"] == 1
+    assert 0 <= accuracy["micro_f1"] <= 1
 
 
 def test_what_it_says_while_at_work(

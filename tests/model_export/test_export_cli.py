@@ -39,10 +39,10 @@ def labelled(tmp_path: Path) -> Path:
 def mostly_right(bert: Exported, tmp_path: Path) -> Path:
     """A labelled file; its labels are those of the model for six texts of seven."""
     examples = [
-        Example("en", LABELS[0], f"{CORPUS[row % len(CORPUS)]} {row}") for row in range(100)
+        Example("en", (LABELS[0],), f"{CORPUS[row % len(CORPUS)]} {row}") for row in range(100)
     ]
     rows = []
-    for row, label in enumerate(predicted_labels(bert.model("int8"), examples)):
+    for row, (label,) in enumerate(predicted_labels(bert.model("int8"), examples)):
         other = LABELS[(LABELS.index(label) + 1) % 3]
         rows.append(f"en\t{label if row % 7 else other}\t{examples[row].text}\n")
     path = tmp_path / "mostly-right.tsv"
@@ -184,7 +184,7 @@ def test_finetune_trains_and_says_what_it_wrote(
         ("calibrate {tmp}/no labelled.tsv", "there is no directory"),
         (
             "calibrate {bundle} {tmp}/none",
-            "none: No such file or directory; give a TSV file of labelled texts",
+            "none: No such file or directory; give a file of labelled texts",
         ),
         ("evaluate {bundle} {tmp}/none", "cannot read"),
         ("evaluate {bundle} {tmp}/malformed", "malformed:1"),

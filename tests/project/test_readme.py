@@ -18,7 +18,7 @@ from model_export.cli import main as sentiment_export
 from tests.support.checkpoints import CORPUS, make_checkpoint, make_twitter_roberta
 from tests.support.model_export.hub import Hub
 from tests.support.serving import ROOT, Process, installed, run_program
-from tests.support.tiny_bundle import LABELS
+from tests.support.tiny_bundle import LABELS, make_bundle
 
 README, API, CLIENTS, MODELS, SETTINGS = (
     (ROOT / page).read_text(encoding="utf-8")
@@ -142,6 +142,23 @@ def test_training_exporting_and_serving_work_one_after_another(
         answer = httpx2.post(f"{process.url}/classify", json={"inputs": CORPUS[0]}).json()
     assert answer["model"]["name"] == "mine"
     assert answer["labels"] == LABELS
+
+
+def test_the_commands_of_an_evaluation_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of docs/models.md, unchanged, with tiny bundles."""
+    section = MODELS.split("## Accuracy")[1].split("```sh\n")[1].split("```")[0]
+    make_bundle(tmp_path / "models/mine")
+    make_bundle(tmp_path / "models/old", labels=LABELS[::-1])
+    (tmp_path / "labelled.csv").write_text("tweet,mood\nlove,positive\nworst,negative\n")
+    (tmp_path / "labelled.tsv").write_text("en\tpositive\tlove\nen\tneutral\tit\n")
+    monkeypatch.chdir(tmp_path)
+    for program, *words in map(shlex.split, section.splitlines()):
+        assert program == ".venv/bin/sentiment-export"
+        assert sentiment_export(words) == 0
+        assert "\npositive     1.0000  1.0000  1.0000" in capsys.readouterr().out
+    assert (tmp_path / "matrix.svg").read_text().startswith("<svg ")
 
 
 def _run(command: str, directory: Path, endpoint: str) -> str:

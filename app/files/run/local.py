@@ -3,9 +3,11 @@
 While the model computes, the next texts are read and tokenised.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -20,10 +22,11 @@ from app.engine.machine.cpu import available_cpus, ways_to_share
 from app.engine.machine.gpu import CUDA
 from app.engine.model.bundle import MANIFEST, bundles_to_use, sha256
 from app.engine.model.model import Scored
-from app.engine.predictions import item, outcomes_of
-from app.engine.text.encoding import EncodedText, Encoding, encodings
+from app.engine.predictions import Outcome, item, outcomes_of
+from app.engine.text.encoding import DEFAULTS, EncodedText, Encoding, TextOptions, encodings
 from app.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from app.errors import OutOfMemory, ServiceError, UserError, first_line
+from app.files.run.table_classifier import READ_AHEAD_CHUNKS
 from app.files.tables.table import Chunk, ClassifiedChunk
 
 # Padded tokens of a batch, unless the settings say otherwise or more was measured to be better.
@@ -48,6 +51,8 @@ class _TokenizedChunk:
 
 class LocalClassifier:
     """A bundle's model. The settings decide how many runners and threads compute.
+
+    Threads may share it. All of them together compute as many batches at a time as it has runners.
 
     ``measure`` finds the best values for what the settings leave open; the first time, that
     takes about 2 s.
@@ -74,6 +79,7 @@ class LocalClassifier:
             max_tokens = settings.max_batch_tokens or max(MIN_BATCH_TOKENS, plan.budget.tokens)
         self._model = model.with_threads(threads)
         self._runners = runners
+        self._free = threading.Semaphore(runners)
         self._budget = TokenBudget(max_tokens)
         self._max_chars = settings.max_text_chars
         self.labels = model.labels
@@ -89,11 +95,25 @@ class LocalClassifier:
         self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], object]
     ) -> Generator[ClassifiedChunk, None, None]:
         """See ``TableClassifier``."""
+        classified = self.outcomes(chunks, read_ahead=read_ahead, advance=advance)
+        with closing(classified):
+            for chunk, outcomes in classified:
+                yield chunk, [*map(item, outcomes)]
+
+    def outcomes(
+        self,
+        chunks: Iterable[Chunk],
+        *,
+        read_ahead: int = READ_AHEAD_CHUNKS,
+        advance: Callable[[int], object],
+        options: TextOptions = DEFAULTS,
+    ) -> Generator[tuple[Chunk, list[Outcome]], None, None]:
+        """The same for Python: an error as an exception, in the place of its text."""
         tokenizer, runners = ThreadPoolExecutor(1), ThreadPoolExecutor(self._runners)
         waiting: deque[tuple[Chunk, Future[_TokenizedChunk]]] = deque()
         try:
             for chunk in chunks:
-                waiting.append((chunk, tokenizer.submit(self._tokenize, chunk, runners)))
+                waiting.append((chunk, tokenizer.submit(self._tokenize, chunk, options, runners)))
                 if len(waiting) > read_ahead:
                     yield self._results(*waiting.popleft(), advance)
             while waiting:
@@ -102,10 +122,10 @@ class LocalClassifier:
             tokenizer.shutdown(wait=False, cancel_futures=True)
             runners.shutdown(wait=False, cancel_futures=True)
 
-    def _tokenize(self, chunk: Chunk, runners: Executor) -> _TokenizedChunk:
+    def _tokenize(self, chunk: Chunk, options: TextOptions, runners: Executor) -> _TokenizedChunk:
         """Tokenise the chunk's texts and hand their batches to the runners."""
-        texts = [text for text in chunk.texts if isinstance(text, str)]
-        encoded = self._model.tokenizer.encode_texts(texts, max_chars=self._max_chars)
+        texts = [text for text in chunk.texts if not isinstance(text, ServiceError)]
+        encoded = self._model.tokenizer.encode_texts(texts, options, max_chars=self._max_chars)
         to_infer = encodings(encoded)
         order = sorted(range(len(to_infer)), key=lambda index: len(to_infer[index]), reverse=True)
         batches = [
@@ -121,7 +141,8 @@ class LocalClassifier:
             if part is batch:
                 self._check_model()
 
-        return infer_each(self._model.compute, batch, on_failure=on_failure)
+        with self._free:
+            return infer_each(self._model.compute, batch, on_failure=on_failure)
 
     def _check_model(self) -> None:
         """Stop the run if the model fails on a plain text too. Else only some texts are at fault.
@@ -136,7 +157,7 @@ class LocalClassifier:
 
     def _results(
         self, chunk: Chunk, future: Future[_TokenizedChunk], advance: Callable[[int], object]
-    ) -> ClassifiedChunk:
+    ) -> tuple[Chunk, list[Outcome]]:
         """Wait for the chunk's batches, and put their results in the order of the texts."""
         tokenized = future.result()
         sorted_results: BatchResults = []
@@ -149,7 +170,7 @@ class LocalClassifier:
         results = [result for _, result in numbered]
         predictions = iter(outcomes_of(self._model, tokenized.encoded, results))
         return chunk, [
-            item(next(predictions) if isinstance(text, str) else text) for text in chunk.texts
+            text if isinstance(text, ServiceError) else next(predictions) for text in chunk.texts
         ]
 
 

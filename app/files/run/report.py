@@ -72,18 +72,21 @@ def summary(tally: Tally, rows: int, seconds: float) -> str:
 
 @contextmanager
 def progress_bar(
-    *, shown: bool, total: int | None, done: int = 0
+    *, shown: bool, total: int | None, done: int = 0, after_s: float = 0.0
 ) -> Iterator[Callable[[int], object]]:
     """A bar on standard error with the texts per second and, of ``total``, the time that remains.
 
-    ``done`` of them were done before. Yields a function that counts more texts as done.
+    ``done`` of them were done before. The bar appears after ``after_s`` seconds. Yields a function
+    that counts more texts as done.
     """
     if not (shown and find_spec("tqdm")):  # the extra `files` has it
         yield lambda _: None
         return
     from tqdm import tqdm
 
-    with tqdm(total=total, initial=done, unit=" texts", leave=False, file=sys.stderr) as bar:
+    with tqdm(
+        total=total, initial=done, unit=" texts", leave=False, file=sys.stderr, delay=after_s
+    ) as bar:
         yield bar.update
 
 

@@ -9,16 +9,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from app.errors import ServiceError, UserError
 from app.files.tables.unicode import well_formed
+
+if TYPE_CHECKING:  # it loads the tokenizer, which --url does not need
+    from app.engine.text.pairs import Input
 
 # A chunk ends after so many rows: enough, sorted by length, for batches with little padding.
 CHUNK_ROWS = 2_000
 # Or after so many characters, which bounds the memory: a few chunks are in memory at a time.
 CHUNK_CHARS = 2_000_000
-Text = str | ServiceError  # the error says why the row has no text
+# A row's text, of which only Python has pairs; or the error that says why there is none.
+Text: TypeAlias = "Input | ServiceError"
 # The result of one text, as in the HTTP answer's ``results``: a prediction with ``label``,
 # ``score``, ``scores`` and more, or only ``error`` with ``code`` and ``message``.
 ResultItem = Mapping[str, Any]
@@ -142,15 +146,17 @@ def _json_value(value: Any) -> Any:
             return value
 
 
-def column_index(column: str, columns: Sequence[str], path: TableSource) -> int:
-    """The position of the column.
+def column_index(
+    column: str, columns: Sequence[str], path: TableSource, option: str = "--column"
+) -> int:
+    """The position of the column that ``option`` names.
 
     Raises:
         UserError: the table has no such column.
     """
     if column not in columns:
         names = ", ".join(map(repr, columns))
-        raise UserError(f"{path} has no column {column!r}; --column accepts one of: {names}")
+        raise UserError(f"{path} has no column {column!r}; {option} accepts one of: {names}")
     return columns.index(column)
 
 

@@ -14,7 +14,7 @@ from model_export.export import export
 from model_export.quality import accuracy_gate
 from model_export.quality.accuracy_gate import AccuracyGate
 from model_export.quality.evaluation import predicted_labels
-from model_export.quality.labelled import Example
+from model_export.quality.labelled import Example, Labels
 from tests.support.checkpoints import CORPUS, Exported, silent
 
 LABELS = ["negative", "neutral", "positive"]
@@ -24,7 +24,7 @@ ROWS = 200
 
 def _examples(model: Model) -> list[Example]:
     texts = [f"{CORPUS[row % len(CORPUS)]} {row}" for row in range(ROWS)]
-    right = predicted_labels(model, [Example("", LABELS[0], text) for text in texts])
+    right = predicted_labels(model, [Example("", (LABELS[0],), text) for text in texts])
     groups = ["en" if row % 2 else "es" for row in range(ROWS)]
     return [Example(*row) for row in zip(groups, right, texts, strict=True)]
 
@@ -32,11 +32,11 @@ def _examples(model: Model) -> list[Example]:
 def _mistaken(monkeypatch: pytest.MonkeyPatch, wrong: int) -> None:
     """int8 gives another label to this many texts."""
 
-    def predicted(model: Model, examples: Sequence[Example]) -> list[str]:
-        found = [example.label for example in examples]
+    def predicted(model: Model, examples: Sequence[Example]) -> list[Labels]:
+        found = [example.labels for example in examples]
         if model.precision == "int8":
             for row in range(wrong):
-                found[row] = next(label for label in LABELS if label != found[row])
+                found[row] = next((label,) for label in LABELS if (label,) != found[row])
         return found
 
     monkeypatch.setattr(accuracy_gate, "predicted_labels", predicted)
@@ -75,14 +75,17 @@ def test_a_loss_of_exactly_the_limit_is_allowed(
     """55 of 100 right, then 54: the difference of the shares is a little above 0.01."""
     gold = ["negative"] * 55 + ["neutral"] * 45
     by_precision = {"fp32": 55 * ["negative"], "int8": 54 * ["negative"] + ["positive"]}
-    found = {name: right + 45 * ["positive"] for name, right in by_precision.items()}
+    found = {
+        name: [(label,) for label in right + 45 * ["positive"]]
+        for name, right in by_precision.items()
+    }
     assert 0.55 - 0.54 > 0.01
     monkeypatch.setattr(
         accuracy_gate, "predicted_labels", lambda model, examples: found[model.precision]
     )
     refused = {}
     for limit in (0.01, 0.0099):
-        gate = AccuracyGate([Example("en", label, "x") for label in gold], limit)
+        gate = AccuracyGate([Example("en", (label,), "x") for label in gold], limit)
         for precision in ("fp32", "int8"):
             gate.scored(bert.model(precision), silent)
         refused[limit] = list(gate.refused)

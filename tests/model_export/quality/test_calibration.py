@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.engine.model.bundle import MANIFEST, Bundle, sha256
+from app.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, sha256
 from app.errors import UserError
 from model_export.bundle_calibration import calibrate_bundle
 from model_export.cli import main
@@ -185,8 +185,39 @@ def test_a_file_that_is_of_no_use_is_refused(
     assert {one: one.read_bytes() for one in path.iterdir() if one.is_file()} == before
 
 
-def test_a_multi_label_model_is_refused(tmp_path: Path) -> None:
-    """One label for each text does not say which other labels of the text are right."""
+def test_the_labels_of_a_text_are_in_one_fold() -> None:
+    """A multi-label text's decisions are not used to judge each other."""
+    random = np.random.default_rng(0)
+    gold = random.integers(0, 2, 60 * 3)
+    logits = np.stack([np.zeros(180), random.normal(0, 2, 180) + 3 * gold - 1.5], axis=1)
+    record = calibrate(logits, gold, "log", "0123abc", decisions=3)
+    held_out = logits.copy()
+    for text in range(60):
+        others = np.arange(180) // 3 % FOLDS != text % FOLDS
+        held_out[3 * text : 3 * text + 3] /= best_temperature(logits[others], gold[others], "log")
+    assert record.texts == 60
+    assert record.log_loss.after == pytest.approx(log_loss(held_out, gold))
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_a_multi_label_model_gets_one_temperature(tmp_path: Path, loss: CalibrationLoss) -> None:
+    """The one that minimises the loss over every label of every text."""
     path = make_bundle(tmp_path / "tiny", problem_type="multi_label_classification")
-    with pytest.raises(UserError, match="multi-label"):
-        calibrate_bundle(path, _labelled(tmp_path / "labelled.tsv"), "log")
+    rows = ["love,positive", 'love,"neutral,positive"', "love,negative", "worst,negative"]
+    file = tmp_path / "labelled.csv"
+    file.write_text("\n".join(["text,label", *rows * 30, ""]), encoding="utf-8")
+    calibrate_bundle(path, file, loss)
+    record = Bundle.open(path).manifest.variants["fp32"].calibration
+    assert record is not None
+    assert record.texts == 120
+    yes = np.array([[-1, 0, 4], [-1, 0, 4], [-1, 0, 4], [4, 0, -1]])
+    gold = np.array([[0, 0, 1], [0, 1, 1], [1, 0, 0], [1, 0, 0]])
+
+    def lost(temperature: float) -> float:
+        chances = 1 / (1 + np.exp(-yes / temperature))
+        right = np.where(gold, chances, 1 - chances)
+        losses = -np.log(right) if loss == "log" else (1 - right) ** 2
+        return float(losses.mean())
+
+    found = record.temperature
+    assert lost(found) < min(lost(found * 0.99), lost(found * 1.01), lost(1))

@@ -10,28 +10,64 @@ import pytest
 from app.engine.model.model import Model
 from app.errors import UserError
 from model_export.quality.evaluation import TEXTS_PER_BATCH, evaluate
-from model_export.quality.labelled import Example, read_examples
+from model_export.quality.labelled import Example, Labels
 from model_export.quality.scores import score
 from tests.support.tiny_bundle import LABELS, calibrate, load, make_bundle
 
 
+def _each(labels: list[str]) -> list[Labels]:
+    """One label for each text."""
+    return [(label,) for label in labels]
+
+
 def test_figures_are_those_computed_by_hand() -> None:
-    """Recall 2/3, 1/2, 1/1 and F1 4/5, 1/2, 2/3 for a small confusion matrix."""
-    gold = ["negative"] * 3 + ["neutral"] * 2 + ["positive"]
-    predicted = ["negative", "negative", "positive", "neutral", "positive", "positive"]
-    # Precision: 2/2, 1/1, 1/3. F1: 2·1·⅔/(1+⅔) = 4/5, 2·1·½/(1+½) = 2/3, 2·⅓·1/(⅓+1) = 1/2.
+    """Precision 1, 1, 1/3, recall 2/3, 1/2, 1 and F1 4/5, 2/3, 1/2 for a small confusion matrix."""
+    gold = _each(["negative"] * 3 + ["neutral"] * 2 + ["positive"])
+    predicted = _each(["negative", "negative", "positive", "neutral", "positive", "positive"])
+    # F1: 2·1·⅔/(1+⅔) = 4/5, 2·1·½/(1+½) = 2/3, 2·⅓·1/(⅓+1) = 1/2.
     scores = score(gold, predicted, LABELS)
     assert scores.samples == 6
     assert scores.accuracy == pytest.approx(4 / 6)
     assert scores.recall == pytest.approx({"negative": 2 / 3, "neutral": 1 / 2, "positive": 1})
+    assert scores.precision == pytest.approx({"negative": 1, "neutral": 1, "positive": 1 / 3})
+    assert scores.f1 == pytest.approx({"negative": 4 / 5, "neutral": 2 / 3, "positive": 1 / 2})
+    assert scores.texts == {"negative": 3, "neutral": 2, "positive": 1}
+    assert scores.macro_precision == pytest.approx((1 + 1 + 1 / 3) / 3)
     assert scores.macro_recall == pytest.approx((2 / 3 + 1 / 2 + 1) / 3)
     assert scores.macro_f1 == pytest.approx((4 / 5 + 2 / 3 + 1 / 2) / 3)
     assert scores.confusion == [[2, 0, 1], [0, 1, 1], [0, 0, 1]]
 
 
+def test_several_labels_of_a_text_are_scored_one_by_one() -> None:
+    """Micro figures count labels, macro ones average over them, and a match is all of a text's."""
+    gold: list[Labels] = [("anger", "joy"), ("joy",), (), ("sadness",)]
+    predicted: list[Labels] = [("joy",), ("joy",), ("anger",), ("joy", "sadness")]
+    labels = ["anger", "fear", "joy", "sadness"]
+    scores = score(gold, predicted, labels, ["en", "en", "es", "es"], multi_label=True)
+    assert scores.accuracy == 1 / 4
+    assert scores.precision == pytest.approx({"anger": 0, "joy": 2 / 3, "sadness": 1})
+    assert scores.recall == pytest.approx({"anger": 0, "joy": 1, "sadness": 1})
+    assert scores.f1 == pytest.approx({"anger": 0, "joy": 4 / 5, "sadness": 1})
+    assert scores.macro_f1 == pytest.approx((0 + 4 / 5 + 1) / 3)
+    assert scores.micro_f1 == pytest.approx(2 * 3 / (4 + 5))  # 3 right of 4 gold, 5 predicted
+    assert scores.mean.micro_f1 == pytest.approx((2 * 2 / 5 + 2 * 1 / 4) / 2)
+    assert scores.confusion is None
+    assert "confusion" not in scores.as_dict()
+    assert scores.table().startswith("macro recall 0.6667  macro F1 0.6000  micro F1 0.6667  exact")
+
+
+def test_a_matrix_too_wide_for_a_terminal_has_numbers() -> None:
+    """Over the columns; the rows say which label has which."""
+    labels = [f"label of an emoji {number}" for number in range(20)]
+    table = score(_each(labels), _each(labels), labels).table().splitlines()
+    assert max(map(len, table)) <= 120
+    assert table[-21].split() == [str(number) for number in range(20)]
+    assert table[-1].split()[:6] == ["19", "label", "of", "an", "emoji", "19"]
+
+
 def test_a_label_that_does_not_occur_counts_for_nothing() -> None:
     """Macro figures average over the labels of the data; mistakes still count."""
-    scores = score(["negative", "positive"], ["negative", "neutral"], LABELS)
+    scores = score(_each(["negative", "positive"]), _each(["negative", "neutral"]), LABELS)
     assert scores.recall == {"negative": 1.0, "positive": 0.0}
     assert scores.macro_recall == 0.5
     assert scores.macro_f1 == 0.5
@@ -43,10 +79,15 @@ def test_the_table_shows_figures_and_matrix() -> None:
 
     The record for JSON leaves out what is not known.
     """
-    scores = score(["negative", "positive"], ["negative", "neutral"], LABELS)
+    scores = score(_each(["negative", "positive"]), _each(["negative", "neutral"]), LABELS)
     lines = scores.table().splitlines()
     assert lines[0] == "macro recall 0.5000  macro F1 0.5000  accuracy 0.5000  (2 texts)"
-    assert [line.split() for line in lines[3:]] == [
+    assert [line.split() for line in lines[2:]] == [
+        ["precision", "recall", "F1", "texts"],
+        ["negative", "1.0000", "1.0000", "1.0000", "1"],
+        ["positive", "0.0000", "0.0000", "0.0000", "1"],
+        ["macro", "0.5000", "0.5000", "0.5000"],
+        ["rows:", "gold,", "columns:", "predicted"],
         LABELS,
         ["negative", "1", "0", "0"],
         ["neutral", "0", "0", "0"],
@@ -64,81 +105,8 @@ def test_the_table_shows_figures_and_matrix() -> None:
 def test_the_table_says_how_certain_the_accuracy_is(right: int, texts: int, between: str) -> None:
     """Of one text, nearly nothing follows; of ten thousand, two digits."""
     predicted = [LABELS[0]] * right + [LABELS[1]] * (texts - right)
-    table = score([LABELS[0]] * texts, predicted, LABELS).table()
+    table = score(_each([LABELS[0]] * texts), _each(predicted), LABELS).table()
     assert f"accuracy on all texts like these, with 95 % confidence: {between}\n" in table
-
-
-def _write(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
-
-
-def test_rows_are_read_as_they_stand(tmp_path: Path) -> None:
-    """Quotes, spaces and other line separators belong to the text; blank rows do not count.
-
-    A byte order mark, with which Windows' editors begin files, is no part of the first group.
-    """
-    content = '\ufeffen\tpositive\t"quoted, as is" \r\n\nes\tneutral\tuno\u2028dos\x0btres\n'
-    assert read_examples(_write(tmp_path / "x.tsv", content), LABELS) == [
-        Example("en", "positive", '"quoted, as is" '),
-        Example("es", "neutral", "uno\u2028dos\x0btres"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("labels", "written", "meant"),
-    [
-        (LABELS, "POS", "positive"),
-        (LABELS, "Neutral", "neutral"),
-        (LABELS, "LABEL_0", "negative"),
-        (["POS", "NEG", "MIXED"], "positive", "POS"),
-        (["1 star", "2 stars"], "LABEL_1", "2 stars"),
-        (["Gut", "Schlecht"], "gut", "Gut"),
-        (["neg", "negative", "positive"], "neg", "neg"),
-        (["LABEL_1", "LABEL_0"], "LABEL_1", "LABEL_1"),
-        (["LABEL_1", "LABEL_0"], "label_1", None),
-        (["neg", "negative", "positive"], "NEG", None),
-    ],
-)
-def test_labels_may_be_spelled_as_in_the_checkpoint(
-    tmp_path: Path, labels: list[str], written: str, meant: str | None
-) -> None:
-    """In other letter cases, by position, or in another spelling, if only one can be meant."""
-    path = _write(tmp_path / "x.tsv", f"en\t{written}\tok\n")
-    if meant is None:
-        with pytest.raises(UserError, match=f"label '{written}' is not one of"):
-            read_examples(path, labels)
-    else:
-        assert [example.label for example in read_examples(path, labels)] == [meant]
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("en\tpositive\tok\nen\tpositive\n", ":2: expected .* found 2 columns"),
-        ("en\tpositive\tone\ttwo\n", ":1: expected .* found 4 columns"),
-        ("just a text\n", ":1: expected .* found 1 columns"),
-        ("en\tneutral\tok\n\nen\tgood\tok\n", ":3: label 'good' is not one of"),
-        ("en\tLABEL_3\tok\n", ":1: label 'LABEL_3' is not one of"),
-        ("en\tneutral\tok\nen\tneutral\t\n", ":2: the text is blank"),
-        ("en\tneutral\t \u200b\n", ":1: the text is blank"),
-        ("en\tneutral\ta\0b\n", ":1: the text .* holds a NUL character"),
-        ("en\t2\tok\n", ":1: label '2' is not one of the model's: negative, neutral, positive"),
-        ("", "holds no labelled texts"),
-        ("\n \n", "holds no labelled texts"),
-        (b"en\tpositive\t\xff\n", "cannot read .* as UTF-8"),
-        (None, "cannot read .*: No such file"),
-    ],
-)
-def test_a_malformed_row_is_named(tmp_path: Path, content: str | bytes | None, says: str) -> None:
-    """File and row, in one line; or that the file is not there."""
-    path = tmp_path / "labelled.tsv"
-    if content is not None:
-        _write(path, content)
-    with pytest.raises(UserError, match=says) as caught:
-        read_examples(path, LABELS)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -151,24 +119,40 @@ def test_every_text_is_classified_in_its_place(tiny: Model) -> None:
     """Texts are batched by length, and each prediction still meets its own label."""
     kinds = [("love", "positive"), ("worst", "negative"), ("on monday", "neutral")]
     examples = [
-        Example("en", label, " ".join([word] * (1 + index * 7 % 11)))
+        Example("en", (label,), " ".join([word] * (1 + index * 7 % 11)))
         for index in range(TEXTS_PER_BATCH + 5)
         for word, label in [kinds[index % 3]]
     ]
-    scores = evaluate(tiny, examples)
+    scores, predicted = evaluate(tiny, examples)
+    assert predicted == [example.labels for example in examples]
     assert scores.samples == len(examples)
     assert scores.accuracy == scores.macro_recall == scores.macro_f1 == 1.0
-    wrong = [Example("en", "positive", "worst worst"), *examples[1:]]
-    assert evaluate(tiny, wrong).confusion == [[7, 0, 0], [0, 7, 0], [1, 0, 6]]
+    wrong = [Example("en", ("positive",), "worst worst"), *examples[1:]]
+    assert evaluate(tiny, wrong)[0].confusion == [[7, 0, 0], [0, 7, 0], [1, 0, 6]]
 
 
 def test_scores_are_judged_as_they_are_served(tmp_path: Path) -> None:
     """The log loss is that of the calibrated scores."""
     model = load(calibrate(make_bundle(tmp_path / "tiny"), temperature=2.0))
     scores = model.scores(np.array([-1, 0, 4], np.float32))  # of "love"
-    found = evaluate(model, [Example("en", "positive", "love")])
+    found, _ = evaluate(model, [Example("en", ("positive",), "love")])
     assert found.log_loss == pytest.approx(-np.log(scores[2]), rel=1e-5)
     assert found.ece == pytest.approx(1 - scores[2], rel=1e-5)
+
+
+def test_a_multi_label_model_gives_every_label_from_its_threshold_on(tmp_path: Path) -> None:
+    """Each label is a decision of its own, and so are the log loss and the ECE."""
+    model = load(make_bundle(tmp_path / "tiny", problem_type="multi_label_classification"))
+    examples = [Example("", ("positive",), "love"), Example("", ("negative",), "worst love")]
+    scores, predicted = evaluate(model, examples)
+    # The logits are (-1, 0, 4) and (3, 0, 3). A score of 0.5 is enough.
+    assert predicted == [("neutral", "positive"), ("negative", "neutral", "positive")]
+    chances = 1 / (1 + np.exp(-np.array([[-1, 0, 4], [3, 0, 3]])))
+    right = np.array(
+        [[1 - chances[0, 0], 0.5, chances[0, 2]], [chances[1, 0], 0.5, 1 - chances[1, 2]]]
+    )
+    assert scores.log_loss == pytest.approx(-np.log(right).mean(), rel=1e-5)
+    assert scores.groups == {}
 
 
 @pytest.mark.parametrize(
@@ -176,6 +160,6 @@ def test_scores_are_judged_as_they_are_served(tmp_path: Path) -> None:
 )
 def test_a_text_that_cannot_be_classified_is_named(tiny: Model, text: str, says: str) -> None:
     """By its place among the labelled texts."""
-    examples = [Example("en", "positive", "love love"), Example("en", "neutral", text)]
+    examples = [Example("en", ("positive",), "love love"), Example("en", ("neutral",), text)]
     with pytest.raises(UserError, match=f"labelled {says}"):
         evaluate(tiny, examples)

@@ -40,7 +40,7 @@ def _examples(count: int, offset: int) -> list[Example]:
         number = index + offset
         fillers = [FILLERS[number % 10], FILLERS[number // 10 % 10], FILLERS[number // 7 % 10]]
         word = WORDS[label][number // 3 % 3]
-        examples.append(Example("en", label, " ".join([*fillers, word, str(number)])))
+        examples.append(Example("en", (label,), " ".join([*fillers, word, str(number)])))
     return examples
 
 
@@ -125,7 +125,9 @@ def test_a_bertweet_learns_texts_as_bertweet_reads_them(recipe: Recipe, tmp_path
     checkpoint = load_checkpoint(tmp_path / "out")
     assert checkpoint.preprocessing == "bertweet"
     tokenizer = AutoTokenizer.from_pretrained(base)
-    examples = [Example("en", "neutral", f"@anna it isn't {sign} http://x.org") for sign in "☺✓ж"]
+    examples = [
+        Example("en", ("neutral",), f"@anna it isn't {sign} http://x.org") for sign in "☺✓ж"
+    ]
     preprocessing = training_preprocessing({}, tokenizer)
     learnt = tokenise(examples, ["neutral"], tokenizer, preprocessing, 64)
     served = [preprocess(example.text, checkpoint.preprocessing) for example in examples]
@@ -331,7 +333,7 @@ def test_nothing_is_overwritten(copied: Recipe, tmp_path: Path, what: str) -> No
 def test_texts_that_are_cut_are_counted(recipe: Recipe, tmp_path: Path) -> None:
     """The output says how many training texts reach the limit; here the base has 64 positions."""
     examples = _examples(57, 0)
-    examples += [Example("en", "neutral", f"{text} " + "bus " * 200) for text in ("a", "b", "c")]
+    examples += [Example("en", ("neutral",), f"{text} " + "bus " * 200) for text in ("a", "b", "c")]
     train = _write(tmp_path / "train.tsv", examples)
     said: list[str] = []
     longer = dataclasses.replace(recipe, train=(train,), epochs=1)
@@ -361,8 +363,8 @@ TRAIN_TEXT = "@anna It\u2019s GREAT &amp; new: look http://t.co/1"
 def test_a_validation_text_in_other_spelling_is_a_leak(text: str, leak: bool) -> None:
     """Case, punctuation, entities, escapes, user names and links do not make it new; other words
     or, in a text without letters, other emoji do."""
-    train = [Example("en", "positive", seen) for seen in (TRAIN_TEXT, "😀", "@anna")]
-    example = Example("en", "positive", text)
+    train = [Example("en", ("positive",), seen) for seen in (TRAIN_TEXT, "😀", "@anna")]
+    example = Example("en", ("positive",), text)
     assert without_leaks([example], train) == ([] if leak else [example])
 
 

@@ -1,0 +1,205 @@
+"""What Python programs use in the place of a service: a model in their own process."""
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast, overload
+
+from app.cli.exported_models import with_bundles
+from app.cli.sources import load_settings
+from app.engine import predictions
+from app.engine.predictions import Outcome
+from app.engine.text.encoding import Overflow, TextOptions
+from app.engine.text.pairs import Input
+from app.errors import EmptyText, InvalidRequest, ServiceError
+from app.files.run.local import LocalClassifier
+from app.files.run.report import progress_bar
+from app.files.tables.outputs import result_columns, result_values
+from app.files.tables.table import split_into_chunks
+from app.validation import PAIR, text_or_pair
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# A text, or {"text": ..., "text_pair": ...} for a model that takes pairs of texts.
+Text = str | Mapping[str, str]
+
+# What stands in a table for a value that is missing, as ``str`` gives it: None, NaN of any type,
+# and pandas' NA and NaT. Comparing them differs from type to type.
+MISSING = ("None", "nan", "NaN", "<NA>", "NaT")
+BAR_AFTER_S = 2.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The result of one text, as in an answer of the service.
+
+    ``tokens`` is the number of tokens before truncation, ``windows`` the number of parts that were
+    classified, with the overflow "window".
+    """
+
+    label: str
+    score: float
+    scores: dict[str, float]
+    logits: dict[str, float]
+    tokens: int
+    truncated: bool
+    windows: int | None = None
+
+
+@dataclass(frozen=True)
+class ItemError:
+    """Why a text of several has no prediction. ``code`` is stable, ``message`` is for people."""
+
+    code: str
+    message: str
+
+
+class Results(list[Prediction | ItemError]):
+    """The result of each text, in order: a prediction, or the error in its place."""
+
+    def __init__(self, outcomes: Iterable[Outcome], labels: list[str], index: Any) -> None:
+        super().__init__(map(_result, outcomes))
+        self._labels = labels
+        self._index = index
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row for each text, with the columns that ``sentiment classify`` adds to a file.
+
+        If the texts were a column of pandas, the rows have its index, so that they can be joined.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        import pandas as pd
+
+        items = (vars(one) if isinstance(one, Prediction) else {"error": vars(one)} for one in self)
+        rows = [result_values(item, self._labels) for item in items]
+        return pd.DataFrame(rows, self._index, result_columns((), self._labels))
+
+
+class Classifier:
+    """A model in this process, with the engine, the results and the errors of the service.
+
+    Threads can share it. Close it or use it in a ``with`` to free the model at once; nothing is
+    left behind otherwise.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        device: str | None = None,
+        precision: Literal["auto", "fp32", "fp16", "int8"] | None = None,
+        runners: int | None = None,
+        threads: int | None = None,
+        max_text_chars: int | None = None,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        """Load a bundle, a checkpoint directory or a hub id; by default the embedded model.
+
+        The options are the settings of these names; those that are not given come from the
+        environment, as for ``sentiment classify``. A hub id or a checkpoint is exported the first
+        time, which needs the extra ``export``. The best plan for this machine is measured the first
+        time, for about 2 s.
+
+        Raises:
+            ValueError: an option is not valid.
+            UserError: the model or the device cannot be used.
+        """
+        options = {
+            "model": None if model is None else [str(model)],
+            "device": device,
+            "precision": precision,
+            "runners": runners,
+            "threads": threads,
+            "max_text_chars": max_text_chars,
+            "cache_dir": cache_dir,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        settings = with_bundles(load_settings(given), partial(print, file=sys.stderr))
+        self._model: LocalClassifier | None = LocalClassifier(settings, measure=True)
+        self._process = os.getpid()
+        self.labels = self._model.labels
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Classifier cannot be pickled or copied; make one in each process")
+
+    def close(self) -> None:
+        """Free the model, as soon as no other thread classifies with it."""
+        self._model = None
+
+    @overload
+    def classify(self, texts: Text, *, overflow: Overflow = "truncate") -> Prediction: ...
+    @overload
+    def classify(self, texts: Iterable[Any], *, overflow: Overflow = "truncate") -> Results: ...
+    def classify(
+        self, texts: Text | Iterable[Any], *, overflow: Overflow = "truncate"
+    ) -> Prediction | Results:
+        """Classify one text or pair of texts, or several: a list, a column or another sequence.
+
+        Among several, None, NaN and what else has no result have an error in their place. A long
+        run shows a progress bar on a terminal and in a notebook, where tqdm is installed.
+
+        Raises:
+            ServiceError: the single text cannot be classified; its ``code`` says why.
+            UserError: the model fails on every text.
+            RuntimeError: the classifier is closed, or belongs to another process.
+        """
+        options = TextOptions(overflow=overflow)
+        if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
+            (outcome,) = self._outcomes([texts], options)
+            if isinstance(outcome, ServiceError):
+                raise outcome
+            return _prediction(outcome)
+        if hasattr(texts, "columns"):
+            raise TypeError("this is a table; give one column of it, such as table['text']")
+        index = getattr(texts, "index", None)
+        outcomes = self._outcomes(list(texts), options)
+        return Results(outcomes, self.labels, None if callable(index) else index)
+
+    def _outcomes(self, texts: list[Any], options: TextOptions) -> list[Outcome]:
+        if self._model is None:
+            raise RuntimeError("the Classifier is closed")
+        if self._process != os.getpid():
+            raise RuntimeError("a Classifier is of one process; make another one after a fork")
+        inputs = map(_input, texts)
+        rows = ((None, text, 0 if isinstance(text, ServiceError) else len(text)) for text in inputs)
+        shown = sys.stderr.isatty() or "ipykernel" in sys.modules
+        with progress_bar(shown=shown, total=len(texts), after_s=BAR_AFTER_S) as advance:
+            chunks = split_into_chunks(rows, lambda _: None)
+            results = self._model.outcomes(chunks, advance=advance, options=options)
+            with closing(results):
+                return [outcome for _, outcomes in results for outcome in outcomes]
+
+
+def _input(value: Any) -> Input | ServiceError:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping) and {*value} <= {"text", "text_pair"}:
+        text = text_or_pair(value.get("text"), value.get("text_pair"))
+        if text is not None:
+            return text
+    if str(value) in MISSING:
+        return EmptyText("there is no text")
+    return InvalidRequest(f"a text must be a string or {PAIR}")
+
+
+def _result(outcome: Outcome) -> Prediction | ItemError:
+    if isinstance(outcome, ServiceError):
+        return ItemError(outcome.code, outcome.detail)
+    return _prediction(outcome)
+
+
+def _prediction(outcome: predictions.Prediction) -> Prediction:
+    return Prediction(**cast(dict[str, Any], outcome))  # it has no sentences: texts are not split

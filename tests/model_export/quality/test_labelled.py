@@ -1,0 +1,211 @@
+"""Labelled texts: which files are read, what a label may be called, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from app.errors import UserError
+from model_export.quality.labelled import Columns, Example, read_examples
+from tests.support.tiny_bundle import LABELS
+
+EMOTIONS = ["anger", "joy", "love, deep"]
+
+
+def _write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_rows_are_read_as_they_stand(tmp_path: Path) -> None:
+    """Quotes, spaces and other line separators belong to the text; blank rows do not count.
+
+    A byte order mark, with which Windows' editors begin files, is no part of the first group.
+    """
+    content = '\ufeffen\tpositive\t"quoted, as is" \r\n\nes\tneutral\tuno\u2028dos\x0btres\n'
+    assert read_examples(_write(tmp_path / "x.tsv", content), LABELS) == [
+        Example("en", ("positive",), '"quoted, as is" '),
+        Example("es", ("neutral",), "uno\u2028dos\x0btres"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("labels", "written", "meant"),
+    [
+        (LABELS, "POS", "positive"),
+        (LABELS, "Neutral", "neutral"),
+        (LABELS, "LABEL_0", "negative"),
+        (["POS", "NEG", "MIXED"], "positive", "POS"),
+        (["1 star", "2 stars"], "LABEL_1", "2 stars"),
+        (["Gut", "Schlecht"], "gut", "Gut"),
+        (["neg", "negative", "positive"], "neg", "neg"),
+        (["LABEL_1", "LABEL_0"], "LABEL_1", "LABEL_1"),
+        (["LABEL_1", "LABEL_0"], "label_1", None),
+        (["neg", "negative", "positive"], "NEG", None),
+    ],
+)
+def test_labels_may_be_spelled_as_in_the_checkpoint(
+    tmp_path: Path, labels: list[str], written: str, meant: str | None
+) -> None:
+    """In other letter cases, by position, or in another spelling, if only one can be meant."""
+    path = _write(tmp_path / "x.tsv", f"en\t{written}\tok\n")
+    if meant is None:
+        with pytest.raises(UserError, match=f"label '{written}' is not one of"):
+            read_examples(path, labels)
+    else:
+        assert [example.label for example in read_examples(path, labels)] == [meant]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("en\tpositive\tok\nen\tpositive\n", ":2: expected .* found 2 columns"),
+        ("en\tpositive\tone\ttwo\n", ":1: expected .* found 4 columns"),
+        ("just a text\n", ":1: expected .* found 1 columns"),
+        ("en\tneutral\tok\n\nen\tgood\tok\n", ":3: label 'good' is not one of"),
+        ("en\tLABEL_3\tok\n", ":1: label 'LABEL_3' is not one of"),
+        ("en\tneutral\tok\nen\tneutral\t\n", ":2: the text is blank"),
+        ("en\tneutral\t \u200b\n", ":1: the text is blank"),
+        ("en\tneutral\ta\0b\n", ":1: the text .* holds a NUL character"),
+        ("en\t2\tok\n", ":1: label '2' is not one of the model's: negative, neutral, positive"),
+        ("", "holds no labelled texts"),
+        ("\n \n", "holds no labelled texts"),
+        (b"en\tpositive\t\xff\n", "cannot read .* as UTF-8"),
+        (None, "cannot read .*: No such file"),
+    ],
+)
+def test_a_malformed_row_is_named(tmp_path: Path, content: str | bytes | None, says: str) -> None:
+    """File and row, in one line; or that the file is not there."""
+    path = tmp_path / "labelled.tsv"
+    if content is not None:
+        _write(path, content)
+    with pytest.raises(UserError, match=says) as caught:
+        read_examples(path, LABELS)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+CSV = """id,tweet,sentiment,language
+1,"good, so good",POS,en
+2,"bad
+day",label_0,es
+"""
+
+
+def _table(path: Path, rows: list[dict[str, object]]) -> Path:
+    """The rows as the kind of file that the name says."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        return path
+    return _write(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_tables_are_read_by_the_names_of_their_columns(tmp_path: Path, kind: str) -> None:
+    """Their order and other columns do not matter; a group is read on request."""
+    path = _write(tmp_path / "x.csv", CSV)
+    if kind != "csv":
+        names, *rows = (["tweet", "sentiment", "language"], ["good, so good", "POS", "en"])
+        values = [*rows, ["bad\nday", "label_0", "es"]]
+        path = _table(
+            tmp_path / f"x.{kind}", [dict(zip(names, row, strict=True)) for row in values]
+        )
+    columns = Columns("tweet", "sentiment", "language")
+    assert read_examples(path, LABELS, columns) == [
+        Example("en", ("positive",), "good, so good"),
+        Example("es", ("negative",), "bad\nday"),
+    ]
+    ungrouped = read_examples(path, LABELS, Columns("tweet", "sentiment"))
+    assert [example.group for example in ungrouped] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("joy", ("joy",)),
+        ("joy, ANGER", ("anger", "joy")),
+        ("LABEL_1,joy", ("joy",)),
+        ("love, deep", ("love, deep",)),
+        ("", ()),
+    ],
+)
+def test_several_labels_are_separated_by_commas(
+    tmp_path: Path, written: str, meant: tuple[str, ...]
+) -> None:
+    """In any order, and none at all is an answer, too; a label may itself have a comma."""
+    path = _write(tmp_path / "x.tsv", f"en\t{written}\tok\n")
+    (example,) = read_examples(path, EMOTIONS, multi_label=True)
+    assert example.labels == meant
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_several_labels_may_be_a_list(tmp_path: Path, kind: str) -> None:
+    """In JSONL and Parquet, so that no label needs a separator."""
+    rows: list[dict[str, object]] = [
+        {"text": "a", "label": ["love, deep", "anger"]},
+        {"text": "b", "label": []},
+    ]
+    examples = read_examples(_table(tmp_path / f"x.{kind}", rows), EMOTIONS, multi_label=True)
+    assert [example.labels for example in examples] == [("anger", "love, deep"), ()]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"text": "a", "label": None}, "x.jsonl, row 2: the row has no label"),
+        ({"text": "a"}, "x.jsonl, row 2: the row has no label"),
+        ({"text": "a", "label": float("nan")}, "row 2: the row has no label"),
+        ({"text": "a", "label": " "}, "row 2: the row has no label"),
+        ({"text": None, "label": "neutral"}, "row 2: line 2 has no 'text'"),
+        ({"text": 3, "label": "neutral"}, "row 2: line 2: 'text' is not text"),
+        ({"text": " ", "label": "neutral"}, "row 2: the text is blank"),
+        ({"text": "a", "label": ["neutral", "positive"]}, "one label, but the row has 2"),
+        ({"text": "a", "label": "postive"}, r"'postive' is not .* \(the nearest is positive\)"),
+        ({"text": "a", "label": 2}, "'2' is not .* position is written LABEL_0"),
+        ({"text": "a", "label": "secret " * 9}, "label of 62 characters is not one of"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named(
+    tmp_path: Path, row: dict[str, object], says: str
+) -> None:
+    """By its number, and without repeating a text that stands where a label should."""
+    rows: list[dict[str, object]] = [{"text": "a", "label": "neutral"}, row]
+    with pytest.raises(UserError, match=says) as caught:
+        read_examples(_table(tmp_path / "x.jsonl", rows), LABELS)
+    assert "secret" not in str(caught.value)
+
+
+def test_the_first_of_many_bad_rows_is_named(tmp_path: Path) -> None:
+    """With the number of the others, so that nobody corrects a thousand rows one by one."""
+    path = _write(tmp_path / "x.csv", "text,label\na,good\nb,positive\nc,\nd,bad\n")
+    with pytest.raises(UserError, match=r"row 1: label 'good' .*; 2 more rows cannot be used"):
+        read_examples(path, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "says"),
+    [
+        ("x.csv", None, "no column 'text'; --column accepts one of: 'id', 'tweet', 'sentiment'"),
+        ("x.csv", Columns("tweet"), "no column 'label'; --label-column accepts one of: 'id'"),
+        ("x.csv", Columns("tweet", "sentiment", "x"), "no column 'x'; --group-column accepts"),
+        ("x.tsv", Columns("tweet"), "TSV without a header, so it has no named columns; only .csv"),
+        ("none.csv", None, "there is no file .*none.csv"),
+    ],
+)
+def test_a_wrong_column_is_named_with_its_flag(
+    tmp_path: Path, name: str, columns: Columns | None, says: str
+) -> None:
+    """And with the columns that there are."""
+    for kind in ("csv", "tsv"):
+        _write(tmp_path / f"x.{kind}", CSV)
+    with pytest.raises(UserError, match=says):
+        read_examples(tmp_path / name, LABELS, columns)
+
+
+@pytest.mark.parametrize(("name", "content"), [("x.jsonl", ""), ("x.csv", "text,label\n")])
+def test_a_table_without_rows_is_refused(tmp_path: Path, name: str, content: str) -> None:
+    """There is nothing to score."""
+    with pytest.raises(UserError, match="holds no labelled texts"):
+        read_examples(_write(tmp_path / name, content), LABELS)

@@ -1,0 +1,266 @@
+"""`Classifier`: the service's model in a Python program."""
+
+import asyncio
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from app.engine import predictions
+from app.engine.model.model import Model
+from app.errors import EmptyText, InvalidRequest, TextTooLong
+from sentiment_service import Classifier, ItemError, Prediction, UserError
+from tests.support.serving import Gate, environment, run_program
+from tests.support.tiny_bundle import LABELS
+
+WAYS: dict[str, Any] = {"runners": 2, "threads": 1}
+# A program that classifies far more than it has time for; each batch takes 5 ms at least.
+SLOW = """
+import os, sys, time
+from app.engine.model.model import Model
+from sentiment_service import Classifier
+infer = Model.infer
+Model.infer = lambda self, encodings: (time.sleep(0.005), infer(self, encodings))[1]
+classifier = Classifier(sys.argv[1], runners=2, threads=1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SENTIMENT_MAX_BATCH_TOKENS", "512")
+
+
+@pytest.fixture
+def classifier(bundle: Path) -> Iterator[Classifier]:
+    with Classifier(bundle, runners=2, threads=1) as classifier:
+        yield classifier
+
+
+def test_it_gives_what_the_service_gives(url: str, classifier: Classifier) -> None:
+    """Label, scores, logits and errors of each text are those of POST /classify, to the bit."""
+    texts = ["love", "it is the worst", "", "love " * 400, "\0", None, "a" * 50_001]
+    for overflow in ("truncate", "window", "error"):
+        body = {"inputs": texts, "overflow": overflow}
+        answer = httpx2.post(f"{url}/classify", json=body).json()
+        results = classifier.classify(texts, overflow=overflow)
+        for ours, theirs in zip(results, answer["results"], strict=True):
+            if isinstance(ours, ItemError):
+                assert ours.code == theirs["error"]["code"]
+            else:
+                assert {k: v for k, v in asdict(ours).items() if v is not None} == theirs
+    assert classifier.labels == answer["labels"]
+
+
+def test_a_prediction_has_every_field_of_an_answer() -> None:
+    """What is added to the results of HTTP must be added here; only sentences are not offered."""
+    theirs = set(predictions.Prediction.__annotations__) - {"sentences"}
+    assert {field.name for field in fields(Prediction)} == theirs
+
+
+def test_a_single_bad_text_raises(classifier: Classifier) -> None:
+    """The error says why, with the code that the service gives it."""
+    with pytest.raises(EmptyText, match="blank"):
+        classifier.classify("")
+    for missing in (None, float("nan")):
+        with pytest.raises(EmptyText, match="no text"):
+            classifier.classify(missing)  # type: ignore[call-overload]
+    for strange in (3, b"love"):
+        with pytest.raises(InvalidRequest, match="string"):
+            classifier.classify(strange)  # type: ignore[arg-type]
+    with pytest.raises(TextTooLong):
+        classifier.classify("love " * 400, overflow="error")
+    with pytest.raises(InvalidRequest, match="takes single texts"):
+        classifier.classify({"text": "love", "text_pair": "it"})
+
+
+def test_any_sequence(classifier: Classifier) -> None:
+    """Lists, tuples and iterators of any length; other values are errors in their place."""
+    assert classifier.classify([]) == []
+    many = classifier.classify("love" if n % 2 else "worst" for n in range(5_001))
+    assert [one.label for one in many if isinstance(one, Prediction)][:2] == [
+        "negative",
+        "positive",
+    ]
+    assert len(many) == 5_001
+    mixed = classifier.classify(("love", {"text": "love"}, 3, b"love", ["love"], {"a": "love"}))
+    assert mixed[0] == mixed[1]
+    assert [getattr(one, "code", "") for one in mixed[2:]] == ["invalid_request"] * 4
+
+
+def test_a_column_of_pandas(classifier: Classifier) -> None:
+    """None, NaN and NA are errors in their place; the frame has the column's index."""
+    pd = pytest.importorskip("pandas")
+    texts = ["love", None, float("nan"), "", pd.NA, "worst"]
+    frame = pd.DataFrame({"text": texts}, index=list("uvwxyz"))
+    results = classifier.classify(frame["text"])
+    codes = [getattr(one, "code", None) for one in results]
+    assert codes == [None, *["empty_text"] * 4, None]
+    made = results.to_frame()
+    scores = [f"score_{label}" for label in LABELS]
+    assert [*made.columns] == ["label", "score", *scores, "error"]
+    assert [*frame.join(made)["label"].dropna().items()] == [("u", "positive"), ("z", "negative")]
+    assert made["score"]["u"] == results[0].score
+    assert made["error"]["x"].startswith("empty_text: ")
+    assert [*classifier.classify([]).to_frame().columns] == [*made.columns]
+    with pytest.raises(TypeError, match="one column"):
+        classifier.classify(frame)
+
+
+def test_threads_share_a_model(
+    bundle: Path, classifier: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight threads get what one gets, and together compute two batches at a time at most."""
+    texts = ["love it", "worst", "it is"] * 200
+    alone = classifier.classify(texts)
+    lock, busy, most = threading.Lock(), 0, 0
+    compute = Model.compute
+
+    def counted(self: Model, encodings: Any) -> Any:
+        nonlocal busy, most
+        with lock:
+            busy += 1
+            most = max(most, busy)
+        try:
+            return compute(self, encodings)
+        finally:
+            with lock:
+                busy -= 1
+
+    monkeypatch.setattr(Model, "compute", counted)
+    with ThreadPoolExecutor(8) as threads:
+        together = threads.map(lambda _: classifier.classify(texts), range(8))
+        assert all(results == alone for results in together)
+    assert most == 2
+
+
+def test_a_running_event_loop(classifier: Classifier) -> None:
+    """A notebook's cells run inside of an event loop; that makes no difference."""
+
+    async def cell() -> str:
+        return classifier.classify("love").label
+
+    assert asyncio.run(cell()) == "positive"
+
+
+def test_two_models_at_once(bundle: Path, classifier: Classifier) -> None:
+    """Each has its own model and options; closing one leaves the other."""
+    with Classifier(bundle, max_text_chars=3, **WAYS) as other:
+        assert [one.code for one in other.classify(["love"])] == ["text_too_long"]  # type: ignore[union-attr]
+        assert classifier.classify("love").label == "positive"
+    assert classifier.classify("love").label == "positive"
+
+
+def test_a_closed_one_says_so(bundle: Path) -> None:
+    """After close, which may be called again, there is no model to classify with."""
+    with Classifier(bundle, **WAYS) as closed:
+        pass
+    closed.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        closed.classify("love")
+
+
+def test_closing_does_not_disturb_another_thread(classifier: Classifier, gate: Gate) -> None:
+    """What is being classified is finished."""
+    gate.close()
+    with ThreadPoolExecutor(1) as thread:
+        results = thread.submit(classifier.classify, ["love"] * 100)
+        assert gate.reached.wait(30)
+        classifier.close()
+        gate.open.set()
+        assert len(results.result()) == 100
+
+
+def test_it_is_freed_without_close(bundle: Path) -> None:
+    """Nothing keeps a classifier that is no longer used, and it leaves no thread."""
+    before = threading.active_count()
+    forgotten = Classifier(bundle, **WAYS)
+    forgotten.classify(["love"] * 100)
+    model = weakref.ref(forgotten._model)
+    del forgotten
+    assert model() is None
+    for thread in threading.enumerate()[before:]:
+        thread.join(30)
+    assert threading.active_count() <= before
+
+
+def test_wrong_options_and_models(bundle: Path, tmp_path: Path) -> None:
+    """The same messages as from the command."""
+    with pytest.raises(ValueError, match="precision: must be 'auto'"):
+        Classifier(bundle, precision="int4")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="there is no directory"):
+        Classifier(tmp_path / "nothing")
+    with pytest.raises(UserError, match="no fp16"):
+        Classifier(bundle, precision="fp16")
+
+
+def test_it_cannot_be_sent_to_another_process(classifier: Classifier) -> None:
+    """Pickling it, as multiprocessing does, says what to do instead."""
+    with pytest.raises(TypeError, match="one in each process"):
+        pickle.dumps(classifier)
+
+
+def test_after_a_fork(bundle: Path) -> None:
+    """The child, which has none of the threads, gets an error and does not hang."""
+    code = """
+import multiprocessing
+print(classifier.classify("love").label, flush=True)
+child = multiprocessing.get_context("fork").Process(target=classifier.classify, args=["love"])
+child.start()
+child.join()
+print(child.exitcode)
+"""
+    done = run_program(sys.executable, "-c", f"{SLOW}\n{code}", str(bundle))
+    assert (done.returncode, done.stdout) == (0, "positive\n1\n")
+    assert "RuntimeError: a Classifier is of one process" in done.stderr
+
+
+def test_the_end_of_a_program_without_close(bundle: Path) -> None:
+    """It ends as usual, also while another thread is in the middle of a long list."""
+    code = """
+import threading
+threading.Thread(target=classifier.classify, args=(["love"] * 10**6,), daemon=True).start()
+print(classifier.classify("love").label)
+"""
+    done = run_program(sys.executable, "-c", f"{SLOW}\n{code}", str(bundle))
+    assert (done.returncode, done.stdout) == (0, "positive\n"), done.stderr
+
+
+def test_ctrl_c(bundle: Path) -> None:
+    """A long list ends at once with KeyboardInterrupt, and the classifier can still be used."""
+    code = """
+def computing(self, encodings):
+    print("computing", flush=True)
+    Model.infer = slow
+    return slow(self, encodings)
+slow, Model.infer = Model.infer, computing
+try:
+    classifier.classify(["love"] * 10**6)
+except KeyboardInterrupt:
+    print(classifier.classify("love").label)
+    raise
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{SLOW}\n{code}", str(bundle)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    ) as program:
+        assert program.stdout
+        assert program.stdout.readline() == "computing\n"
+        program.send_signal(signal.SIGINT)
+        said, traceback = program.communicate(timeout=30)
+    assert said == "positive\n"
+    assert traceback.splitlines()[-1] == "KeyboardInterrupt"
+    assert "Exception ignored" not in traceback
+    assert program.returncode == -signal.SIGINT
