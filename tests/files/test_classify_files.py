@@ -290,10 +290,7 @@ def test_a_text_that_is_not_utf8(
         (["text", "--input", "in.csv"], "not both"),
         (["--input", ""], "must end in one of"),
         (["--input", "in.xlsx"], ".txt .csv .tsv .jsonl .ndjson .json .parquet"),
-        (
-            ["--input", "in.csv", "--output", "out.tsv"],
-            ".txt .csv .tsv .jsonl .ndjson .json .parquet",
-        ),
+        (["--input", "in.csv", "--output", "out.json"], ".txt .csv .tsv .jsonl .ndjson .parquet"),
         (["--input", "in.txt", "--column", "tweet"], "--column"),
         (["love", "--column", "tweet"], "--column"),
         (["--input", "in.csv", "--resume"], "--resume"),
@@ -358,11 +355,12 @@ def test_an_input_that_cannot_be_read(
 
 @pytest.mark.parametrize(
     ("package", "arguments", "extra"),
-    [("pyarrow", ["--input", "in.parquet"], "files"), ("ray", ON_RAY, "ray")],
+    [("pyarrow", ["--input", "a.parquet"], "files"), ("ray", ON_RAY, "ray")],
 )
 def test_without_a_package(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
     package: str,
     arguments: list[str],
     extra: str,
@@ -371,6 +369,8 @@ def test_without_a_package(
     monkeypatch.delitem(sys.modules, "app.files.tables.parquet", raising=False)
     monkeypatch.delattr(app.files.tables, "parquet", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.chdir(tmp_path)
+    Path("a.parquet").touch()
     assert main(["classify", *arguments]) == 1
     printed = capsys.readouterr().err
     assert f"which the extra '{extra}' installs" in printed

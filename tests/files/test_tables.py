@@ -30,7 +30,7 @@ def _open(path: Path, column: str = "text") -> Table:
     return open_table(path, column)
 
 
-def _texts(table: Table) -> list[Any]:
+def _texts(table: Table) -> list[str]:
     """Each row's text, or the code and message of its error."""
     texts = [text for chunk in table.chunks() for text in chunk.texts]
     return [f"{t.code}: {t.detail}" if isinstance(t, ServiceError) else t for t in texts]
