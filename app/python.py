@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -173,7 +173,7 @@ class Classifier:
             raise RuntimeError("the Classifier is closed")
         if self._process != os.getpid():
             raise RuntimeError("a Classifier is of one process; make another one after a fork")
-        inputs = map(_input, texts)
+        inputs: Iterator[Any] = map(_input, texts)  # also pairs, which files do not have
         rows = ((None, text, 0 if isinstance(text, ServiceError) else len(text)) for text in inputs)
         shown = sys.stderr.isatty() or "ipykernel" in sys.modules
         with progress_bar(shown=shown, total=len(texts), after_s=BAR_AFTER_S) as advance:

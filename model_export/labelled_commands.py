@@ -12,11 +12,12 @@ from app.cli.sources import load_settings
 from app.config.settings import Settings
 from app.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, Precision
 from app.errors import UserError
+from app.files.run.arguments import LOCAL
 from model_export.export_command import SOURCE, source
 from model_export.quality.labelled import LABELLED, Columns, read_examples
 
 # The settings of `evaluate`, and what differs in their use.
-SETTINGS = ("device", "precision", "cache_dir")
+SETTINGS = [name for name in dict.fromkeys((*LOCAL, "cache_dir")) if name != "model"]
 PRECISION = (
     "variant to score; auto means: all of the bundle, or with --against the one that is served"
 )
@@ -37,6 +38,7 @@ def evaluate_command(words: list[str]) -> None:
         settings = load_settings(flags)
     except ValueError as error:
         parser.error(str(error))
+    options.file.stat()  # an export takes minutes, so a wrong name is found before
     names = [options.bundle, options.against] if options.against else [options.bundle]
     bundles = [_bundle(name, settings) for name in names]
     _check_labels(bundles[0], bundles[-1])

@@ -9,7 +9,7 @@ from typing import Any, Self
 from app.cli.sources import nearest
 from app.engine.text.input_tokenizer import VISIBLE
 from app.errors import ServiceError, UserError
-from app.files.tables.formats import table_opener
+from app.files.tables.formats import open_table
 from app.files.tables.table import Text, check_is_file, column_index
 from model_export.checkpoint.labels import known_spellings
 
@@ -116,7 +116,7 @@ def _rows(path: Path, columns: Columns | None) -> Iterator[Row]:
 
 def _rows_of_table(path: Path, columns: Columns) -> Iterator[Row]:
     check_is_file(path)
-    table = table_opener(path.suffix)(path, columns.text)
+    table = open_table(path, columns.text)
     if not table.columns:  # of JSONL without a line
         return
     column_index(columns.label, table.columns, path, "--label-column")
@@ -155,8 +155,6 @@ def _rows_of_tsv(path: Path) -> Iterator[Row]:
 def _checked(text: Text) -> str:
     if isinstance(text, ServiceError):
         raise UserError(text.detail)
-    if not isinstance(text, str):
-        raise UserError("a pair of texts cannot be evaluated")
     if "\0" in text or not VISIBLE.search(text):  # the service refuses it
         raise UserError("the text is blank or holds a NUL character")
     return text

@@ -1,6 +1,7 @@
 """`sentiment classify` with files: what it writes, and that an interrupted run loses nothing."""
 
 import csv
+import gzip
 import json
 import logging
 import os
@@ -160,6 +161,18 @@ def test_a_csv_file_to_a_csv_file(bundle: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
 
+def test_a_compressed_file_to_tsv(bundle: Path, tmp_path: Path) -> None:
+    """`.gz` behind the ending of a text format is read; the output is not compressed."""
+    source, target = tmp_path / "in.csv.gz", tmp_path / "out.tsv"
+    source.write_bytes(gzip.compress(_csv(tmp_path / "in.csv", 3).read_bytes()))
+    assert _classify(*_files(source, target, bundle)).returncode == 0
+    header, first, *_ = target.read_text().splitlines()
+    assert header.split("\t")[:3] == ["id", "text", "label"]
+    assert first.split("\t")[:3] == ["0", "love", "positive"]
+    refused = _classify(*_files(source, tmp_path / "out.csv.gz", bundle))
+    assert (refused.returncode, "out.csv.gz must end in one of" in refused.stderr) == (2, True)
+
+
 def test_a_file_to_standard_output(bundle: Path, tmp_path: Path) -> None:
     """A file gives the same lines as texts given as arguments; --json prints the results."""
     (tmp_path / "in.jsonl").write_text('{"tweet": "love"}\nnothing\n')
@@ -276,8 +289,8 @@ def test_a_text_that_is_not_utf8(
     [
         (["text", "--input", "in.csv"], "not both"),
         (["--input", ""], "must end in one of"),
-        (["--input", "in.xlsx"], ".txt .csv .jsonl .ndjson .parquet"),
-        (["--input", "in.csv", "--output", "out.tsv"], ".txt .csv .jsonl .ndjson .parquet"),
+        (["--input", "in.xlsx"], ".txt .csv .tsv .jsonl .ndjson .json .parquet"),
+        (["--input", "in.csv", "--output", "out.json"], ".txt .csv .tsv .jsonl .ndjson .parquet"),
         (["--input", "in.txt", "--column", "tweet"], "--column"),
         (["love", "--column", "tweet"], "--column"),
         (["--input", "in.csv", "--resume"], "--resume"),
@@ -342,11 +355,12 @@ def test_an_input_that_cannot_be_read(
 
 @pytest.mark.parametrize(
     ("package", "arguments", "extra"),
-    [("pyarrow", ["--input", "in.parquet"], "files"), ("ray", ON_RAY, "ray")],
+    [("pyarrow", ["--input", "a.parquet"], "files"), ("ray", ON_RAY, "ray")],
 )
 def test_without_a_package(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
     package: str,
     arguments: list[str],
     extra: str,
@@ -355,6 +369,8 @@ def test_without_a_package(
     monkeypatch.delitem(sys.modules, "app.files.tables.parquet", raising=False)
     monkeypatch.delattr(app.files.tables, "parquet", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.chdir(tmp_path)
+    Path("a.parquet").touch()
     assert main(["classify", *arguments]) == 1
     printed = capsys.readouterr().err
     assert f"which the extra '{extra}' installs" in printed

@@ -1,5 +1,6 @@
 """What a run on a cluster needs and Ray does not: parts, plans, and files of object stores."""
 
+import gzip
 import json
 import os
 import pickle
@@ -31,7 +32,7 @@ from app.files.run.parts import InputFile, Part, divide, read_pieces
 from app.files.run.plan import PLAN, SUCCESS, RunPlan, check_output
 from app.files.run.report import Tally
 from app.files.run.resumable_run import ResumableRun
-from app.files.tables.formats import table_opener
+from app.files.tables.formats import open_table
 from app.files.tables.table import Table, TableSource
 
 TEXTS = ["love", "worst", "it", "", 'a "quoted"\nline', "naïve 日本 😀", "is"]
@@ -67,16 +68,28 @@ def _lines(path: Path, rows: int) -> Path:
     return path
 
 
+def _json(path: Path, rows: int) -> Path:
+    path.write_text(json.dumps([{"id": row, "text": TEXTS[row % 4]} for row in range(rows)]))
+    return path
+
+
+def _packed(path: Path, rows: int) -> Path:
+    path.write_bytes(gzip.compress(_csv(path.with_suffix(""), rows).read_bytes()))
+    return path
+
+
 WRITERS: dict[str, Callable[[Path, int], Path]] = {
     ".csv": _csv,
     ".jsonl": _jsonl,
     ".parquet": _parquet,
     ".txt": _lines,
+    ".json": _json,
+    ".csv.gz": _packed,
 }
 
 
 def _table(source: TableSource) -> Table:
-    return table_opener(source.suffix)(source, "text")
+    return open_table(source, "text")
 
 
 def _object(path: Path) -> ObjectFile:
@@ -105,8 +118,15 @@ def classifier(bundle: Path) -> LocalClassifier:
     return LocalClassifier(settings, measure=False)
 
 
-@pytest.mark.parametrize("suffix", WRITERS)
-@pytest.mark.parametrize("stored", [False, True], ids=["path", "object store"])
+@pytest.mark.parametrize(
+    ("suffix", "stored"),
+    [
+        (suffix, stored)
+        for suffix in WRITERS
+        for stored in (False, True)
+        if not (stored and suffix == ".csv.gz")
+    ],
+)
 def test_chunks_from_the_end_of_any_chunk(tmp_path: Path, suffix: str, stored: bool) -> None:
     """They are those of a reading from the start, with the same line numbers in errors.
 

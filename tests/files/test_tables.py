@@ -18,7 +18,7 @@ from app.errors import CannotContinue, ServiceError, UserError
 from app.files.run.parts import InputFile, read_pieces
 from app.files.tables import csv_table
 from app.files.tables import table as tables
-from app.files.tables.formats import output_format, table_opener
+from app.files.tables.formats import open_table, output_format
 from app.files.tables.table import ResultItem, Table
 
 LABELS = ["bad", "good"]
@@ -27,10 +27,10 @@ FAILED: ResultItem = {"error": {"code": "empty_text", "message": "no text"}}
 
 
 def _open(path: Path, column: str = "text") -> Table:
-    return table_opener(path.suffix)(path, column)
+    return open_table(path, column)
 
 
-def _texts(table: Table) -> list[Any]:
+def _texts(table: Table) -> list[str]:
     """Each row's text, or the code and message of its error."""
     texts = [text for chunk in table.chunks() for text in chunk.texts]
     return [f"{t.code}: {t.detail}" if isinstance(t, ServiceError) else t for t in texts]
@@ -106,8 +106,9 @@ def test_csv_rows_of_another_width(tmp_path: Path) -> None:
     ]
 
 
-SEPARATED = r"separates its columns with '(;|\\t|\|)', .* python3"
-NOT_LINES = r"is not JSON lines.* jq -c .* '/.*/a file.jsonl' > "
+SEPARATED = r"separates its columns with '(;|\|)', .* python3"
+NOT_LINES = r"is not JSON lines.* a JSON list must be in a file that ends in \.json"
+NOT_A_LIST = r"is not a JSON list of texts or objects \(.*\); .* must end in \.jsonl"
 
 
 def _parquet(columns: Sequence[pa.Array], names: Sequence[str]) -> bytes:
@@ -126,7 +127,10 @@ def _parquet(columns: Sequence[pa.Array], names: Sequence[str]) -> bytes:
         ("a.csv", b"\xef\xbb\xbf", "is empty"),
         ("a.csv", b"id;text\n", SEPARATED),
         ("a.csv", b'"id";"text"\n', SEPARATED),
-        ("a.csv", b"id\ttext\n", SEPARATED),
+        ("a.csv", b"id\ttext\n", r"with '\\t', not with ','; rename it so that it ends in \.tsv"),
+        ("a.tsv", b"id,text\n", r"with ',', not with '\\t'; rename it so that it ends in \.csv"),
+        ("a.tsv", b"id|x\n", SEPARATED),
+        ("a.tsv", b'id\ttext\n1\t"She" said\n', "line 2: the quote that opens here"),
         ("a.csv", b"id|x\n", SEPARATED),
         ("a.csv", b"id,text,id\n1,x,2\n", "several columns with the same name: 'id'; give each"),
         # Names that differ only in bytes that are not UTF-8.
@@ -137,6 +141,15 @@ def _parquet(columns: Sequence[pa.Array], names: Sequence[str]) -> bytes:
         ("a file.jsonl", b'[\n{"text": "love"},\n{"text": "it"}\n]\n', NOT_LINES),
         ("a file.jsonl", b'\n  [{"text": "love"},\n{"text": "it"}]\n', NOT_LINES),
         ("a file.jsonl", b'{\n  "text": "love"\n}\n', NOT_LINES),
+        ("a.json", b"", NOT_A_LIST),
+        ("a.json", b'{"text": "love"}', NOT_A_LIST),
+        ("a.json", b'{"text": "love"}\n{"text": "it"}', NOT_A_LIST),
+        ("a.json", b'["love", NaN]', NOT_A_LIST),
+        ("a.json", b'[{"tweet": "love"}]', "no column 'text'; --column accepts one of: 'tweet'"),
+        ("a.csv.gz", b"text\nlove\n", "cannot be unpacked: Not a gzipped file"),
+        ("a.csv.gz", gzip.compress(b"text\nlove\n")[:-9], "cannot be unpacked: .* ended before"),
+        ("a.csv.gz", gzip.compress(b"text\n")[:10] + b"xx", "cannot be unpacked"),
+        ("a.txt.gz", gzip.compress("café".encode("utf-16-le")), r"iconv .* <\(gunzip -c /"),
         ("a.parquet", b"", "cannot be read as Parquet"),
         ("a.parquet", b"PAR1 and nothing else", "cannot be read as Parquet"),
         ("a.parquet", b"PAR1" + bytes(8) + b"\x08\0\0\0PAR1", "cannot be read as Parquet"),
@@ -170,6 +183,38 @@ def test_a_file_that_is_not_refused(
 ) -> None:
     """What only looks like one of the faults above is read."""
     assert _texts(_open(_file(tmp_path, name, content), column)) == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "written"),
+    [
+        ("a.tsv", b'id\ttext\n1\t"a ""b"",\tc"\n', '{"id": "1", "text": "a \\"b\\",\\tc", '),
+        ("a.json", b'\xef\xbb\xbf[\n "love" , "it"]', '{"text": "love", '),
+        ("a.json", b'[{"id":\n 1.10,\r\n "text": "a\\nb"}]', '{"id":  1.10,   "text": "a\\nb", '),
+    ],
+)
+def test_tsv_and_json_lists(tmp_path: Path, name: str, content: bytes, written: str) -> None:
+    """Quotes of TSV are those of CSV. An item of a list is a text or an object, which is kept."""
+    table = _open(_file(tmp_path, name, content))
+    assert _written(table, ".jsonl", tmp_path).decode().startswith(written)
+    packed = _open(_file(tmp_path, f"{name}.gz", gzip.compress(content)))
+    assert _texts(packed) == _texts(table)
+    again = _file(tmp_path, "again.tsv", _written(table, ".tsv", tmp_path))
+    assert _texts(_open(again)) == _texts(table)
+
+
+def test_items_of_a_json_list_without_a_text(tmp_path: Path) -> None:
+    """Each has an error in its place, and the others do not."""
+    content = b'["\xc3\xa9 \xc3\xa9", null, 3, ["x"], {"id": 1}, {"text": ""}, "\xff"]'
+    assert _texts(_open(_file(tmp_path, "a.json", content))) == [
+        "é é",
+        "empty_text: item 2 has no 'text'",
+        "invalid_request: item 3: 'text' is not text",
+        "invalid_request: item 4: 'text' is not text",
+        "empty_text: item 5 has no 'text'",
+        "",
+        "\udcff",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +269,7 @@ def test_text_in_another_encoding(tmp_path: Path, suffix: str, encoding: str, na
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (gzip.compress(b"text\nlove\n"), r"compressed with gzip; .* gunzip -c '/.*/a file\.\w+' >"),
+        (gzip.compress(b"text\nlove\n"), r"compressed with gzip; rename it .* ends in \.\w+\.gz"),
         (bz2.compress(b"text\nlove\n"), r"bzip2; .* bunzip2 -c '/.*/a file\.\w+' > unpacked\."),
         (b"\x28\xb5\x2f\xfd\x04\0", r"compressed with zstd; .* zstd -dc '/.*/a file\.\w+' >"),
         (b"PK\x03\x04\x14\0\0\0\x08\0[Content_Types].xml", "Excel workbook; save it as CSV"),

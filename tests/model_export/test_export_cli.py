@@ -186,7 +186,7 @@ def test_finetune_trains_and_says_what_it_wrote(
             "calibrate {bundle} {tmp}/none",
             "none: No such file or directory; give a file of labelled texts",
         ),
-        ("evaluate {bundle} {tmp}/none", "cannot read"),
+        ("evaluate org/name {tmp}/none", "none: No such file or directory"),
         ("evaluate {bundle} {tmp}/malformed", "malformed:1"),
         (
             "finetune {tmp}/none --train {tmp}/t --validation {tmp}/v --output {tmp}/out",

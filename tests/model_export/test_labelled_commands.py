@@ -103,11 +103,12 @@ def test_a_multi_label_bundle_is_scored_label_by_label(
     same = make_bundle(tmp_path / "same", labels=LABELS[::-1], **MULTI_LABEL)
     file = tmp_path / "many.jsonl"
     rows = [{"text": "love", "label": ["positive", "neutral"]}, {"text": "worst", "label": []}]
+    rows.append({"text": "it", "label": "neutral"})
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     document = _json(["evaluate", str(path), str(file), "--against", str(same)], capsys)
-    # Given are neutral and positive for the first, negative and neutral for the second.
-    assert document["models"][0]["micro_f1"] == 2 * 2 / (2 + 4)
-    assert document["models"][0]["accuracy"] == 0.5
+    # The first gets neutral and positive, the second negative and neutral, the third all three.
+    assert document["models"][0]["micro_f1"] == 2 * 3 / (3 + 7)
+    assert document["models"][0]["accuracy"] == pytest.approx(1 / 3)
     assert [(change["from"], change["to"]) for change in document["changes"]] == [
         (["negative", "neutral"], ["neutral", "positive"]),
         (["neutral", "positive"], ["negative", "neutral"]),

@@ -12,8 +12,10 @@ from typing import Self
 
 from app.config.settings import Settings
 
-# The kinds of files that the command reads and writes.
-SUFFIXES = (".txt", ".csv", ".jsonl", ".ndjson", ".parquet")
+# The kinds of files that the command writes, and those that it reads.
+WRITTEN = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+TEXT = (*WRITTEN[:-1], ".json")
+READ = (*TEXT, ".parquet", *(f"{ending}.gz" for ending in TEXT))
 # Settings that apply only when the command loads a model itself, and what differs in their use.
 LOCAL = ("model", "device", "precision")
 DESCRIPTIONS = {
@@ -68,7 +70,7 @@ def add_arguments(classify: ArgumentParser) -> None:
         "columns of --input, then label, score, a score_<label> for each label (in JSONL, one "
         "object named scores), and error. If the input already has a column of the same name, the "
         "new column gets the prefix 'predicted_'. The ending of FILE decides its format: "
-        f"{' '.join(SUFFIXES)}."
+        f"{' '.join(WRITTEN)}."
     )
     classify.add_argument(
         "texts",
@@ -80,7 +82,8 @@ def add_arguments(classify: ArgumentParser) -> None:
         "--input",
         type=os.path.expanduser,
         metavar="FILE",
-        help="read the texts from a file: text in UTF-8, CSV with commas, JSONL or Parquet",
+        help="read the texts from a file: text in UTF-8, CSV, TSV, JSONL, a JSON list (all of "
+        "these may be compressed: .gz) or Parquet",
     )
     classify.add_argument(
         "--output",
@@ -177,11 +180,11 @@ def _usage_fault(options: Namespace) -> str | None:
         return "give either texts or --input, not both"
     if not given and not options.texts and (sys.stdin is None or sys.stdin.isatty()):
         return "give texts as arguments, on standard input or with --input"
-    for path in filter(None, (given, made)):
-        if path.suffix.lower() not in SUFFIXES:
-            return f"{path} must end in one of: {' '.join(SUFFIXES)}"
-    if options.column and not (given and given.suffix.lower() != ".txt"):
-        return "--column needs an --input with columns: CSV, JSONL or Parquet"
+    for path, endings in ((given, READ), (made, WRITTEN)):
+        if path and not path.name.lower().endswith(endings):
+            return f"{path} must end in one of: {' '.join(endings)}"
+    if options.column and (not given or given.name.lower().endswith((".txt", ".txt.gz"))):
+        return "--column needs an --input with columns: CSV, TSV, JSON, JSONL or Parquet"
     if options.resume and not (given and made):
         return "--resume needs the same --input and --output as the interrupted run"
     if options.overwrite and (options.resume or not made):

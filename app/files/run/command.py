@@ -17,7 +17,7 @@ from app.files.run.parts import InputFile, divide, pieces_of
 from app.files.run.plan import COMPLETE, RunPlan
 from app.files.run.report import Tally, Warnings, counted, progress_bar, summary
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
-from app.files.tables.formats import output_format, table_opener
+from app.files.tables.formats import open_table, output_format
 from app.files.tables.outputs import LinesOutput, ResultsOutput
 from app.files.tables.table import ClassifiedChunk, Table, check_is_file
 from app.files.tables.text_files import read_lines
@@ -54,7 +54,7 @@ def classify(options: ClassifyOptions, settings: Settings) -> None:
 def _file_to_file(source: Path, target: Path, options: ClassifyOptions, settings: Settings) -> None:
     check_is_file(source)
     file = InputFile.of(source.resolve())  # before it is read: a change from now on is seen
-    table = table_opener(source.suffix)(source, options.column)
+    table = open_table(source, options.column)
     with PartialDirectory(target) as directory:
         if target.exists() and not (directory.is_unfinished() or options.overwrite):
             if not options.resume:
@@ -89,7 +89,6 @@ def _table(options: ClassifyOptions, settings: Settings) -> Table:
         texts = options.texts or _standard_input(settings.max_text_chars)
         return TextStream(texts, STREAM_CHUNK_ROWS)
     path = Path(options.input)
-    open_table = table_opener(path.suffix)
     check_is_file(path)
     return open_table(path, options.column)
 

@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Self
 
 from app.errors import CannotContinue, UserError
-from app.files.tables.formats import table_opener
+from app.files.tables.formats import open_table
 from app.files.tables.table import START, Chunk, Place, Table, TableSource
 from app.files.tables.text_tables import JsonlTable, common_type
 
@@ -106,8 +106,7 @@ def read_pieces(file: InputFile, column: str, rows: int) -> list[Piece]:
         UserError: the file cannot be used.
         OSError: it cannot be read.
     """
-    table = table_opener(file.source.suffix)(file.source, column)
-    return pieces_of(file, table, rows)
+    return pieces_of(file, open_table(file.source, column), rows)
 
 
 def pieces_of(file: InputFile, table: Table, rows: int) -> list[Piece]:

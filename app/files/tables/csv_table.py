@@ -1,4 +1,4 @@
-"""CSV files."""
+"""CSV and TSV files."""
 
 import csv
 import re
@@ -11,15 +11,18 @@ from app.errors import CannotContinue, InvalidRequest, UserError
 from app.files.tables.table import TableSource, Text, check_names, column_index
 from app.files.tables.text_files import MAX_FIELD_CHARS, TextFile, TextTable, check_is_utf8
 
-OTHER_DELIMITERS = (";", "\t", "|")
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+OTHER_SEPARATORS = (";", "|")
 # The cells at the beginning of a row that are as they must be, each with the comma behind it.
-SOUND_CELLS = re.compile(r'(?:(?:"[^"]*+(?:""[^"]*+)*+"|[^",\r\n][^,\r\n]*+|),)*+')
+SOUND_CELLS = r'(?:(?:"[^"]*+(?:""[^"]*+)*+"|[^",\r\n][^,\r\n]*+|),)*+'
 LINE_END = re.compile(r"\r\n|\r|\n")
 csv.field_size_limit(MAX_FIELD_CHARS)
 
 
 class CsvTable(TextTable):
-    """A file of comma-separated values in UTF-8 with a header. Blank lines are skipped.
+    """A file of values in UTF-8 with a header. Its ending says what separates them.
+
+    Quotes mean the same in both kinds. Blank lines are skipped.
 
     The whole file is read once before its first chunk: a quote that is not closed must be found
     before hours of work, and not after them.
@@ -30,8 +33,9 @@ class CsvTable(TextTable):
     def __init__(self, path: TableSource, column: str) -> None:
         check_is_utf8(path)
         self.path = path
+        self._separator = SEPARATORS[path.suffix.lower()]
         with TextFile(path, "") as file:
-            _check_delimiter(path, file.readline(MAX_FIELD_CHARS), column)
+            self._check_separator(file.readline(MAX_FIELD_CHARS), column)
         with TextFile(path, "") as file:
             _, header = next(self._lines(file), (0, []))
         if not header:
@@ -64,7 +68,7 @@ class CsvTable(TextTable):
         """
         # Strict, because otherwise a quote that is never closed takes all that follows into its
         # cell, up to the next quote or the end of the file, without an error.
-        reader = csv.reader(file, strict=True)
+        reader = csv.reader(file, strict=True, delimiter=self._separator)
         last_line = lines
         try:
             for row in reader:
@@ -78,7 +82,8 @@ class CsvTable(TextTable):
         """What is wrong with the row in the lines from ``first`` to ``last``."""
         with TextFile(self.path, "") as file:
             row = "".join(islice(file, first - 1, last))
-        begin = SOUND_CELLS.match(row).end()  # type: ignore[union-attr]  # it matches any text
+        sound = re.match(SOUND_CELLS.replace(",", self._separator), row)
+        begin = sound.end() if sound else 0
         line = first + len(LINE_END.findall(row[:begin]))
         if not row.startswith('"', begin):
             return CannotContinue(f"{self.path}, line {line}: {error}")
@@ -97,23 +102,31 @@ class CsvTable(TextTable):
         )
         return [*row, *[""] * width][:width], error
 
+    def _check_separator(self, header: str, column: str) -> None:
+        """Refuse a header that is a single column here, but several with another separator.
 
-def _check_delimiter(path: TableSource, header: str, column: str) -> None:
-    """Refuse a header that is a single column with commas, but several with another delimiter.
+        Raises:
+            UserError: it is; the message says what to do.
+        """
+        names = next(csv.reader([header], delimiter=self._separator), [])
+        if len(names) != 1 or column in names:
+            return
+        for other in (*SEPARATORS.values(), *OTHER_SEPARATORS):
+            if len(next(csv.reader([header], delimiter=other))) > 1:
+                raise UserError(
+                    f"{self.path} separates its columns with {other!r}, not with "
+                    f"{self._separator!r}; {_how_to_read(self.path, other)}"
+                )
 
-    Raises:
-        UserError: it is; the message says how to convert the file.
-    """
-    names = next(csv.reader([header]), [])
-    if len(names) != 1 or column in names:
-        return
-    for delimiter in OTHER_DELIMITERS:
-        if len(next(csv.reader([header], delimiter=delimiter))) > 1:
-            code = (
-                "import csv, sys; csv.writer(sys.stdout).writerows("
-                f"csv.reader(sys.stdin, delimiter={delimiter!r}))"
-            )
-            raise UserError(
-                f"{path} separates its columns with {delimiter!r}, not with commas; convert it, "
-                f'for example with: python3 -c "{code}" < {shlex.quote(str(path))} > commas.csv'
-            )
+
+def _how_to_read(path: TableSource, separator: str) -> str:
+    for ending, known in SEPARATORS.items():
+        if known == separator:
+            return f"rename it so that it ends in {ending}"
+    code = (
+        "import csv, sys; csv.writer(sys.stdout).writerows("
+        f"csv.reader(sys.stdin, delimiter={separator!r}))"
+    )
+    return (
+        f'convert it, for example with: python3 -c "{code}" < {shlex.quote(str(path))} > commas.csv'
+    )

@@ -1,26 +1,43 @@
 """How to read and to write a file, by the ending of its name."""
 
-from collections.abc import Callable, Sequence
+import gzip
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
 
-from app.files.tables.csv_table import CsvTable
+from app.errors import UserError, first_line
+from app.files.tables.csv_table import SEPARATORS, CsvTable
 from app.files.tables.outputs import CsvOutput, JsonlOutput, LinesOutput, OutputFormat
 from app.files.tables.table import Table, TableSource
-from app.files.tables.text_tables import JsonlTable, LinesTable
+from app.files.tables.text_files import Unpacked
+from app.files.tables.text_tables import JsonlTable, JsonTable, LinesTable
 
 
-def table_opener(suffix: str) -> Callable[[TableSource, str], Table]:
-    """A function that opens a file with this ending; it gets the file and its column of texts."""
-    match suffix.lower():
+def open_table(source: TableSource, column: str) -> Table:
+    """Read and check a file, by the ending of its name. ``column`` is that of the texts.
+
+    Raises:
+        UserError: the file cannot be used.
+        OSError: it cannot be read.
+    """
+    match source.suffix.lower():
+        case ".gz" if isinstance(source, Path):
+            try:
+                return open_table(Unpacked(source), column)
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise UserError(f"{source} cannot be unpacked: {first_line(error)}") from None
         case ".txt":
-            return lambda source, _: LinesTable(source)
-        case ".csv":
-            return CsvTable
+            return LinesTable(source)
+        case ".csv" | ".tsv":
+            return CsvTable(source, column)
+        case ".json":
+            return JsonTable(source, column)
         case ".parquet":
             from app.files.tables.parquet import ParquetTable
 
-            return ParquetTable
+            return ParquetTable(source, column)
         case _:
-            return JsonlTable
+            return JsonlTable(source, column)
 
 
 def output_format(suffix: str, table: Table, labels: Sequence[str]) -> OutputFormat:
@@ -28,8 +45,8 @@ def output_format(suffix: str, table: Table, labels: Sequence[str]) -> OutputFor
     match suffix.lower():
         case ".txt":
             return LinesOutput()
-        case ".csv":
-            return CsvOutput(table, labels)
+        case ".csv" | ".tsv" as ending:
+            return CsvOutput(table, labels, SEPARATORS[ending])
         case ".parquet":
             from app.files.tables.parquet import ParquetOutput
 

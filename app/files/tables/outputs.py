@@ -71,16 +71,22 @@ class ResultsOutput(TextOutput):
 
 
 class CsvOutput(TextOutput):
-    """Comma-separated values. Lines end with LF."""
+    """Values with a separator, such as a comma. Lines end with LF."""
 
-    def __init__(self, table: Table, labels: Sequence[str]) -> None:
+    def __init__(self, table: Table, labels: Sequence[str], separator: str) -> None:
         self._table = table
         self._labels = labels
-        self.header = _csv_line([*table.columns, *result_columns(table.columns, labels)])
+        self._separator = separator
+        self.header = self._line([*table.columns, *result_columns(table.columns, labels)])
 
     def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
         for cells, result in zip(self._table.cells(chunk.rows), results, strict=True):
-            yield _csv_line([*map(_csv_cell, cells), *result_values(result, self._labels)])
+            yield self._line([*map(_csv_cell, cells), *result_values(result, self._labels)])
+
+    def _line(self, cells: Sequence[Any]) -> str:
+        buffer = _LineBuffer()
+        csv.writer(buffer, delimiter=self._separator).writerow(cells)
+        return buffer.line
 
 
 class JsonlOutput(TextOutput):
@@ -137,12 +143,6 @@ class _LineBuffer:
 
     def write(self, line: str) -> None:
         self.line = line.removesuffix("\r\n") + "\n"
-
-
-def _csv_line(cells: Sequence[Any]) -> str:
-    buffer = _LineBuffer()
-    csv.writer(buffer).writerow(cells)
-    return buffer.line
 
 
 def _csv_cell(value: Any) -> Any:

@@ -9,20 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol
 
 from app.errors import ServiceError, UserError
 from app.files.tables.unicode import well_formed
-
-if TYPE_CHECKING:  # it loads the tokenizer, which --url does not need
-    from app.engine.text.pairs import Input
 
 # A chunk ends after so many rows: enough, sorted by length, for batches with little padding.
 CHUNK_ROWS = 2_000
 # Or after so many characters, which bounds the memory: a few chunks are in memory at a time.
 CHUNK_CHARS = 2_000_000
-# A row's text, of which only Python has pairs; or the error that says why there is none.
-Text: TypeAlias = "Input | ServiceError"
+Text = str | ServiceError  # the error says why the row has no text
 # The result of one text, as in the HTTP answer's ``results``: a prediction with ``label``,
 # ``score``, ``scores`` and more, or only ``error`` with ``code`` and ``message``.
 ResultItem = Mapping[str, Any]

@@ -1,12 +1,15 @@
 """Open and read files of UTF-8 text, and refuse what is not one."""
 
 import codecs
+import gzip
 import io
 import re
 import shlex
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, Self, TextIO
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, TextIO
 
 from app.errors import UserError
 from app.files.tables.table import START, Chunk, Place, Table, TableSource, Text, split_into_chunks
@@ -22,11 +25,12 @@ BYTE_ORDER_MARKS = {
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 UNPACK = "unpack it, for example with:"
-# How files of other kinds begin, and what to do with them; {} is the quoted path.
+# How files of other kinds begin, and what to do with them; {0} is the quoted path, {1} its
+# ending.
 OTHER_KINDS = {
-    b"\x1f\x8b": f"is compressed with gzip; {UNPACK} gunzip -c {{}} > unpacked{{}}",
-    b"BZh91AY&SY": f"is compressed with bzip2; {UNPACK} bunzip2 -c {{}} > unpacked{{}}",
-    b"\x28\xb5\x2f\xfd": f"is compressed with zstd; {UNPACK} zstd -dc {{}} > unpacked{{}}",
+    b"\x1f\x8b": "is compressed with gzip; rename it so that it ends in {1}.gz",
+    b"BZh91AY&SY": f"is compressed with bzip2; {UNPACK} bunzip2 -c {{0}} > unpacked{{1}}",
+    b"\x28\xb5\x2f\xfd": f"is compressed with zstd; {UNPACK} zstd -dc {{0}} > unpacked{{1}}",
     b"PAR1": "is a Parquet file; rename it so that it ends in .parquet",
     b"PK\x03\x04": "is a ZIP archive; unpack it, and name a file that was in it",
 }
@@ -36,6 +40,27 @@ BLOCK_BYTES = 1 << 20
 # After so many bytes and characters outside of ASCII, the encoding is known.
 ENOUGH = 1_000
 NOT_ASCII = re.compile("[^\0-\x7f]")
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """What a file holds that is compressed with gzip. See ``StoredFile``."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def suffix(self) -> str:
+        return self.path.with_suffix("").suffix
+
+    def open(self, mode: Literal["rb"]) -> gzip.GzipFile:
+        return gzip.open(self.path, mode)
+
+    def status(self) -> tuple[int, int]:
+        status = self.path.stat()
+        return status.st_size, status.st_mtime_ns
 
 
 def check_is_utf8(path: TableSource) -> None:
@@ -75,6 +100,8 @@ def _check_share(path: TableSource, bad: int, special: int) -> None:
 
 def _how_to_convert(path: TableSource, encoding: str) -> str:
     source = shlex.quote(str(path))
+    if isinstance(path, Unpacked):
+        source = f"<(gunzip -c {source})"
     return (
         f"convert it, for example with: iconv -f {encoding} -t UTF-8 {source} > utf8{path.suffix}"
     )
@@ -149,8 +176,12 @@ class TextTable(Table):
     def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[Any, Text, int]]:
         """Each row, its text and its number of characters; ``lines`` lines are before them."""
 
+    def open(self, start: Place = START) -> TextFile:
+        """The file from ``start`` on."""
+        return TextFile(self.path, self.newline, start)
+
     def chunks(self, start: Place = START) -> Iterator[Chunk]:
-        with TextFile(self.path, self.newline, start) as file:
+        with self.open(start) as file:
             rows = self.read_rows(file, start.lines)
             yield from split_into_chunks(rows, lambda done: file.place(start.rows + done))
 

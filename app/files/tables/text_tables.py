@@ -1,12 +1,13 @@
-"""Tables from lines of text: plain lines, JSONL and streams."""
+"""Tables from lines of text: plain lines, JSONL, JSON and streams."""
 
 import json
-import shlex
 from collections.abc import Callable, Iterable, Iterator
 from types import NoneType
 from typing import Any
 
-from app.errors import EmptyText, InvalidRequest, UserError
+import msgspec
+
+from app.errors import CannotContinue, EmptyText, InvalidRequest, UserError
 from app.files.tables.table import (
     START,
     Chunk,
@@ -72,6 +73,8 @@ class JsonlTable(TextTable):
     The file is read twice: all columns must be known before the first row is written.
     """
 
+    row = "line"  # what errors call a row
+
     def __init__(self, path: TableSource, column: str) -> None:
         check_is_utf8(path)
         self.path = path
@@ -89,7 +92,7 @@ class JsonlTable(TextTable):
                     types[name] = common_type(types.get(name, NoneType), _type_of(value))
                 yield None, "", len(line)
 
-        with TextFile(path, "\n") as file:
+        with self.open() as file:
             ends = [chunk.end for chunk in split_into_chunks(rows(), file.place) if chunk.end]
         _check_is_json_lines(path, first, objects)
         super().__init__(list(types), types, ends)
@@ -121,13 +124,57 @@ class JsonlTable(TextTable):
     def _text(self, number: int, line: str) -> Text:
         record = _json_object(line)
         if record is None:
-            return InvalidRequest(f"line {number} is not a JSON object")
+            return InvalidRequest(f"{self.row} {number} is not a JSON object")
         text = record.get(self._column)
         if isinstance(text, str):
             return text
         if text is None:
-            return EmptyText(f"line {number} has no {self._column!r}")
-        return InvalidRequest(f"line {number}: {self._column!r} is not text")
+            return EmptyText(f"{self.row} {number} has no {self._column!r}")
+        return InvalidRequest(f"{self.row} {number}: {self._column!r} is not text")
+
+
+class JsonTable(JsonlTable):
+    """A file with a JSON list of texts or objects, which is read as a whole."""
+
+    row = "item"
+
+    def open(self, start: Place = START) -> TextFile:
+        return _JsonItems(self.path, start)
+
+
+class _JsonItems(TextFile):
+    """The items of a JSON list, each as a line of JSONL: a text becomes ``{"text": …}``."""
+
+    def __init__(self, source: TableSource, start: Place) -> None:
+        """Read the file.
+
+        Raises:
+            OSError: it cannot be read.
+            CannotContinue: it is not a JSON list.
+        """
+        super().__init__(source, "\n")
+        with self._text:
+            content = self._text.buffer.read()
+        try:
+            items = msgspec.json.decode(content, type=list[msgspec.Raw])
+        except msgspec.DecodeError as error:
+            raise CannotContinue(
+                f"{source} is not a JSON list of texts or objects ({error}); a file with an object "
+                "in each line must end in .jsonl"
+            ) from None
+        self._items = iter(items[start.rows :])
+
+    def readline(self, limit: int = -1) -> str:
+        """The next item, whole whatever the limit."""
+        if (item := next(self._items, None)) is None:
+            return ""
+        # A line break can only be between the parts of an item.
+        line = bytes(item).decode("utf-8", "surrogateescape").replace("\n", " ").replace("\r", " ")
+        return f"{line}\n" if line.startswith("{") else f'{{"text": {line}}}\n'
+
+    def place(self, rows: int) -> Place:
+        """Where the next item is, after ``rows`` rows."""
+        return Place(rows, 0, rows)
 
 
 def _check_is_json_lines(path: TableSource, first: str, objects: int) -> None:
@@ -141,8 +188,8 @@ def _check_is_json_lines(path: TableSource, first: str, objects: int) -> None:
     """
     if first and (not objects or (first.lstrip().startswith("[") and not _is_json(first))):
         raise UserError(
-            f"{path} is not JSON lines, which have an object in each line; JSON with an array can "
-            f"be converted, for example with: jq -c '.[]' {shlex.quote(str(path))} > lines.jsonl"
+            f"{path} is not JSON lines, which have an object in each line; a JSON list must be in "
+            "a file that ends in .json"
         )
 
 
