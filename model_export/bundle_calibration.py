@@ -11,7 +11,7 @@ from app.engine.model.load import load_model
 from app.errors import UserError
 from model_export.model_card import calibration_section, model_card
 from model_export.quality.calibration import calibrate
-from model_export.quality.evaluation import decided, logits_of_examples
+from model_export.quality.evaluation import as_decisions, logits_of_examples
 from model_export.quality.labelled import Columns, Example, read_examples
 
 # With fewer texts, the temperature would depend more on the choice of the texts than on the model.
@@ -65,7 +65,7 @@ def calibrated(
     for precision, variant in bundle.manifest.variants.items():
         model = load_model(bundle, device="cpu", precision=precision, threads=0)
         computed = logits_of_examples(model, texts.examples)
-        logits, gold = decided(model, computed, texts.examples)
+        logits, gold = as_decisions(model, computed, texts.examples)
         each = len(gold) // len(texts.examples)
         calibration = calibrate(logits, gold, loss, texts.sha256, each)
         say(f"{precision}: {calibration.line()}")

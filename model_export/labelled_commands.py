@@ -41,16 +41,17 @@ def evaluate_command(words: list[str]) -> None:
     options.file.stat()  # an export takes minutes, so a wrong name is found before
     names = [options.bundle, options.against] if options.against else [options.bundle]
     bundles = [_bundle(name, settings) for name in names]
-    _check_labels(bundles[0], bundles[-1])
+    first, last = bundles[0], bundles[-1]
+    _check_labels(first, last)
     examples = read_examples(
         options.file,
-        bundles[0].manifest.labels,
+        first.manifest.labels,
         Columns.of(options),
-        multi_label=bundles[0].multi_label,
+        multi_label=first.multi_label,
     )
     precisions: list[Precision | Literal["auto"]] = [settings.precision]
     if settings.precision == "auto" and not options.against:
-        precisions = [*bundles[0].manifest.variants]
+        precisions = [*first.manifest.variants]
 
     # Imported here because they load ONNX Runtime, which --help does not need.
     from app.engine.model.load import load_model
@@ -66,7 +67,9 @@ def evaluate_command(words: list[str]) -> None:
         scored.append((title, scores))
         labels.append(predicted)
         models.append({"bundle": name, "variant": model.precision, **scores.as_dict()})
-    found = changes(examples, before=labels[-1], after=labels[0]) if options.against else None
+    found = None
+    if options.against:
+        found = changes(examples, labels[-1], labels[0], multi_label=first.multi_label)
     if options.picture:
         write_text_atomically(options.picture, svg(scored))
     if options.json:

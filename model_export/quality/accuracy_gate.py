@@ -8,7 +8,7 @@ from app.engine.model.bundle import Precision
 from app.engine.model.model import Model
 from model_export.quality.evaluation import compare, predicted_labels
 from model_export.quality.labelled import Example, Labels
-from model_export.quality.scores import Scores
+from model_export.quality.scores import Scores, marks
 
 LEAST_AGREEMENT = 0.98
 ROUNDING = 1e-9  # a loss of 0.55 - 0.54 is 0.01, but not for floating-point numbers
@@ -17,8 +17,9 @@ ROUNDING = 1e-9  # a loss of 0.55 - 0.54 is 0.01, but not for floating-point num
 class AccuracyGate:
     """Scores variants on labelled ``examples`` and refuses those that score too low.
 
-    Score fp32 first. A variant's accuracy and macro recall may be lower than those of fp32 by
-    ``max_loss``, and at least 98 % of its labels must be those of fp32.
+    Score fp32 first. A variant's accuracy (of a multi-label model, its micro F1) and macro recall
+    may be lower than those of fp32 by ``max_loss``, and at least 98 % of its labels must be those
+    of fp32.
     """
 
     def __init__(self, examples: Sequence[Example], max_loss: float) -> None:
@@ -40,8 +41,9 @@ class AccuracyGate:
         scores = compare(self._examples, labels, model)
         if self._fp32 is None:
             self._fp32, self._fp32_labels = scores, labels
-        agreeing = sum(a == b for a, b in zip(labels, self._fp32_labels, strict=True))
-        scores = replace(scores, agreement_with_fp32=agreeing / len(labels))
+        same = marks(labels, model.labels) == marks(self._fp32_labels, model.labels)
+        agreeing = same if model.multi_label else same.all(axis=1)
+        scores = replace(scores, agreement_with_fp32=float(agreeing.mean()))
         say(f"{model.precision}: {scores.table()}")
         self._judge(model.precision, self._fp32, scores)
         return scores.as_dict()
@@ -57,7 +59,7 @@ class AccuracyGate:
                 f"it agrees with fp32 on {agreement:.2%} of the labels (at least "
                 f"{LEAST_AGREEMENT:.0%} is required)"
             )
-        for name in ("accuracy", "macro_recall"):
+        for name in ("accuracy" if scores.micro_f1 is None else "micro_f1", "macro_recall"):
             loss = getattr(fp32, name) - getattr(scores, name)
             if not loss <= self._max_loss + ROUNDING:
                 self.refused[precision] = (

@@ -3,7 +3,7 @@
 Guo et al. 2017, "On Calibration of Modern Neural Networks" (arXiv:1706.04599). All logits of a text
 are divided by the same number, so its label stays the same. ``logits`` have the shape [texts,
 labels] in all functions, and ``gold`` has the index of each text's label. For a multi-label model,
-each label of a text is a decision with two logits: see ``evaluation.decided``.
+each label of a text is a decision with two logits: see ``evaluation.as_decisions``.
 """
 
 from collections.abc import Callable

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 from model_export.quality.labelled import Example, Labels
@@ -10,17 +9,19 @@ from model_export.quality.scores import Scores
 
 TEXTS_SHOWN = 20
 ROWS_SHOWN = 10  # of each kind of change
+Pair = tuple[str | None, str | None]  # what a label was, and what it is
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The texts whose labels changed in one way; ``rows`` counts the labelled texts from 1.
+    """The texts whose label changed in one way; ``rows`` counts the labelled texts from 1.
 
-    Of these, ``better`` have the right labels now, and ``worse`` had them before.
+    A text of a multi-label model gets a label (``before`` is None) or loses it (``after`` is None).
+    ``better`` of the texts are now right about it, and ``worse`` were right before.
     """
 
-    before: Labels
-    after: Labels
+    before: str | None
+    after: str | None
     rows: list[int]
     better: int
     worse: int
@@ -30,7 +31,7 @@ class Change:
         rows = ", ".join(map(str, self.rows[:ROWS_SHOWN]))
         more = " …" if len(self.rows) > ROWS_SHOWN else ""
         return (
-            f"{_shown(self.before)} → {_shown(self.after)}: {len(self.rows)} "
+            f"{_shown((self.before, self.after))}: {len(self.rows)} "
             f"({self.better} now right, {self.worse} now wrong); rows {rows}{more}"
         )
 
@@ -41,21 +42,29 @@ class Change:
 
 
 def changes(
-    examples: Sequence[Example], before: Sequence[Labels], after: Sequence[Labels]
+    examples: Sequence[Example],
+    before: Sequence[Labels],
+    after: Sequence[Labels],
+    *,
+    multi_label: bool,
 ) -> list[Change]:
-    """The changes from ``before`` to ``after``, the most frequent first.
-
-    The labels of a text may be in any order: each model has its own.
-    """
-    rows: dict[tuple[Labels, Labels], list[int]] = {}
+    """The changes from ``before`` to ``after``, the most frequent first."""
+    rows: dict[Pair, list[int]] = {}
     for row, (old, new) in enumerate(zip(before, after, strict=True)):
-        if {*old} != {*new}:
-            rows.setdefault((tuple(sorted(old)), tuple(sorted(new))), []).append(row)
+        lost = [label for label in old if label not in new]
+        gained = [label for label in new if label not in old]
+        pairs: list[Pair] = [(label, None) for label in lost] + [(None, label) for label in gained]
+        if not multi_label:
+            pairs = [*zip(lost, gained, strict=True)]
+        for pair in pairs:
+            rows.setdefault(pair, []).append(row)
     found = []
-    for (old, new), there in rows.items():
-        gold = [{*examples[row].labels} for row in there]
-        better, worse = gold.count({*new}), gold.count({*old})
-        found.append(Change(old, new, [row + 1 for row in there], better, worse))
+    for (old_label, new_label), there in rows.items():
+        gold = [examples[row].labels for row in there]
+        are, were = (sum(one in labels for labels in gold) for one in (new_label, old_label))
+        better = are if new_label is not None else len(gold) - were
+        worse = were if old_label is not None else len(gold) - are
+        found.append(Change(old_label, new_label, [row + 1 for row in there], better, worse))
     return sorted(found, key=lambda change: -len(change.rows))
 
 
@@ -68,15 +77,15 @@ def comparison(old: Scores, new: Scores, found: Sequence[Change], texts: Sequenc
         f"{title:<{width}}  {before[title]:7.4f}  {after:7.4f}  {after - before[title]:+.4f}"
         for title, after in _figures(new).items()
     ]
-    changed = sum(len(change.rows) for change in found)
-    lines += [f"labels that changed: {changed} of {len(texts)}", *(one.line() for one in found)]
-    shown = sorted(((row, change) for change in found for row in change.rows), key=itemgetter(0))
-    for row, change in shown[:TEXTS_SHOWN]:
-        text = texts[row - 1]
-        lines.append(
-            f"row {row}, {_shown(text.labels)}: {_shown(change.before)} → {_shown(change.after)}: "
-            f"{' '.join(text.text.split())}"
-        )
+    by_row: dict[int, list[str]] = {}
+    for change in found:
+        for row in change.rows:
+            by_row.setdefault(row, []).append(_shown((change.before, change.after)))
+    lines.append(f"texts whose labels changed: {len(by_row)} of {len(texts)}")
+    lines += [change.line() for change in found]
+    for row in sorted(by_row)[:TEXTS_SHOWN]:
+        gold, text = ", ".join(texts[row - 1].labels), " ".join(texts[row - 1].text.split())
+        lines.append(f"row {row}, {', '.join(by_row[row])} (right: {gold or 'none'}): {text}")
     return "\n".join(lines)
 
 
@@ -84,5 +93,8 @@ def _figures(scores: Scores) -> dict[str, float]:
     return {**scores.named(), **{f"F1 {label}": figure for label, figure in scores.f1.items()}}
 
 
-def _shown(labels: Labels) -> str:
-    return ", ".join(labels) or "(none)"
+def _shown(pair: Pair) -> str:
+    old, new = pair
+    if old is None:
+        return f"+{new}"
+    return f"-{old}" if new is None else f"{old} → {new}"

@@ -27,7 +27,7 @@ def evaluate(model: Model, examples: Sequence[Example]) -> tuple[Scores, list[La
     """
     logits = logits_of_examples(model, examples)
     predicted = _predicted(model, logits)
-    decisions, gold = decided(model, logits, examples)
+    decisions, gold = as_decisions(model, logits, examples)
     scores = replace(
         compare(examples, predicted, model),
         ece=expected_calibration_error(decisions / model.temperature, gold),
@@ -52,7 +52,7 @@ def predicted_labels(model: Model, examples: Sequence[Example]) -> list[Labels]:
     return _predicted(model, logits_of_examples(model, examples))
 
 
-def decided(
+def as_decisions(
     model: Model, logits: NDArray[np.float32], examples: Sequence[Example]
 ) -> tuple[NDArray[np.float32], Indices]:
     """Logits [decisions, classes], and the index of the right class of each decision.

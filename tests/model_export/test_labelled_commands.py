@@ -80,17 +80,17 @@ def test_two_bundles_are_compared(
         "accuracy       0.2500   0.5000  +0.2500",
         "F1 negative    0.5000   0.6667  +0.1667",
         "F1 positive    0.0000   0.5000  +0.5000",
-        "labels that changed: 3 of 4",
+        "texts whose labels changed: 3 of 4",
         "negative → positive: 2 (1 now right, 1 now wrong); rows 1, 4",
         "positive → negative: 1 (1 now right, 0 now wrong); rows 2",
-        "row 1, positive: negative → positive: love it",
-        "row 2, negative: positive → negative: worst",
-        "row 4, negative: negative → positive: love & worst love",
+        "row 1, negative → positive (right: positive): love it",
+        "row 2, positive → negative (right: negative): worst",
+        "row 4, negative → positive (right: negative): love & worst love",
     ]
     document = _json(words, capsys)
     assert [model["bundle"] for model in document["models"]] == [str(bundle), str(other)]
     first, _ = document["changes"]
-    assert (first["from"], first["to"], first["rows"]) == (["negative"], ["positive"], [1, 4])
+    assert (first["from"], first["to"], first["rows"]) == ("negative", "positive", [1, 4])
     assert (first["texts"], first["now_right"], first["now_wrong"]) == (2, 1, 1)
     assert "love it" not in json.dumps(document)
 
@@ -98,7 +98,7 @@ def test_two_bundles_are_compared(
 def test_a_multi_label_bundle_is_scored_label_by_label(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Micro and macro F1; a change is one of the set of labels, in whatever order."""
+    """Micro and macro F1; a change is a label that a text gets or loses."""
     path = make_bundle(tmp_path / "many", **MULTI_LABEL)
     same = make_bundle(tmp_path / "same", labels=LABELS[::-1], **MULTI_LABEL)
     file = tmp_path / "many.jsonl"
@@ -109,9 +109,21 @@ def test_a_multi_label_bundle_is_scored_label_by_label(
     # The first gets neutral and positive, the second negative and neutral, the third all three.
     assert document["models"][0]["micro_f1"] == 2 * 3 / (3 + 7)
     assert document["models"][0]["accuracy"] == pytest.approx(1 / 3)
-    assert [(change["from"], change["to"]) for change in document["changes"]] == [
-        (["negative", "neutral"], ["neutral", "positive"]),
-        (["neutral", "positive"], ["negative", "neutral"]),
+    assert document["changes"] == [
+        {
+            "from": old,
+            "to": new,
+            "texts": 1,
+            "now_right": right,
+            "now_wrong": 1 - right,
+            "rows": [row],
+        }
+        for old, new, right, row in [
+            ("negative", None, 1, 1),
+            (None, "positive", 1, 1),
+            ("positive", None, 1, 2),
+            (None, "negative", 0, 2),
+        ]
     ]
 
 
@@ -121,13 +133,13 @@ def test_only_some_of_the_changed_texts_are_shown() -> None:
     examples = [Example("", (label,), f"text\n{row}") for row, label in enumerate(labels, 1)]
     gold: list[Labels] = [(label,) for label in labels]
     neutral: list[Labels] = [("neutral",)] * 60
-    found = changes(examples, before=neutral, after=gold)
+    found = changes(examples, neutral, gold, multi_label=False)
     assert [(len(one.rows), one.better, one.worse) for one in found] == [(20, 20, 0), (20, 20, 0)]
     old, new = (score(gold, named, LABELS) for named in (neutral, gold))
     lines = comparison(old, new, found, examples).splitlines()
     shown = [line for line in lines if line.startswith("row ")]
     assert len(shown) == TEXTS_SHOWN
-    assert shown[1] == "row 3, positive: neutral → positive: text 3"
+    assert shown[1] == "row 3, neutral → positive (right: positive): text 3"
     assert any(line.endswith("rows 1, 4, 7, 10, 13, 16, 19, 22, 25, 28 …") for line in lines)
 
 

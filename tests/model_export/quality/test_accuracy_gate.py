@@ -16,6 +16,7 @@ from model_export.quality.accuracy_gate import AccuracyGate
 from model_export.quality.evaluation import predicted_labels
 from model_export.quality.labelled import Example, Labels
 from tests.support.checkpoints import CORPUS, Exported, silent
+from tests.support.tiny_bundle import load, make_bundle
 
 LABELS = ["negative", "neutral", "positive"]
 # All that fp32 says is right, in two languages.
@@ -90,6 +91,23 @@ def test_a_loss_of_exactly_the_limit_is_allowed(
             gate.scored(bert.model(precision), silent)
         refused[limit] = list(gate.refused)
     assert refused == {0.01: [], 0.0099: ["int8"]}
+
+
+@pytest.mark.parametrize(("wrong", "refused"), [(6, False), (7, True)])
+def test_each_label_of_a_multi_label_text_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: int, refused: bool
+) -> None:
+    """Of 100 texts with three labels, 98 % are 294 labels: six texts may differ in one of them."""
+    model = load(make_bundle(tmp_path / "tiny", problem_type="multi_label_classification"))
+    gold: list[Labels] = [("negative", "neutral")] * 100
+    found = iter([gold, [("negative",)] * wrong + gold[wrong:]])
+    monkeypatch.setattr(accuracy_gate, "predicted_labels", lambda *_: next(found))
+    gate = AccuracyGate([Example("", labels, "x") for labels in gold], 0.05)
+    first, second = (gate.scored(model, silent) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert first["accuracy"] - second["accuracy"] > 0.05  # which is no reason
+    assert bool(gate.refused) == refused
 
 
 def test_a_variant_that_loses_is_not_written(
