@@ -9,18 +9,19 @@ from typing import Any, Self
 from app.cli.sources import nearest
 from app.engine.text.input_tokenizer import VISIBLE
 from app.errors import ServiceError, UserError
+from app.files.run.arguments import READ
 from app.files.tables.formats import open_table
 from app.files.tables.table import Text, check_is_file, column_index
 from model_export.checkpoint.labels import known_spellings
 
 LABELLED = (
-    "labelled texts: CSV, JSONL or Parquet with the columns 'text' and 'label', or TSV without a "
-    "header, with the columns group, label and text"
+    "labelled texts: CSV, JSON, JSONL or Parquet with the columns 'text' and 'label', or TSV without "
+    "a header, with the columns group, label and text"
 )
 # By how much a variant's scores on labelled texts may be lower than those of fp32. It is here and
 # not in accuracy_gate, because --help does not need the libraries that compute scores.
 MAX_ACCURACY_LOSS = 0.01
-TABLES = (".csv", ".jsonl", ".ndjson", ".parquet")
+TABLES = tuple(ending for ending in READ if not ending.startswith(".txt"))
 LONGEST_SHOWN = 40  # characters of a label; what is longer is probably a text
 Labels = tuple[str, ...]  # of one text, in logit order; exactly one unless the model is multi-label
 Row = tuple[str, str, Any, Text]  # where it is, its group, its label as written, its text
@@ -57,7 +58,7 @@ class Columns:
             "--label-column",
             metavar="NAME",
             help="column of the labels (default: label); those of a multi-label model are "
-            "separated by commas, or a list in JSONL and Parquet",
+            "separated by commas, or a list in JSON, JSONL and Parquet",
         )
         parser.add_argument(
             "--group-column",
@@ -104,13 +105,11 @@ def read_examples(
 
 
 def _rows(path: Path, columns: Columns | None) -> Iterator[Row]:
-    if path.suffix.lower() in TABLES:
+    is_table = path.name.lower().endswith(TABLES)
+    if columns and not is_table:
+        raise UserError(f"{path} has no named columns: it does not end in {' '.join(TABLES)}")
+    if columns or (is_table and ".tsv" not in path.name.lower()):
         return _rows_of_table(path, columns or Columns())
-    if columns:
-        raise UserError(
-            f"{path} is read as TSV without a header, so it has no named columns; only "
-            f"{', '.join(TABLES)} have"
-        )
     return _rows_of_tsv(path)
 
 
@@ -146,7 +145,7 @@ def _rows_of_tsv(path: Path) -> Iterator[Row]:
         if len(columns) != 3:
             raise UserError(
                 f"{path}:{number}: expected group<TAB>label<TAB>text, found {len(columns)} columns"
-                f"; only {', '.join(TABLES)} have other columns"
+                "; of TSV with a header, name the columns (--column, --label-column)"
             )
         group, written, text = columns
         yield f"{path}:{number}", group, written, text

@@ -1,5 +1,8 @@
 """Labelled texts: which files are read, what a label may be called, and what is refused."""
 
+import csv
+import gzip
+import io
 import json
 from pathlib import Path
 
@@ -87,31 +90,36 @@ def test_a_malformed_row_is_named(tmp_path: Path, content: str | bytes | None, s
     assert "\n" not in str(caught.value)
 
 
-CSV = """id,tweet,sentiment,language
-1,"good, so good",POS,en
-2,"bad
-day",label_0,es
-"""
+REVIEWS: list[dict[str, object]] = [
+    {"id": 1, "tweet": "good, so good", "sentiment": "POS", "language": "en"},
+    {"id": 2, "tweet": "bad\nday", "sentiment": "label_0", "language": "es"},
+]
 
 
 def _table(path: Path, rows: list[dict[str, object]]) -> Path:
     """The rows as the kind of file that the name says."""
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-        return path
-    return _write(path, "".join(json.dumps(row) + "\n" for row in rows))
+    text = io.StringIO(newline="")
+    match path.suffix:
+        case ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+            return path
+        case ".csv" | ".tsv":
+            separator = {".csv": ",", ".tsv": "\t"}[path.suffix]
+            table = csv.DictWriter(text, list(rows[0]), delimiter=separator)
+            table.writeheader()
+            table.writerows(rows)
+        case ".json":
+            json.dump(rows, text)
+        case _:
+            text.writelines(json.dumps(row) + "\n" for row in rows)
+    content = text.getvalue().encode()
+    return _write(path, gzip.compress(content) if path.suffix == ".gz" else content)
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl", "jsonl.gz", "parquet"])
 def test_tables_are_read_by_the_names_of_their_columns(tmp_path: Path, kind: str) -> None:
     """Their order and other columns do not matter; a group is read on request."""
-    path = _write(tmp_path / "x.csv", CSV)
-    if kind != "csv":
-        names, *rows = (["tweet", "sentiment", "language"], ["good, so good", "POS", "en"])
-        values = [*rows, ["bad\nday", "label_0", "es"]]
-        path = _table(
-            tmp_path / f"x.{kind}", [dict(zip(names, row, strict=True)) for row in values]
-        )
+    path = _table(tmp_path / f"x.{kind}", REVIEWS)
     columns = Columns("tweet", "sentiment", "language")
     assert read_examples(path, LABELS, columns) == [
         Example("en", ("positive",), "good, so good"),
@@ -190,7 +198,11 @@ def test_the_first_of_many_bad_rows_is_named(tmp_path: Path) -> None:
         ("x.csv", None, "no column 'text'; --column accepts one of: 'id', 'tweet', 'sentiment'"),
         ("x.csv", Columns("tweet"), "no column 'label'; --label-column accepts one of: 'id'"),
         ("x.csv", Columns("tweet", "sentiment", "x"), "no column 'x'; --group-column accepts"),
-        ("x.tsv", Columns("tweet"), "TSV without a header, so it has no named columns; only .csv"),
+        (
+            "x.txt",
+            Columns("tweet"),
+            "x.txt has no named columns: it does not end in .csv .tsv .jsonl",
+        ),
         ("none.csv", None, "there is no file .*none.csv"),
     ],
 )
@@ -198,8 +210,7 @@ def test_a_wrong_column_is_named_with_its_flag(
     tmp_path: Path, name: str, columns: Columns | None, says: str
 ) -> None:
     """And with the columns that there are."""
-    for kind in ("csv", "tsv"):
-        _write(tmp_path / f"x.{kind}", CSV)
+    _table(tmp_path / "x.csv", REVIEWS)
     with pytest.raises(UserError, match=says):
         read_examples(tmp_path / name, LABELS, columns)
 
