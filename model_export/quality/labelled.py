@@ -15,8 +15,8 @@ from app.files.tables.table import Text, check_is_file, column_index
 from model_export.checkpoint.labels import known_spellings
 
 LABELLED = (
-    "labelled texts: CSV, JSON, JSONL or Parquet with the columns 'text' and 'label', or TSV without "
-    "a header, with the columns group, label and text"
+    "labelled texts: CSV, JSON, JSONL or Parquet with the columns 'text' and 'label', or TSV "
+    "without a header, with the columns group, label and text"
 )
 # By how much a variant's scores on labelled texts may be lower than those of fp32. It is here and
 # not in accuracy_gate, because --help does not need the libraries that compute scores.
