@@ -41,13 +41,10 @@ def evaluate_command(words: list[str]) -> None:
     options.file.stat()  # an export takes minutes, so a wrong name is found before
     names = [options.bundle, options.against] if options.against else [options.bundle]
     bundles = [_bundle(name, settings) for name in names]
-    first, last = bundles[0], bundles[-1]
-    _check_labels(first, last)
+    first, columns = bundles[0], Columns.of(options)
+    _check_labels(first, bundles[-1])
     examples = read_examples(
-        options.file,
-        first.manifest.labels,
-        Columns.of(options),
-        multi_label=first.multi_label,
+        options.file, first.manifest.labels, columns, multi_label=first.multi_label
     )
     precisions: list[Precision | Literal["auto"]] = [settings.precision]
     if settings.precision == "auto" and not options.against:
@@ -59,26 +56,25 @@ def evaluate_command(words: list[str]) -> None:
     from model_export.quality.evaluation import evaluate
     from model_export.quality.picture import svg
 
-    scored, labels, models = [], [], []
+    scored, labels, documents = [], [], []
     for (name, bundle), precision in product(zip(names, bundles, strict=True), precisions):
         model = load_model(bundle, device=settings.device, precision=precision, threads=0)
         scores, predicted = evaluate(model, examples)
         title = f"{name}, {model.precision}" if options.against else model.precision
         scored.append((title, scores))
         labels.append(predicted)
-        models.append({"bundle": name, "variant": model.precision, **scores.as_dict()})
-    found = None
-    if options.against:
-        found = changes(examples, labels[-1], labels[0], multi_label=first.multi_label)
+        documents.append({"bundle": name, "variant": model.precision, **scores.as_dict()})
+    found = changes(examples, labels[-1], labels[0], multi_label=first.multi_label)
     if options.picture:
         write_text_atomically(options.picture, svg(scored))
     if options.json:
-        compared = {} if found is None else {"changes": [change.as_dict() for change in found]}
-        print(json.dumps({"models": models, **compared}, indent=2, ensure_ascii=False))
+        changed = [change.as_dict() for change in found]
+        document = {"models": documents} | ({"changes": changed} if options.against else {})
+        print(json.dumps(document, indent=2, ensure_ascii=False))
         return
     for title, scores in scored:
         print(f"{title}: {scores.table()}")
-    if found is not None:
+    if options.against:
         print(comparison(old=scored[-1][1], new=scored[0][1], found=found, texts=examples))
 
 
