@@ -1,6 +1,7 @@
 """`Classifier`: the service's model in a Python program."""
 
 import asyncio
+import io
 import pickle
 import signal
 import subprocess
@@ -141,6 +142,38 @@ def test_threads_share_a_model(
         together = threads.map(lambda _: classifier.classify(texts), range(8))
         assert all(results == alone for results in together)
     assert most == 2
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stderr", "module", "shown"),
+    [(_Terminal(), "os", True), (io.StringIO(), "ipykernel", True), (io.StringIO(), "os", False)],
+    ids=["terminal", "notebook", "neither"],
+)
+def test_the_progress_bar(
+    classifier: Classifier,
+    monkeypatch: pytest.MonkeyPatch,
+    stderr: io.StringIO,
+    module: str,
+    shown: bool,
+) -> None:
+    """It counts the texts of a long list, on a terminal and in a notebook only."""
+    monkeypatch.setattr("app.python.BAR_AFTER_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setitem(sys.modules, module, sys.modules["os"])
+    classifier.classify(["love", None] * 2_000)
+    assert ("/4000" in stderr.getvalue()) is shown
+
+
+def test_without_onnx_runtime() -> None:
+    """The import says what to install."""
+    code = "import sys; sys.modules['onnxruntime'] = None; from sentiment_service import Classifier"
+    done = run_program(sys.executable, "-c", code)
+    assert "which the extra 'cpu' (or 'gpu', for CUDA) installs: run" in done.stderr
 
 
 def test_a_running_event_loop(classifier: Classifier) -> None:
