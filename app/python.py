@@ -165,7 +165,8 @@ class Classifier:
         if hasattr(texts, "columns"):
             raise TypeError("this is a table; give one column of it, such as table['text']")
         index = getattr(texts, "index", None)
-        outcomes = self._outcomes(list(texts), options)
+        items = texts.to_pylist() if hasattr(texts, "to_pylist") else list(texts)  # of pyarrow
+        outcomes = self._outcomes(items, options)
         return Results(outcomes, self.labels, None if callable(index) else index)
 
     def _outcomes(self, texts: list[Any], options: TextOptions) -> list[Outcome]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pyarrow as pa
 import pytest
 
 from app.engine import predictions
@@ -85,7 +86,7 @@ def test_a_single_bad_text_raises(classifier: Classifier) -> None:
 
 
 def test_any_sequence(classifier: Classifier) -> None:
-    """Lists, tuples and iterators of any length; other values are errors in their place."""
+    """Lists, tuples, Arrow arrays, long iterators; other values are errors in their place."""
     assert classifier.classify([]) == []
     many = classifier.classify("love" if n % 2 else "worst" for n in range(5_001))
     assert [one.label for one in many if isinstance(one, Prediction)][:2] == [
@@ -93,6 +94,8 @@ def test_any_sequence(classifier: Classifier) -> None:
         "positive",
     ]
     assert len(many) == 5_001
+    arrow = classifier.classify(pa.array(["love", None]))
+    assert [type(one) for one in arrow] == [Prediction, ItemError]
     mixed = classifier.classify(("love", {"text": "love"}, 3, b"love", ["love"], {"a": "love"}))
     assert mixed[0] == mixed[1]
     assert [getattr(one, "code", "") for one in mixed[2:]] == ["invalid_request"] * 4
