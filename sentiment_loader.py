@@ -6,11 +6,15 @@ beside it. What the processes of a cluster call or unpickle is therefore named b
 
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+
+# ONNX Runtime reads this when it is imported. Otherwise it writes telemetry to the home directory.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def on_node(name: str = "", *arguments: Any) -> Any:

@@ -165,7 +165,8 @@ class Classifier:
         if hasattr(texts, "columns"):
             raise TypeError("this is a table; give one column of it, such as table['text']")
         index = getattr(texts, "index", None)
-        outcomes = self._outcomes(list(texts), options)
+        items = texts.to_pylist() if hasattr(texts, "to_pylist") else list(texts)  # of pyarrow
+        outcomes = self._outcomes(items, options)
         return Results(outcomes, self.labels, None if callable(index) else index)
 
     def _outcomes(self, texts: list[Any], options: TextOptions) -> list[Outcome]:
@@ -175,7 +176,7 @@ class Classifier:
             raise RuntimeError("a Classifier is of one process; make another one after a fork")
         inputs: Iterator[Any] = map(_input, texts)  # also pairs, which files do not have
         rows = ((None, text, 0 if isinstance(text, ServiceError) else len(text)) for text in inputs)
-        shown = sys.stderr.isatty() or "ipykernel" in sys.modules
+        shown = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
         with progress_bar(shown=shown, total=len(texts), after_s=BAR_AFTER_S) as advance:
             chunks = split_into_chunks(rows, lambda _: None)
             results = self._model.outcomes(chunks, advance=advance, options=options)

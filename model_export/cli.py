@@ -23,8 +23,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Wrong usage exits with code 2.
     """
-    # Set before ONNX Runtime is imported, or it writes usage data into the home directory.
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     # Set before transformers is imported: its warnings are about its own functions.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # Labels and paths can have characters that the encoding of the output lacks.

@@ -1,6 +1,7 @@
 """`Classifier`: the service's model in a Python program."""
 
 import asyncio
+import io
 import pickle
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pyarrow as pa
 import pytest
 
 from app.engine import predictions
@@ -84,7 +86,7 @@ def test_a_single_bad_text_raises(classifier: Classifier) -> None:
 
 
 def test_any_sequence(classifier: Classifier) -> None:
-    """Lists, tuples and iterators of any length; other values are errors in their place."""
+    """Lists, tuples, Arrow arrays, long iterators; other values are errors in their place."""
     assert classifier.classify([]) == []
     many = classifier.classify("love" if n % 2 else "worst" for n in range(5_001))
     assert [one.label for one in many if isinstance(one, Prediction)][:2] == [
@@ -92,6 +94,8 @@ def test_any_sequence(classifier: Classifier) -> None:
         "positive",
     ]
     assert len(many) == 5_001
+    arrow = classifier.classify(pa.array(["love", None]))
+    assert [type(one) for one in arrow] == [Prediction, ItemError]
     mixed = classifier.classify(("love", {"text": "love"}, 3, b"love", ["love"], {"a": "love"}))
     assert mixed[0] == mixed[1]
     assert [getattr(one, "code", "") for one in mixed[2:]] == ["invalid_request"] * 4
@@ -141,6 +145,38 @@ def test_threads_share_a_model(
         together = threads.map(lambda _: classifier.classify(texts), range(8))
         assert all(results == alone for results in together)
     assert most == 2
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stderr", "module", "shown"),
+    [(_Terminal(), "os", True), (io.StringIO(), "ipykernel", True), (io.StringIO(), "os", False)],
+    ids=["terminal", "notebook", "neither"],
+)
+def test_the_progress_bar(
+    classifier: Classifier,
+    monkeypatch: pytest.MonkeyPatch,
+    stderr: io.StringIO,
+    module: str,
+    shown: bool,
+) -> None:
+    """It counts the texts of a long list, on a terminal and in a notebook only."""
+    monkeypatch.setattr("app.python.BAR_AFTER_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setitem(sys.modules, module, sys.modules["os"])
+    classifier.classify(["love", None] * 2_000)
+    assert ("/4000" in stderr.getvalue()) is shown
+
+
+def test_without_onnx_runtime() -> None:
+    """The import says what to install."""
+    code = "import sys; sys.modules['onnxruntime'] = None; from sentiment_service import Classifier"
+    done = run_program(sys.executable, "-c", code)
+    assert "which the extra 'cpu' (or 'gpu', for CUDA) installs: run" in done.stderr
 
 
 def test_a_running_event_loop(classifier: Classifier) -> None:

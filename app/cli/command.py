@@ -44,9 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     130 means that Ctrl-C ended it.
     """
-    # ONNX Runtime reads this when it is imported. Otherwise it writes telemetry to the home
-    # directory.
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     # Nothing here computes with NumPy's BLAS. Its threads cost memory, and without enough of it
     # they crash the process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

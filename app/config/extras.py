@@ -17,6 +17,7 @@ EXTRAS = {
     "opentelemetry": "otel",
     "grpc": "grpc",
     "ray": "ray",
+    "pyspark": "spark",
     "huggingface_hub": "hub",
     "requests": "hub",
     **dict.fromkeys(

@@ -80,7 +80,7 @@ def _started(
 
 
 def test_a_hub_id_is_exported_once(hub: Hub, checkpoint: Exported, tmp_path: Path) -> None:
-    """Of two starts, one exports and one waits. The next one asks nobody, and takes no time."""
+    """Of two starts, one exports and one waits. The next one, also in Python, asks nobody."""
     commit = hub.add(REPO, checkpoint.source)
     variables = _environment(hub, tmp_path)
     both = [_classify(REPO, variables) for _ in range(2)]
@@ -100,6 +100,10 @@ def test_a_hub_id_is_exported_once(hub: Hub, checkpoint: Exported, tmp_path: Pat
     hub.requests.clear()
     again = _classify(REPO, variables)
     assert again.communicate(timeout=180) == (answers[0], "")
+    code = f"from sentiment_service import Classifier; print(Classifier('{REPO}').classify('love'))"
+    python = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True)
+    label = answers[0].partition("\t")[0]
+    assert python.stdout.startswith(f"Prediction(label='{label}'".encode()), python.stderr
     assert hub.requests == []
 
 

@@ -12,7 +12,7 @@ from app.files.cluster.object_store import StoreDirectory
 from app.files.run.directory import RunDirectory
 from app.files.run.parts import Part
 from app.files.run.report import Tally, counted
-from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
+from app.files.run.table_classifier import TableClassifier
 from app.files.tables.parquet import ParquetOutput
 
 # The key of a part's record in the footer.
@@ -36,8 +36,7 @@ def write_part(
 
     def write(path: Path) -> None:
         chunks = chain.from_iterable(piece.chunks() for piece in part.pieces)
-        results = classifier.classify(chunks, read_ahead=READ_AHEAD_CHUNKS, advance=lambda _: None)
-        output.write(path, counted(with_reasons(results), tally), record)
+        output.write(path, counted(classifier.classify(chunks), tally), record)
 
     directory.write(part.name, write)
     return tally.rows

@@ -18,7 +18,6 @@ from app.config.settings import Settings
 from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, bundles_to_use, sha256
 from app.errors import UserError
 from app.files.run.local import LocalClassifier
-from app.files.run.table_classifier import READ_AHEAD_CHUNKS, with_reasons
 from app.files.tables.parquet import result_arrays, result_schema, texts
 from app.files.tables.table import CHUNK_ROWS, Chunk
 
@@ -45,10 +44,7 @@ class PartitionClassifier:
         """Classify a partition, in the Python worker that has it."""
         task: TaskContext = TaskContext.get()  # never None in a task
         classifier = _classifier(self.bundle, self.digest, self.settings, task.cpus())
-        classified = classifier.classify(
-            self._chunks(batches), read_ahead=READ_AHEAD_CHUNKS, advance=lambda texts: None
-        )
-        for chunk, results in with_reasons(classified):
+        for chunk, results in classifier.classify(self._chunks(batches)):
             columns = [
                 *chunk.rows.columns,
                 *result_arrays(results, self.labels, self.results),

@@ -16,7 +16,7 @@ from app.files.run.file_run import FileRun, PartialDirectory
 from app.files.run.parts import InputFile, divide, pieces_of
 from app.files.run.plan import COMPLETE, RunPlan
 from app.files.run.report import Tally, Warnings, counted, progress_bar, summary
-from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
+from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier
 from app.files.tables.formats import open_table, output_format
 from app.files.tables.outputs import LinesOutput, ResultsOutput
 from app.files.tables.table import ClassifiedChunk, Table, check_is_file
@@ -152,4 +152,4 @@ def _classified(
             advance=advance,
         )
         with closing(chunks):
-            yield counted(with_reasons(chunks), tally)
+            yield counted(chunks, tally)

@@ -18,7 +18,7 @@ from app.files.run.parts import Part
 from app.files.run.plan import PLAN, RunPlan
 from app.files.run.report import Tally, progress_bar
 from app.files.run.resumable_run import ResumableRun
-from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
+from app.files.run.table_classifier import TableClassifier
 from app.files.tables.outputs import OutputFormat
 from app.files.tables.table import Chunk, ResultItem
 
@@ -61,11 +61,9 @@ class FileRun(ResumableRun):
         self._rows = self.plan.rows - sum(part.rows for part in parts)
         shown = sys.stderr.isatty()
         with progress_bar(shown=shown, total=self.plan.rows, done=self._rows) as advance:
-            results = self._classifier.classify(
-                self._chunks(parts), read_ahead=READ_AHEAD_CHUNKS, advance=advance
-            )
+            results = self._classifier.classify(self._chunks(parts), advance=advance)
             with closing(results):
-                for part, (chunk, items) in zip(parts, with_reasons(results), strict=True):
+                for part, (chunk, items) in zip(parts, results, strict=True):
                     self.add(part, chunk, items)
 
     def add(self, part: Part, chunk: Chunk, results: list[ResultItem]) -> None:

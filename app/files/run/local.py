@@ -5,7 +5,7 @@ While the model computes, the next texts are read and tokenised.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from app.engine.predictions import Outcome, item, outcomes_of
 from app.engine.text.encoding import DEFAULTS, EncodedText, Encoding, TextOptions, encodings
 from app.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from app.errors import OutOfMemory, ServiceError, UserError, first_line
-from app.files.run.table_classifier import READ_AHEAD_CHUNKS
+from app.files.run.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
 from app.files.tables.table import Chunk, ClassifiedChunk
 
 # Padded tokens of a batch, unless the settings say otherwise or more was measured to be better.
@@ -92,20 +92,24 @@ class LocalClassifier:
         }
 
     def classify(
-        self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], object]
+        self,
+        chunks: Iterable[Chunk],
+        *,
+        read_ahead: int = READ_AHEAD_CHUNKS,
+        advance: Advance = lambda _: None,
     ) -> Generator[ClassifiedChunk, None, None]:
         """See ``TableClassifier``."""
         classified = self.outcomes(chunks, read_ahead=read_ahead, advance=advance)
         with closing(classified):
             for chunk, outcomes in classified:
-                yield chunk, [*map(item, outcomes)]
+                yield chunk, [*map(with_reason, chunk.texts, map(item, outcomes))]
 
     def outcomes(
         self,
         chunks: Iterable[Chunk],
         *,
         read_ahead: int = READ_AHEAD_CHUNKS,
-        advance: Callable[[int], object],
+        advance: Advance = lambda _: None,
         options: TextOptions = DEFAULTS,
     ) -> Generator[tuple[Chunk, list[Outcome]], None, None]:
         """The same for Python: an error as an exception, in the place of its text."""
@@ -156,7 +160,7 @@ class LocalClassifier:
             raise UserError(f"the model fails on every text: {first_line(error)}") from error
 
     def _results(
-        self, chunk: Chunk, future: Future[_TokenizedChunk], advance: Callable[[int], object]
+        self, chunk: Chunk, future: Future[_TokenizedChunk], advance: Advance
     ) -> tuple[Chunk, list[Outcome]]:
         """Wait for the chunk's batches, and put their results in the order of the texts."""
         tokenized = future.result()

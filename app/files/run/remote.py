@@ -1,11 +1,12 @@
 """Classify with a remote sentiment service, through ``sentiment_client``."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import asdict
 from itertools import tee
 from typing import Any
 
 from app.errors import CannotContinue, ServiceError, UserError
+from app.files.run.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
 from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem, Text
 from sentiment_client import Client, ItemError, Outcome, SentimentError
 
@@ -47,7 +48,11 @@ class RemoteClassifier:
         }
 
     def classify(
-        self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], object]
+        self,
+        chunks: Iterable[Chunk],
+        *,
+        read_ahead: int = READ_AHEAD_CHUNKS,
+        advance: Advance = lambda _: None,
     ) -> Generator[ClassifiedChunk, None, None]:
         """See ``TableClassifier``. The client decides how far it reads ahead, if it may."""
         for group in [chunks] if read_ahead else ([chunk] for chunk in chunks):
@@ -64,12 +69,10 @@ class RemoteClassifier:
                             "continue, or start anew with the other model"
                         ) from error
                     raise UserError(str(error)) from error
-                yield chunk, results
+                yield chunk, [*map(with_reason, chunk.texts, results)]
 
 
-def _result(
-    text: Text, outcomes: Iterator[Outcome], advance: Callable[[int], object]
-) -> ResultItem:
+def _result(text: Text, outcomes: Iterator[Outcome], advance: Advance) -> ResultItem:
     outcome = next(outcomes) if isinstance(text, str) else text
     advance(1)
     if isinstance(outcome, ServiceError):

@@ -1,6 +1,6 @@
 """The interface of a classifier of tables: a model in this process, or a remote service."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
 
 from app.errors import InvalidRequest
@@ -9,6 +9,8 @@ from app.files.tables.unicode import NOT_UTF8
 
 # While one chunk of a table is written, the next two are computed.
 READ_AHEAD_CHUNKS = 2
+
+Advance = Callable[[int], object]
 
 
 class TableClassifier(Protocol):
@@ -22,7 +24,11 @@ class TableClassifier(Protocol):
     identity: dict[str, Any]
 
     def classify(
-        self, chunks: Iterable[Chunk], *, read_ahead: int, advance: Callable[[int], object]
+        self,
+        chunks: Iterable[Chunk],
+        *,
+        read_ahead: int = READ_AHEAD_CHUNKS,
+        advance: Advance = lambda _: None,
     ) -> Generator[ClassifiedChunk, None, None]:
         """Classify the chunks in order.
 
@@ -34,16 +40,11 @@ class TableClassifier(Protocol):
         """
 
 
-def with_reasons(chunks: Iterable[ClassifiedChunk]) -> Iterator[ClassifiedChunk]:
-    """The same chunks, with what users can understand for texts with bytes that are not UTF-8.
+def with_reason(text: Text, result: ResultItem) -> ResultItem:
+    """The result, with what users can understand if the text has bytes that are not UTF-8.
 
     A model sees only the lone surrogates that such bytes have become.
     """
-    for chunk, results in chunks:
-        yield chunk, [*map(_with_reason, chunk.texts, results)]
-
-
-def _with_reason(text: Text, result: ResultItem) -> ResultItem:
     if "error" in result and isinstance(text, str) and NOT_UTF8.search(text):
         message = "the text is not UTF-8; convert the input, for example with iconv"
         return {"error": {"code": InvalidRequest.code, "message": message}}
