@@ -71,7 +71,7 @@ class Application(FastAPI):
         self.router.routes.extend(routes)
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document, which is made when it is first asked for."""
+        """The OpenAPI document, which is made at the first request for it."""
         if self.openapi_schema is None:
             self.openapi_schema = with_components(
                 super().openapi(), keys=bool(self.state.service.settings.api_keys)

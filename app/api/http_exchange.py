@@ -1,8 +1,9 @@
 """A request over HTTP, the route that answers it, and how the answer is sent."""
 
 import asyncio
+import gzip
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -88,10 +89,18 @@ class HttpExchange(Exchange):
     def _route(self) -> str:
         if CONTROL.search(self.path):
             return UNMATCHED
+        return next((route.path for route in self._matching()), UNMATCHED)
+
+    def _matching(self) -> Iterator["Route"]:
+        """The routes that have its path, whatever their methods."""
         for route in self._router.routes:
-            if isinstance(route, APIRoute) and route.matches(self._scope)[0] is not Match.NONE:
-                return route.path
-        return UNMATCHED
+            if isinstance(route, Route) and route.matches(self._scope)[0] is not Match.NONE:
+                yield route
+
+    def methods(self) -> list[str]:
+        """The methods of all routes that have its path; Starlette names only those of the first."""
+        methods = {method for route in self._matching() for method in route.methods or ()}
+        return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
     def _error(self, cause: BaseException) -> ServiceError:
         if isinstance(cause, HTTPException) and cause.status_code == NotFound.status:
@@ -143,6 +152,17 @@ class JsonAnswer(Response):
             self.raw_headers.append((b"server-timing", timing.encode()))
 
 
+def packed_answer(request: HttpRequest, packed: bytes, headers: Mapping[str, str]) -> Response:
+    """Answer with the content of a gzip file, unpacked for clients that do not accept gzip.
+
+    What floods may ask for is compressed beforehand.
+    """
+    headers = {**headers, "vary": "Accept-Encoding"}  # so a Route does not compress it again
+    if "gzip" in request.headers.get("accept-encoding", "").lower():
+        return Response(packed, headers={**headers, "content-encoding": "gzip"})
+    return Response(gzip.decompress(packed), headers=headers)
+
+
 class Route(APIRoute):
     """A route whose endpoint takes only the request and returns the response.
 
@@ -161,7 +181,7 @@ class Route(APIRoute):
         exchange = _exchange(scope)
         exchange.route = self.path
         if scope["method"] not in (self.methods or ()):
-            allowed = methods_of(scope)
+            allowed = exchange.methods()
             raise MethodNotAllowed(f"allowed here: {', '.join(allowed)}", allowed=allowed)
         request = HttpRequest(scope, receive, send)
         request.exchange = exchange
@@ -187,18 +207,6 @@ class TextRoute(Route):
     """
 
     operation: ClassVar[str] = "classify"
-
-
-def methods_of(scope: Scope) -> list[str]:
-    """The methods of all routes that have this path; Starlette names only those of the first."""
-    routes = [route for route in scope["router"].routes if isinstance(route, Route)]
-    methods = {
-        method
-        for route in routes
-        if route.matches(scope)[0] is not Match.NONE
-        for method in route.methods or ()
-    }
-    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
 async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
