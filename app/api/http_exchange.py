@@ -75,6 +75,7 @@ class HttpExchange(Exchange):
         return self._router(self._scope, self._receive, self.send)
 
     async def _fail(self, error: ServiceError, cause: BaseException) -> None:
+        self._scope.pop("exchange", None)  # it was not routed
         if self._begun:  # it is too late to send an error
             if isinstance(cause, asyncio.CancelledError) and self.service.lifecycle.stopping:
                 return  # the client did not read its answer before the server's time was over
@@ -104,10 +105,10 @@ class HttpExchange(Exchange):
 
     def _error(self, cause: BaseException) -> ServiceError:
         if isinstance(cause, HTTPException) and cause.status_code == NotFound.status:
-            cause = self.no_route()
+            cause = self._no_route()
         return super()._error(cause)
 
-    def no_route(self) -> NotFound:
+    def _no_route(self) -> NotFound:
         """The error of a path that is not served."""
         if self.path == "/metrics":
             port = self.service.settings.metrics_port
@@ -178,7 +179,8 @@ class Route(APIRoute):
             MethodNotAllowed: the path has other methods.
             ServiceError: the endpoint's error.
         """
-        exchange = _exchange(scope)
+        # The exchange holds the scope: a cycle, which only the garbage collector would free.
+        exchange: HttpExchange = scope.pop("exchange")
         exchange.route = self.path
         if scope["method"] not in (self.methods or ()):
             allowed = exchange.methods()
@@ -200,31 +202,13 @@ class Route(APIRoute):
 
 
 class TextRoute(Route):
-    """A route that takes texts. It is found first, and its metric series exist from the start.
+    """A route that takes texts. It is matched first, and its metric series exist from the start.
 
     ``operation`` is a label of these series. ``classify`` answers as soon as the texts of one
     request are classified; alerts on the time of an answer read only this one.
     """
 
     operation: ClassVar[str] = "classify"
-
-
-async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
-    """What answers a path that no route has.
-
-    Raises:
-        NotFound: always.
-    """
-    raise _exchange(scope).no_route()
-
-
-def _exchange(scope: Scope) -> HttpExchange:
-    """The exchange of a request that is routed now.
-
-    It holds the scope. If the scope held it, too, only the garbage collector would free them.
-    """
-    exchange: HttpExchange = scope.pop("exchange")
-    return exchange
 
 
 def application(service: Service, router: APIRouter) -> ASGIApp:
