@@ -1,5 +1,5 @@
-"""How connections and requests begin: many connections in each iteration of the event loop, and a
-few requests; and when a service that stops may assume that no more will come.
+"""How connections begin, many in each iteration of the event loop; and when a service that stops
+may assume that no more will come.
 
 libuv, which uvloop uses, accepts one connection in each iteration. When iterations are long,
 connections wait in the kernel's queue for seconds, including the probes of an orchestrator.
@@ -13,11 +13,9 @@ import socket
 import struct
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from app.limits import PathSet
 from app.server.addresses import cannot_listen
 
 # Connections that the kernel completes while the service is busy. The kernel's own limit applies
@@ -31,10 +29,6 @@ PAUSE_S = 0.25
 HANDSHAKE_S = 0.1
 SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-# A request costs the event loop about 0.3 ms, so an iteration takes a few milliseconds. A health
-# probe or a finished answer waits that long, however many clients send at once.
-STARTS_AT_ONCE = 8
 
 # A stopping server closes a connection only after this many seconds of silence, because the client
 # might be about to send a request.
@@ -190,45 +184,6 @@ class Listener:
             self._on_failure()
 
 
-class Turns:
-    """Begins requests in the order of their arrival, a few in each iteration of the event loop.
-
-    Between two iterations the loop checks its sockets. Without this limit, a thousand requests that
-    have arrived would all begin before the next connection is accepted or the next probe is read.
-
-    What reads the paths ``at_once`` is short and does not wait. Create it on the event loop.
-    """
-
-    def __init__(self, at_once: PathSet) -> None:
-        self._at_once = at_once
-        self._loop = asyncio.get_running_loop()
-        self._waiting: deque[Callable[[], None]] = deque()  # what begins each request
-        self._started = 0  # since the last call of _next
-
-    def take(self, head: bytes | bytearray, start: Callable[[], None]) -> None:
-        """Begin the request with this ``head``: now, or in a later iteration."""
-        if not head.startswith(b"POST") and _path(head) in self._at_once:
-            start()
-            return
-        if self._waiting or self._started >= STARTS_AT_ONCE:
-            self._waiting.append(start)
-            return
-        self._started += 1
-        if self._started == STARTS_AT_ONCE:
-            self._loop.call_soon(self._next)
-        start()
-
-    def _next(self) -> None:
-        self._started = 0
-        try:
-            while self._waiting and self._started < STARTS_AT_ONCE:
-                self._started += 1
-                self._waiting.popleft()()
-        finally:  # if one of them raises, the others still get their turn
-            if self._waiting or self._started == STARTS_AT_ONCE:
-                self._loop.call_soon(self._next)
-
-
 class Quiet:
     """Measures for how long no connection and no request has arrived."""
 
@@ -264,9 +219,3 @@ def _take_no_handshake(listener: socket.socket) -> None:
             SO_ATTACH_FILTER,
             struct.pack("HP", len(program), ctypes.addressof(code)),
         )
-
-
-def _path(head: bytes | bytearray) -> str:
-    """The path in a request line, without its query."""
-    target = head.partition(b"\r\n")[0].split(b" ")[1:2]
-    return b"".join(target).partition(b"?")[0].decode("latin-1")

@@ -30,9 +30,10 @@ from app.errors import (
 )
 from app.exchange import Arrival, request_id
 from app.limits import IPV4_MAPPED, plain_address
-from app.server.arrivals import QUIET_S, Turns
+from app.server.arrivals import QUIET_S
 from app.server.refusals import answer, refusal
 from app.server.transport import ResponseTransport, has_unread
+from app.server.turns import Turns
 
 # The methods of uvicorn's protocol that HttpProtocol overrides, and why. A test compares this list
 # with the class. The other methods are used as they are.

@@ -19,8 +19,9 @@ from app.errors import ServiceError, UserError
 from app.limits import IPV4_MAPPED
 from app.server import refusals, signals
 from app.server.addresses import announce
-from app.server.arrivals import ACCEPTING_SHARE, LOOK_S, QUIET_S, Arrivals, Listener, Quiet, Turns
+from app.server.arrivals import ACCEPTING_SHARE, LOOK_S, QUIET_S, Arrivals, Listener, Quiet
 from app.server.http_protocol import HttpProtocol
+from app.server.turns import Turns
 from app.server.workers.assignment import Assignment
 from app.server.workers.channels import HandedOver
 from app.server.workers.member import Member, StatusReport

@@ -12,7 +12,8 @@ import pytest
 from app.errors import UserError
 from app.limits import PathSet
 from app.server.addresses import bind
-from app.server.arrivals import STARTS_AT_ONCE, Listener, Turns
+from app.server.arrivals import Listener
+from app.server.turns import STARTS_AT_ONCE, Turns
 from benchmarks.service import free_port
 from tests.conftest import Start
 from tests.support.raw_http import exchange
