@@ -1,9 +1,10 @@
-"""What an adapter tells the core of itself: the formats of another server, or another protocol."""
+"""What an adapter declares to the core: the formats of another server, or another protocol."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from app.config.settings import Settings
 from app.limits import Paths
 from app.service import Service
 
@@ -18,17 +19,21 @@ class SideServer(Protocol):
         """Answer from now on."""
 
     async def stop(self, stop_by: float) -> None:
-        """Finish what is asked; ``stop_by`` is on the clock ``time.monotonic``."""
+        """Finish the calls in progress; ``stop_by`` is on the clock ``time.monotonic``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One adapter. ``ADAPTERS`` in ``main.py`` names the modules whose ``register`` returns it.
+    """One adapter. ``ADAPTERS`` in ``main.py`` names the modules whose ``ADAPTER`` it is.
 
-    ``routes`` are HTTP's, of the class ``app.api.http_exchange.Route``. ``server`` makes a server
-    on the event loop when the models are ready; it raises UserError if it cannot use its address.
+    ``routes`` are HTTP's, of the class ``app.api.http_exchange.Route``; those at ``instances`` read
+    Vertex AI's form. ``server`` makes a server on the event loop when the models are ready; it
+    raises UserError if it cannot use its address. ``configured`` is for one that depends on the
+    settings or on other adapters: it gets them, and returns the adapter to serve.
     """
 
     routes: "Sequence[BaseRoute]" = ()
     paths: Paths = field(default_factory=Paths)
+    instances: Set[str] = frozenset()
     server: Callable[[Service], SideServer] | None = None
+    configured: "Callable[[Settings, Sequence[Adapter]], Adapter] | None" = None

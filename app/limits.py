@@ -15,7 +15,7 @@ from app.shared_memory.moving_window import MovingWindow
 IPV4_MAPPED = "::ffff:"  # the prefix of an IPv4 address on an IPv6 socket
 PERIOD_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
 IPV6_NETWORK_BITS = 64  # one customer of a provider has at least so many addresses
-# What a probe or a page is asked with; gRPC has one verb for all.
+# The methods that request a probe or a page; gRPC has one verb for all.
 READING = frozenset({"GET", "HEAD", "GRPC"})
 
 
@@ -60,8 +60,8 @@ class Paths:
         )
 
 
-class Asked(Protocol):
-    """What a request's access depends on; the names of its headers are in lower case."""
+class Head(Protocol):
+    """What the access of a request depends on; the names of its headers are in lower case."""
 
     verb: str
     path: str
@@ -81,18 +81,18 @@ class Access:
             requests, period = self._rate.split("/")
             self._window = MovingWindow(int(requests), PERIOD_S[period], board.parts("hits"))
 
-    def check(self, asked: Asked) -> None:
+    def check(self, head: Head) -> None:
         """Return if the request may pass.
 
         Raises:
             Unauthorized: it has no key, or an unknown one.
             RateLimited: its key has sent too many requests. Without keys, its address has.
         """
-        paths, reads = self._paths, asked.verb in READING
-        if reads and asked.path in paths.probes:
+        paths, reads = self._paths, head.verb in READING
+        if reads and head.path in paths.probes:
             return
-        digests = () if reads and asked.path in paths.open else self._digests
-        if asked.verb == "POST" and asked.path in paths.admin:
+        digests = () if reads and head.path in paths.open else self._digests
+        if head.verb == "POST" and head.path in paths.admin:
             digests = self._admin_digests
             if not digests:
                 raise Unauthorized(
@@ -101,7 +101,7 @@ class Access:
                 )
         if not (digests or self._rate):
             return
-        who = _check_key(asked, digests) if digests else _network(asked.client)
+        who = _check_key(head, digests) if digests else _network(head.client)
         if self._rate and (wait_s := self._window.hit(who)):
             raise RateLimited(
                 f"the rate limit is {self._rate}; wait as long as Retry-After says",
@@ -168,9 +168,9 @@ def plain_address(host: str) -> str:
     return host.removeprefix(IPV4_MAPPED) if "." in host else host
 
 
-def _check_key(asked: Asked, digests: Sequence[bytes]) -> str:
+def _check_key(head: Head, digests: Sequence[bytes]) -> str:
     """The digest of the request's key, which must be one of ``digests``."""
-    scheme, _, key = asked.headers.get(b"authorization", b"").partition(b" ")
+    scheme, _, key = head.headers.get(b"authorization", b"").partition(b" ")
     key_digest = hashlib.sha256(key.strip()).hexdigest()
     # All are compared, each in constant time, so that the time taken reveals nothing.
     known = [hmac.compare_digest(key_digest.encode(), accepted) for accepted in digests]

@@ -18,10 +18,10 @@ from app.observability.traces import require_sdk
 from app.service import Service
 from app.shared_memory.board import Board
 
-# Each module has a function ``register``, which returns an ``Adapter``. Without its line here, an
-# adapter is not served, and nothing else names it.
+# The modules whose ``ADAPTER`` is served. Without its line here, an adapter is not served, and
+# nothing else names it.
 ADAPTERS = (
-    "app.adapters.explain.routes",
+    "app.adapters.explain",
     "app.adapters.huggingface",
     "app.adapters.kserve",
     "app.adapters.model_list",
@@ -29,9 +29,9 @@ ADAPTERS = (
     "app.adapters.sagemaker.routes",
     "app.adapters.stream.routes",
     "app.adapters.tei",
-    "app.adapters.tokenize.routes",
+    "app.adapters.tokenize",
     "app.adapters.vllm",
-    "app.adapters.vertex",  # the last: its paths are the user's, who is told if one is taken
+    "app.adapters.vertex",  # the last: its paths are the user's, who gets an error if one is taken
     "app.adapters.grpc.adapter",
 )
 
@@ -43,11 +43,12 @@ def create_app(settings: Settings, board: Board | None = None, cpus: float = 0.0
     and ``cpus`` as its share of the CPUs.
 
     Raises:
-        UserError: a bundle cannot be served, or an adapter cannot be set up as asked.
+        UserError: a bundle cannot be served, or an adapter cannot be set up.
     """
-    adapters: list[Adapter] = [import_module(name).register(settings) for name in ADAPTERS]
-    known = reduce(or_, [adapter.paths for adapter in adapters], OWN_PATHS)
-    service = Service(settings, known, board=board, cpus=cpus)
+    known: list[Adapter] = [import_module(name).ADAPTER for name in ADAPTERS]
+    adapters = [one.configured(settings, known) if one.configured else one for one in known]
+    paths = reduce(or_, [adapter.paths for adapter in adapters], OWN_PATHS)
+    service = Service(settings, paths, board=board, cpus=cpus)
     routes = all_routes(service, adapters)
     if settings.otlp_endpoint:
         require_sdk()

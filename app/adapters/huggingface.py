@@ -8,7 +8,6 @@ from app.adapters.forms.pipeline import TextClassification, best_labels
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from app.api.openapi.document import ERRORS, documented, documented_body, example
-from app.config.settings import Settings
 
 router = APIRouter(tags=["compatibility"], route_class=TextRoute)
 
@@ -31,6 +30,4 @@ async def text_classification(request: HttpRequest) -> Response:
     return JsonAnswer(ranked, done.server_timing)
 
 
-def register(settings: Settings) -> Adapter:
-    """The route of Hugging Face's servers."""
-    return Adapter(router.routes)
+ADAPTER = Adapter(router.routes)

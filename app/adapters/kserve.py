@@ -7,7 +7,6 @@ from app.adapters.forms.instances import InstancesRequest, answer_instances
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest, TextRoute
 from app.api.openapi.document import ERRORS, documented
-from app.config.settings import Settings
 
 # Not in our OpenAPI document, where GET /v1/models/{name} would match it, too: `x:predict` may be a
 # name.
@@ -25,6 +24,4 @@ async def predict(request: HttpRequest) -> Response:
     return await answer_instances(request, body, model=name)
 
 
-def register(settings: Settings) -> Adapter:
-    """The route of KServe V1."""
-    return Adapter(router.routes)
+ADAPTER = Adapter(router.routes)

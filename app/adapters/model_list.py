@@ -11,7 +11,6 @@ from app.adapter import Adapter
 from app.api.http_exchange import HttpRequest, Route
 from app.api.openapi import examples
 from app.api.openapi.document import documented, example, path_parameters
-from app.config.settings import Settings
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 from app.service import Service
 
@@ -98,6 +97,4 @@ def served_model(service: Service, name: str) -> ServedModel:
     }
 
 
-def register(settings: Settings) -> Adapter:
-    """The routes that list models."""
-    return Adapter(router.routes)
+ADAPTER = Adapter(router.routes)

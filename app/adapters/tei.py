@@ -19,7 +19,6 @@ from app.adapters.forms.instances import (
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
-from app.config.settings import Settings
 from app.engine.classifier import Classification
 from app.engine.machine.gpu import CUDA
 from app.engine.predictions import Prediction, every_prediction
@@ -114,7 +113,6 @@ class PredictProblem(Problem):
 
 
 def _error_type(kind: type[ServiceError], detail: str) -> dict[str, ErrorType]:
-    """The member that TEI adds to an error."""
     return {"error_type": _ERROR_TYPES.get(kind, "Validation")}
 
 
@@ -180,6 +178,4 @@ def _headers(
     } | {name: str(round(value * 1000)) for name, value in seconds.items()}
 
 
-def register(settings: Settings) -> Adapter:
-    """The route of TEI."""
-    return Adapter(router.routes)
+ADAPTER = Adapter(router.routes, instances=frozenset({"/predict"}))

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Response
 
@@ -22,9 +23,6 @@ from app.errors import NotReady, ShuttingDown, UserError
 from app.limits import Paths, PathSet
 
 ROUTE = re.compile(r"/[\w.~:@/-]*", re.ASCII)
-# Paths of other adapters that answer as Vertex AI expects: probes, and those that take instances.
-PROBES = PathSet({"/ping", "/v2/health/live", "/v2/health/ready"})
-TAKE_INSTANCES = frozenset({"/predict", "/invocations"})
 
 
 async def health(request: HttpRequest) -> Response:
@@ -41,8 +39,8 @@ async def predict(request: HttpRequest) -> Response:
     return await answer_instances(request, await read_body(request, InstancesRequest))
 
 
-def register(settings: Settings) -> Adapter:
-    """The routes that the platform has chosen, but for those that are served anyway.
+def _configured(settings: Settings, others: Sequence[Adapter]) -> Adapter:
+    """The routes that the platform has chosen, but for those that answer as it expects anyway.
 
     Raises:
         UserError: one of them is not a path or not for users, or both are the same.
@@ -52,9 +50,10 @@ def register(settings: Settings) -> Adapter:
         raise UserError(f"AIP_PREDICT_ROUTE: {predict_path} is another route; use /predict")
     if predict_path in OWN_PATHS.admin:
         raise UserError(f"AIP_PREDICT_ROUTE: {predict_path} needs an admin key; use /predict")
+    probes = [OWN_PATHS.probes, *(other.paths.probes for other in others)]
     health_router = APIRouter(tags=["compatibility"], route_class=Route)
     predict_router = APIRouter(tags=["compatibility"], route_class=TextRoute)
-    if health_path and health_path not in OWN_PATHS.probes | PROBES:
+    if health_path and not any(health_path in known for known in probes):
         health_router.add_api_route(
             health_path,
             health,
@@ -63,7 +62,7 @@ def register(settings: Settings) -> Adapter:
             responses=documented(NotReady, ShuttingDown),
             response_class=Response,
         )
-    if predict_path and predict_path not in TAKE_INSTANCES:
+    if predict_path and not any(predict_path in other.instances for other in others):
         predict_router.add_api_route(
             predict_path,
             predict,
@@ -83,3 +82,6 @@ def _path(variable: str) -> str:
     if path and not ROUTE.fullmatch(path):
         raise UserError(f"{variable}: must be a path such as /predict, not {path!r}")
     return path
+
+
+ADAPTER = Adapter(configured=_configured)

@@ -13,7 +13,6 @@ from app.api.body import read_body
 from app.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
-from app.config.settings import Settings
 from app.engine.predictions import every_prediction
 from app.errors import ServiceError
 
@@ -97,7 +96,6 @@ class ClassificationProblem(TypedDict):
 
 
 def _failure(kind: type[ServiceError], detail: str) -> dict[str, Failure]:
-    """The member that vLLM adds to an error."""
     failure: Failure = {"message": detail, "type": kind.title, "param": None, "code": kind.code}
     return {"error": failure}
 
@@ -174,6 +172,4 @@ async def classify(request: HttpRequest) -> Response:
     return JsonAnswer(response, done.server_timing)
 
 
-def register(settings: Settings) -> Adapter:
-    """The route of vLLM."""
-    return Adapter(router.routes)
+ADAPTER = Adapter(router.routes)

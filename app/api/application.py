@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from app.adapter import Adapter
-from app.api.http_exchange import Route, TextRoute, application, no_route
+from app.api.http_exchange import Route, TextRoute, application
 from app.api.openapi.components import with_components
 from app.api.routes import classify, metrics, operations, page
 from app.errors import (
@@ -67,11 +67,10 @@ class Application(FastAPI):
         )
         self.state.service = service
         self.state.scrapes = metrics.Scrapes(service.metrics)
-        self.router.default = no_route
         self.router.routes.extend(routes)
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document, which is made when it is first asked for."""
+        """The OpenAPI document, which is made at the first request for it."""
         if self.openapi_schema is None:
             self.openapi_schema = with_components(
                 super().openapi(), keys=bool(self.state.service.settings.api_keys)

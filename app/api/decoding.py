@@ -1,7 +1,6 @@
 """Decompresses request bodies in small pieces, because a few bytes can expand to gigabytes."""
 
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
 import brotli
@@ -19,15 +18,23 @@ UNSUSPICIOUS_BYTES = 1_048_576
 # What is decompressed on the event loop, then in each step on the worker's thread, in 1 to 5 ms.
 FIRST_BYTES, STEP_BYTES = 65_536, 1_048_576
 
-Check = Callable[[bytes], None]
 
+class Decoder:
+    """Decompresses a body while it arrives. ``name`` is its encoding in errors.
 
-class Decoder(ABC):
-    """Decompresses a body while it arrives."""
+    ``pieces`` returns the content of up to ``PIECE_BYTES`` of data in pieces of that size at most,
+    and ``complete`` whether the end of the body has been among them.
+    """
 
-    name: str
-
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        name: str,
+        pieces: Callable[[bytes], Iterator[bytes]],
+        complete: Callable[[], bool],
+    ) -> None:
+        self._name = name
+        self._pieces = pieces
+        self._complete = complete
         self._taken = self._given = 0
 
     def decode(self, data: bytes) -> Iterator[bytes]:
@@ -55,15 +62,8 @@ class Decoder(ABC):
         Raises:
             InvalidRequest: the end of the body is missing.
         """
-        if self._taken and not self._is_complete():
-            raise InvalidRequest(f"the body is incomplete: its {self.name} data has no end")
-
-    @abstractmethod
-    def _pieces(self, data: bytes) -> Iterator[bytes]:
-        """The content of up to ``PIECE_BYTES`` of data, in pieces."""
-
-    @abstractmethod
-    def _is_complete(self) -> bool: ...
+        if self._taken and not self._complete():
+            raise InvalidRequest(f"the body is incomplete: its {self._name} data has no end")
 
 
 def decoder(content_encoding: str) -> Decoder:
@@ -74,18 +74,18 @@ def decoder(content_encoding: str) -> Decoder:
     """
     match content_encoding.strip().lower():
         case "" | "identity":
-            return _Identity()
+            return Decoder("identity", lambda data: iter([data]), lambda: True)
         case "gzip" | "x-gzip":
-            return _Zlib("gzip", zlib.MAX_WBITS | 16)
+            return _zlib_decoder("gzip", zlib.MAX_WBITS | 16)
         case "deflate":
-            return _Zlib("deflate", zlib.MAX_WBITS)
+            return _zlib_decoder("deflate", zlib.MAX_WBITS)
         case "br":
-            return _Brotli()
+            return _brotli_decoder()
     raise UnsupportedMediaType("content-encoding must be gzip, br or deflate")
 
 
-async def decompressed(exchange: Exchange, body: bytes, encoding: str, check: Check) -> bytes:
-    """A body that has arrived, decompressed. ``check`` is called with each piece of it.
+async def decompressed(exchange: Exchange, body: bytes, encoding: str) -> bytes:
+    """A body that has arrived, decompressed.
 
     Raises:
         UnsupportedMediaType: its content-encoding is unknown.
@@ -104,7 +104,6 @@ async def decompressed(exchange: Exchange, body: bytes, encoding: str, check: Ch
         if size > max_bytes:
             raise PayloadTooLarge(f"the decompressed body has more than {max_bytes} bytes")
         exchange.hold(len(piece))
-        check(piece)
         pieces.append(piece)
         if len(piece) < wanted:  # this was the last one, nearly always the first as well
             break
@@ -126,52 +125,35 @@ def _read_some(content: Iterator[bytes], size: int) -> Steps[bytes]:
     return b"".join(pieces)
 
 
-class _Identity(Decoder):
-    def _pieces(self, data: bytes) -> Iterator[bytes]:
-        yield data
+def _zlib_decoder(name: str, window_bits: int) -> Decoder:
+    stream = zlib.decompressobj(window_bits)
 
-    def _is_complete(self) -> bool:
-        return True
-
-
-class _Zlib(Decoder):
-    def __init__(self, name: str, window_bits: int) -> None:
-        super().__init__()
-        self.name = name
-        self._stream = zlib.decompressobj(window_bits)
-
-    def _pieces(self, data: bytes) -> Iterator[bytes]:
+    def pieces(data: bytes) -> Iterator[bytes]:
         try:
             while data:
                 # Only one member is accepted, because each would need a decompressor of its own.
-                if self._stream.eof:
+                if stream.eof:
                     raise InvalidRequest(
-                        f"the body has more bytes after the end of its {self.name} data"
+                        f"the body has more bytes after the end of its {name} data"
                     )
-                yield self._stream.decompress(data, PIECE_BYTES)
-                data = self._stream.unconsumed_tail or self._stream.unused_data
+                yield stream.decompress(data, PIECE_BYTES)
+                data = stream.unconsumed_tail or stream.unused_data
         except zlib.error:
-            raise InvalidRequest(f"the body is not valid {self.name}") from None
+            raise InvalidRequest(f"the body is not valid {name}") from None
 
-    def _is_complete(self) -> bool:
-        return self._stream.eof
+    return Decoder(name, pieces, lambda: stream.eof)
 
 
-class _Brotli(Decoder):
-    name = "brotli"
+def _brotli_decoder() -> Decoder:
+    stream = brotli.Decompressor()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._stream = brotli.Decompressor()
-
-    def _pieces(self, data: bytes) -> Iterator[bytes]:
+    def pieces(data: bytes) -> Iterator[bytes]:
         try:
             # The decompressor may still hold output after it has taken all input.
-            while piece := self._stream.process(data, output_buffer_limit=PIECE_BYTES):
+            while piece := stream.process(data, output_buffer_limit=PIECE_BYTES):
                 yield piece
                 data = b""
         except brotli.error:
             raise InvalidRequest("the body is not valid brotli") from None
 
-    def _is_complete(self) -> bool:
-        return bool(self._stream.is_finished())
+    return Decoder("brotli", pieces, lambda: bool(stream.is_finished()))

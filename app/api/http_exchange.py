@@ -1,8 +1,9 @@
 """A request over HTTP, the route that answers it, and how the answer is sent."""
 
 import asyncio
+import gzip
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -74,6 +75,7 @@ class HttpExchange(Exchange):
         return self._router(self._scope, self._receive, self.send)
 
     async def _fail(self, error: ServiceError, cause: BaseException) -> None:
+        self._scope.pop("exchange", None)  # it was not routed
         if self._begun:  # it is too late to send an error
             if isinstance(cause, asyncio.CancelledError) and self.service.lifecycle.stopping:
                 return  # the client did not read its answer before the server's time was over
@@ -88,17 +90,25 @@ class HttpExchange(Exchange):
     def _route(self) -> str:
         if CONTROL.search(self.path):
             return UNMATCHED
+        return next((route.path for route in self._matching()), UNMATCHED)
+
+    def _matching(self) -> Iterator["Route"]:
+        """The routes that have its path, whatever their methods."""
         for route in self._router.routes:
-            if isinstance(route, APIRoute) and route.matches(self._scope)[0] is not Match.NONE:
-                return route.path
-        return UNMATCHED
+            if isinstance(route, Route) and route.matches(self._scope)[0] is not Match.NONE:
+                yield route
+
+    def methods(self) -> list[str]:
+        """The methods of all routes that have its path; Starlette names only those of the first."""
+        methods = {method for route in self._matching() for method in route.methods or ()}
+        return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
     def _error(self, cause: BaseException) -> ServiceError:
         if isinstance(cause, HTTPException) and cause.status_code == NotFound.status:
-            cause = self.no_route()
+            cause = self._no_route()
         return super()._error(cause)
 
-    def no_route(self) -> NotFound:
+    def _no_route(self) -> NotFound:
         """The error of a path that is not served."""
         if self.path == "/metrics":
             port = self.service.settings.metrics_port
@@ -143,6 +153,17 @@ class JsonAnswer(Response):
             self.raw_headers.append((b"server-timing", timing.encode()))
 
 
+def packed_answer(request: HttpRequest, packed: bytes, headers: Mapping[str, str]) -> Response:
+    """Answer with the content of a gzip file, unpacked for clients that do not accept gzip.
+
+    What floods may ask for is compressed beforehand.
+    """
+    headers = {**headers, "vary": "Accept-Encoding"}  # so a Route does not compress it again
+    if "gzip" in request.headers.get("accept-encoding", "").lower():
+        return Response(packed, headers={**headers, "content-encoding": "gzip"})
+    return Response(gzip.decompress(packed), headers=headers)
+
+
 class Route(APIRoute):
     """A route whose endpoint takes only the request and returns the response.
 
@@ -158,10 +179,11 @@ class Route(APIRoute):
             MethodNotAllowed: the path has other methods.
             ServiceError: the endpoint's error.
         """
-        exchange = _exchange(scope)
+        # The exchange holds the scope: a cycle, which only the garbage collector would free.
+        exchange: HttpExchange = scope.pop("exchange")
         exchange.route = self.path
         if scope["method"] not in (self.methods or ()):
-            allowed = methods_of(scope)
+            allowed = exchange.methods()
             raise MethodNotAllowed(f"allowed here: {', '.join(allowed)}", allowed=allowed)
         request = HttpRequest(scope, receive, send)
         request.exchange = exchange
@@ -180,43 +202,13 @@ class Route(APIRoute):
 
 
 class TextRoute(Route):
-    """A route that takes texts. It is found first, and its metric series exist from the start.
+    """A route that takes texts. It is matched first, and its metric series exist from the start.
 
     ``operation`` is a label of these series. ``classify`` answers as soon as the texts of one
     request are classified; alerts on the time of an answer read only this one.
     """
 
     operation: ClassVar[str] = "classify"
-
-
-def methods_of(scope: Scope) -> list[str]:
-    """The methods of all routes that have this path; Starlette names only those of the first."""
-    routes = [route for route in scope["router"].routes if isinstance(route, Route)]
-    methods = {
-        method
-        for route in routes
-        if route.matches(scope)[0] is not Match.NONE
-        for method in route.methods or ()
-    }
-    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
-
-
-async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
-    """What answers a path that no route has.
-
-    Raises:
-        NotFound: always.
-    """
-    raise _exchange(scope).no_route()
-
-
-def _exchange(scope: Scope) -> HttpExchange:
-    """The exchange of a request that is routed now.
-
-    It holds the scope. If the scope held it, too, only the garbage collector would free them.
-    """
-    exchange: HttpExchange = scope.pop("exchange")
-    return exchange
 
 
 def application(service: Service, router: APIRouter) -> ASGIApp:

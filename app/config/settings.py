@@ -261,7 +261,7 @@ class Settings(BaseSettings):
 
 
 def cache_directory(settings: Settings) -> Path | None:
-    """Where measurements and exported models are kept; None if the system has no such place."""
+    """The directory for measurements and exported models; None if the system has no such place."""
     if settings.cache_dir is not None:
         return settings.cache_dir
     directory = platformdirs.user_cache_path("sentiment-service", appauthor=False)

@@ -29,6 +29,18 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def bind_sites(settings: Settings) -> list[socket.socket]:
+    """The sockets of the service's port and, if they have their own, of the metrics' port.
+
+    gRPC opens its own when the models are warm.
+
+    Raises:
+        UserError: an address cannot be used.
+    """
+    ports = [settings.port, *([settings.metrics_port] if settings.metrics_port else [])]
+    return [bind(settings.host, port) for port in ports]
+
+
 def check_ports(settings: Settings) -> None:
     """Check that the ports of the service, of its metrics and of gRPC can be used.
 

@@ -1,5 +1,5 @@
-"""How connections and requests begin: many connections in each iteration of the event loop, and a
-few requests.
+"""How connections begin, many in each iteration of the event loop; and when a service that stops
+may assume that no more will come.
 
 libuv, which uvloop uses, accepts one connection in each iteration. When iterations are long,
 connections wait in the kernel's queue for seconds, including the probes of an orchestrator.
@@ -12,11 +12,10 @@ import logging
 import socket
 import struct
 import sys
-from collections import deque
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from app.limits import PathSet
 from app.server.addresses import cannot_listen
 
 # Connections that the kernel completes while the service is busy. The kernel's own limit applies
@@ -31,11 +30,12 @@ HANDSHAKE_S = 0.1
 SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-# A request costs the event loop about 0.3 ms, so an iteration takes a few milliseconds. A health
-# probe or a finished answer waits that long, however many clients send at once.
-STARTS_AT_ONCE = 8
-# When requests wait longer than this, some clients will have no more time for their answers.
-PATIENCE_S = 0.1
+# A stopping server closes a connection only after this many seconds of silence, because the client
+# might be about to send a request.
+QUIET_S = 0.5
+# The share of drain-ms after which the listeners close, even if clients still connect.
+ACCEPTING_SHARE = 0.5
+LOOK_S = 0.05  # between two checks of the connections
 
 logger = logging.getLogger(__name__)
 
@@ -154,24 +154,19 @@ class Listener:
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
         self._beginning: set[asyncio.Task[None]] = set()
-        self._arrivals = arrivals(site, self._take)
-
-    @property
-    def accepted(self) -> int:
-        """The number of connections until now."""
-        return self._arrivals.accepted
+        self.arrivals = arrivals(site, self._take)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more can arrive."""
-        return self._arrivals.ended
+        """Whether nothing more can arrive, and all connections have begun."""
+        return self.arrivals.ended and not self._beginning
 
     async def close(self) -> None:
         """Begin every connection that has arrived, and accept no more.
 
         May be called more than once.
         """
-        await self._arrivals.close()
+        await self.arrivals.close()
         if self._beginning:
             await asyncio.wait(self._beginning)
 
@@ -189,63 +184,27 @@ class Listener:
             self._on_failure()
 
 
-class Turns:
-    """Begins requests in the order of their arrival, a few in each iteration of the event loop.
+class Quiet:
+    """Measures for how long no connection and no request has arrived."""
 
-    Between two iterations the loop checks its sockets. Without this limit, a thousand requests that
-    have arrived would all begin before the next connection is accepted or the next probe is read.
+    def __init__(self) -> None:
+        self._arrived = -1
+        self._since = 0.0
 
-    When the first request in the queue has waited for long, there are more requests than can begin.
-    In order of arrival all would be late, so every second request to begin is then the latest one.
-
-    What reads the paths ``at_once`` is short and does not wait. Create it on the event loop.
-    """
-
-    def __init__(self, at_once: PathSet) -> None:
-        self._at_once = at_once
-        self._loop = asyncio.get_running_loop()
-        # Each entry: when the patience of the request ends, on the loop's clock; how to begin it.
-        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
-        self._started = 0  # since the last call of _next
-        self._latest_is_next = False
-
-    def take(self, head: bytes | bytearray, start: Callable[[], None]) -> None:
-        """Begin the request with this ``head``: now, or in a later iteration."""
-        if not head.startswith(b"POST") and _path(head) in self._at_once:
-            start()
-            return
-        if self._waiting or self._started >= STARTS_AT_ONCE:
-            self._waiting.append((self._loop.time() + PATIENCE_S, start))
-            return
-        self._started += 1
-        if self._started == STARTS_AT_ONCE:
-            self._loop.call_soon(self._next)
-        start()
-
-    def _next(self) -> None:
-        self._started = 0
-        try:
-            while self._waiting and self._started < STARTS_AT_ONCE:
-                self._started += 1
-                self._pop()()
-        finally:  # if one of them raises, the others still get their turn
-            if self._waiting or self._started == STARTS_AT_ONCE:
-                self._loop.call_soon(self._next)
-
-    def _pop(self) -> Callable[[], None]:
-        patient_until, _ = self._waiting[0]
-        is_late = self._loop.time() > patient_until
-        self._latest_is_next = is_late and not self._latest_is_next
-        _, start = self._waiting.pop() if self._latest_is_next else self._waiting.popleft()
-        return start
+    def seconds(self, arrived: int) -> float:
+        """Seconds since ``arrived``, a number that grows with each arrival, has last changed."""
+        now = time.monotonic()
+        if arrived != self._arrived:
+            self._arrived, self._since = arrived, now
+        return now - self._since
 
 
 def _take_no_handshake(listener: socket.socket) -> None:
     """From now on, have the kernel drop the first packet of each handshake.
 
-    When a listener closes, the kernel resets the connections that are complete but not accepted.
-    So no new handshake may begin before the close. The client tries again a second later, and
-    finds the port closed.
+    When a listener closes, the kernel ends the connections that are complete but not accepted: 25
+    clients of 1,200 in 200 closes. So no new handshake may begin before the close. The client tries
+    again a second later, and finds the port closed.
     """
     if sys.platform != "linux":
         return
@@ -260,9 +219,3 @@ def _take_no_handshake(listener: socket.socket) -> None:
             SO_ATTACH_FILTER,
             struct.pack("HP", len(program), ctypes.addressof(code)),
         )
-
-
-def _path(head: bytes | bytearray) -> str:
-    """The path in a request line, without its query."""
-    target = head.partition(b"\r\n")[0].split(b" ")[1:2]
-    return b"".join(target).partition(b"?")[0].decode("latin-1")

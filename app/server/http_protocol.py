@@ -30,10 +30,10 @@ from app.errors import (
 )
 from app.exchange import Arrival, request_id
 from app.limits import IPV4_MAPPED, plain_address
-from app.server.arrivals import Turns
-from app.server.quiet import QUIET_S
+from app.server.arrivals import QUIET_S
 from app.server.refusals import answer, refusal
 from app.server.transport import ResponseTransport, has_unread
+from app.server.turns import Turns
 
 # The methods of uvicorn's protocol that HttpProtocol overrides, and why. A test compares this list
 # with the class. The other methods are used as they are.
@@ -320,7 +320,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._chunks.append(body)
 
     def _give_chunks(self) -> None:
-        """Give the application what the parser found, at once: each chunk alone takes long."""
+        """Pass the parsed chunks to the application together: each alone takes long."""
         body = b"".join(self._chunks)
         self._chunks.clear()
         self._framing_excess -= 2 * len(body)  # it was counted as framing

@@ -1,58 +1,25 @@
-"""Runs a server process, from opening its sockets to the last answer after SIGTERM."""
+"""Runs a server process, from opening its sockets to its exit code."""
 
-import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
-import sys
-import time
-from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
-from types import FrameType
-
-import uvicorn
-from fastapi import FastAPI
 
 from app import main
-from app.adapter import SideServer
 from app.config.settings import Settings
-from app.errors import ServiceError, UserError
-from app.limits import IPV4_MAPPED
 from app.observability import logs
-from app.server import refusals, signals
-from app.server.addresses import announce, bind
-from app.server.arrivals import Arrivals, Listener, Turns
-from app.server.http_protocol import HttpProtocol
-from app.server.quiet import ACCEPTING_SHARE, LOOK_S, QUIET_S, Quiet
+from app.server import signals
+from app.server.addresses import bind_sites
+from app.server.server import Server
 from app.server.workers.assignment import Assignment, take_share
-from app.server.workers.handover import HandedOver
-from app.server.workers.member import Member
-from app.server.workers.status_report import StatusReport
 from app.service import Service
-from app.shared_memory.worker_status import WorkerStage
+from app.shared_memory.board import Board
 
-# Longer than load balancers keep idle connections (mostly 60 s): the side that sends requests must
-# close first.
-KEEP_ALIVE_S = 75
-# The last share of drain-ms, in which requests that have no result yet get an error.
-REFUSING_SHARE = 0.1
-MAX_REFUSING_S = 1.0
 # Answered requests and closed connections leave nothing to the garbage collector. It looks at all
 # requests that wait, for 0.1 to 0.3 s each time, and with Python's own thresholds (700, 10, 10)
 # whenever the number of objects has grown by 700.
 COLLECTOR_THRESHOLDS = (100_000, 5, 10)
-
-# The methods of uvicorn's server that Server overrides, and why. A test compares this list with
-# the class.
-OVERRIDDEN = {
-    "startup": "our listeners, which accept many connections in an iteration",
-    "handle_exit": "the service knows of a signal at once; the exit code is ours",
-    "on_tick": "SIGHUP reloads; a worker's status is written",
-    "shutdown": "connections end after their answers, within drain-ms",
-}
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +38,10 @@ def run(settings: Settings, assignment: Assignment | None = None) -> int:
     with ExitStack() as sockets:
         if assignment is None:
             board, cpus = None, 0.0
-            sites = _bind_ports(settings)
+            sites = bind_sites(settings)
         else:
-            board, sites = assignment.open_board(), assignment.open_sites()
+            board = Board.open(assignment.board, assignment.workers, assignment.number)
+            sites = [socket.socket(fileno=site) for site in assignment.sites]
             settings, cpus = take_share(settings, assignment.number, assignment.workers)
         for site in sites:
             sockets.enter_context(site)
@@ -96,213 +64,3 @@ def run(settings: Settings, assignment: Assignment | None = None) -> int:
         logs.close()
         os._exit(int(lifecycle.results_lost))
     return int(lifecycle.results_lost)
-
-
-def _bind_ports(settings: Settings) -> list[socket.socket]:
-    """The socket of the service's port, and that of the metrics if they have their own.
-
-    Raises:
-        UserError: an address cannot be used.
-    """
-    # gRPC opens its own socket when the models are warm.
-    ports = [settings.port, *([settings.metrics_port] if settings.metrics_port else [])]
-    return [bind(settings.host, port) for port in ports]
-
-
-class Server(uvicorn.Server):
-    """uvicorn's server with our listeners, and a shutdown that loses no request.
-
-    ``sites`` maps each bound socket to its application; the sockets of a worker with an
-    ``assignment`` lead to the supervisor. The first application's lifespan is the server's. When a
-    signal is added to ``hangups``, all models are loaded again.
-    """
-
-    def __init__(
-        self,
-        sites: Mapping[socket.socket, FastAPI],
-        service: Service,
-        hangups: list[int],
-        assignment: Assignment | None = None,
-        *,
-        keep_alive_s: int = KEEP_ALIVE_S,
-    ) -> None:
-        self._apps = [*sites.values()]
-        self._configs = {site: _config(app, keep_alive_s) for site, app in sites.items()}
-        super().__init__(next(iter(self._configs.values())))
-        self._service = service
-        self._hangups = hangups
-        self._reloading: asyncio.Future[list[None]] | None = None
-        self._listeners: list[Listener] = []
-        self._side_servers: list[SideServer] = []
-        self._assignment = assignment
-        self._member: Member | None = None
-        service.show_status = StatusReport(service, self.server_state).write
-        # The supervisor and other workers look at any time, but at a single process only /info.
-        self._tick = service.show_status if assignment else lambda: None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await self.lifespan.startup()
-        if self.lifespan.should_exit:
-            sys.exit(1)  # the log says why
-        turns = Turns(self._service.paths.probes | self._service.paths.quiet)
-        for site, config in self._configs.items():
-            if not config.loaded:  # the first one was loaded with its lifespan
-                config.load()
-            protocol = partial(
-                HttpProtocol,
-                config=config,
-                server_state=self.server_state,
-                app_state=self.lifespan.state,
-                max_header_bytes=self._service.settings.max_header_bytes,
-                turns=turns,
-                on_refusal=partial(refusals.note, self._service),
-                on_end=self._note_end,
-            )
-            arrivals = partial(HandedOver, on_loss=self._note_end) if self._assignment else Arrivals
-            try:
-                self._listeners.append(Listener(site, protocol, arrivals, self._note_end))
-            except UserError:
-                await self.lifespan.shutdown()
-                raise
-        await self._start_side_servers()
-        models = self._service.models.summary()
-        if self._assignment is None:
-            announce(models, [*self._configs], self._service.settings)
-        else:
-            logger.info("ready to serve %s", models)
-            self._join(self._assignment)
-        self._tick()
-        self.started = True
-
-    def _join(self, assignment: Assignment) -> None:
-        """Listen to the supervisor. When it has ended, this worker ends, too."""
-        self._member = Member(
-            socket.socket(fileno=assignment.control),
-            self._service.models,
-            hang_up=lambda: self._hangups.append(signal.SIGHUP),
-            stop=lambda: self.handle_exit(signal.SIGTERM, None),
-        )
-        self._service.reload = self._member.reload
-
-    def _note_end(self) -> None:
-        """A connection has ended."""
-        self._service.status.closed += 1
-
-    async def _start_side_servers(self) -> None:
-        (app, *_) = self._apps
-        try:
-            self._side_servers = [make(self._service) for make in app.state.side_servers]
-        except UserError:
-            await self.lifespan.shutdown()
-            raise
-        for server in self._side_servers:
-            await server.start()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        signals.stop(self._service.lifecycle, sig)
-        self._service.status.stage_number = WorkerStage.STOPPING
-        # uvicorn's own handler is not called: it raises the signal again after a graceful end, so
-        # the exit code would report a failure.
-        self.should_exit = True
-
-    async def on_tick(self, counter: int) -> bool:
-        # Hangups that came during a reload cause one more reload together.
-        if self._hangups and (self._reloading is None or self._reloading.done()):
-            self._hangups.clear()
-            self._reloading = asyncio.gather(*map(self._reload, self._service.models.classifiers))
-        self._tick()
-        return await super().on_tick(counter)
-
-    async def _reload(self, name: str) -> None:
-        try:
-            await self._service.reload(name)
-        except ServiceError:
-            pass  # the log says why, or the service shuts down
-        except Exception:
-            logger.exception("%s could not be reloaded", name)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer accepted requests, refuse new ones, then close; all within drain-ms."""
-        logger.info("shutting down")
-        lifecycle = self._service.lifecycle
-        lifecycle.stop()  # a signal may have done this already
-        if self._member is not None:
-            self._member.stop()
-        drain_s = self._service.settings.drain_ms / 1000
-        stop_by = lifecycle.stop_by
-        results_by = stop_by - min(MAX_REFUSING_S, REFUSING_SHARE * drain_s)
-        draining = asyncio.create_task(self._service.models.drain(results_by))
-        stopping = [asyncio.create_task(side.stop(stop_by)) for side in self._side_servers]
-        await self._close_what_is_quiet(stop_by - ACCEPTING_SHARE * drain_s, results_by)
-        for listener in self._listeners:
-            await listener.close()
-        lifecycle.results_lost = not await draining
-        # The remaining tasks wait for their clients: for the rest of a body, or for a client to
-        # read its answer.
-        tasks = self.server_state.tasks
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=max(0.0, stop_by - time.monotonic()))
-        await self._flush(stop_by)
-        await asyncio.gather(*stopping)
-        await self.lifespan.shutdown()
-        logger.info("stopped")
-
-    async def _close_what_is_quiet(self, accept_until: float, until: float) -> None:
-        """Close quiet connections; return when none is left, or at ``until``.
-
-        The listeners close at ``accept_until`` at the latest. Both times are on the clock
-        ``time.monotonic``.
-        """
-        quiet = Quiet()
-        listening = True
-        connections = self.server_state.connections
-        while (connections or listening) and time.monotonic() < until:
-            self._tick()
-            quiet_s = quiet.seconds(self._heard())
-            if listening and self._may_close(quiet_s, accept_until):
-                listening = False
-                for listener in self._listeners:
-                    await listener.close()
-            for connection in list(connections):
-                connection.shutdown()
-            await asyncio.sleep(LOOK_S)
-
-    def _may_close(self, quiet_s: float, accept_until: float) -> bool:
-        """Whether the listeners may close. Those of a worker end when the supervisor says so."""
-        if self._assignment is not None:
-            return all(listener.ended for listener in self._listeners)
-        return quiet_s >= QUIET_S or time.monotonic() >= accept_until
-
-    async def _flush(self, until: float) -> None:
-        """Wait until the last answers are sent and read, but not beyond ``until``."""
-        connections = self.server_state.connections
-        while connections and time.monotonic() < until:
-            for connection in list(connections):
-                connection.shutdown()
-            await asyncio.sleep(LOOK_S)
-        if any(connection.transport.get_write_buffer_size() for connection in connections):
-            self._service.lifecycle.results_lost = True
-
-    def _heard(self) -> int:
-        """A number that grows with each connection and each answer."""
-        accepted = sum(listener.accepted for listener in self._listeners)
-        return accepted + self.server_state.total_requests
-
-
-def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        lifespan="on",
-        ws="none",
-        log_config=None,
-        log_level="warning",  # of uvicorn's own messages
-        access_log=False,
-        server_header=False,
-        # Otherwise any client on this host could claim to have another address.
-        proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
-        # In the form in which HttpProtocol writes the addresses of connections.
-        forwarded_allow_ips=os.environ.get("FORWARDED_ALLOW_IPS", "").replace(IPV4_MAPPED, ""),
-        timeout_keep_alive=keep_alive_s,
-    )

@@ -14,7 +14,7 @@ from struct import Struct
 from app.shared_memory.board import NUMBER_BYTES
 
 HIT = Struct("=d16s")  # seconds of time.monotonic, which is one clock for all processes; the key
-# A key's hits are kept, unless so many others were accepted after it. They take 20 MB.
+# A key's hits are stored, unless so many others were accepted after it. They take 20 MB.
 KEYS = 20_000
 
 

@@ -39,7 +39,7 @@ class WorkerStatus:
     dealt = _Number(2)  # supervisor: connections that this process has been given
     closed = _Number(3)  # worker: those of them that have ended
     stage_number = _Number(4)  # worker, but the supervisor while there is no process
-    beats = _Number(5)  # worker: grows while its event loop turns
+    beats = _Number(5)  # worker: grows while its event loop runs
     connections = _Number(6)  # worker: open now
     in_flight = _Number(7)  # worker: requests being answered
     answered = _Number(8)  # worker: requests answered since its start

@@ -5,7 +5,7 @@ import math
 import pytest
 from fastapi.testclient import TestClient
 
-from app.adapters.explain.explanation import without_each, word_spans
+from app.adapters.explain import without_each, word_spans
 from tests.conftest import Serve
 from tests.support.serving import metric
 

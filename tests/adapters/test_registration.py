@@ -15,7 +15,7 @@ from app.main import ADAPTERS
 APP = Path(app.__file__).parent
 # What each adapter answers: a request that gets another status than 404 with it.
 ASKED = {
-    "app.adapters.explain.routes": "POST /explain",
+    "app.adapters.explain": "POST /explain",
     "app.adapters.huggingface": "POST /",
     "app.adapters.kserve": "POST /v1/models/tiny:predict",
     "app.adapters.model_list": "GET /v1/models",
@@ -23,7 +23,7 @@ ASKED = {
     "app.adapters.sagemaker.routes": "POST /invocations",
     "app.adapters.stream.routes": "POST /classify/stream",
     "app.adapters.tei": "POST /predict",
-    "app.adapters.tokenize.routes": "POST /tokenize",
+    "app.adapters.tokenize": "POST /tokenize",
     "app.adapters.vllm": "POST /v1/classify",
     "app.adapters.vertex": "POST /of/vertex",
 }

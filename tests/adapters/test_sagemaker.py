@@ -19,36 +19,6 @@ def _post(client: TestClient, content: str | bytes, given: str, accept: str = "*
     return client.post("/invocations", content=content, headers=headers)
 
 
-def test_lines_are_counted_while_they_are_read(serve: Serve) -> None:
-    """After too many lines, nothing more of the body is asked for, nor split into lines."""
-    client = serve(max_texts=3)
-    pieces = [b"love\n" * 4]
-    sent: list[Any] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": pieces.pop(), "more_body": True}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope: dict[str, Any] = {
-        "type": "http",
-        "method": "POST",
-        "path": "/invocations",
-        "query_string": b"",
-        "headers": [(b"content-type", b"text/csv")],
-        "client": ("127.0.0.1", 1),
-    }
-
-    async def ask() -> None:
-        await client.app(scope, receive, send)
-
-    assert client.portal is not None
-    client.portal.call(ask)
-    assert sent[0]["status"] == 422
-    assert json.loads(sent[1]["body"])["code"] == "too_many_texts"
-
-
 def test_ping_is_empty_and_needs_no_key(serve: Serve) -> None:
     """SageMaker sends no key to /ping and /execution-parameters; /invocations needs one."""
     client = serve(api_keys=KEY)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from app.adapters.tokenize.tokens import tokens_steps
+from app.adapters.tokenize import tokens_steps
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.model.load import load_model
 from app.engine.step_thread import finish

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from app.adapters import vertex
 from app.cli import platforms
 from app.cli.command import main
 from app.cli.sources import load_settings, sources
 from app.config.settings import Settings
 from app.errors import UserError
+from app.main import create_app
 
 PORTS = ["AIP_HTTP_PORT", "SAGEMAKER_BIND_TO_PORT", "PORT"]
 
@@ -165,4 +165,4 @@ def test_a_route_that_is_no_path_is_refused(monkeypatch: pytest.MonkeyPatch, pat
     words = f"AIP_PREDICT_ROUTE: must be a path such as /predict, not {path!r}"
     monkeypatch.setenv("AIP_PREDICT_ROUTE", path)
     with pytest.raises(UserError, match=f"^{re.escape(words)}$"):
-        vertex.register(Settings())
+        create_app(Settings())

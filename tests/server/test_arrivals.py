@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import socket
-import time
 from functools import partial
 from itertools import chain
 
@@ -13,7 +12,8 @@ import pytest
 from app.errors import UserError
 from app.limits import PathSet
 from app.server.addresses import bind
-from app.server.arrivals import STARTS_AT_ONCE, Listener, Turns
+from app.server.arrivals import Listener
+from app.server.turns import STARTS_AT_ONCE, Turns
 from benchmarks.service import free_port
 from tests.conftest import Start
 from tests.support.raw_http import exchange
@@ -35,7 +35,7 @@ def test_connections_that_wait_are_accepted_together() -> None:
         listener = Listener(site, lambda _: asyncio.Protocol())
         clients = _connections(site.getsockname())
         iterations = 0
-        while listener.accepted < CONNECTIONS:
+        while listener.arrivals.accepted < CONNECTIONS:
             await asyncio.sleep(0)
             iterations += 1
         await listener.close()
@@ -94,7 +94,7 @@ def test_without_file_descriptors_it_waits_and_says_so(
             full = False
             await asyncio.sleep(0.2)
         await listener.close()
-        return listener.accepted
+        return listener.arrivals.accepted
 
     assert asyncio.run(run()) == 1
     said = [record.getMessage() for record in caplog.records]
@@ -136,27 +136,6 @@ def test_a_few_requests_begin_in_an_iteration() -> None:
     begun = asyncio.run(run())
     assert max(map(len, begun)) <= STARTS_AT_ONCE
     assert [*chain(*begun)] == list(range(3 * STARTS_AT_ONCE + 1))
-
-
-@pytest.mark.parametrize(("patience_s", "begun"), [(60.0, [0, 1, 2, 3]), (0.001, [3, 0, 2, 1])])
-def test_requests_that_are_late_do_not_make_all_others_late(
-    monkeypatch: pytest.MonkeyPatch, patience_s: float, begun: list[int]
-) -> None:
-    """When requests are late, every second one to begin is the latest; none is forgotten."""
-    monkeypatch.setattr("app.server.arrivals.PATIENCE_S", patience_s)
-
-    async def run() -> list[int]:
-        turns = Turns(AT_ONCE)
-        seen: list[int] = []
-        for _ in range(STARTS_AT_ONCE):
-            turns.take(POST, lambda: None)
-        for number in range(4):
-            turns.take(POST, partial(seen.append, number))
-        time.sleep(0.01)  # noqa: ASYNC251 - the event loop is busy
-        await asyncio.sleep(0.05)
-        return seen
-
-    assert asyncio.run(run()) == begun
 
 
 @pytest.mark.parametrize(

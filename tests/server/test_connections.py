@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from app.server import http_protocol, run
+from app.server import http_protocol, server
 from app.server.http_protocol import HttpProtocol
 from app.server.transport import ResponseTransport
 from tests.conftest import FLAGS, Listen, Start
@@ -49,7 +49,7 @@ def test_what_is_overridden_of_uvicorn_is_listed() -> None:
     """The list beside each class is complete, so an upgrade of uvicorn is checked against it."""
     for ours, of_uvicorn, listed in (
         (HttpProtocol, HttpToolsProtocol, http_protocol.OVERRIDDEN),
-        (run.Server, uvicorn.Server, run.OVERRIDDEN),
+        (server.Server, uvicorn.Server, server.OVERRIDDEN),
     ):
         names = {name for name in vars(of_uvicorn) if not name.startswith("__")}
         differs = sorted((names & set(vars(ours))) ^ set(listed))

@@ -15,8 +15,8 @@ from fastapi.testclient import TestClient
 
 from app.cli.command import main
 from app.server.addresses import bind
-from app.server.run import Server
-from app.server.workers.status_report import StatusReport
+from app.server.server import Server
+from app.server.workers.member import StatusReport
 from tests.conftest import Listen, Start
 from tests.support.raw_http import BODY, HEAD, connect, read_all, statuses
 from tests.support.serving import (

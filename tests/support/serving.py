@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.engine.model.model import Model
 from app.server.addresses import bind
-from app.server.run import Server
+from app.server.server import Server
 from benchmarks import service
 
 ROOT = Path(__file__).parents[2]

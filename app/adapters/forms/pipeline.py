@@ -48,11 +48,11 @@ async def best_labels(
     Raises:
         ServiceError: a text is bad, or the request as a whole failed.
     """
-    asked = body.parameters or PipelineParameters()
+    parameters = body.parameters or PipelineParameters()
     done = await request.exchange.classify(as_list(body.inputs), model=None)
     predictions = every_prediction(done.outcomes)
-    scores = _scores(done.model, predictions, asked.function_to_apply)
-    ranked = [ranking(by_label)[: asked.top_k] for by_label in scores]
+    scores = _scores(done.model, predictions, parameters.function_to_apply)
+    ranked = [ranking(by_label)[: parameters.top_k] for by_label in scores]
     return ranked, done
 
 

@@ -1,5 +1,7 @@
 """Registers gRPC: its server, and which of its methods are probes or open."""
 
+from collections.abc import Sequence
+
 from app.adapter import Adapter
 from app.config.settings import Settings
 from app.limits import Paths, PathSet
@@ -18,14 +20,13 @@ PATHS = Paths(
 )
 
 
-def register(settings: Settings) -> Adapter:
-    """gRPC's server, if a port is set.
-
-    Raises:
-        ModuleNotFoundError: the extra ``grpc`` is missing.
-    """
+def _configured(settings: Settings, others: Sequence[Adapter]) -> Adapter:
+    """With a server, if a port is set. Raises ModuleNotFoundError if the extra is missing."""
     if not settings.grpc_port:
         return Adapter(paths=PATHS)
     from app.adapters.grpc.server import GrpcServer
 
     return Adapter(paths=PATHS, server=GrpcServer)
+
+
+ADAPTER = Adapter(configured=_configured)

@@ -26,9 +26,9 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
     with all its calls. So all methods are registered, gRPC's C library compares their paths, and
     the calls of no method are taken for those of one more.
 
-    grpc.aio takes one call of a method in several turns of the event loop. When turns are long,
-    calls wait in the C library, which cancels them without an answer. So each method of ``busy``
-    is registered several times.
+    grpc.aio takes several iterations of the event loop to take one call of a method. When these are
+    long, calls wait in the C library, which cancels them without an answer. So each method of
+    ``busy`` is registered several times.
 
     The names of these additional methods cannot be guessed, because a client might call them.
 
@@ -89,6 +89,6 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
 
 
 def _given_up(taking: asyncio.Task[object]) -> None:
-    """Have its error, with which each ends when the server does, not reported as unseen."""
+    """Read the error with which each ends when the server does, so that asyncio does not log it."""
     if not taking.cancelled():
         taking.exception()

@@ -12,7 +12,6 @@ from google.protobuf.message import DecodeError
 
 from app.adapters.grpc.limits import CallLimits
 from app.adapters.grpc.messages import METHODS, Message, Method, more_fields
-from app.adapters.grpc.status_codes import STATUS_CODES
 from app.engine.classifier import Classification
 from app.engine.predictions import Outcome
 from app.errors import (
@@ -29,14 +28,26 @@ from app.limits import plain_address
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
 
-
 # Fields of a message, its parts' included, beside one for each text. Decoding a million of them
 # would hold the event loop.
 FIELDS = 10_000
 GRPC = "GRPC"  # in the place of HTTP's method, in metrics and log
 # A stream whose client is silent for this long is ended.
 IDLE_S = 300.0
-
+# By the errors' HTTP statuses.
+STATUS_CODES = {
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    405: grpc.StatusCode.UNIMPLEMENTED,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,  # as gRPC itself answers
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    500: grpc.StatusCode.INTERNAL,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+    507: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
 
 # What answers the methods, by their paths: with one message each way, or with streams.
 Answer = (
@@ -145,8 +156,8 @@ class Call(Exchange):
             self.deadline, "the message did not arrive within the time allowed"
         )
         if content is grpc.aio.EOF:
-            # gRPC ends a call like this if its message is longer than allowed, and has told the
-            # client so. No client that is generated from a .proto file leaves out the message.
+            # gRPC ends a call like this if its message is longer than allowed, and has
+            # answered it. No client that is made from a .proto file leaves out the message.
             most = self.service.settings.max_body_bytes
             raise PayloadTooLarge(f"no message arrived, or one of more than {most} bytes")
         message = self._parsed(content)

@@ -31,6 +31,7 @@ class CallLimits:
         )
         self.most_arriving = max(LEAST_ARRIVING, bytes_allowed // settings.max_body_bytes)
         self._running = running
+        self._watching = 0
         # What gives up each message that is arriving. The oldest comes first.
         self._arriving: dict[object, Callable[[], object]] = {}
 
@@ -43,14 +44,20 @@ class CallLimits:
         if len(self._running) > self.most_calls:
             raise self._overloaded(f"{self.most_calls} gRPC calls are in progress")
 
-    def check_watching(self, watching: int) -> None:
-        """Return if one more call may wait for changes of the state, for which it needs no key.
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Wait for changes of the state in this context, for which a call needs no key.
 
         Raises:
             Overloaded: half of all calls that are accepted do so already.
         """
-        if watching >= self.most_calls // 2:
-            raise self._overloaded(f"{watching} calls of Watch are in progress")
+        if self._watching >= self.most_calls // 2:
+            raise self._overloaded(f"{self._watching} calls of Watch are in progress")
+        self._watching += 1
+        try:
+            yield
+        finally:
+            self._watching -= 1
 
     @contextmanager
     def arriving(self, give_up: Callable[[], object]) -> Iterator[None]:

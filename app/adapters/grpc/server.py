@@ -14,9 +14,8 @@ import grpc
 
 from app.adapters.grpc import health, open_inference, reflection
 from app.adapters.grpc.aio_server import UNKNOWN, AioServer
-from app.adapters.grpc.call import GRPC, Answers, Call, Context
+from app.adapters.grpc.call import GRPC, STATUS_CODES, Answers, Call, Context
 from app.adapters.grpc.limits import WINDOW_BYTES, CallLimits
-from app.adapters.grpc.status_codes import STATUS_CODES
 from app.errors import MethodNotAllowed, UserError
 from app.service import Service
 
@@ -90,7 +89,7 @@ class GrpcServer:
         # logged here and in ``Calls``.
         logging.getLogger("grpc._cython.cygrpc").disabled = True
         settings = service.settings
-        answers: Answers = {**health.answers(service), **open_inference.ANSWERS}
+        answers: Answers = {**health.ANSWERS, **open_inference.ANSWERS}
         if settings.docs == "on":
             answers = {**answers, **reflection.ANSWERS}
         self._service = service

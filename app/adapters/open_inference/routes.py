@@ -19,7 +19,6 @@ from app.adapters.open_inference.response import infer_response
 from app.api.http_exchange import HttpRequest, Route, TextRoute
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, example, path_parameters
-from app.config.settings import Settings
 from app.engine.classifier import Classifier
 from app.engine.predictions import every_prediction
 from app.engine.text.encoding import TextOptions
@@ -30,7 +29,6 @@ router = APIRouter(prefix="/v2", tags=["compatibility"], route_class=Route)
 # Not in our OpenAPI document: JSON Schema cannot say that data must have as many texts as shape
 # says, nor that bytes may follow the JSON. The protocol has its own description.
 infer_router = APIRouter(prefix="/v2", include_in_schema=False, route_class=TextRoute)
-PATHS = Paths(probes=PathSet({"/v2/health/live", "/v2/health/ready"}))
 
 
 class ServerMetadata(TypedDict):
@@ -185,6 +183,7 @@ def served(request: HttpRequest) -> Classifier:
     return of_version(request.exchange.service, request.path_params["name"], version)
 
 
-def register(settings: Settings) -> Adapter:
-    """The routes of the protocol over HTTP."""
-    return Adapter([*router.routes, *infer_router.routes], PATHS)
+ADAPTER = Adapter(
+    [*router.routes, *infer_router.routes],
+    Paths(probes=PathSet({"/v2/health/live", "/v2/health/ready"})),
+)

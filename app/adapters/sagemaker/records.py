@@ -9,7 +9,7 @@ import msgspec
 from fastapi import Response
 
 from app.adapters.forms.instances import ACCEPTED, text_of
-from app.api.body import INLINE_BYTES, parse_steps, read_bytes
+from app.api.body import INLINE_BYTES, parse, read_bytes
 from app.api.http_exchange import HttpRequest
 from app.api.routes.classify import in_places
 from app.engine.predictions import Outcome, item
@@ -32,7 +32,7 @@ class Format(ABC):
     ends = (b"", b"\n")
 
     @abstractmethod
-    def text(self, line: bytes, number: int) -> Steps[Input]:
+    def text(self, line: bytes, number: int) -> Input:
         """The text or pair of a line; empty if the line is blank. ``number`` is for errors, from 1.
 
         Raises:
@@ -49,11 +49,11 @@ class JsonLines(Format):
 
     media_type = "application/jsonlines"
 
-    def text(self, line: bytes, number: int) -> Steps[Input]:
+    def text(self, line: bytes, number: int) -> Input:
         """The text or pair of a line."""
         if not line.strip():
             return ""
-        text = text_of((yield from parse_steps(line, f"line {number}")))
+        text = text_of(parse(line, f"line {number}"))
         if text is None:
             raise InvalidRequest(f"line {number} must be {ACCEPTED}")
         return text
@@ -76,9 +76,8 @@ class CsvRecords(Format):
 
     media_type = "text/csv"
 
-    def text(self, line: bytes, number: int) -> Steps[Input]:
+    def text(self, line: bytes, number: int) -> Input:
         """The text of a line."""
-        yield
         try:
             (columns,) = csv.reader([line.decode()], strict=True)
         except UnicodeDecodeError:
@@ -102,22 +101,6 @@ class CsvRecords(Format):
         return line.getvalue().encode()
 
 
-class _LineEnds:
-    """Counts the lines of a body while it is read: lines of one byte take sixty in memory."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._counted = 0
-
-    def count(self, piece: bytes) -> None:
-        self._counted += piece.count(b"\n")
-        self.check(self._counted)
-
-    def check(self, lines: int) -> None:
-        if lines > self._most:
-            raise TooManyTexts(f"there are {lines} lines; at most {self._most} are accepted")
-
-
 async def answer_records(request: HttpRequest, reads: Format, writes: Format) -> Response:
     """Classify the lines of the body. Blank and bad lines have their errors in their places.
 
@@ -126,10 +109,12 @@ async def answer_records(request: HttpRequest, reads: Format, writes: Format) ->
         ServiceError: the body cannot be read, or the request as a whole failed.
     """
     service = request.exchange.service
-    ends = _LineEnds(service.settings.max_texts)
-    body = await read_bytes(request, empty="the body has no line", check=ends.count)
-    lines = body.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n")
-    ends.check(len(lines))
+    body = await read_bytes(request, empty="the body has no line")
+    body = body.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n")
+    most = service.settings.max_texts
+    if (found := body.count(b"\n") + 1) > most:  # a line of one byte takes sixty in a list
+        raise TooManyTexts(f"there are {found} lines; at most {most} are accepted")
+    lines = body.split(b"\n")
     classifier = service.models.classifier(None)
     # So that no group has more tokens than one request may queue.
     size = max(1, min(GROUP_RECORDS, classifier.request_tokens // classifier.model.max_tokens))
@@ -147,9 +132,10 @@ def _texts(reads: Format, lines: Sequence[bytes], first: int) -> Steps[list[Inpu
     texts: list[Input | ServiceError] = []
     for number, line in enumerate(lines, first):
         try:
-            texts.append((yield from reads.text(line.removesuffix(b"\r"), number)))
+            texts.append(reads.text(line.removesuffix(b"\r"), number))
         except InvalidRequest as error:
             texts.append(InvalidRequest(error.detail))  # a new error, without stack frames
+        yield
     return texts
 
 

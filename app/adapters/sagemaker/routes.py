@@ -24,7 +24,6 @@ from app.api.http_exchange import HttpRequest, JsonAnswer, Route, TextRoute
 from app.api.openapi.document import ERRORS, documented
 from app.api.openapi.schemas import ClassifyRequest
 from app.api.routes import classify
-from app.config.settings import Settings
 from app.errors import UnsupportedMediaType
 from app.limits import Paths, PathSet
 from app.validation import ByField
@@ -33,8 +32,6 @@ from app.validation import ByField
 # The platform has its own description, and docs/platforms.md has ours.
 router = APIRouter(include_in_schema=False, route_class=Route)
 text_router = APIRouter(include_in_schema=False, route_class=TextRoute)
-# The platform sends no key with GET.
-PATHS = Paths(probes=PathSet({"/ping"}), open=PathSet({"/execution-parameters"}))
 
 # The requests of a transform job may together have at most this many megabytes.
 JOB_MEGABYTES = 100
@@ -121,6 +118,9 @@ async def _as_container(request: HttpRequest, body: TextClassification) -> Respo
     return JsonAnswer(ranked if isinstance(body.inputs, list) else ranked[0], done.server_timing)
 
 
-def register(settings: Settings) -> Adapter:
-    """The routes of SageMaker."""
-    return Adapter([*router.routes, *text_router.routes], PATHS)
+ADAPTER = Adapter(
+    [*router.routes, *text_router.routes],
+    # The platform sends no key with GET.
+    Paths(probes=PathSet({"/ping"}), open=PathSet({"/execution-parameters"})),
+    instances=frozenset({"/invocations"}),
+)

@@ -33,7 +33,7 @@ class Line:
 class LineReader:
     """Cuts pieces into lines. Blank lines are left out, but count in the line numbers.
 
-    A line may continue in the next piece. If ``room`` is left for its bytes, they are kept until
+    A line may continue in the next piece. If ``room`` is left for its bytes, they are stored until
     the line ends, and their room is given back when the line is answered. Otherwise they are
     dropped, and the line's error is ``Overloaded``.
     """

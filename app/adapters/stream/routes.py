@@ -20,7 +20,6 @@ from app.api.body import media_type
 from app.api.decoding import Decoder, decoder
 from app.api.http_exchange import HttpExchange, HttpRequest, TextRoute
 from app.api.openapi.document import ERRORS, documented, text_example
-from app.config.settings import Settings
 from app.engine.text.encoding import Overflow, TextOptions
 from app.errors import (
     ClientDisconnected,
@@ -109,8 +108,8 @@ async def classify_stream(request: HttpRequest) -> Response:
     exchange = request.exchange
     if media_type(request, b"content-type") not in ACCEPTED:
         raise UnsupportedMediaType(f"send lines of JSON, with content-type: {MEDIA_TYPE}")
-    asked = request.query_params.get("overflow", "truncate")
-    overflow = next((known for known in get_args(Overflow) if known == asked), None)
+    given = request.query_params.get("overflow", "truncate")
+    overflow = next((known for known in get_args(Overflow) if known == given), None)
     if overflow is None:
         raise InvalidRequest(f"overflow must be one of: {', '.join(get_args(Overflow))}")
     model = request.query_params.get("model")
@@ -131,7 +130,7 @@ class StreamedAnswers(Response):
     ) -> None:
         super().__init__(
             media_type=MEDIA_TYPE,
-            headers={"x-accel-buffering": "no"},  # tells a proxy to pass on each line at once
+            headers={"x-accel-buffering": "no"},  # so that a proxy passes on each line at once
         )
         del self.headers["content-length"], self.body
         self._exchange = exchange
@@ -269,6 +268,4 @@ def _shutting_down() -> ShuttingDown:
     return ShuttingDown("the service is shutting down; send the rest again")
 
 
-def register(settings: Settings) -> Adapter:
-    """The route of streams."""
-    return Adapter(router.routes)
+ADAPTER = Adapter(router.routes)

@@ -8,10 +8,9 @@ from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client.exposition import choose_encoder
 
-from app.api.http_exchange import HttpRequest, Route
+from app.api.http_exchange import HttpRequest, Route, packed_answer
 from app.api.openapi import examples
 from app.api.openapi.document import text_example
-from app.api.packed import packed_answer
 from app.observability.metrics import Metrics
 
 router = APIRouter(tags=["operations"], route_class=Route)  # it may have a port of its own

@@ -6,9 +6,8 @@ from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
-from app.api.http_exchange import HttpRequest, Route
+from app.api.http_exchange import HttpRequest, Route, packed_answer
 from app.api.openapi.document import text_example
-from app.api.packed import packed_answer
 
 router = APIRouter(tags=["page"], route_class=Route)
 docs_router = APIRouter(include_in_schema=False, route_class=Route)  # only with --docs on

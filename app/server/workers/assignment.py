@@ -1,13 +1,12 @@
 """What a worker process is given: its number, sockets and models, and its share of the machine.
 
-The supervisor tells it by an environment variable.
+The supervisor passes it in an environment variable.
 """
 
 import importlib.metadata
 import json
 import logging
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +16,6 @@ from typing import Self, TypeVar
 from app.config.settings import Settings
 from app.engine.machine.cpu import available_cpus, numa_nodes
 from app.errors import UserError
-from app.shared_memory.board import Board
 
 VARIABLE = "_SENTIMENT_WORKER"
 # What auto chooses. Eight CPUs compute the embedded model as fast as one event loop can feed them.
@@ -32,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Assignment:
-    """The number of a worker, and the models and file descriptors that it has been given."""
+    """The number of a worker, its models, and the file descriptors that it inherits."""
 
     number: int  # from 0
     workers: int  # of the service
@@ -46,12 +44,12 @@ class Assignment:
 
     @classmethod
     def of_this_process(cls) -> Self | None:
-        """What the supervisor has told this process; None if no supervisor has started it."""
-        told = os.environ.pop(VARIABLE, None)
-        return cls(**json.loads(told)) if told else None
+        """What the supervisor has passed to this process; None if no supervisor has started it."""
+        passed = os.environ.pop(VARIABLE, None)
+        return cls(**json.loads(passed)) if passed else None
 
     def applied_to(self, settings: Settings) -> Settings:
-        """The settings with what the supervisor has found out once for all workers."""
+        """The settings with what the supervisor has determined for all workers."""
         cache = Path(self.cache) if self.cache else settings.cache_dir
         models = tuple(map(Path, self.models))
         return settings.model_copy(update={"model": models, "cache_dir": cache})
@@ -59,18 +57,6 @@ class Assignment:
     def environment(self) -> dict[str, str]:
         """The environment of the worker."""
         return {**os.environ, VARIABLE: json.dumps(asdict(self))}
-
-    def descriptors(self) -> list[int]:
-        """What the worker inherits."""
-        return [self.board, self.control, *self.sites]
-
-    def open_board(self) -> Board:
-        """The board of the service."""
-        return Board.open(self.board, self.workers, self.number)
-
-    def open_sites(self) -> list[socket.socket]:
-        """The sockets from which the connections of each port come."""
-        return [socket.socket(fileno=site) for site in self.sites]
 
 
 def worker_count(settings: Settings) -> int:

@@ -1,14 +1,30 @@
 """Deals the connections of the service to its workers: each to the one that has the fewest."""
 
+import asyncio
+import json
 import socket
+import uuid
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from itertools import count
+from typing import cast
 
+from app.errors import NotReady
 from app.server.arrivals import Arrivals
-from app.server.workers.unserved import refuse
 from app.server.workers.worker_process import WorkerProcess
+
+# Seconds that a client gets to send its request and to read the answer.
+MOST_S = 5.0
+HEAD = """\
+HTTP/1.1 503 Service Unavailable\r
+content-type: application/problem+json\r
+content-length: {length}\r
+retry-after: {retry_after_s:.0f}\r
+x-request-id: {request_id}\r
+connection: close\r
+\r
+"""
 
 
 class Dealer:
@@ -16,14 +32,12 @@ class Dealer:
 
     Of the workers that are ready and answer, the one with the fewest open connections gets the
     next; if several have as many, they take turns. While no worker takes one, connections wait in
-    the kernel; while there is no worker, they get 503. Call ``look`` several times a second: it
-    looks which workers are ready.
+    the kernel; while there is no worker, they get 503. Call ``look`` several times a second.
     """
 
     def __init__(self, sites: Sequence[socket.socket], workers: Sequence[WorkerProcess]) -> None:
         self._sites = sites
         self._workers = workers
-        self._best: list[WorkerProcess] = []
         self._turns = count(1)
         self._latest = dict.fromkeys(range(len(workers)), 0)  # turn, by the worker's number
         self._arrivals: list[Arrivals] = []
@@ -47,17 +61,13 @@ class Dealer:
         Raises:
             UserError: another process listens on one of the addresses.
         """
-        self.look()
         for site, listener in enumerate(self._sites):
             self._arrivals.append(Arrivals(listener, partial(self._deal, site)))
 
     def look(self) -> None:
-        """Look which workers are ready, and deal what waits, or was dealt to one that has ended."""
+        """Deal what waits, or was dealt to a worker that has ended."""
         for worker in self._workers:
             self._undealt += worker.returned()
-        reachable = [worker for worker in self._workers if worker.reachable]
-        best = min((worker.rank for worker in reachable), default=None)
-        self._best = [worker for worker in reachable if worker.rank == best]
         waited = self.waiting
         while self._undealt and self._try(*self._undealt[0]):
             self._undealt.popleft()
@@ -87,22 +97,57 @@ class Dealer:
 
     def _try(self, site: int, connection: socket.socket) -> bool:
         """Give the connection to a worker, or refuse it if there is none; False: it must wait."""
-        if self._best:
-            worker = min(self._best, key=self._burden)
-            if self._give(worker, site, connection):
-                return True
-        others = sorted(
-            (worker for worker in self._workers if worker.reachable), key=lambda worker: worker.rank
-        )
-        if not others:
+        reachable = [worker for worker in self._workers if worker.reachable]
+        if not reachable:
             self._refused += 1
             refuse(connection)
             return True
-        return any(self._give(worker, site, connection) for worker in others)
+        return any(
+            self._give(worker, site, connection) for worker in sorted(reachable, key=self._order)
+        )
 
     def _give(self, worker: WorkerProcess, site: int, connection: socket.socket) -> bool:
         self._latest[worker.number] = next(self._turns)
         return worker.give(site, connection)
 
-    def _burden(self, worker: WorkerProcess) -> tuple[int, int]:
-        return worker.status.open, self._latest[worker.number]
+    def _order(self, worker: WorkerProcess) -> tuple[bool, int, int, int]:
+        return *worker.rank, worker.status.open, self._latest[worker.number]
+
+
+_beginning: set[asyncio.Task[object]] = set()  # the event loop does not keep its tasks
+
+
+def refuse(connection: socket.socket) -> None:
+    """Answer the connection's request with 503, and end it. Call it on the event loop."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(loop.connect_accepted_socket(_Refusal, connection))
+    _beginning.add(task)
+    task.add_done_callback(_beginning.discard)
+
+
+class _Refusal(asyncio.Protocol):
+    def __init__(self) -> None:
+        self._answered = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        loop = asyncio.get_running_loop()
+        self._end = loop.call_later(MOST_S, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        # The rest is read and forgotten: the kernel would reset a connection with unread bytes, and
+        # the client would not see the answer.
+        if not self._answered:
+            self._answered = True
+            self._transport.write(_answer())
+            self._transport.write_eof()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end.cancel()
+
+
+def _answer() -> bytes:
+    error, request_id = NotReady("no worker is ready"), uuid.uuid4().hex
+    body = json.dumps(error.document(error.detail, request_id))
+    head = HEAD.format(length=len(body), retry_after_s=error.retry_after_s, request_id=request_id)
+    return (head + body).encode()

@@ -1,6 +1,8 @@
 """Reloads of a model by all workers: prepared by all, then switched by all, or by none."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -8,6 +10,8 @@ from app.errors import NotReady, ShuttingDown
 from app.server.workers.worker_process import LOADING_S, WorkerProcess
 from app.shared_memory.worker_status import WorkerStage
 
+# Seconds in which workers may serve different models: while they switch to new ones.
+MIXED_S = 2.0
 # The code and the detail of a ServiceError.
 Fault = list[str]
 
@@ -16,27 +20,26 @@ LEFT: Fault = [ShuttingDown.code, "the worker ends"]
 NONE_LEFT: Fault = [NotReady.code, "no worker could load the model"]
 LATE: Fault = [NotReady.code, "no worker loaded the model in the time allowed"]
 
+logger = logging.getLogger(__name__)
+
 
 class GroupReload:
-    """Carries out the reloads that workers ask for, one after another, while ``run`` runs."""
+    """Carries out the reloads that workers request, one after another, while ``run`` runs."""
 
     def __init__(self, workers: Sequence[WorkerProcess]) -> None:
         self._workers = workers
-        self._asked: asyncio.Queue[tuple[WorkerProcess, dict[str, Any]]] = asyncio.Queue()
+        self._requests: asyncio.Queue[tuple[WorkerProcess, dict[str, Any]]] = asyncio.Queue()
         self._number = 0  # of the present reload
         self._ended: set[WorkerProcess] = set()  # since it began
+        self._mixed_since = 0.0
+        self._mixed: set[int] = set()  # the models when all were loaded again for the last time
         # Those whose answer is awaited.
         self._answers: dict[WorkerProcess, asyncio.Future[Fault | None]] = {}
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is being reloaded."""
-        return not self._answers and self._asked.empty()
-
-    def told(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        """A worker asks for a reload, or says that it has done its part of the present one."""
+    def on_message(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        """A worker requests a reload, or reports that it has done its part of the present one."""
         if message["kind"] == "reload":
-            self._asked.put_nowait((worker, message))
+            self._requests.put_nowait((worker, message))
         elif message["reload"] == self._number:
             self._answered(worker, message["error"])
 
@@ -45,12 +48,34 @@ class GroupReload:
         self._ended.add(worker)
         self._answered(worker, LEFT)
 
+    def check_models(self) -> None:
+        """Have all workers load their models again if they serve different ones.
+
+        A bundle may have changed on the disk, and a worker that was replaced has then loaded it.
+        If that did not help, it is not tried again until other models are served.
+        """
+        now = time.monotonic()
+        models = {worker.status.models for worker in self._workers}
+        ready = all(worker.stage is WorkerStage.READY for worker in self._workers)
+        if ready and len(models) == 1:
+            self._mixed = set()
+        if len(models) == 1 or not ready or self._answers or not self._requests.empty():
+            self._mixed_since = now
+        elif now - self._mixed_since > MIXED_S and models != self._mixed:
+            self._mixed_since, self._mixed = now, models
+            logger.warning("the workers serve different models: all load them again")
+            self.reload_all()
+
+    def reload_all(self) -> None:
+        """Have all models loaded again. A worker requests it, because it knows their names."""
+        min(self._workers, key=lambda worker: worker.rank).send(kind="hangup")
+
     async def run(self) -> None:
         """Carry out reloads until this is cancelled."""
         while True:
-            asker, message = await self._asked.get()
+            requester, message = await self._requests.get()
             fault = await self._reload(message["model"])
-            asker.send(kind="reloaded", request=message["request"], error=fault)
+            requester.send(kind="reloaded", request=message["request"], error=fault)
 
     async def _reload(self, model: str) -> Fault | None:
         """Have all workers that answer load the model again; why that failed, or None."""
@@ -70,7 +95,7 @@ class GroupReload:
     async def _have_done(
         self, workers: Sequence[WorkerProcess], limit_s: float | None, **order: str
     ) -> dict[WorkerProcess, Fault | None]:
-        """Send an order to the workers; what each says when it has carried it out.
+        """Send an order to the workers; what each reports when it has carried it out.
 
         One that is late must be replaced. But if all are late, all go on: they serve the old model.
         """

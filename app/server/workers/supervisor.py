@@ -20,8 +20,8 @@ import uvloop
 
 from app.config.settings import Settings, cache_directory
 from app.errors import UserError
-from app.server.addresses import announce, bind
-from app.server.quiet import ACCEPTING_SHARE, QUIET_S, Quiet
+from app.server.addresses import announce, bind_sites
+from app.server.arrivals import ACCEPTING_SHARE, QUIET_S, Quiet
 from app.server.workers.dealer import Dealer
 from app.server.workers.group_reload import GroupReload
 from app.server.workers.worker_process import HANGS_S, LOADING_S, WorkerProcess
@@ -35,8 +35,6 @@ EXIT_S = 5.0
 MOST_FAILED_STARTS = 3
 # The longest pause before a start while nobody serves.
 UNSERVED_PAUSE_S = 2.0
-# Seconds in which workers may serve different models: while they switch to new ones.
-MIXED_S = 2.0
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +48,7 @@ def run(settings: Settings, workers: int) -> int:
         UserError: an address cannot be used, or no worker can start.
     """
     with ExitStack() as stack:
-        ports = [settings.port, *([settings.metrics_port] if settings.metrics_port else [])]
-        sites = [stack.enter_context(bind(settings.host, port)) for port in ports]
+        sites = [stack.enter_context(site) for site in bind_sites(settings)]
         if settings.grpc_port:
             stack.enter_context(_held(settings.host, settings.grpc_port))
         settings = _with_cache(settings, stack)
@@ -101,7 +98,7 @@ class Supervisor:
                 descriptor,
                 len(sites),
                 settings,
-                self._reloads.told,
+                self._reloads.on_message,
                 self._woken.set,
             )
             for number in range(workers)
@@ -111,8 +108,6 @@ class Supervisor:
         self._serving = True  # some worker takes connections
         self._failed_starts = 0  # of all workers, while none is serving
         self._hung_up = False  # by SIGHUP
-        self._mixed_since = 0.0
-        self._mixed: set[int] = set()  # the models when all were loaded again for the last time
 
     async def run(self) -> int:
         """Serve until a signal; the exit code."""
@@ -177,10 +172,10 @@ class Supervisor:
                 self._start_again(worker)
         self._note_service()
         self._dealer.look()
-        self._check_models()
+        self._reloads.check_models()
         if self._hung_up:
             self._hung_up = False
-            self._reload_all()
+            self._reloads.reload_all()
 
     def _note_service(self) -> None:
         """Log when the last worker has ended, and when one takes connections again."""
@@ -206,7 +201,7 @@ class Supervisor:
         elif now > worker.end_by:
             worker.kill("it did not end in time")
         elif self._stopping or worker.end_by < math.inf:
-            pass  # it was told to end
+            pass  # it is ending already
         elif worker.fault or worker.stage is WorkerStage.HOPELESS:
             what = worker.fault or "cannot recover"
             logger.error("worker %d %s and is replaced", worker.number, what)
@@ -236,30 +231,8 @@ class Supervisor:
                 other.start_at = min(other.start_at, now + UNSERVED_PAUSE_S)
         logger.warning("%s; it is started again in %.1f s", how, worker.start_at - now)
 
-    def _check_models(self) -> None:
-        """Have all workers load their models again if they serve different ones.
-
-        A bundle may have changed on the disk, and a worker that was replaced has then loaded it.
-        If that did not help, it is not tried again until other models are served.
-        """
-        now = time.monotonic()
-        models = {worker.status.models for worker in self._workers}
-        ready = all(worker.stage is WorkerStage.READY for worker in self._workers)
-        if ready and len(models) == 1:
-            self._mixed = set()
-        if len(models) == 1 or not ready or not self._reloads.idle:
-            self._mixed_since = now
-        elif now - self._mixed_since > MIXED_S and models != self._mixed:
-            self._mixed_since, self._mixed = now, models
-            logger.warning("the workers serve different models: all load them again")
-            self._reload_all()
-
     def _note_hangup(self, number: int, frame: FrameType | None) -> None:
         self._hung_up = True
-
-    def _reload_all(self) -> None:
-        """Have all models loaded again. A worker asks for it, because it knows their names."""
-        min(self._workers, key=lambda worker: worker.rank).send(kind="hangup")
 
     # End
 
@@ -285,7 +258,7 @@ class Supervisor:
         quiet = Quiet()
         while (
             time.monotonic() < stopped_at + ACCEPTING_SHARE * self._drain_s
-            and quiet.seconds(self._heard()) < QUIET_S
+            and quiet.seconds(self._arrived()) < QUIET_S
             and any(worker.alive for worker in self._workers)
         ):
             await self._look()
@@ -304,7 +277,7 @@ class Supervisor:
         logger.info("stopped")
         return max((code if code >= 0 else 1 for code in codes), default=0)
 
-    def _heard(self) -> int:
+    def _arrived(self) -> int:
         """A number that grows with each connection and each answer."""
         return self._dealer.accepted + sum(worker.status.answered for worker in self._workers)
 

@@ -14,8 +14,7 @@ from typing import Any
 from app.config.settings import Settings
 from app.errors import UserError, system_error
 from app.server.workers.assignment import Assignment
-from app.server.workers.control import Control
-from app.server.workers.handover import Channel
+from app.server.workers.channels import Channel, Control
 from app.shared_memory.board import Board
 from app.shared_memory.worker_status import WorkerStage, WorkerStatus
 
@@ -30,16 +29,15 @@ SILENT_S = 2.0
 HANGS_S = 30.0
 # The most that a worker may take to load its models, when it starts and for a reload.
 LOADING_S = 600.0
-# The most that one look counts: if the supervisor itself was stopped, no worker is to blame.
+# The most that one ``look`` counts: if the supervisor itself was stopped, no worker is to blame.
 MOST_ELAPSED_S = 0.5
 
 
 class WorkerProcess:
     """Worker ``number`` of a service with ``sites`` ports. It has a process after ``start``.
 
-    Its settings are those of its command, but bundles and cache are those of ``settings``.
-
-    ``on_message`` gets each message of its process, and ``on_end`` is called when it ends.
+    The process reads its settings as this one did, but gets bundles and cache from ``settings``.
+    ``on_message`` gets each message of the process, and ``on_end`` is called when it ends.
     """
 
     def __init__(
@@ -58,9 +56,9 @@ class WorkerProcess:
         self.exit_code: int | None = None  # of the latest process, when it has ended
         self.failed = False  # its latest process ended before it was ready
         self.fault = ""  # what it did, if its process must be replaced
-        # On the clock time.monotonic: when it was started or is to be started again, ...
+        # On the clock time.monotonic: when its process was started, or is to be started again, ...
         self.started_at = self.start_at = 0.0
-        self.end_by = math.inf  # ... and when it must have ended, after it was told to
+        self.end_by = math.inf  # ... and when the process must have ended, once it should
         self.silent_s = 0.0
         self._board = board
         self._board_descriptor = board_descriptor
@@ -81,17 +79,17 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it has a process."""
+        """Whether the worker has a process."""
         return self._process is not None
 
     @property
     def stage(self) -> WorkerStage:
-        """What it is doing."""
+        """What the worker is doing."""
         return self.status.stage
 
     @property
     def reachable(self) -> bool:
-        """Whether connections may be dealt to it."""
+        """Whether connections may be dealt to the worker."""
         return self._takes_connections and self.stage is not WorkerStage.STARTING
 
     @property
@@ -127,27 +125,27 @@ class WorkerProcess:
         self.started_at, self._kill_reason, self.fault = time.monotonic(), "", ""
 
     def give(self, site: int, connection: socket.socket) -> bool:
-        """Give it a connection of this port; False if it cannot take it now."""
+        """Hand a connection of this port over; False if the worker cannot take it now."""
         if not self._takes_connections or not self._channels[site].give(connection):
             return False
         self.status.dealt += 1
         return True
 
     def returned(self) -> list[tuple[int, socket.socket]]:
-        """The connections, with their ports, that it was given and has not taken.
+        """The connections, with their ports, that the worker was dealt and has not taken.
 
-        These are none while it answers. They are the caller's then.
+        While it answers, there are none. Each is returned once.
         """
         returned, self._returned = self._returned, []
         return returned
 
     def send(self, **message: Any) -> None:
-        """Send its process a message, if it has one."""
+        """Send a message to the process, if there is one."""
         if self._control is not None:
             self._control.send(**message)
 
     def look(self) -> None:
-        """See whether it has ended, is ready, or is silent."""
+        """Check whether the process has ended, is ready, or is silent."""
         now = time.monotonic()
         if self._process is not None and (code := self._process.poll()) is not None:
             self._ended(code, now)
@@ -162,26 +160,26 @@ class WorkerProcess:
             self._take_back()
 
     def end(self, by: float) -> None:
-        """Tell it to finish its requests and end, ``by`` a time of ``time.monotonic``."""
+        """Have the process finish its requests and end ``by`` a time of ``time.monotonic``."""
         # Only once: in the last moment of a process, a signal would kill it.
         if self._process is not None and self.end_by == math.inf:
             self._process.send_signal(signal.SIGTERM)
         self.end_by = min(self.end_by, by)
 
     def kill(self, reason: str) -> None:
-        """End its process at once."""
+        """End the process at once."""
         if self._process is not None and not self._kill_reason:
             self._kill_reason = reason
             self._process.kill()
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal has ended its latest process, and not the process itself."""
+        """Whether a signal has ended the latest process, and not the process itself."""
         return self.exit_code is not None and self.exit_code < 0
 
     @property
     def last_end(self) -> str:
-        """How its latest process ended."""
+        """How the latest process ended."""
         if self.exit_code is None or self.exit_code >= 0:
             return f"worker {self.number} ended with exit code {self.exit_code}"
         name = signal.Signals(-self.exit_code).name
@@ -189,7 +187,7 @@ class WorkerProcess:
         return f"worker {self.number} was killed ({self._kill_reason or name + guess})"
 
     def end_connections(self) -> None:
-        """Deal it no more connections. It learns so when it has taken those that it was dealt."""
+        """Deal the worker no more connections. Those that it was dealt, it still takes."""
         for channel in self._channels:
             channel.end()
         self._takes_connections = False
@@ -208,7 +206,7 @@ class WorkerProcess:
         )
         return subprocess.Popen(  # noqa: S603 - our own command
             [sys.executable, *sys.orig_argv[1:]],
-            pass_fds=assignment.descriptors(),
+            pass_fds=[assignment.board, assignment.control, *assignment.sites],
             env=assignment.environment(),
             process_group=0,  # so that Ctrl-C reaches the supervisor alone
         )
@@ -233,7 +231,6 @@ class WorkerProcess:
             self._returned += [(site, connection) for connection in connections]
 
     def _put_off(self, now: float) -> None:
-        """Start it again after a pause."""
         self.failed = self._ready_at == math.inf
         if now >= self._ready_at + STEADY_S:
             self._pause_s = LEAST_PAUSE_S

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from pydantic_core import to_json
 
-from app.adapters.explain.explanation import contributions, without_each, word_spans
+from app.adapters.explain import contributions, without_each, word_spans
 from app.config.settings import Settings
 from app.engine.model.bundle import Bundle
 from app.engine.model.load import load_model

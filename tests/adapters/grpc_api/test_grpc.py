@@ -11,9 +11,9 @@ from typing import Any, Self
 import grpc
 import pytest
 
+from app.adapters.grpc.call import STATUS_CODES
 from app.adapters.grpc.messages import METHODS, POOL, SERVICES
 from app.adapters.grpc.server import Calls
-from app.adapters.grpc.status_codes import STATUS_CODES
 from app.config.settings import Settings
 from app.errors import OutOfMemory, ServiceError
 from app.limits import Paths

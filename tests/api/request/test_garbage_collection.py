@@ -1,87 +1,14 @@
-"""The garbage collector: paused while a body is parsed, and not needed for answered requests."""
+"""The garbage collector is not needed for answered requests."""
 
 import gc
-import json
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
-import pytest
 from fastapi.testclient import TestClient
 
-from app.api.body import collector_paused, parse
 from app.api.http_exchange import HttpExchange
 from app.server.http_protocol import HttpProtocol
 from tests.conftest import Listen
 from tests.support.raw_http import BODY, connect, exchange, post, read_answer
 from tests.support.serving import Gate, eventually
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    yield
-    gc.enable()
-
-
-def test_it_is_paused_and_goes_on() -> None:
-    """The collector goes on after the pause, even after an error."""
-
-    def fail() -> None:
-        with collector_paused():
-            assert not gc.isenabled()
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert gc.isenabled()
-
-
-def test_what_another_turned_off_stays_off(client: TestClient) -> None:
-    """A request does not turn on the collector if the application has turned it off."""
-    gc.disable()
-    with collector_paused():
-        pass
-    assert not gc.isenabled()
-    assert client.post("/classify", json={"inputs": "love"}).status_code == 200
-    headers = {"content-type": "application/json"}
-    assert client.post("/classify", content=b"{", headers=headers).status_code == 422
-    assert not gc.isenabled()
-
-
-def test_overlapping_pauses_end_with_the_last() -> None:
-    """Of two overlapping pauses, the first to end leaves the collector off for the other."""
-    inside, leave = threading.Event(), threading.Event()
-
-    def pause() -> None:
-        with collector_paused():
-            inside.set()
-            assert leave.wait(30)
-
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(pause)
-        assert inside.wait(30)
-        with collector_paused():
-            pass
-        assert not gc.isenabled()
-        leave.set()
-        other.result(30)
-    assert gc.isenabled()
-
-
-def test_parsing_pauses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body of many lists is parsed without a single collection."""
-    seen: list[bool] = []
-
-    def decode(text: str | bytes) -> object:
-        seen.append(gc.isenabled())
-        return json.loads(text)
-
-    for decoder in ("body.FAST_DECODER", "strict_json.DECODER"):
-        monkeypatch.setattr(f"app.api.{decoder}", SimpleNamespace(decode=decode))
-    assert parse(b"[[]]", "it") == [[]]
-    assert seen == [False]
-    assert gc.isenabled()
 
 
 def test_an_answered_request_is_forgotten_at_once(client: TestClient) -> None:

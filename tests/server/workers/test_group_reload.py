@@ -54,7 +54,7 @@ class Reloads:
 
     async def tell(self, worker: FakeWorker, **message: Any) -> None:
         """Let the supervisor get this message from the worker."""
-        self.group.told(cast(WorkerProcess, worker), message)
+        self.group.on_message(cast(WorkerProcess, worker), message)
         await asyncio.sleep(0.01)
 
     async def end(self, worker: FakeWorker) -> None:

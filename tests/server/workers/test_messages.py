@@ -12,8 +12,7 @@ import pytest
 
 from app.engine.model_registry import ModelRegistry
 from app.errors import InvalidBundle
-from app.server.workers.control import Control
-from app.server.workers.handover import MESSAGE, HandedOver
+from app.server.workers.channels import MESSAGE, Control, HandedOver
 from app.server.workers.member import Member
 
 MESSAGES = 2_000  # more than a socket holds

@@ -18,6 +18,7 @@ import pytest
 from app.cli.command import main
 from app.config.settings import Settings
 from app.server.workers.assignment import part, take_share, worker_count
+from app.server.workers.group_reload import GroupReload
 from app.server.workers.supervisor import Supervisor
 from app.shared_memory.worker_status import WorkerStage
 from tests.conftest import FLAGS, Start
@@ -420,14 +421,14 @@ def test_four_workers_share_connections_evenly(start: Start) -> None:
 
 def test_models_that_still_differ_are_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each set of models; if all had the same in between, that set is tried again."""
-    monkeypatch.setattr("app.server.workers.supervisor.MIXED_S", -1.0)
+    monkeypatch.setattr("app.server.workers.group_reload.MIXED_S", -1.0)
     loads = 0
 
-    def note(self: Supervisor) -> None:
+    def note(self: GroupReload) -> None:
         nonlocal loads
         loads += 1
 
-    monkeypatch.setattr(Supervisor, "_reload_all", note)
+    monkeypatch.setattr(GroupReload, "reload_all", note)
     supervisor = Supervisor(Settings(), 2, [])
     for worker in supervisor._workers:
         worker.status.stage_number = WorkerStage.READY
@@ -436,5 +437,5 @@ def test_models_that_still_differ_are_not_loaded_again(monkeypatch: pytest.Monke
         for worker, model in zip(supervisor._workers, models, strict=True):
             worker.status.models = model
         for _ in range(3):
-            supervisor._check_models()
+            supervisor._reloads.check_models()
         assert loads == so_far, models

@@ -1,26 +1,91 @@
-"""How the supervisor hands a connection that it has accepted to a worker: over a Unix socket.
+"""The Unix sockets between the supervisor and a worker: for messages, and for connections.
 
 A connection that waits in such a socket would end with the worker. So the supervisor keeps the
 worker's end open, too: when the worker has ended or hangs, it takes back what the worker has not
 taken.
 """
 
+import asyncio
+import json
 import logging
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from app.server.arrivals import Arrivals
 
-# A message has a byte, because the kernel passes no descriptor without one.
+MESSAGE_BYTES = 65_536  # at most; the longest name the served models
+# What goes with a connection, because the kernel passes no descriptor without a byte.
 MESSAGE = b"c"
 
 logger = logging.getLogger(__name__)
 
 
+class Control:
+    """One end of the socket for messages: JSON objects, in order. Create it on the event loop.
+
+    ``on_message`` gets each message from the other end, and ``on_end`` is called when there will be
+    no more.
+    """
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        on_message: Callable[[dict[str, Any]], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._channel = channel
+        self._on_message = on_message
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._unsent: deque[bytes] = deque()
+        channel.setblocking(False)
+        self._loop.add_reader(channel, self._read)
+
+    def send(self, **message: Any) -> None:
+        """Send a message, now or when there is room. If the other end has ended, it is lost."""
+        self._unsent.append(json.dumps(message).encode())
+        self._flush()
+
+    def close(self) -> None:
+        """Send and read no more; may be called more than once."""
+        if self._channel.fileno() >= 0:
+            self._loop.remove_reader(self._channel)
+            self._loop.remove_writer(self._channel)
+            self._channel.close()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                self._channel.send(self._unsent[0])
+                self._unsent.popleft()
+        except BlockingIOError:
+            self._loop.add_writer(self._channel, self._flush)
+            return
+        except OSError:  # ``on_end`` will be called
+            self._unsent.clear()
+        if self._channel.fileno() >= 0:
+            self._loop.remove_writer(self._channel)
+
+    def _read(self) -> None:
+        try:
+            received = self._channel.recv(MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        if received:
+            self._on_message(json.loads(received))
+        else:
+            self.close()
+            self._on_end()
+
+
 class Channel:
-    """Both ends of such a socket: the supervisor's, and the one that a worker process inherits."""
+    """Both ends of a socket for connections: the supervisor's, and the one a worker inherits."""
 
     def __init__(self) -> None:
         self._end, self.worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -38,7 +103,7 @@ class Channel:
         return True
 
     def end(self) -> None:
-        """Give no more connections. The worker learns so when it has taken those that it has."""
+        """Give no more connections. The worker is notified when it has taken those that it has."""
         self._end.shutdown(socket.SHUT_WR)
 
     def take_back(self) -> list[socket.socket]:
@@ -56,7 +121,7 @@ class Channel:
 
 
 class HandedOver(Arrivals):
-    """The connections that arrive at a worker through such a socket. The supervisor ends it.
+    """The connections that arrive at a worker through its end. The supervisor ends the channel.
 
     ``on_loss`` is called when one has arrived for which the process had no file descriptor.
     """
