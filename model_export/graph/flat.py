@@ -205,6 +205,5 @@ class _FlatPass:
     @staticmethod
     def _without_bias(linear: Linear) -> ir.Value:
         """The product. It is not what the module in PyTorch computes, and not named after it."""
-        if not str(linear.matmul.name).startswith("/flat"):
-            linear.matmul.name = f"/flat{linear.matmul.name}"
+        linear.matmul.name = f"/flat{linear.matmul.name}"
         return linear.matmul.outputs[0]
