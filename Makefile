@@ -129,6 +129,11 @@ format: install-dev ## Format the code and apply the fixes of the linter
 bench: install-dev ## Measure the service, plain ONNX Runtime, other servers and int8 (takes an hour)
 	.venv/bin/python -m benchmarks --peers
 
+# It needs gcc and nm on x86-64. The packages (350 MB) are kept in the user's cache.
+.PHONY: cuda-check
+cuda-check: install-dev ## Open the graphs for GPUs with ONNX Runtime's CUDA provider, without a GPU
+	.venv/bin/python -m checks.cuda
+
 # The exporter and the GPU's runtime have an environment each, because PyTorch brings CUDA libraries
 # of other versions. For a machine without a network: PIP_NO_INDEX=1 PIP_FIND_LINKS=DIRECTORY.
 .PHONY: gpu-check

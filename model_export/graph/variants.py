@@ -14,6 +14,7 @@ from optimum.exporters.onnx import onnx_export_from_model
 from app.engine.model.device import CPU
 from model_export.checkpoint.checkpoint import Checkpoint
 from model_export.graph.encoder_layers import find_layers
+from model_export.graph.flat import flatten, halve
 from model_export.graph.linear import Linear, NotRecognised
 from model_export.graph.passes.first_token import keep_first_token
 from model_export.graph.passes.half_precision import to_half_precision
@@ -92,21 +93,22 @@ def write_int8(plain: Path, target: Path) -> list[str]:
 
 
 def write_fp16(plain: Path, target: Path) -> list[str]:
-    """Write fp16 for CUDA: half precision, except where it is too coarse.
+    """Write fp16 for CUDA: BERT's family without padding, in operators that CUDA has kernels for.
 
-    Padding is kept. Dropping it needs the number of real tokens, which only the GPU knows, and the
-    CPU would have to wait for it in the middle of the graph.
+    In other graphs, padding is kept. Dropping it needs the number of real tokens, which only the
+    GPU knows, and the CPU would have to wait for it in the middle of the graph.
     """
     model = _load(plain)
-    passes: list[str] = []
     try:
-        keep_first_token(model)
-        passes = [LAST_LAYER_SHORTENED]
+        flatten(model)
+        halve(model)
+        passes = [NO_PADDING, LAST_LAYER_SHORTENED, "half precision with CUDA's operators"]
     except NotRecognised:
         model = _load(plain)
-    to_half_precision(model)
+        to_half_precision(model)
+        passes = ["half precision"]
     _save(model, target)
-    return [*passes, "half precision"]
+    return passes
 
 
 def _without_padding(plain: Path) -> tuple[ir.Model, list[str], list[Linear] | None]:

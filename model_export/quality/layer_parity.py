@@ -19,6 +19,7 @@ import torch
 
 from app.engine.model.bundle import Precision
 from app.engine.model.device import CPU
+from app.engine.model.flat import flat_feeds, for_cpu
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import Checkpoint
 
@@ -135,16 +136,21 @@ def _run(model: ir.Model, values: dict[str, ir.Value], ids: list[int]) -> dict[s
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
-    feeds = {
+    feeds: dict[str, np.ndarray] = {
         "input_ids": np.array([ids], np.int64),
         "attention_mask": np.ones((1, len(ids)), np.int64),
         "token_type_ids": np.zeros((1, len(ids)), np.int64),
     }
+    if any(value.name == "token_offset" for value in graph.inputs):
+        flat_ids, length, typed = (np.array(n, np.int32) for n in (ids, [len(ids)], [0]))
+        feeds |= flat_feeds(flat_ids, length, typed, model.metadata_props)
     with tempfile.TemporaryDirectory(prefix="layer-parity-") as directory:
         path = Path(directory) / "model.onnx"
         # The weights go into a separate file, which a graph of over 2 GB needs.
         ir.save(model, path, external_data="model.onnx.data")
-        session = ort.InferenceSession(path, options, providers=[CPU])
+        folder = "session.model_external_initializers_file_folder_path"
+        options.add_session_config_entry(folder, directory)
+        session = ort.InferenceSession(for_cpu(path), options, providers=[CPU])
         wanted = {node.name: feeds[node.name] for node in session.get_inputs()}
         arrays = session.run([value.name for value in values.values()], wanted)
     return dict(zip(values, map(np.asarray, arrays), strict=True))

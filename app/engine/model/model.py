@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from app.engine.model.bundle import Bundle, Precision
 from app.engine.model.device import CPU, Device
 from app.engine.model.device_errors import device_error
+from app.engine.model.flat import flat_feeds
 from app.engine.model.sessions import Replicas, open_session
 from app.engine.text.encoding import ID_BYTES, Encoding
 from app.engine.text.input_tokenizer import InputTokenizer
@@ -88,6 +89,8 @@ class Model:
         self._inputs = {
             node.name: INPUT_TYPES.get(node.type, np.int64) for node in self.session.get_inputs()
         }
+        self.flat = "token_offset" in self._inputs
+        self._metadata = self.session.get_modelmeta().custom_metadata_map
         self._pad_token_id = bundle.pad_token_id
         self.tokenizer = InputTokenizer(
             bundle.path,
@@ -168,25 +171,28 @@ class Model:
         return nullcontext(self.session) if self._replicas is None else self._replicas.session()
 
     def feeds(self, encodings: Sequence[Encoding]) -> dict[str, Ids]:
-        """The session's inputs, each of shape [texts, tokens of the longest text]."""
+        """The session's inputs, each of shape [texts, tokens of the longest text], or flat."""
         # All ids at once: one text after the other would take ten times as long.
         packed = [encoding.packed_ids for encoding in encodings]
-        lengths = np.array([len(ids) for ids in packed])[:, np.newaxis] // ID_BYTES
+        lengths = np.array([len(ids) for ids in packed], np.int32) // ID_BYTES
+        ids = np.frombuffer(b"".join(packed), np.int32)
+        typed = np.array([encoding.typed for encoding in encodings], np.int32)
+        if self.flat:
+            every = flat_feeds(ids, lengths, typed, self._metadata)
+            return {name: every[name] for name in self._inputs}
         columns = np.arange(lengths.max())
-        real = columns < lengths
-        joined = b"".join(packed)
+        real = columns < lengths[:, np.newaxis]
         feeds: dict[str, Ids] = {}
         for name, dtype in self._inputs.items():
             if name == "input_ids":
                 feeds[name] = np.full(real.shape, self._pad_token_id, dtype)
-                feeds[name][real] = np.frombuffer(joined, dtype=np.int32)
+                feeds[name][real] = ids
             elif name == "attention_mask":
                 feeds[name] = real.astype(dtype)
             else:  # token types
                 feeds[name] = np.zeros(real.shape, dtype)
                 if self.text_pairs:
-                    typed = np.array([encoding.typed for encoding in encodings])[:, np.newaxis]
-                    feeds[name][real & (columns >= lengths - typed)] = 1
+                    feeds[name][real & (columns >= (lengths - typed)[:, np.newaxis])] = 1
         return feeds
 
     def scores(

@@ -16,6 +16,7 @@ import onnxruntime as ort
 
 from app.engine.model.device import CPU, Provider
 from app.engine.model.device_errors import loading_error
+from app.engine.model.flat import for_cpu
 from app.errors import UserError
 
 # ONNX Runtime's warnings, about graphs and devices, would stand between the lines of the service's
@@ -39,13 +40,16 @@ def open_session(path: Path, provider: Provider, *, threads: int) -> ort.Inferen
     # A spinning thread takes the core that the event loop needs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     on_cpu = provider == CPU
+    # Where the weights are that do not fit into the file, if its content is given instead.
+    folder = "session.model_external_initializers_file_folder_path"
+    options.add_session_config_entry(folder, str(path.parent))
     if not on_cpu:
         # A pattern holds the memory plan of one input shape. Nearly every batch has another shape,
         # and would add a pattern and a block of memory as large as the batch.
         options.enable_mem_pattern = False
     try:
         session = ort.InferenceSession(
-            path,
+            for_cpu(path) if on_cpu else path,
             options,
             providers=[provider] if on_cpu else [provider, CPU],
             disabled_optimizers=SLOW_ON_CPU if on_cpu else None,

@@ -90,7 +90,8 @@ def tune(model: Model, config: EngineConfig, cpus: float) -> ServingPlan:
     if model.provider == CUDA:
         runners = config.runners or RUNNERS_PER_GPU * model.device.copies
         ways = [(runners, config.threads or 1)]
-        padding, largest = CUDA_MAX_PADDING, max(CUDA_BATCHES)
+        # A flat graph computes no padding, so texts of any lengths fit together.
+        padding, largest = 1.0 if model.flat else CUDA_MAX_PADDING, max(CUDA_BATCHES)
     else:
         ways = ways_to_share(cpus, runners=config.runners, threads=config.threads)
         padding, largest = MAX_PADDING, 1

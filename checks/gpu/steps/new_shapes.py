@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from app.engine.machine.gpu import LIBCUDA
-from app.engine.model.model import INPUT_TYPES, SILENT, Ids
+from app.engine.model.model import SILENT, Model
+from app.engine.text.encoding import Encoding
 from benchmarks.tables import Row
 from checks.gpu.models import load, precisions
 from checks.gpu.setup import Setup
@@ -32,7 +32,7 @@ def run(setup: Setup) -> Iterator[Row]:
     """
     bundle = setup.bundle(setup.shapes[0])
     precision = precisions(bundle)[-1]
-    milliseconds, memory = _computed(load(bundle, precision, setup.device).session, setup)
+    milliseconds, memory = _computed(load(bundle, precision, setup.device), setup)
     half_way = memory[len(memory) // 2]
     yield {
         "precision": precision,
@@ -49,12 +49,13 @@ def run(setup: Setup) -> Iterator[Row]:
     assert grown <= GROWTH, f"memory grew by {grown - 1:.0%} in the end"
 
 
-def _computed(session: ort.InferenceSession, setup: Setup) -> tuple[NDArray[np.float64], list[int]]:
+def _computed(model: Model, setup: Setup) -> tuple[NDArray[np.float64], list[int]]:
     """The milliseconds of each batch, smallest batch first, and the bytes in use after each."""
     found, memory = [], []
     for texts, tokens in _shapes(setup.size.new_shapes, setup.size.new_shape_tokens):
+        feeds = model.feeds([Encoding.of([1] * tokens)] * texts)
         started = time.perf_counter()
-        session.run(None, _feeds(session, texts, tokens), SILENT)
+        model.session.run(None, feeds, SILENT)
         found.append((texts * tokens, (time.perf_counter() - started) * 1000))
         memory.append(_memory(setup))
     return np.array([milliseconds for _, milliseconds in sorted(found)]), memory
@@ -68,16 +69,6 @@ def _shapes(count: int, most: int) -> list[tuple[int, int]]:
         tokens = generator.randint(TOKENS[0], min(TOKENS[1], most))
         shapes[generator.randint(1, most // tokens), tokens] = None
     return list(shapes)
-
-
-def _feeds(session: ort.InferenceSession, texts: int, tokens: int) -> dict[str, Ids]:
-    """The same token everywhere, and no padding."""
-    return {
-        node.name: np.full(
-            (texts, tokens), int(node.name != "token_type_ids"), INPUT_TYPES[node.type]
-        )
-        for node in session.get_inputs()
-    }
 
 
 def _slowest(milliseconds: NDArray[np.float64]) -> float:

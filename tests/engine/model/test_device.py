@@ -78,6 +78,7 @@ def test_options_of_cuda(bundle: Path, opened: list[dict[str, Any]]) -> None:
     _load(bundle, "cuda:0,1", gpu_memory_mb=1_500)
     arguments, *limited = opened
     options = {"use_tf32": "0", "sdpa_kernel": "55"}  # the bit 8 is cuDNN's
+    options["enable_skip_layer_norm_strict_mode"] = "1"
     assert arguments["providers"] == [(CUDA, {"device_id": "1", **options}), CPU]
     assert not arguments["options"].enable_mem_pattern
     assert not arguments["enable_fallback"]

@@ -16,6 +16,7 @@ import pytest
 
 from app.config.settings import Settings
 from app.engine import loading
+from app.engine.batching.fair_queue import Entry, FairQueue
 from app.engine.config import EngineConfig
 from app.engine.machine import cpu
 from app.engine.machine.gpu import CUDA, CudaGpu, CudaState
@@ -27,6 +28,7 @@ from app.engine.tuning import costs
 from app.engine.tuning import plan as tuning
 from app.engine.tuning.costs import BATCHES, CUDA_BATCHES, TEXT_TOKENS, Cost
 from app.engine.tuning.plan import (
+    CUDA_MAX_PADDING,
     LEAST_QUEUE_TOKENS,
     ServingPlan,
     choose,
@@ -146,6 +148,23 @@ def test_a_single_setting_is_kept_and_the_rest_measured(
     assert plan.runners * plan.threads == 2
     assert batches
     assert "measured in" in plan.reason
+
+
+def test_texts_of_any_lengths_fit_together_where_padding_is_not_computed(
+    model: Model, config: EngineConfig
+) -> None:
+    """A flat graph on a GPU computes no padding; of one with padding, a quarter at most is that."""
+    model.provider = CUDA
+    config = replace(config, runners=1, threads=1, max_batch_tokens=4096)
+    assert tune(model, config, cpus=2).budget.max_padding == CUDA_MAX_PADDING
+    model.flat = True
+    budget = tune(model, config, cpus=2).budget
+    queue: FairQueue[Entry] = FairQueue()
+    queue.add([Entry(tokens, 100.0) for tokens in (5, 500, 40, 3)])
+    batch = queue.take_batch(
+        max_tokens=budget.tokens, max_padding=budget.max_padding, share=4096, now=0.0
+    )
+    assert sorted(entry.tokens for entry in batch) == [3, 5, 40, 500]
 
 
 def test_loading_the_kernels_of_a_size_does_not_end_the_search(

@@ -24,6 +24,8 @@ from app.engine.text.encoding import Encoding
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from model_export.export import WRITERS
+from model_export.graph.encoder_layers import find_layers
+from model_export.graph.flat import flatten
 from model_export.graph.linear import as_linear
 from model_export.graph.variants import export_graph
 from model_export.quality.layer_parity import layer_parity
@@ -51,6 +53,7 @@ class Graphs:
     """A checkpoint, its variants' files, and what was done to each."""
 
     checkpoint: Checkpoint
+    plain: Path  # what no pass has seen
     files: dict[Precision, Path]
     passes: dict[Precision, list[str]]
 
@@ -73,7 +76,7 @@ def _graphs(base: Path, model_type: str) -> Graphs:
     plain = export_graph(checkpoint, directory)
     files = {precision: directory / f"{precision}.onnx" for precision in WRITERS}
     passes = {precision: write(plain, files[precision]) for precision, write in WRITERS.items()}
-    return Graphs(checkpoint, files, passes)
+    return Graphs(checkpoint, plain, files, passes)
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -172,20 +175,46 @@ def test_no_module_differs_in_fp32(graphs: Graphs) -> None:
     assert len(report.differences) > 10
 
 
+def test_fp16_is_flat_where_the_layers_are_known(graphs: Graphs, model_type: str) -> None:
+    """Attention, layer norms and their sums are single operators of CUDA; all inputs are int32.
+
+    Rewritten in fp32, the graph's logits are PyTorch's.
+    """
+    model = ir.load(graphs.files["fp16"])
+    if not ARCHITECTURES[model_type].layers:
+        assert graphs.passes["fp16"] == ["half precision"]
+        return
+    operators = Counter(node.op_type for node in model.graph)
+    layers = len(find_layers(ir.load(graphs.plain).graph))
+    assert operators["PackedMultiHeadAttention"] == layers
+    assert operators["SkipLayerNormalization"] == 2 * layers + 1
+    assert not operators.keys() & {"LayerNormalization", "Softmax", "Transpose", "NonZero", "Shape"}
+    assert {value.dtype for value in model.graph.inputs} == {ir.DataType.INT32}
+    exact = ir.load(graphs.plain)
+    flatten(exact)
+    found = run(session(exact), ENCODINGS)
+    np.testing.assert_allclose(found, graphs.logits, rtol=0, atol=TOLERANCE["fp32"])
+
+
 def test_fp16_is_valid_and_keeps_sums_in_fp32(graphs: Graphs) -> None:
     """ONNX's checker accepts the file; softmax and layer norms read fp32, the logits are fp32.
 
-    No weight overflows: a mask's lowest float32 becomes fp16's lowest, not minus infinity.
+    No weight overflows: a mask's lowest float32 becomes fp16's lowest, not minus infinity. A graph
+    with operators of CUDA has fp16 weights only.
     """
     model = onnx.load(graphs.files["fp16"])
     onnx.checker.check_model(model, full_check=True)
-    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
-    types = {v.name: v.type.tensor_type.elem_type for v in inferred.graph.value_info}
-    for node in model.graph.node:
-        if node.op_type in ("LayerNormalization", "Softmax"):
-            assert types[node.input[0]] == TensorProto.FLOAT
-        elif node.op_type == "MatMul" and "rotary" not in node.name:
-            assert types[node.output[0]] == TensorProto.FLOAT16
+    if graphs.passes["fp16"] != ["half precision"]:
+        kinds = {w.data_type for w in model.graph.initializer}
+        assert kinds == {TensorProto.FLOAT16, TensorProto.INT64}
+    else:
+        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+        types = {v.name: v.type.tensor_type.elem_type for v in inferred.graph.value_info}
+        for node in model.graph.node:
+            if node.op_type in ("LayerNormalization", "Softmax"):
+                assert types[node.input[0]] == TensorProto.FLOAT
+            elif node.op_type == "MatMul" and "rotary" not in node.name:
+                assert types[node.output[0]] == TensorProto.FLOAT16
     assert model.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
     weights = [w for w in model.graph.initializer if w.data_type == TensorProto.FLOAT16]
     assert all(np.isfinite(onnx.numpy_helper.to_array(weight)).all() for weight in weights)

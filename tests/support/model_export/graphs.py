@@ -10,6 +10,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from app.engine.model.device import CPU
+from app.engine.model.flat import flat_feeds, for_cpu
 from app.engine.text.encoding import Encoding
 from tests.support.checkpoints import MAX_TOKENS
 
@@ -26,14 +27,22 @@ def session(model: ir.Model, *, optimised: bool = True) -> ort.InferenceSession:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.onnx"
         ir.save(model, path)
-        return ort.InferenceSession(path, options, providers=[CPU])
+        return ort.InferenceSession(for_cpu(path), options, providers=[CPU])
 
 
 def run(
     opened: ort.InferenceSession, encodings: Sequence[Encoding], output: str = "logits"
 ) -> np.ndarray:
-    """One output for a batch, padded to its longest text."""
+    """One output for a batch, padded to its longest text, or flat."""
     names = [node.name for node in opened.get_inputs()]
+    if "token_offset" in names:
+        metadata = opened.get_modelmeta().custom_metadata_map
+        ids = np.concatenate([np.array(encoding.ids, np.int32) for encoding in encodings])
+        lengths = np.array([*map(len, encodings)], np.int32)
+        flat = flat_feeds(ids, lengths, 0 * lengths, metadata)
+        (array,) = opened.run([output], {name: flat[name] for name in names})
+        assert isinstance(array, np.ndarray)
+        return array
     pad = 0 if "token_type_ids" in names else 1
     shape = (len(encodings), max(map(len, encodings)))
     feeds = {name: np.zeros(shape, np.int64) for name in ("attention_mask", "token_type_ids")}

@@ -1,0 +1,99 @@
+"""Opens a graph on the CUDA provider as the service does, and computes batches of it.
+
+    python -m checks.cuda.look GRAPH REPORT
+
+Run by ``checks.cuda``, where NVIDIA's libraries are stand-ins. Writes what it saw into the file
+REPORT, as JSON. What the provider says of itself goes to the standard files.
+"""
+
+import ctypes
+import json
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from app.engine.model import sessions
+from app.engine.model.device import Device
+from app.engine.model.device_errors import device_error
+from app.engine.model.flat import flat_feeds
+
+LARGEST, SHAPES, THREADS = 64, 2000, 2
+ALLOCATIONS, KERNELS = 2, 700  # the faults of stand_ins/cudart.c
+EVERYTHING, ERRORS = 0, 4  # of ONNX Runtime's log
+
+# For all: that of cuBLAS records its products there.
+CUDA = ctypes.CDLL("libcudart.so.13", ctypes.RTLD_GLOBAL)
+EVENTS = (ctypes.c_char * 2**16).in_dll(CUDA, "stand_in_events")
+COUNT = ctypes.c_int.in_dll(CUDA, "stand_in_event_count")
+BYTES = ctypes.c_long.in_dll(CUDA, "stand_in_bytes")
+FAULT = ctypes.c_int.in_dll(CUDA, "stand_in_fault")
+COARSE = ctypes.c_int.in_dll(ctypes.CDLL("libcublas.so.13"), "stand_in_coarse_products")
+
+
+def look(graph: Path) -> dict[str, Any]:
+    """What a batch asks of CUDA, whether memory grows, and which errors faults end in."""
+    ort.set_default_logger_severity(EVERYTHING)
+    (provider,) = Device.of("cuda").providers(0)
+    session = sessions.open_session(graph, provider, threads=1)
+    ort.set_default_logger_severity(ERRORS)
+    silent = ort.RunOptions()
+    silent.log_severity_level = ERRORS
+
+    def compute(lengths: list[int]) -> None:
+        session.run(None, _feeds(session, lengths), silent)
+
+    def fault(kind: int, lengths: list[int]) -> str:
+        FAULT.value = kind
+        try:
+            compute(lengths)
+        except Exception as error:
+            return type(device_error(error)).__name__
+        finally:
+            FAULT.value = 0
+        return "none"
+
+    batch = [32, 20, 25, 7]
+    compute(batch)
+    COUNT.value = 0
+    compute(batch)
+    events = EVENTS.raw[: COUNT.value].decode()
+    generator = random.Random(0)
+    shapes = [
+        [generator.randint(3, 64) for _ in range(generator.randint(1, LARGEST))]
+        for _ in range(SHAPES)
+    ]
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(compute, [[64] * LARGEST] * 8 + shapes[: SHAPES // 4]))
+        early = BYTES.value
+        list(pool.map(compute, shapes[SHAPES // 4 :]))
+    return {
+        "events": events,
+        "coarse": COARSE.value,
+        "grown": BYTES.value - early,
+        "out_of_memory": fault(ALLOCATIONS, [512] * 4 * LARGEST),
+        "illegal_address": fault(KERNELS, batch),
+    }
+
+
+def _feeds(session: ort.InferenceSession, lengths: list[int]) -> dict[str, np.ndarray]:
+    """A batch of texts of so many tokens, for a flat graph or for one with padding."""
+    count = np.array(lengths, np.int32)
+    names = [node.name for node in session.get_inputs()]
+    if "token_offset" in names:
+        metadata = session.get_modelmeta().custom_metadata_map
+        feeds: dict[str, np.ndarray] = {
+            **flat_feeds(np.full(count.sum(), 5, np.int32), count, 0 * count, metadata)
+        }
+    else:
+        real = (np.arange(count.max()) < count[:, np.newaxis]).astype(np.int64)
+        feeds = {"input_ids": 5 * real, "attention_mask": real, "token_type_ids": 0 * real}
+    return {name: feeds[name] for name in names}
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(json.dumps(look(Path(sys.argv[1]))))

@@ -1,0 +1,1 @@
+/* Stands in for libcurand, of which nothing is asked. */
